@@ -32,7 +32,7 @@ from shalekv_spark.bridge import run
 from tests.bench.interleaved import load
 from tests.bench.sizes import sized
 from tests.kit.processes.processes import Processes
-from tests.spark.session import started
+from tests.kit.processes.spark_session import started
 
 ROWS = int(os.environ.get("BENCH_ROWS", sized("1000000", "400")))
 ROUNDS = sized(5 if ROWS <= 1_000_000 else 1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -23,6 +22,7 @@ from tests.conformance.notation import (
     int_of,
     message_of,
 )
+from tests.kit.uuids import new_uuid7
 
 WAIT_S = 60
 TEN_DAYS_MS = 10 * 86_400_000
@@ -56,14 +56,6 @@ async def play(
     for number, step in enumerate(case.steps, 1):
         await before_step()
         await _step(caller, step, variables, f"step {number}")
-
-
-def new_uuid7(*, age_ms: int = 0) -> bytes:
-    """A UUID of version 7 (RFC 9562) that was made so long ago."""
-    made_ms = time.time_ns() // 1_000_000 - age_ms
-    with_time = made_ms << 80 | secrets.randbits(80)
-    with_version = with_time & ~(0xF << 76) | 0x7 << 76
-    return (with_version & ~(0x3 << 62) | 0x2 << 62).to_bytes(16, "big")
 
 
 async def _step(caller: Caller, step: Json, variables: Variables, path: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.e2e.compose_file import DOCKER, PORT, Service
+from tests.kit.compose_file import DOCKER, PORT, Service
 from tests.kit.processes.child import EXIT_S, Child
 from tests.servers.process import free_port
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shalekv.core.key_range import KEY_BYTES_MAX
 from shalekv.v1 import kv_pb2
-from tests.conformance.playing import new_uuid7
+from tests.kit.uuids import new_uuid7
 from tests.sim.requests import Requests
 
 KV = kv_pb2.DESCRIPTOR.services_by_name["KV"]

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.compose_file import read_compose
 from tests.e2e.composition import Composition
+from tests.kit.compose_file import read_compose
 from tests.kit.processes.child import Line
 from tests.servers.object_stores import versitygw
 from tests.servers.process import free_port, free_ports

@@ -17,10 +17,10 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
 from shalekv_client import Absent, Client, ConditionFailed, Put, SeqEquals
-from tests.conformance.playing import new_uuid7
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
+from tests.kit.uuids import new_uuid7
 
 LOAD_ID = "monday"
 FILE_KEYS = 300

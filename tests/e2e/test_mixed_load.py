@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.mixed_load import BEHIND_MS, PACE, MixedLoad
 from tests.kit.processes.child import Child, Line
-from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.meanwhile import ALONE, TINY
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 from tests.servers.s3 import S3Server
@@ -20,32 +20,6 @@ from tests.servers.s3 import S3Server
 LOAD_S, SOAK_S = 5.0, 300.0
 PATIENCE_S = 300.0  # how long a load goes on until there was enough to do beside it
 ENOUGH, ENOUGH_SOAK = 2, 10  # compactions of levels, and collections
-# The least that is allowed, so that all limits are met all the time.
-TINY = {
-    "wal-trigger-bytes": 32 << 10,
-    "wal-trigger-count": 64,
-    "wal-trigger-age-ms": 300,
-    "sst-bytes": 64 << 10,
-    "block-bytes": 1 << 10,
-    "base-level-bytes": 64 << 10,
-    "level-multiplier-count": 2,
-    "l0-trigger-count": 2,
-    "tombstone-age-s": 2,
-    "subcompaction-count-max": 1,
-    "compactor-poll-ms": 100,
-    "compactor-lease-ttl-s": 4,
-    "collect-interval-ms": 300,
-    "collect-age-s": 1,
-    "wal-retention-s": 0,
-    "foreign-age-s": 5,
-    "memtable-segment-bytes": 64 << 10,
-    "skip-memtable-bytes": 64 << 10,
-    "block-cache-bytes": 64 << 10,
-    "metadata-cache-bytes": 1 << 20,
-    "scan-message-bytes": 4 << 10,
-    "snapshot-ttl-s": 20,  # a server that stands still for seconds is no fault here
-    "fence-poll-ms": 50,
-}
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
 
 

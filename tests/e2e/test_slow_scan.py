@@ -24,11 +24,11 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.settings import GIB, MIB
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
-from tests.conformance.playing import new_uuid7
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.process_memory import most_resident_bytes, resident_bytes
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub
+from tests.kit.uuids import new_uuid7
 
 GROWTH_BYTES_MAX = 64 * MIB
 SLOW_BYTES_PER_S = 1_000_000

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from shalekv_client import Client, Stats
-from tests.e2e.test_children import Watched, started
+from tests.kit.processes.children import Watched, started
 from tests.kit.processes.processes import Processes
 
 ROLES = ("writer", "compactor", "collector")

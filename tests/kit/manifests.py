@@ -1,4 +1,4 @@
-"""Manifests and SSTs of the levels, for the tests of the format."""
+"""Manifests, SSTs of the levels, loads and backups, for the tests of their formats."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from shalekv.core.manifest import (
     WalMode,
 )
 from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.format.backup import Backup
+from shalekv.format.backup_names import LevelCopy, WalCopy
+from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import manifest_name
 
 MANIFEST_ID = 42
@@ -155,5 +158,55 @@ FULL = Manifest(
     origins=(
         Origin(b"another database", "s3://bucket/parent", b"the pin in there", bytes(range(32))),
         Origin(b"one of long ago!", "", b"", bytes(range(32, 48))),
+    ),
+)
+
+
+SST_IDS = [bytes.fromhex(f"0198c0de0000700080000000000000{n:02x}") for n in range(9)]
+
+
+def info(
+    number: int,
+    first_key: bytes = b"a",
+    last_key: bytes = b"z",
+    *,
+    level: int = 0,
+    min_seq: int = 0,
+    max_seq: int = 0,
+    entry_count: int = 10,
+) -> SstInfo:
+    return SstInfo(
+        id=SST_IDS[number],
+        level=level,
+        first_key=first_key,
+        last_key=last_key,
+        filter_offset=800,
+        filter_len=80,
+        block_meta_offset=880,
+        block_meta_len=120,
+        min_seq=min_seq,
+        max_seq=max_seq,
+        entry_count=entry_count,
+        tombstone_count=2,
+        size_bytes=1_228,
+        checksum=0x01020304,
+    )
+
+
+def load(*infos: SstInfo, load_id: str = "load-1") -> PendingLoad:
+    return PendingLoad(load_id, SstTable.from_infos(infos or [info(0)]))
+
+
+MANIFEST = Manifest(database_id=bytes(range(16)), manifest_id=7, write_id=bytes(16))
+BACKUP = Backup(
+    backup_id="20260131T040000123Z-1f2e3d4c",
+    source_url="s3://bucket/folder",
+    seq=2**63,
+    logical_time_ms=1_700_000_000_000,
+    manifest=MANIFEST,
+    manifest_bytes=encode_manifest(MANIFEST),
+    copies=(
+        (WalCopy(3, b"identifies bytes", 0xFFFFFFFF), 12),
+        (LevelCopy(bytes.fromhex("0198c0de000070008000000000000001"), 0), 2**40),
     ),
 )

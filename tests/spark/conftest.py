@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.spark_session import started
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
-from tests.spark.session import started
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,8 +18,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from shalekv_spark.loading.load import bulk_load
-from tests.spark.session import started
-from tests.spark.test_load import SMALL, pairs
+from tests.kit.processes.spark_session import started
+from tests.spark.loading import SMALL, pairs
 
 PARTITIONS = 2
 LEASE_TTL_S = 10  # the least that there is

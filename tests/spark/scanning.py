@@ -12,14 +12,13 @@ from typing import TypeVar
 from pyspark.sql import Row
 
 from shalekv_client import Batch, Client
-from tests.e2e.test_mixed_load import TINY
 from tests.kit.processes.child import Child
+from tests.kit.processes.meanwhile import TINY
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 
 T = TypeVar("T")
 
-ALONE = ("--no-with-compactor", "--no-with-collector")
 # Everything is compacted and collected at once, and batches that are large become loads.
 BUSY = tuple(part for name, value in TINY.items() for part in (f"--{name}", str(value)))
 LOADS = ("--skip-memtable-bytes", "65536")

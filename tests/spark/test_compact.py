@@ -40,13 +40,7 @@ from shalekv_client import Client
 from shalekv_spark.compaction.compact import compact
 from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task
 from shalekv_spark.place import Place
-from tests.kit.engine.compaction import (
-    CompactedDatabase,
-    delete,
-    delete_range,
-    put,
-    small_settings,
-)
+from tests.kit.engine.compaction import CompactedDatabase, delete, delete_range, put, small_settings
 from tests.kit.engine.naive_merge import NaiveTree, answers
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase

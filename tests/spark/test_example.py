@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shalekv_client import SyncClient
-from tests.e2e.test_readme import ROOT, SERVE, terminals, type_in, with_shalekv
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.readme import ROOT, SERVE, terminals, type_in, with_shalekv
 
 SESSION = (
     "--master local[2,3] --driver-memory 1g --conf spark.ui.enabled=false "

@@ -15,10 +15,10 @@ from shalekv_spark.scanning.export import Exported, export_parquet
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pinned_snapshots
 from shalekv_spark.scanning.stats import stats
-from tests.kit.processes.meanwhile import COMPACT_ALL
+from tests.kit.processes.meanwhile import ALONE, COMPACT_ALL
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
-from tests.spark.scanning import ALONE, at_once, serve, write_numbers
+from tests.spark.scanning import at_once, serve, write_numbers
 
 
 async def test_export_is_what_a_scan_shows(

@@ -8,67 +8,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Unpack
 
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
 from shalekv.errors import DatabaseNotFound, InvalidRequest
-from shalekv_client import Change, Client, Consistency, Delete, Put
+from shalekv_client import Change, Client, Delete, Put
 from shalekv_spark.loading.importing import import_parquet
-from shalekv_spark.loading.load import LoadResult, bulk_load
-from shalekv_spark.loading.options import LoadOptions
-from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
+from tests.spark.loading import KEYS, load, loaded, pairs, state
 
-KEYS = 3_000
 MANY_KEYS = 15_000
 WRITTEN_WITHIN_S = 20
-SMALL = {"sst_bytes": 64 * 1024, "codec": "none"}  # several files for each task
 PAIR = "key string, value string"
 ROW = f"{PAIR}, op string"
-State = dict[bytes, bytes]
-
-
-def pairs(
-    spark: SparkSession,
-    count: int = KEYS,
-    *,
-    value: str = "loaded",
-    partitions: int | None = None,
-) -> DataFrame:
-    """Keys in no order, each once; or in `partitions` that are sorted."""
-    number = F.col("id") if partitions else (F.col("id") * 7919) % count
-    key = F.format_string("k%06d", number)
-    return spark.range(0, count, numPartitions=partitions).select(
-        key.alias("key"), F.concat(F.lit(f"{value} "), F.repeat(key, 8)).alias("value")
-    )
-
-
-def loaded(count: int = KEYS, *, value: str = "loaded") -> State:
-    return {
-        b"k%06d" % number: f"{value} ".encode() + b"k%06d" % number * 8 for number in range(count)
-    }
-
-
-async def load(
-    df: DataFrame, database: SparkDatabase, load_id: str, **options: Unpack[LoadOptions]
-) -> LoadResult:
-    """A load, while the loop of the test goes on."""
-    given = LoadOptions(store=database.store, levels=SMALL) | options
-    return await asyncio.to_thread(lambda: bulk_load(df, database.url, load_id=load_id, **given))
-
-
-async def state(server: Child, *, min_seq_of: Client | None = None) -> State:
-    """All that a server shows; with a client, at least all that this one has seen."""
-    token = None if min_seq_of is None else min_seq_of.token
-    async with Client(server.listen, token=token, consistency=Consistency.SESSION) as client:
-        return {entry.key: entry.value async for entry in client.scan()}
 
 
 async def test_a_load_stands_between_what_was_before_and_what_comes_after(

@@ -15,7 +15,7 @@ from tests.kit.processes.deaf_proxy import deaf_proxy
 from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
-from tests.spark.test_load import KEYS, load, loaded, pairs, state
+from tests.spark.loading import KEYS, load, loaded, pairs, state
 
 DEADLINE_S = 90
 LOAD_ID = "monday"

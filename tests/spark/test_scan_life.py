@@ -24,10 +24,10 @@ from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin, pinned_snapshots
 from shalekv_spark.scanning.scan import scan
 from tests.kit.patience import patience_s
-from tests.kit.processes.meanwhile import Meanwhile
+from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
-from tests.spark.scanning import ALONE, BUSY, at_once, serve, write_numbers
+from tests.spark.scanning import BUSY, at_once, serve, write_numbers
 
 # With which objects are gone as soon as nobody keeps them.
 COLLECTED = (*ALONE[:1], "--collect-interval-ms", "200", "--collect-age-s", "1", *BUSY)

@@ -22,7 +22,7 @@ from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
-from tests.spark.test_load import state
+from tests.spark.loading import state
 
 SCHEMA = "key string, value string, op string, at int"
 NAME = "orders"

@@ -17,7 +17,7 @@ from shalekv.cli.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_se
 from shalekv.cli.main import shalekv
 from shalekv.settings import CasChoice, EverySetting, ReadSettings, ServerSettings, ServeSettings
 from shalekv.store.url import BucketUrl, parse_url
-from tests.e2e.compose_file import (
+from tests.kit.compose_file import (
     DOCKER,
     PORT,
     Service,

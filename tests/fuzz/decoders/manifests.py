@@ -27,10 +27,8 @@ from shalekv.format.sst_message import info_message, info_of, table_message, tab
 from shalekv.v1 import manifest_pb2
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.forging import resealed_manifest
-from tests.kit.manifests import FULL, MANIFEST_ID, NAME, some_info
+from tests.kit.manifests import BACKUP, FULL, MANIFEST, MANIFEST_ID, NAME, load, some_info
 from tests.kit.samples import WAL_NAME
-from tests.unit.format.test_load_record import load
-from tests.unit.format.test_names import BACKUP, MANIFEST
 
 SMALL = replace(MANIFEST, manifest_id=MANIFEST_ID)
 RECORD = IdempotencyRecord(b"hash of request!", 7, ReplyKind.WRITE, b"\x10\x05")

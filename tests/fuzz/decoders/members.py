@@ -49,15 +49,10 @@ from shalekv.format.quorum_messages import (
     to_acceptor,
     to_proposer,
 )
-from shalekv.format.wal_record import (
-    HEADER_BYTES,
-    check_record,
-    decode_record,
-    encode_record,
-)
+from shalekv.format.wal_record import HEADER_BYTES, check_record, decode_record, encode_record
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.fuzz.decoders.decoder import Decoder
-from tests.unit.format.test_quorum_messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
+from tests.kit.quorum.messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
 
 FILE = "/data/member/a file"
 URL = "s3://bucket/" + "päth" * 40

@@ -16,13 +16,7 @@ from shalekv.format.footer_codec import read_footer, told_name
 from shalekv.format.index import BlockHandle, BlockIndex, encode_index, parse_index
 from shalekv.format.load_record import load_entry
 from shalekv.format.section import Section, read_section
-from shalekv.format.sst import (
-    open_filter,
-    read_block,
-    read_block_at,
-    read_filter,
-    read_index,
-)
+from shalekv.format.sst import open_filter, read_block, read_block_at, read_filter, read_index
 from shalekv.format.sst_metadata import metadata_range, read_metadata
 from shalekv.format.sst_tail import needed_tail, unseal
 from tests.fuzz.decoders.decoder import Decoder
@@ -42,16 +36,8 @@ from tests.fuzz.decoders.ssts import (
     rows,
 )
 from tests.fuzz.mutations import overwritten
-from tests.kit.samples import (
-    DATABASE_ID,
-    LEVEL_NAME,
-    POINTS,
-    RANGES,
-    SYSTEM,
-    WAL_NAME,
-    put,
-)
-from tests.unit.format.test_load_record import load
+from tests.kit.manifests import load
+from tests.kit.samples import DATABASE_ID, LEVEL_NAME, POINTS, RANGES, SYSTEM, WAL_NAME, put
 
 
 def _block(data: bytes) -> object:

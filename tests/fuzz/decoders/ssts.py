@@ -11,22 +11,13 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
 from shalekv.format.load_record import load_entry
 from shalekv.format.section import Section
-from shalekv.format.sst import (
-    Sst,
-    open_sst,
-)
+from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.statistics import statistics, weights
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit import forging
-from tests.kit.samples import (
-    LEVEL_NAME,
-    WAL_NAME,
-    properties,
-    put,
-    sample,
-)
-from tests.unit.format.test_load_record import load
+from tests.kit.manifests import load
+from tests.kit.samples import LEVEL_NAME, WAL_NAME, properties, put, sample
 
 INDEX_OFFSET_AT, INDEX_LEN_AT = 168, 176
 FILTER_OFFSET_AT, FILTER_LEN_AT = 152, 160

@@ -41,6 +41,32 @@ from tests.kit.processes.wal_contents import manifest_ids, manifest_path
 STALL_S = 120
 LIFE_S = 2  # of the snapshots of a server, the least that there is
 ALONE = ("--no-with-compactor", "--no-with-collector")
+# The least that is allowed, so that all limits are met all the time.
+TINY = {
+    "wal-trigger-bytes": 32 << 10,
+    "wal-trigger-count": 64,
+    "wal-trigger-age-ms": 300,
+    "sst-bytes": 64 << 10,
+    "block-bytes": 1 << 10,
+    "base-level-bytes": 64 << 10,
+    "level-multiplier-count": 2,
+    "l0-trigger-count": 2,
+    "tombstone-age-s": 2,
+    "subcompaction-count-max": 1,
+    "compactor-poll-ms": 100,
+    "compactor-lease-ttl-s": 4,
+    "collect-interval-ms": 300,
+    "collect-age-s": 1,
+    "wal-retention-s": 0,
+    "foreign-age-s": 5,
+    "memtable-segment-bytes": 64 << 10,
+    "skip-memtable-bytes": 64 << 10,
+    "block-cache-bytes": 64 << 10,
+    "metadata-cache-bytes": 1 << 20,
+    "scan-message-bytes": 4 << 10,
+    "snapshot-ttl-s": 20,  # a server that stands still for seconds is no fault here
+    "fence-poll-ms": 50,
+}
 NEVER_LOOKS = ("--fence-poll-ms", "3600000")  # for a successor, unless something else tells it
 SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")
 SHORT_LIVED = (*ALONE, *NEVER_LOOKS, "--snapshot-ttl-s", str(LIFE_S))

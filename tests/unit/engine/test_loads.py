@@ -28,12 +28,7 @@ from shalekv.engine.commit import RECORD_BYTES, Claim, WalContents
 from shalekv.engine.loads import Loaded
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.replay import Replayed, replay
-from shalekv.errors import (
-    InvalidRequest,
-    LeaseLost,
-    LoadUnknown,
-    UnsupportedVersion,
-)
+from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown, UnsupportedVersion
 from shalekv.format import names
 from shalekv.format.load_record import decode_load, load_entry
 from shalekv.format.sst import Sst, open_sst
@@ -41,14 +36,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.databases import Database
-from tests.kit.engine.loading import (
-    SETTINGS,
-    entries_of,
-    file_of,
-    loading,
-    loads_in_wal,
-    one_turn,
-)
+from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
 from tests.kit.engine.running_log import (
     DATABASE_ID,
     OLDER,
@@ -60,9 +48,9 @@ from tests.kit.engine.running_log import (
     slots_on,
     yielding_runtime,
 )
+from tests.kit.manifests import info
+from tests.kit.manifests import load as load_of
 from tests.kit.store import Gate, MortalProcess, dying_at_each_request
-from tests.unit.format.test_load_record import info
-from tests.unit.format.test_load_record import load as load_of
 
 NOISE = Random(5)
 # More than two files of 64 KiB.

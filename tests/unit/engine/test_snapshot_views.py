@@ -17,12 +17,7 @@ from shalekv.engine.scan import scan_slices
 from shalekv.engine.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
 from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.view import OpenView
-from shalekv.errors import (
-    IllegalState,
-    ObjectNotFound,
-    SnapshotNotFound,
-    StoreUnavailable,
-)
+from shalekv.errors import IllegalState, ObjectNotFound, SnapshotNotFound, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.manifest.stored import StoredManifest

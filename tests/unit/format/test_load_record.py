@@ -21,6 +21,7 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import table_message
 from shalekv.format.sst_metadata import metadata_range, read_metadata
 from tests.kit.forging import patched, resealed
+from tests.kit.manifests import info, load
 from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,
@@ -34,40 +35,6 @@ from tests.kit.samples import (
     refusal,
     tombstone,
 )
-
-SST_IDS = [bytes.fromhex(f"0198c0de0000700080000000000000{n:02x}") for n in range(9)]
-
-
-def info(
-    number: int,
-    first_key: bytes = b"a",
-    last_key: bytes = b"z",
-    *,
-    level: int = 0,
-    min_seq: int = 0,
-    max_seq: int = 0,
-    entry_count: int = 10,
-) -> SstInfo:
-    return SstInfo(
-        id=SST_IDS[number],
-        level=level,
-        first_key=first_key,
-        last_key=last_key,
-        filter_offset=800,
-        filter_len=80,
-        block_meta_offset=880,
-        block_meta_len=120,
-        min_seq=min_seq,
-        max_seq=max_seq,
-        entry_count=entry_count,
-        tombstone_count=2,
-        size_bytes=1_228,
-        checksum=0x01020304,
-    )
-
-
-def load(*infos: SstInfo, load_id: str = "load-1") -> PendingLoad:
-    return PendingLoad(load_id, SstTable.from_infos(infos or [info(0)]))
 
 
 @st.composite

@@ -11,16 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.lease import leased_sst_id, new_lease_id
-from shalekv.core.manifest import Manifest
-from shalekv.errors import (
-    BadMagic,
-    BadStructure,
-    CorruptObject,
-    UnsupportedVersion,
-    WrongObject,
-)
+from shalekv.errors import BadMagic, BadStructure, CorruptObject, UnsupportedVersion, WrongObject
 from shalekv.format import names
-from shalekv.format.backup import Backup, decode_backup, encode_backup
+from shalekv.format.backup import decode_backup, encode_backup
 from shalekv.format.backup_names import (
     RESTORATION_NAME,
     LevelCopy,
@@ -34,8 +27,8 @@ from shalekv.format.backup_names import (
     parse_mark,
 )
 from shalekv.format.coding import crc32c
-from shalekv.format.manifest import encode_manifest
 from shalekv.store.arguments import check_new_name
+from tests.kit.manifests import BACKUP
 
 ids = st.integers(0, names.MAX_ID)
 uuids = st.binary(min_size=16, max_size=16).map(
@@ -221,19 +214,6 @@ def test_other_names_are_nothing(name: str) -> None:
     assert (parse_copy(name), parse_backup_name(name), parse_mark(name)) == (None, None, None)
 
 
-MANIFEST = Manifest(database_id=bytes(range(16)), manifest_id=7, write_id=bytes(16))
-BACKUP = Backup(
-    backup_id="20260131T040000123Z-1f2e3d4c",
-    source_url="s3://bucket/folder",
-    seq=2**63,
-    logical_time_ms=1_700_000_000_000,
-    manifest=MANIFEST,
-    manifest_bytes=encode_manifest(MANIFEST),
-    copies=(
-        (WalCopy(3, b"identifies bytes", 0xFFFFFFFF), 12),
-        (LevelCopy(bytes.fromhex("0198c0de000070008000000000000001"), 0), 2**40),
-    ),
-)
 DATA = encode_backup(BACKUP)
 
 

@@ -16,13 +16,12 @@ from shalekv.core.quorum.messages import (
     Health,
     Joined,
     Refusal,
-    RelayTarget,
     ToAcceptor,
     ToProposer,
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, NO_BALLOT, Ballot, LogShape, Mark, Section
+from shalekv.core.quorum.record import EMPTY_LOG, NO_BALLOT, LogShape, Mark, Section
 from shalekv.errors import BadChecksum, InvalidRequest
 from shalekv.format.quorum_messages import (
     propose_reply,
@@ -32,16 +31,8 @@ from shalekv.format.quorum_messages import (
     to_acceptor,
     to_proposer,
 )
-from shalekv.format.wal_record import make_record
 from shalekv.v1 import safekeeper_pb2 as wire
-
-ID = b"m" * 16
-BALLOT = Ballot(7, b"n" * 16)
-TARGET = RelayTarget(ID, "sk2:7655")
-BASE = Mark(4, 2, 99, 3, ends_object=False)
-SHAPE = LogShape(BASE, (Section(5, Mark(6, 2, 1, 4)), Section(7, Mark(9, 5, 2**32 - 1, 2**60))))
-RECORD = make_record(BASE, epoch=7, wal_id=4, ends_object=True, payload=b"\0payload")
-BOUNDARY = make_record(RECORD.mark, epoch=7, wal_id=5, ends_object=False, payload=b"")
+from tests.kit.quorum.messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import file_of, loading
 from tests.kit.engine.trees import Levels
+from tests.kit.manifests import info
 from tests.kit.samples import put, tombstone
 from tests.kit.serving.roles import CALL, MEMORY, Serving, serving
-from tests.unit.format.test_load_record import info
 
 
 def status_of(writer: Serving) -> admin_pb2.StatusReply:

@@ -8,14 +8,7 @@ from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import Serving, delete_range, follow, forgotten, pairs, serving
-from tests.kit.serving.sweeping import (
-    BY_HAND,
-    TTL_MS,
-    check_log,
-    compact,
-    logged,
-    told,
-)
+from tests.kit.serving.sweeping import BY_HAND, TTL_MS, check_log, compact, logged, told
 from tests.kit.states import counter
 from tests.kit.virtual_time import virtual_time, virtual_world
 from tests.sim.world import World

@@ -12,10 +12,7 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.core.snapshot import remove_snapshots
-from shalekv.errors import (
-    PageExpired,
-    SnapshotNotFound,
-)
+from shalekv.errors import PageExpired, SnapshotNotFound
 from shalekv.format import names
 from shalekv.roles.open_views import ENDED_TTL_MS
 from shalekv.roles.reader import Reader
@@ -26,15 +23,7 @@ from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.serving.roles import (
-    CALL,
-    Serving,
-    delete,
-    delete_range,
-    pairs,
-    put,
-    serving,
-)
+from tests.kit.serving.roles import CALL, Serving, delete, delete_range, pairs, put, serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.virtual_time import virtual_world
 from tests.sim.world import World

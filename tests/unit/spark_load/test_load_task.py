@@ -34,16 +34,7 @@ from shalekv_spark.store_loop import StoreLoop
 from tests.kit.processes.child import Child
 from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
-from tests.unit.spark_load.loads import (
-    LEVELS,
-    LOAD_ID,
-    Row,
-    begun,
-    current,
-    database,
-    files,
-    write,
-)
+from tests.unit.spark_load.loads import LEVELS, LOAD_ID, Row, begun, current, database, files, write
 
 ROWS = [Row(b"%06d" % number, b"%06d" % number * 20) for number in range(2_000)]
 HALVES = (ROWS[:1_000], ROWS[1_000:])

@@ -1,0 +1,15 @@
+"""What messages of the quorum WAL are made of in tests of their format."""
+
+from __future__ import annotations
+
+from shalekv.core.quorum.messages import RelayTarget
+from shalekv.core.quorum.record import Ballot, LogShape, Mark, Section
+from shalekv.format.wal_record import make_record
+
+ID = b"m" * 16
+BALLOT = Ballot(7, b"n" * 16)
+TARGET = RelayTarget(ID, "sk2:7655")
+BASE = Mark(4, 2, 99, 3, ends_object=False)
+SHAPE = LogShape(BASE, (Section(5, Mark(6, 2, 1, 4)), Section(7, Mark(9, 5, 2**32 - 1, 2**60))))
+RECORD = make_record(BASE, epoch=7, wal_id=4, ends_object=True, payload=b"\0payload")
+BOUNDARY = make_record(RECORD.mark, epoch=7, wal_id=5, ends_object=False, payload=b"")
