@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
+from tests.kit.processes.processes import Processes
 from tests.kit.seeds import VARIABLE, run_seed
 from tests.servers.fixtures import (
     azure_server,
@@ -42,6 +45,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A property takes as long as it takes: a busy machine is no counterexample.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Starts processes for a test and ends them with it."""
+    with Processes() as started:
+        yield started
 
 
 def pytest_report_header() -> str:

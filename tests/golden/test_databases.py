@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,13 +208,6 @@ def wal_id_of(name: str) -> int:
 
 
 FOLDERS = sorted(path.parent for path in DATABASES.glob(f"*/{DESCRIPTION}"))
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    """Starts processes for a test and ends them with it."""
-    with Processes() as started:
-        yield started
 
 
 def restored(folder: Path, cluster: Cluster) -> None:

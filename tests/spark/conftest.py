@@ -12,7 +12,6 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.kit.processes.processes import Processes
 from tests.kit.processes.spark_session import started
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
@@ -35,13 +34,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iter
             _set(environment, s3_server)
             session = stack.enter_context(started(tmp_path_factory.mktemp("spark")))
         yield session
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    """Starts processes for a test and ends them with it."""
-    with Processes() as running:
-        yield running
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from shalekv.store.counting import CountingStore
 from shalekv.store.requests import RequestKind
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.disks.cache_folders import open_cache
+from tests.kit.engine.damage import sst_id
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import file_of, loading
 from tests.kit.engine.trees import Levels
@@ -115,10 +116,6 @@ def test_no_secret_is_told() -> None:
     place = StorePlace.of("s3://bucket", settings)
     assert place == StorePlace("s3://bucket", endpoint="there:9000", records="mysql")
     assert StorePlace.of("s3://bucket", StoreSettings()) == StorePlace("s3://bucket")
-
-
-def sst_id(number: int) -> bytes:
-    return bytes.fromhex("0198c0de000070008000") + number.to_bytes(6, "big")
 
 
 async def add_sst(database: Database, number: int, level: int, *keys: bytes) -> SstInfo:

@@ -51,16 +51,6 @@ def order_of(past: Past) -> SerialOrder:
     return SerialOrder(past.history, Stored((), tuple(past.wal)), KEYS)
 
 
-@pytest.fixture
-def past() -> Past:
-    """Key a is v1 since 2 ms, told at 3 ms, and v2 by a newer writer since 6 ms, told at 7 ms."""
-    past = Past()
-    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
-    second = past.put(b"a")
-    attempted(second, 5_000, 7_000, seq=past.landed(6_000, epoch=2, a="v2"), answer=TOLD, epoch=2)
-    return past
-
-
 def test_i1_lost_write(past: Past) -> None:
     """A write that was acknowledged and is not in the log is found."""
     answers.check_i1_acknowledged_writes_are_in_the_log(order_of(past))

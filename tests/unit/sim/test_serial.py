@@ -133,16 +133,6 @@ def test_commits_are_in_real_time_order() -> None:
 FIRST, SECOND = Got(b"v1", 1), Got(b"v2", 2)
 
 
-@pytest.fixture
-def past() -> Past:
-    """Key a is v1 since 2 ms, told at 3 ms, and v2 by a newer writer since 6 ms, told at 7 ms."""
-    past = Past()
-    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
-    second = past.put(b"a")
-    attempted(second, 5_000, 7_000, seq=past.landed(6_000, epoch=2, a="v2"), answer=TOLD, epoch=2)
-    return past
-
-
 @pytest.mark.parametrize(
     ("at_us", "got", "epoch", "level"),
     [

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,13 +238,6 @@ async def ready(folder: Path, processes: Processes) -> AsyncIterator[Ready]:
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, FEW)
         yield Ready(server, store, [*gathered(report).infos])
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    """Ends what the test has started."""
-    with Processes() as running:
-        yield running
 
 
 async def test_a_writer_that_does_not_answer_is_not_fenced(
