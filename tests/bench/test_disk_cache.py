@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -34,7 +35,7 @@ from tests.bench.interleaved import load, measured
 from tests.bench.sizes import sized
 from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.serving.cold_database import CALL, ColdDatabase, key_of, write_cold_database
-from tests.kit.store import FaultyStore, Request
+from tests.kit.store import FaultyStore, at_each
 from tests.servers.fixtures import BUCKET
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,11 +46,6 @@ GETS = sized(100, 5)
 DELAY_MS = 20
 DATABASE_BYTES = sized(32 * MIB, MIB)
 STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
-
-
-async def late(request: Request) -> None:
-    if request.operation == "get_range":
-        await LoopClock().sleep_ms(DELAY_MS)
 
 
 @asynccontextmanager
@@ -84,6 +80,7 @@ def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]
 
 
 async def compare(path: Path) -> None:
+    late = at_each("get_range", "", partial(LoopClock().sleep_ms, DELAY_MS))
     store = FaultyStore(memory_store(), before=late)
     with real_runtime(threads=8) as runtime:
         serve = ServeSettings(

@@ -78,6 +78,7 @@ class Gate:
         self.operation = operation
         self.prefix = prefix
         self.waiting = 0
+        self.arrived = asyncio.Event()
         self._opened = asyncio.Event()
         if is_open:
             self._opened.set()
@@ -92,6 +93,7 @@ class Gate:
         if request.operation != self.operation or not request.name.startswith(self.prefix):
             return
         self.waiting += 1
+        self.arrived.set()
         try:
             await self._opened.wait()
         finally:

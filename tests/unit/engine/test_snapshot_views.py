@@ -27,7 +27,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.inline_runtime import InlineWorkers, gathered
-from tests.kit.store import FaultyStore, Request, nothing
+from tests.kit.store import FaultyStore, Gate, Request, nothing
 
 HOUR_MS = 3_600_000
 Shown = list[tuple[bytes, bytes]]
@@ -76,19 +76,6 @@ async def filled(count: int = 3) -> CollectedDatabase:
 
 def keys(count: int) -> Shown:
     return [(b"k%d" % number, b"v") for number in range(1, count + 1)]
-
-
-def reads_held(store: FaultyStore) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold reads of the WAL: what tells that one has come, and what lets them go on."""
-    asked, may_go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold(request: Request) -> None:
-        if request.operation == "get" and request.name.startswith(names.WAL_FOLDER):
-            asked.set()
-            await may_go_on.wait()
-
-    store.before = hold
-    return asked, may_go_on
 
 
 async def test_deletion_is_noticed_soon() -> None:
@@ -237,11 +224,11 @@ async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
     store = FaultyStore(database.store)
     views = await views_of(database, store)
     await views.check(created.id)
-    asked, may_go_on = reads_held(store)
+    store.before = gate = Gate("get", names.WAL_FOLDER, is_open=False)
     opening = asyncio.create_task(views.open(created.id))
-    await asked.wait()
+    await gate.arrived.wait()
     await database.edit(lambda m: fix_pin(m, created.id, now_s=0))
-    may_go_on.set()
+    gate.open()
     with pytest.raises(SnapshotNotFound):
         await opening
 

@@ -26,7 +26,7 @@ from tests.kit.engine.compaction import (
 )
 from tests.kit.engine.hand_clock import hand_runtime
 from tests.kit.engine.naive_merge import NaiveTree, answers
-from tests.kit.store import FaultyStore, Request
+from tests.kit.store import FaultyStore, Gate
 
 KEYS = [b"k%03d" % n for n in range(200)]
 EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_000}
@@ -114,10 +114,6 @@ async def until_compacted(database: CompactedDatabase, *, step_ms: float = 0) ->
     raise AssertionError("the slots are not compacted")
 
 
-def is_output(request: Request) -> bool:
-    return request.operation == "create" and request.name.startswith(names.LEVELS_FOLDER)
-
-
 @asynccontextmanager
 async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
     """The compactor's loop, until the test is done with it."""
@@ -133,14 +129,9 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
     """A job that takes longer than the lease lives publishes: the lease lives on until then."""
     database = await written()
     ttl_s = 10
-    held = asyncio.Event()
-
-    async def hold(request: Request) -> None:
-        if is_output(request):
-            await held.wait()
-
+    gate = Gate("create", names.LEVELS_FOLDER, is_open=False)
     settings = eager_settings(compactor_lease_ttl_s=ttl_s)
-    compactor = await opened(database, FaultyStore(database.store, before=hold), settings)
+    compactor = await opened(database, FaultyStore(database.store, before=gate), settings)
     first = (await database.stored.refresh()).leases
     async with running(compactor):
         for _ in range(40):
@@ -151,7 +142,7 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
             now_s = database.store_now_ms() / 1_000
             assert all(lease.expire_time_s >= now_s for lease in manifest.leases)
             assert [lease.id for lease in manifest.leases] == [lease.id for lease in first]
-        held.set()
+        gate.open()
         await settle(lambda: compactor.counters.jobs > 0)
     assert (await check(database, is_all=False)).leveled_ssts
 
@@ -189,19 +180,11 @@ async def test_in_a_hurry_nothing_waits() -> None:
 async def test_the_wal_does_not_wait_for_a_merge() -> None:
     """While a merge of levels takes its time, slots are compacted into L0."""
     database = await written()
-    let_go = asyncio.Event()
-    reads = 0
-
-    async def hold(request: Request) -> None:
-        nonlocal reads
-        if request.operation == "get_range":  # only merges of levels read pieces
-            reads += 1
-            await let_go.wait()
-
+    gate = Gate("get_range", is_open=False)  # only merges of levels read pieces
     settings = eager_settings(compactor_poll_ms=10, l0_trigger_count=8)
-    compactor = await opened(database, FaultyStore(database.store, before=hold), settings)
+    compactor = await opened(database, FaultyStore(database.store, before=gate), settings)
     async with running(compactor):
-        while not reads:
+        while not gate.waiting:
             await database.write([put(b"k001")])
             database.clock.advance(10)
             for _ in range(100):
@@ -215,7 +198,7 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
         assert compactor.counters.jobs >= jobs + 3
         manifest = await check(database)
         assert not Tree.of(manifest).runs
-        let_go.set()
+        gate.open()
         await settle(lambda: compactor.counters.jobs >= jobs + 4)
     assert Tree.of(await database.stored.refresh()).runs
     await check(database)

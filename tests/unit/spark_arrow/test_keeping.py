@@ -20,7 +20,7 @@ from shalekv_spark.arrow.keeping import SnapshotKeeper
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.hand_clock import HandClock, hand_runtime
-from tests.kit.store import FaultyStore, Request
+from tests.kit.store import FaultyStore, Request, at_each
 from tests.unit.spark_arrow.scanned import NOWHERE, rows_of_task
 
 TTL_S = 60
@@ -162,13 +162,12 @@ async def test_a_task_renews_the_snapshot_that_it_reads() -> None:
     database = await CollectedDatabase.created()
     task = await log_of(database, await database.snapshots().create(ttl_ms=TTL_MS))
 
-    async def slowly(request: Request) -> None:
-        if request.operation == "get_range":
-            for _ in range(TURNS):
-                await HandClock().sleep_ms(0)
+    async def wait() -> None:
+        for _ in range(TURNS):
+            await HandClock().sleep_ms(0)
 
     database.pass_time(TTL_S * 0.6)
-    store = FaultyStore(database.store, before=slowly)
+    store = FaultyStore(database.store, before=at_each("get_range", "", wait))
     for ttl_s, is_renewed in ((0, False), (TTL_S, True)):
         renewing = replace(task, snapshot_ttl_s=ttl_s)
         assert len(await rows_of_task(database.cas(store), renewing)) == 3
