@@ -223,7 +223,9 @@ class Troubles:
         deleted = self._fleet.deletions()
         left_ms = began_ms + self._random.uniform(*STOPPED_MS) - self._clock.monotonic_ms()
         await self._clock.sleep_ms(max(left_ms, COLLECT_AGE_MS))
-        await until(lambda: self._fleet.deletions() > deleted, "objects that were collected")
+        # Nothing is collected as long as nobody writes: a writer may be opening, or fail to.
+        is_collected = lambda: self._fleet.deletions() > deleted  # noqa: E731
+        await until(is_collected, "objects that were collected", within_s=WITHIN_S)
         assert is_stopped(child), child.report()
         self.stopped_ms.append(self._clock.monotonic_ms() - began_ms)
         child.resume()
