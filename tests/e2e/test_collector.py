@@ -54,12 +54,10 @@ async def test_once_ends_with_the_code_of_what_failed(processes: Processes, tmp_
     """All databases are collected, whichever fails."""
     database = await with_garbage(tmp_path / "one")
     urls = ("--url", f"file://{tmp_path}/none", "--url", f"file://{tmp_path}/one")
-    child = await processes.run("collector", *urls, "--once", *FAST)
-    assert await child.exited() == ExitCode.DATABASE_NOT_FOUND, child.report()
+    await processes.run("collector", *urls, "--once", *FAST, code=ExitCode.DATABASE_NOT_FOUND)
     left = load(tmp_path / "one", database)
     assert left.names() == await left.needed()
-    child = await processes.run("collector", *urls[2:], "--once", *FAST)
-    assert await child.exited() == ExitCode.OK, child.report()
+    await processes.run("collector", *urls[2:], "--once", *FAST, code=ExitCode.OK)
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:

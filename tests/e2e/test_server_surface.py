@@ -147,8 +147,7 @@ async def test_what_cannot_be_served_is_refused(
     processes: Processes, arguments: list[str], code: ExitCode, message: str
 ) -> None:
     """The exit code says what is wrong, the message says it in words, and there is no traceback."""
-    refused = await processes.run("serve", "--listen", "127.0.0.1:0", *arguments)
-    assert await refused.exited() == code, refused.report()
+    refused = await processes.run("serve", "--listen", "127.0.0.1:0", *arguments, code=code)
     assert message in refused.stderr(), refused.report()
     assert "Traceback" not in refused.stderr(), refused.report()
 
@@ -190,8 +189,9 @@ async def test_a_console_says_what_to_try(processes: Processes, tmp_path: Path) 
     path = f"{Path(GRPCURL).parent}:{os.environ['PATH']}"
     for command, shown in ((put, "seq"), (get, "aGVsbG8="), (script, "hello")):
         assert command in server.stderr(), server.report()
-        tried = await processes.run("-c", command, program="/bin/sh", env={"PATH": path})
-        assert await tried.exited() == ExitCode.OK, tried.report()
+        tried = await processes.run(
+            "-c", command, program="/bin/sh", env={"PATH": path}, code=ExitCode.OK
+        )
         assert shown in tried.stdout(), tried.report()
 
 

@@ -193,10 +193,9 @@ async def test_tasks_that_fail(
     assert report.parts > 1
     stored = [*(tmp_path / "levels").iterdir()]
     assert len(stored) >= report.input_ssts + report.output_ssts + 2
-    collected = await processes.run(
-        *("collector", "--url", tmp_path.as_uri(), "--once", "--collect-age-s", "0")
+    await processes.run(
+        *("collector", "--url", tmp_path.as_uri(), "--once", "--collect-age-s", "0"), code=0
     )
-    assert await collected.exited() == 0, collected.report()
     left = {path.stem.replace("-", ""): path for path in (tmp_path / "levels").iterdir()}
     assert left.keys() == {info.id.hex() for info in manifest.leveled_ssts}
     await check(database, tmp_path)

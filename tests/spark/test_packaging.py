@@ -102,8 +102,8 @@ async def test_a_cluster_needs_the_zip_alone(
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
         within_s=SUBMITTED_S,
+        code=0,
     )
-    assert await submitted.exited() == 0, submitted.report()
     told = json.loads(submitted.stdout().splitlines()[-1])
     assert archive.name in Path(told["driver"]).parts
     [[module, season]] = told["task"]

@@ -20,6 +20,7 @@ from typing import Self
 from tests.kit.processes.child import EXIT_S, READY_S, Child
 
 SHALEKV = str(Path(sys.executable).with_name("shalekv"))
+SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")
 
 
 def environment() -> dict[str, str]:
@@ -64,8 +65,8 @@ class Processes:
         self, url: str, *flags: str, create: bool = True, env: Mapping[str, str] | None = None
     ) -> Child:
         """Start `shalekv serve` on a free port, logging JSON, and don't wait."""
-        argv = ["serve", "--url", url, "--listen", "127.0.0.1:0", "--log-format", "json"]
-        return self.start(*argv, *(["--create"] if create else []), *flags, env=env)
+        created = ["--create"] if create else []
+        return self.start(*SERVE, "--url", url, *created, *flags, env=env)
 
     async def serve(
         self,
@@ -96,8 +97,10 @@ class Processes:
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
         within_s: float = EXIT_S,
+        code: int | None = None,
     ) -> Child:
-        """Run a command to its end; `stdout()` and `await exited()` tell how it went."""
+        """Run a command to its end, which must be with this exit code, if one is given."""
         child = self.start(*argv, program=program, env=env, stdin=stdin)
-        await child.exited(within_s=within_s)
+        ended = await child.exited(within_s=within_s)
+        assert code in (None, ended), child.report()
         return child
