@@ -23,8 +23,8 @@ from shalekv.core.prices import OBJECTS
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.bench.interleaved import load
 from tests.bench.sizes import sized
+from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.quorum_cluster import Cluster
 from tests.kit.processes.stubs import kv_stub
 from tests.servers.object_stores import versitygw
 from tests.servers.proxy import Proxy, proxy_before

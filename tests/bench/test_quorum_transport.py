@@ -29,9 +29,9 @@ from shalekv.settings import KIB, QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from tests.bench.sizes import sized
+from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.quorum_cluster import Cluster
 from tests.kit.quorum.log import GRACE_MS, Writing
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,8 +136,7 @@ async def test_bytes_and_latency_of_a_chain(tmp_path: Path, value_bytes: int) ->
     copies = {"direct": 0, "chain": 0}
     value = Random(value_bytes).randbytes(value_bytes)
     with Processes() as processes, real_runtime() as runtime:
-        cluster = Cluster(processes, tmp_path, count=MEMBERS)
-        await cluster.start()
+        cluster = await Cluster.started(processes, tmp_path, count=MEMBERS)
         assert await (await cluster.serve()).stop() == 0
         for _ in range(ROUNDS):
             for way, found_ms in latencies_ms.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,8 +11,9 @@ from uuid import uuid4
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE, Meanwhile, stalled
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.stalling import stalled, start_stalling
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
@@ -32,39 +32,26 @@ class Household:
     """A database in a folder, backups of it in a bucket, and what is restored of them."""
 
     def __init__(self, processes: Processes, folder: Path, s3: S3Server) -> None:
-        self._processes = processes
-        self._folder = folder
-        self.url = f"file://{folder}/db"
+        self.database = Cluster(processes, folder, env=s3.environment)
+        self.url = self.database.url
         self.bucket = f"s3://{BUCKET}/{uuid4().hex}"
-        self._environment = s3.environment
         self.config = folder / "bucket.toml"
         self.config.write_text(f'[store]\nendpoint_url = "{s3.endpoint}"\nread_attempts = 3\n')
 
     async def run(self, *argv: str) -> Child:
         """Run a command to its end, which must be a good one."""
-        command = await self.end_of(*argv)
-        assert await command.exited() == 0, command.report()
-        return command
-
-    async def end_of(self, *argv: str) -> Child:
-        return await self._processes.run(*argv, env=self._environment)
-
-    def start_stalling(self, moment: str, *argv: str) -> Child:
-        """Start a command that will stop itself at a request, as in `tests.e2e.stalling`."""
-        command = ("-m", "tests.e2e.stalling", moment, *argv)
-        return self._processes.start(*command, program=sys.executable, env=self._environment)
+        return await self.database.processes.run(*argv, env=self.database.env, code=0)
 
     async def fill(self) -> Pairs:
         """Create the database with SSTs and a log, which nobody serves then; what is in it."""
-        database = Meanwhile(self._processes, self._folder / "db")
         for first in (0, 100):
-            server = await self._processes.serve(self.url, *ALONE)
+            server = await self.database.serve(*ALONE)
             async with Client(server.listen) as client:
                 for number in range(first, first + 100):
                     await client.put(key(number), value(number))
             assert await server.stop() == ExitCode.OK
             if not first:
-                await database.compact()
+                await self.database.compact()
         return [(key(number), value(number)) for number in range(200)]
 
     def creating(self) -> tuple[str, ...]:
@@ -91,7 +78,7 @@ async def test_backups_are_made_while_everything_runs(
 ) -> None:
     """Each shows a prefix of the writes, with all that was acknowledged before; all are sound."""
     home = Household(processes, tmp_path, s3_server)
-    server = await processes.serve(home.url, *BUSY)
+    server = await home.database.serve(*BUSY)
     made: list[tuple[str, int, int]] = []
     written = 0
     async with asyncio.timeout(DEADLINE_S):
@@ -139,14 +126,13 @@ async def test_a_backup_that_stood_still_too_long_is_none(
 ) -> None:
     """Its snapshot has expired, and what it needed is collected: it is told, and nothing made."""
     home = Household(processes, tmp_path, s3_server)
+    database = home.database
     async with asyncio.timeout(DEADLINE_S):
         await home.fill()
-        database = Meanwhile(processes, tmp_path / "db")
-        backup = home.start_stalling(
-            "before create backup_wal/ 1", *home.creating(), "--snapshot-ttl", "5s"
-        )
+        argv, pin = (*home.creating(), "--snapshot-ttl", "5s"), "before create backup_wal/ 1"
+        backup = start_stalling(processes, pin, *argv, env=database.env)
         await stalled(backup)
-        server = await processes.serve(home.url, *ALONE)
+        server = await database.serve(*ALONE)
         async with Client(server.listen) as client:
             await client.put(key(0), b"after the backup began")
         assert await server.stop() == ExitCode.OK
@@ -169,8 +155,7 @@ async def scan(processes: Processes, url: str) -> Pairs:
         found = [(each.key, each.value) async for each in client.scan()]
         await client.put(b"\xff written", b"to what was restored")
     assert await server.stop() == ExitCode.OK
-    checked = await processes.run("fsck", "--deep", "--url", url)
-    assert await checked.exited() == ExitCode.OK, checked.report()
+    await processes.run("fsck", "--deep", "--url", url, code=ExitCode.OK)
     return found
 
 

@@ -10,10 +10,10 @@ import pytest
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Stopping
 from tests.kit.processes.child import Child, Line, event
+from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.elected import elected, epochs_of
 from tests.kit.processes.load import ONE_ATTEMPT
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.quorum_cluster import Cluster
 from tests.servers.record_stores import EtcdServer
 
 TAKE_OVERS, TAKE_OVERS_SOAK = 1, 50
@@ -27,8 +27,8 @@ def key_of(etcd: EtcdServer, folder: Path) -> str:
     return f"etcd://{etcd.address}/test{folder}"
 
 
-async def take_over(processes: Processes, folder: Path, elect: str, count: int) -> None:
-    async with elected(processes, folder, *[elect] * 3, flags=SHORT) as group:
+async def take_over(cluster: Cluster, elect: str, count: int) -> None:
+    async with elected(cluster, *[elect] * 3, flags=SHORT) as group:
         for _ in range(count):
             await group.take_over()
 
@@ -41,7 +41,7 @@ async def test_take_over_by_a_lease_in_the_bucket(
     processes: Processes, tmp_path: Path, count: int
 ) -> None:
     """Another server serves without anybody's help, and every acknowledged write is there."""
-    await take_over(processes, tmp_path / "db", "bucket", count)
+    await take_over(Cluster(processes, tmp_path), "bucket", count)
 
 
 @pytest.mark.soak
@@ -51,7 +51,7 @@ async def test_take_over_for_long_by_a_lease_in_etcd(
 ) -> None:
     """As above, fifty times in a row."""
     elect = key_of(etcd_server, tmp_path)
-    await take_over(processes, tmp_path / "db", elect, TAKE_OVERS_SOAK)
+    await take_over(Cluster(processes, tmp_path), elect, TAKE_OVERS_SOAK)
 
 
 async def test_take_over_by_a_lease_in_etcd(
@@ -59,7 +59,7 @@ async def test_take_over_by_a_lease_in_etcd(
 ) -> None:
     """By a kill; and when the lease is deleted by hand, the writer stands by, and does not end."""
     elect = key_of(etcd_server, tmp_path)
-    async with elected(processes, tmp_path / "db", elect, elect, flags=SHORT) as group:
+    async with elected(Cluster(processes, tmp_path), elect, elect, flags=SHORT) as group:
         await group.take_over()
         before = group.writer
         await asyncio.to_thread(etcd_server.delete, f"test{tmp_path}")
@@ -69,10 +69,8 @@ async def test_take_over_by_a_lease_in_etcd(
 
 async def test_take_over_with_safekeepers(processes: Processes, tmp_path: Path) -> None:
     """The same with a log on safekeepers, one of which is killed."""
-    cluster = Cluster(processes, tmp_path)
-    await cluster.start()
-    flags = (*SHORT, *cluster.writer_flags())
-    async with elected(processes, cluster.files, "bucket", "bucket", flags=flags) as group:
+    cluster = await Cluster.started(processes, tmp_path)
+    async with elected(cluster, "bucket", "bucket", flags=SHORT) as group:
         await cluster.kill([0])
         await group.take_over()
         await cluster.start_node(0)
@@ -85,7 +83,7 @@ async def test_an_elector_that_lies(
     back: the history stays right, since nothing of it rests on the elector.
     """
     elects = ["bucket", key_of(etcd_server, tmp_path)]
-    async with elected(processes, tmp_path / "db", *elects, flags=SHORT) as group:
+    async with elected(Cluster(processes, tmp_path), *elects, flags=SHORT) as group:
         while any(len(epochs_of(child)) < 2 for child in group.servers):
             await group.writes.by_another(group.writes.epoch)
         assert all(child.running for child in group.servers)
@@ -96,7 +94,7 @@ async def test_a_stop_hands_over_at_once(processes: Processes, tmp_path: Path) -
     when all is durable: the process ends with 0, and the other serves without waiting for the
     lease to lapse. One that stands by ends as well.
     """
-    async with elected(processes, tmp_path / "db", "bucket", "bucket", flags=LONG) as group:
+    async with elected(Cluster(processes, tmp_path), "bucket", "bucket", flags=LONG) as group:
         await group.idle.line(lambda line: line.get("holder") == group.writer.listen)
         async with Client(group.idle.listen, retry=ONE_ATTEMPT) as client:
             with pytest.raises(Stopping) as refused:
@@ -117,7 +115,7 @@ async def test_a_pause_past_the_lease_steps_down(processes: Processes, tmp_path:
     """
     # Children that have only just begun end late, too, and say so when they are given the time.
     flags = (*STEADY, "--child-grace-ms", "60000", "--with-compactor", "--with-collector")
-    async with elected(processes, tmp_path / "db", "bucket", "bucket", flags=flags) as group:
+    async with elected(Cluster(processes, tmp_path), "bucket", "bucket", flags=flags) as group:
         paused, other, epoch = group.writer, group.idle, group.writes.epoch
         await paused.line(is_compactor_started)
         assert not any("child" in line for line in other.lines()), other.report()
@@ -138,9 +136,9 @@ async def test_a_writer_that_was_opened_by_force_ends(processes: Processes, tmp_
     """A writer without an elector takes over as ever, and the elected one stands by; later that one
     takes over in turn, and the other, which has nobody to ask, ends as fenced.
     """
-    async with elected(processes, tmp_path / "db", "bucket", flags=SHORT) as group:
+    async with elected(Cluster(processes, tmp_path), "bucket", flags=SHORT) as group:
         epoch = group.writes.epoch
-        forced = await processes.serve(f"file://{group.folder}", create=False)
+        forced = await group.cluster.serve(create=False)
         await group.servers[0].line(is_fenced)
         assert await forced.exited() == ExitCode.FENCED, forced.report()
         await group.writes.by_another(epoch + 1)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client, Put
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE, Meanwhile, stalled
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
+from tests.kit.processes.stalling import stalled, start_stalling
 
 UNREACHABLE = 9
 PIPE_ROWS = 200_000
@@ -37,7 +37,7 @@ async def scanned(server: Child) -> dict[bytes, tuple[bytes, int]]:
 
 async def load(
     processes: Processes,
-    database: Meanwhile,
+    database: Cluster,
     server: Child | None,
     *options: str,
     rows: bytes,
@@ -45,11 +45,12 @@ async def load(
 ) -> Child:
     """Run a bulk load to its end, with a commit by `server`, or without one."""
     how = ["--open"] if server is None else ["--addr", server.listen]
-    command = await processes.run(
-        *("load", "--bulk", "--url", database.url, *how, *options), stdin=rows, env=SMALL_FILES
+    return await processes.run(
+        *("load", "--bulk", "--url", database.url, *how, *options),
+        stdin=rows,
+        env=SMALL_FILES,
+        code=expected,
     )
-    assert await command.exited() == expected, command.report()
-    return command
 
 
 def seq_of(command: Child) -> int:
@@ -77,20 +78,16 @@ async def test_order_beside_a_writer_is_that_of_sequence_numbers(
     older and not what is newer, also after kill -9 and a restart, after compaction, and at a
     replica, which sees the load in one step.
     """
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
-    replica = await processes.read(database.url, "--poll-interval-ms", "10")
+    replica = await database.read("--poll-interval-ms", "10")
     rows = lines_of(2_000)
     async with Client(server.listen) as client:
         before = await client.write([Put(key(n), b"before") for n in range(30)])
         await client.put(b"apart", b"before")
-        command = processes.start(
-            *("-m", "tests.e2e.stalling", "after create levels/ 2", "load", "--bulk"),
-            *("--url", database.url, "--addr", server.listen, "--load-id", "monday"),
-            program=sys.executable,
-            stdin=rows,
-            env=SMALL_FILES,
-        )
+        argv = ("--bulk", "--url", database.url, "--addr", server.listen, "--load-id", "monday")
+        pin = "after create levels/ 2"
+        command = start_stalling(processes, pin, "load", *argv, env=SMALL_FILES, stdin=rows)
         await stalled(command)
         during = await client.write([Put(key(n), b"during") for n in range(10, 30)])
         command.resume()
@@ -126,13 +123,12 @@ async def test_order_beside_a_writer_is_that_of_sequence_numbers(
 
 async def test_without_a_server_it_opens_the_database(processes: Processes, tmp_path: Path) -> None:
     """With --open, on demand only; a server that serves is fenced, one that follows has all."""
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE, "--fence-poll-ms", "20")
     address = server.listen
     assert await server.stop() == 0
     options = ("load", "--bulk", "--url", database.url)
-    alone = await processes.run(*options, "--addr", address, stdin=b"a\t1\n")
-    assert await alone.exited() == UNREACHABLE
+    alone = await processes.run(*options, "--addr", address, stdin=b"a\t1\n", code=UNREACHABLE)
     assert "--open does without" in alone.stderr()
     assert "Nothing was loaded." in alone.stderr()
     assert not database.objects("levels/")
@@ -154,7 +150,7 @@ async def test_without_a_server_it_opens_the_database(processes: Processes, tmp_
 
 async def test_ctrl_c_ends_it(processes: Processes, tmp_path: Path) -> None:
     """While it waits for input, which never ends: nothing is loaded, and no lease is left."""
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -18,7 +18,7 @@ from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
 from shalekv_client import Absent, Client, ConditionFailed, Put, SeqEquals
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.kit.uuids import new_uuid7
 
@@ -28,7 +28,7 @@ FILE_KEYS = 300
 Expected = dict[bytes, bytes]
 
 
-def file_in(database: Meanwhile, entries: list[Entry]) -> SstInfo:
+def file_in(database: Cluster, entries: list[Entry]) -> SstInfo:
     """A file that a tool has put into the folder of the levels."""
     sst_id = new_uuid7()
     name = level_name(sst_id)
@@ -47,7 +47,7 @@ def file_in(database: Meanwhile, entries: list[Entry]) -> SstInfo:
     return open_sst(name, data, database_id=database_id).footer.info(L0)
 
 
-def files_in(database: Meanwhile, expected: Expected) -> list[SstInfo]:
+def files_in(database: Cluster, expected: Expected) -> list[SstInfo]:
     """Two files, which overwrite most keys and delete one; `expected` becomes what is left."""
     entries = [
         Entry(b"k%03d" % number, 0, Kind.PUT, b"loaded %d" % number) for number in range(FILE_KEYS)
@@ -86,7 +86,7 @@ async def test_files_are_loaded_once_and_for_good(processes: Processes, tmp_path
     """Every read meets them above what is older and below what is newer; the same load is applied
     once, and what it holds survives kill -9 and compaction.
     """
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
     expected = {b"k%03d" % number: b"old" for number in range(0, FILE_KEYS + 50, 5)}
     async with Client(server.listen) as client:

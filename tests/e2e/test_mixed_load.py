@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.mixed_load import BEHIND_MS, PACE, MixedLoad
 from tests.kit.processes.child import Child, Line
-from tests.kit.processes.meanwhile import ALONE, TINY
+from tests.kit.processes.cluster import ALONE, TINY
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 from tests.servers.s3 import S3Server

@@ -12,7 +12,7 @@ import pytest
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
@@ -54,9 +54,9 @@ async def test_reads_show_what_was_written_and_how_old_it_may_be(
     """A read with `min_seq` sees its write, one with `max_staleness_ms` is as new as that, and each
     reply says role, epoch, commit, WAL object and staleness.
     """
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE)
-    reader = await processes.read(database.url, "--poll-interval-ms", "3600000")
+    reader = await database.read("--poll-interval-ms", "3600000")
     async with kv_stub(writer.listen) as writes, kv_stub(reader.listen) as reads:
         for number in range(20):
             seq = await put(writes, b"k", b"%d" % number)
@@ -82,9 +82,9 @@ async def test_what_is_for_the_writer_is_refused_with_its_address(
     processes: Processes, tmp_path: Path
 ) -> None:
     """Every kind of write, and reads that only the writer can answer, name the writer."""
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE)
-    reader = await processes.read(database.url)
+    reader = await database.read()
     change = kv_pb2.Change(put=kv_pb2.PutChange(key=b"k"))
     async with kv_stub(reader.listen) as stub:
         calls: list[Callable[[], object]] = [
@@ -114,13 +114,12 @@ async def test_reader_leaves_nothing_behind(
     """The snapshot of a reader goes with it; one without a snapshot, or without a port, writes
     nothing at all.
     """
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE)
     before = database.manifest()
-    ended = await processes.run("reader", "--url", database.url, "--listen", writer.listen)
-    assert await ended.exited() == ExitCode.ADDRESS_IN_USE
+    await database.run("reader", "--listen", writer.listen, code=ExitCode.ADDRESS_IN_USE)
     assert database.manifest() == before
-    reader = await processes.read(database.url, "--snapshot", protection)
+    reader = await database.read("--snapshot", protection)
     async with admin_stub(reader.listen) as admin:
         status = await admin.Status(admin_pb2.StatusRequest(), timeout=CALL_S)
         stats = await admin.Stats(admin_pb2.StatsRequest(), timeout=CALL_S)
@@ -137,9 +136,7 @@ async def test_reader_leaves_nothing_behind(
 
 async def test_reader_of_nothing_says_so(processes: Processes, tmp_path: Path) -> None:
     """Where there is no database, a reader ends with a code and a message, and writes nothing."""
-    ended = await processes.run(
-        "reader", "--url", f"file://{tmp_path}/none", "--listen", "127.0.0.1:0"
-    )
-    assert await ended.exited() == ExitCode.DATABASE_NOT_FOUND
+    database, listen = Cluster(processes, tmp_path), ("--listen", "127.0.0.1:0")
+    ended = await database.run("reader", *listen, code=ExitCode.DATABASE_NOT_FOUND)
     assert "holds no database" in ended.stderr()
-    assert not (tmp_path / "none").exists()
+    assert not database.folder.parent.exists()

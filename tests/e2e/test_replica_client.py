@@ -14,7 +14,7 @@ import pytest
 
 from shalekv_client import Absent, Client, ConditionFailed, NoWriter, OutcomeUnknown
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 
 SOON_S = 8.0

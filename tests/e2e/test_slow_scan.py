@@ -24,7 +24,7 @@ from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.settings import GIB, MIB
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.process_memory import most_resident_bytes, resident_bytes
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub
@@ -61,7 +61,7 @@ async def test_scans_to_a_slow_client(processes: Processes, tmp_path: Path, size
     """Of the newest state and of a snapshot at once, slow at first and then as fast as can be:
     memory grows by less than 64 MiB.
     """
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
     await ingest(database, server.listen, size)
     async with kv_stub(server.listen) as stub, admin_stub(server.listen) as admin:
@@ -100,7 +100,7 @@ def key_of(number: int) -> bytes:
     return b"key%08d" % number
 
 
-async def ingest(database: Meanwhile, address: str, size: Size) -> None:
+async def ingest(database: Cluster, address: str, size: Size) -> None:
     """Files that stand ready become one commit, and levels."""
     random = Random(1)
     per_file = FILE_BYTES // VALUE_BYTES
@@ -115,7 +115,7 @@ async def ingest(database: Meanwhile, address: str, size: Size) -> None:
         await admin.IngestSst(request, timeout=CALL_S)
 
 
-def file_in(database: Meanwhile, numbers: range, random: Random) -> SstInfo:
+def file_in(database: Cluster, numbers: range, random: Random) -> SstInfo:
     sst_id = new_uuid7()
     name = level_name(sst_id)
     database_id = database.manifest().database_id

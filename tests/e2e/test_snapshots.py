@@ -15,7 +15,7 @@ import pytest
 from shalekv.format import names
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
 
@@ -95,7 +95,7 @@ async def fill(server: Server) -> None:
     await server.write([kv_pb2.Change(delete=kv_pb2.DeleteChange(key=KEYS[0]))])
 
 
-async def overwrite(database: Meanwhile, server: Server) -> None:
+async def overwrite(database: Cluster, server: Server) -> None:
     """Change every key, compact, and collect all that nothing keeps."""
     for value in (b"new", b"newer"):
         await server.write(puts(value))
@@ -112,7 +112,7 @@ async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
     """At the writer, at a replica and at the next writer, before and after all keys were changed,
     the log was compacted and what is old was collected (I7).
     """
-    database = Meanwhile(processes, tmp_path / "db")
+    database = Cluster(processes, tmp_path)
     writer = await database.serve(*ALONE, *SMALL, "--fence-poll-ms", "50")
     async with asking(writer) as server:
         await fill(server)
@@ -136,7 +136,7 @@ async def test_scan_at_a_snapshot_is_the_same_byte_for_byte(
         async with asyncio.timeout(CALL_S):
             while (await server.get(b"", CLOCK)).found:
                 pass
-        reader = await processes.read(database.url, *QUICK, *SMALL_READS)
+        reader = await database.read(*QUICK, *SMALL_READS)
         async with asking(reader) as replica:
             for each in (server, replica):
                 await check_same(each, info, first)

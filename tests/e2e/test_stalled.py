@@ -157,4 +157,4 @@ async def test_who_was_stopped_for_long_does_no_harm(
     processes: Processes, tmp_path: Path, name: str
 ) -> None:
     """It finds out before it acknowledges, serves, publishes or says that anything was done."""
-    await ScheduleRun(processes, tmp_path / "db").play(SCHEDULES[name])
+    await ScheduleRun(processes, tmp_path).play(SCHEDULES[name])

@@ -12,8 +12,8 @@ from shalekv.core.tree import L0
 from shalekv.format import names
 from shalekv_client import Absent, Client, ConditionFailed, NotApplied, Put, RangeEmpty, Scan
 from tests.kit.patience import until
+from tests.kit.processes.cluster import ALONE, LIFE_S, Cluster
 from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS
-from tests.kit.processes.meanwhile import ALONE, LIFE_S, Meanwhile
 from tests.kit.processes.processes import Processes
 
 DEADLINE_S = 200
@@ -40,9 +40,9 @@ async def test_servers_that_were_paused_past_their_snapshots_tell_nothing_wrong(
     early. Soon they read the new levels.
     """
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
-        database = Meanwhile(processes, tmp_path / "db")
+        database = Cluster(processes, tmp_path)
         writer = await database.serve(*WRITER)
-        reader = await processes.read(database.url, *READER)
+        reader = await database.read(*READER)
         async with client_of(writer.listen) as client, client_of(reader.listen) as replica:
             for version in range(2):
                 await client.write([Put(_key(number), _value(number)) for number in range(KEYS)])
@@ -73,7 +73,7 @@ async def test_servers_that_were_paused_past_their_snapshots_tell_nothing_wrong(
             # They reach a process that is stopped, and are read as soon as it goes on.
             answers = [tasks.create_task(_outcome(read)) for read in reads]
             await database.compact("--l0-trigger-count", "1", *SMALL_BLOCKS)
-            await database.collect_until_gone(lambda: bool(database.objects("levels/") & old))
+            await database.collect(lambda: bool(database.objects("levels/") & old))
             writer.resume()
             reader.resume()
             told = await asyncio.gather(*answers)
@@ -110,7 +110,7 @@ async def _outcome(read: Read) -> object:
         return error.reason
 
 
-def _is_all_pinned(database: Meanwhile) -> bool:
+def _is_all_pinned(database: Cluster) -> bool:
     """Whether writer and reader have snapshots of the levels that are current now, and no other."""
     manifest = database.manifest()
     pinned = [database.manifest(each.manifest_id) for each in manifest.snapshots]

@@ -140,7 +140,7 @@ async def test_no_promise_of_a_writer_is_broken(
     processes: Processes, tmp_path: Path, name: str
 ) -> None:
     """What was acknowledged is there, whole and once; what was refused is not."""
-    await ScheduleRun(processes, tmp_path / "db").play(SCHEDULES[name])
+    await ScheduleRun(processes, tmp_path).play(SCHEDULES[name])
 
 
 @pytest.mark.soak

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from shalekv_client import Client, Durability
 from tests.golden.databases import DATABASES
+from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.quorum_cluster import Cluster
 
 MEMBERS = 3
 DESCRIPTION = "quorum.json"  # not that of a database that can be opened without safekeepers
@@ -50,7 +50,7 @@ async def make(target: Path) -> None:
 
 
 def _keep(target: Path, cluster: Cluster, entries: list[list[str | int]]) -> None:
-    shutil.copytree(cluster.url.removeprefix("file://"), target / DATABASE)
+    shutil.copytree(cluster.folder, target / DATABASE)
     for number in range(MEMBERS):
         shutil.copytree(cluster.data(number), target / SAFEKEEPER.format(number))
     (target / DESCRIPTION).write_text(json.dumps({"entries": entries}, indent=1) + "\n", "ascii")

@@ -12,7 +12,9 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
+from shalekv.core.manifest import Manifest
 from tests.kit.processes.spark_session import started
+from tests.kit.processes.wal_contents import current_manifest
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
@@ -46,6 +48,10 @@ class SparkDatabase:
     @property
     def env(self) -> dict[str, str]:
         return {f"SHALEKV_STORE__{name.upper()}": value for name, value in self.store.items()}
+
+    def manifest(self) -> Manifest:
+        """The current one of a database on a folder."""
+        return current_manifest(Path(self.url.removeprefix("file://")))
 
 
 @pytest.fixture

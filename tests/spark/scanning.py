@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from shalekv_client import Batch, Client
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import TINY
+from tests.kit.processes.cluster import TINY
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 

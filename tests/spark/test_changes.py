@@ -23,7 +23,7 @@ from shalekv_client import (
     WatchCommit,
 )
 from shalekv_spark import register
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 
@@ -97,7 +97,7 @@ async def test_a_name_keeps_the_log_while_its_query_is_down(
     """Compacted and collected, the log still has all that a consumer has not read; a query without
     a name is told what it misses, and goes no further. Unknown options are refused at once.
     """
-    database = Meanwhile(processes, tmp_path / "database")
+    database = Cluster(processes, tmp_path)
     place = SparkDatabase(database.url)
     with pytest.raises(AnalysisException, match="unknown option maxfiles; known are consumer"):
         changes(spark, place, {"maxFiles": "1"})

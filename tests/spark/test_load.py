@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Change, Client, Delete, Put
 from shalekv_spark.loading.importing import import_parquet
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 from tests.spark.loading import KEYS, load, loaded, pairs, state
@@ -91,7 +91,7 @@ async def test_a_task_that_fails_twice_loads_once(
     spark: SparkSession, processes: Processes, tmp_path: Path
 ) -> None:
     """What its first attempts have written is collected; what the load holds stays."""
-    database = Meanwhile(processes, tmp_path / "database")
+    database = Cluster(processes, tmp_path)
     server = await database.serve(*ALONE)
     flaky = FailingTwice(database.folder / "levels")
     # A partition of more rows than Spark hands over at once, and one after the other.
@@ -166,6 +166,6 @@ async def test_rows_may_delete_expire_and_come_several_times(
     with pytest.raises(InvalidRequest, match=r"partitions . and . are not sorted"):
         await load(mixed, folder, "friday", presorted=True)
     assert await state(server) == refused
-    manifest = Meanwhile(processes, Path(folder.url.removeprefix("file://"))).manifest()
+    manifest = folder.manifest()
     assert not manifest.leases
     assert {each.load_id for each in manifest.pending_loads} == {"monday", "wednesday"}

@@ -11,8 +11,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.kit.processes.child import Child
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.deaf_proxy import deaf_proxy
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 from tests.spark.loading import KEYS, load, loaded, pairs, state
@@ -49,8 +49,8 @@ async def test_a_load_whose_driver_was_killed_is_run_again(
     when the commit has landed and nobody has told it so, the next run finds the load done. What
     was written in vain is collected, and nothing else.
     """
-    before = Meanwhile(processes, tmp_path / "before")
-    during = Meanwhile(processes, tmp_path / "during")
+    before = Cluster(processes, tmp_path / "before")
+    during = Cluster(processes, tmp_path / "during")
     server, other = await before.serve(*ALONE), await during.serve(*ALONE)
     wal_count = len(during.objects("wal/"))
     async with deaf_proxy(other.listen) as proxy:

@@ -24,7 +24,7 @@ from shalekv_spark.scanning.decoding import decoded
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin
 from shalekv_spark.scanning.scan import scan
-from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 from tests.spark.scanning import (

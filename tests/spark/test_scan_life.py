@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,7 +14,6 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import SnapshotNotFound
 from shalekv_client import Client
@@ -24,7 +22,7 @@ from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin, pinned_snapshots
 from shalekv_spark.scanning.scan import scan
 from tests.kit.patience import patience_s
-from tests.kit.processes.meanwhile import ALONE, Meanwhile
+from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 from tests.spark.scanning import BUSY, at_once, serve, write_numbers
@@ -34,14 +32,9 @@ COLLECTED = (*ALONE[:1], "--collect-interval-ms", "200", "--collect-age-s", "1",
 GONE_S = 30.0
 
 
-def manifest_of(database: SparkDatabase) -> Manifest:
-    """The current one of a database on a folder."""
-    return Meanwhile(Processes(), Path(database.url.removeprefix("file://"))).manifest()
-
-
 def expiry(database: SparkDatabase, snapshot_id: bytes) -> int | None:
     """When a snapshot expires; None: it is not there."""
-    found = find_snapshot(manifest_of(database), snapshot_id)
+    found = find_snapshot(database.manifest(), snapshot_id)
     return None if found is None else found.snapshot_expire_time_s
 
 
@@ -130,9 +123,9 @@ async def test_whose_snapshot_is_gone_is_told(
         scan(spark, folder.url, snapshot=pinned)
 
     reader = spark.read.format("shalekv").option("tailMemoryBytes", "0")
-    before = {each.id for each in manifest_of(folder).snapshots}
+    before = {each.id for each in folder.manifest().snapshots}
     expired = await at_once(lambda: reader.option("snapshotTtl", "1").load(folder.url))
-    (made,) = [each for each in manifest_of(folder).snapshots if each.id not in before]
+    (made,) = [each for each in folder.manifest().snapshots if each.id not in before]
     planned = await at_once(lambda: scan(spark, folder.url, tail_memory_bytes=0))
     assert await at_once(planned.count) == 300
     unplanned = await at_once(lambda: scan(spark, folder.url))
@@ -150,11 +143,11 @@ async def test_whose_snapshot_is_gone_is_told(
     program = (
         "import sys; from shalekv_spark.scanning.pinning import pin; print(pin(sys.argv[1]).seq)"
     )
-    kept = {each.id for each in manifest_of(folder).snapshots}
+    kept = {each.id for each in folder.manifest().snapshots}
     ended = await at_once(
         lambda: subprocess.run(
             [sys.executable, "-c", program, folder.url], capture_output=True, check=False
         )
     )
     assert ended.returncode == 0, ended.stderr
-    assert {each.id for each in manifest_of(folder).snapshots} == kept, "a process left its pins"
+    assert {each.id for each in folder.manifest().snapshots} == kept, "a process left its pins"

@@ -19,7 +19,7 @@ from shalekv_client import Client
 from shalekv_spark.loading.options import LoadOptions
 from shalekv_spark.loading.sink import write_stream
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 from tests.spark.loading import state

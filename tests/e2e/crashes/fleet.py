@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,9 @@ from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, Line, event
+from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.in_process import real_runtime
-from tests.kit.processes.processes import SHALEKV, Processes
-from tests.kit.processes.stalling import MODULE
+from tests.kit.processes.stalling import start_stalling
 from tests.servers.proxy import INTERNAL_ERROR
 from tests.sim.stored import Stored, gather
 
@@ -121,41 +120,38 @@ class Serving:
 class Fleet:
     """Starts the processes of one database, and looks at what they log.
 
-    It is in the folder `place`, or in a bucket. What collectors delete goes to the folder `kept`.
+    It is in a folder, or in a `bucket`. What collectors delete goes to the folder `kept`.
     """
 
-    processes: Processes
-    place: Path | TroubledBucket
+    cluster: Cluster
+    bucket: TroubledBucket | None
     kept: Path
     random: Random
     writers: list[Serving] = field(default_factory=list)  # all that ever served, oldest first
     readers: list[Serving] = field(default_factory=list)  # those that are there now
     _started: dict[Role, list[Child]] = field(default_factory=lambda: {role: [] for role in Role})
 
-    @property
-    def url(self) -> str:
-        return f"file://{self.place}" if isinstance(self.place, Path) else self.place.url
-
     def start(self, role: Role, *, pin: str = "", listen: str = "127.0.0.1:0") -> Child:
-        argv, env, endpoint = [*FLAGS[role], "--url", self.url, *LOGS], {}, ""
-        if isinstance(self.place, TroubledBucket):
+        argv, endpoint = [*FLAGS[role], "--url", self.cluster.url, *LOGS], ""
+        if self.bucket is not None:
             argv += IMPATIENT
-            env, endpoint = dict(self.place.troubled), self.place.s3.endpoint
+            endpoint = self.bucket.s3.endpoint
         if role in (Role.WRITER, Role.READER):
             argv += ["--listen", listen]
         if role is Role.WRITER:
             argv += ["--max-parallel-writes", str(self.random.choice([1, 4]))]
-        program, keep = SHALEKV, f"{self.kept}#{endpoint}" if role is Role.COLLECTOR else ""
+        keep, env = f"{self.kept}#{endpoint}" if role is Role.COLLECTOR else "", self.cluster.env
         if pin or keep:
-            program, argv = sys.executable, ["-m", MODULE, pin, keep, *argv]
-        child = self.processes.start(*argv, program=program, env=env)
+            child = start_stalling(self.cluster.processes, pin, *argv, keep=keep, env=env)
+        else:
+            child = self.cluster.processes.start(*argv, env=env)
         self._started[role].append(child)
         return child
 
     async def make_store_faults(self) -> None:
         """Delay and refuse requests and lose replies, at random, until cancelled."""
-        assert isinstance(self.place, TroubledBucket)
-        proxy = self.place.proxy
+        assert self.bucket is not None
+        proxy = self.bucket.proxy
         try:
             while True:
                 match self.random.randrange(4):
@@ -190,20 +186,15 @@ class Fleet:
         with real_runtime() as runtime:
             kept, settings = LocalStore(self.kept, runtime), StoreSettings()
             with pytest.MonkeyPatch.context() as environment:
-                if isinstance(self.place, TroubledBucket):
-                    settings = StoreSettings(endpoint_url=self.place.s3.endpoint)
-                    for name, value in self.place.s3.environment.items():
+                if self.bucket is not None:
+                    settings = StoreSettings(endpoint_url=self.bucket.s3.endpoint)
+                    for name, value in self.bucket.s3.environment.items():
                         environment.setenv(name, value)
-                store = open_store(self.url, runtime, settings)
+                store = open_store(self.cluster.url, runtime, settings)
                 try:
                     return await gather(kept, store)
                 finally:
                     await store.close()
-
-    async def check(self) -> None:
-        env = {} if isinstance(self.place, Path) else self.place.untroubled
-        fsck = await self.processes.run("fsck", "--deep", "--url", self.url, env=env)
-        assert await fsck.exited() == ExitCode.OK, fsck.report()
 
 
 def events(child: Child, name: str) -> list[Line]:

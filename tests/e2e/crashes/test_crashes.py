@@ -15,6 +15,7 @@ from tests.e2e.crashes.clients import Clients
 from tests.e2e.crashes.fleet import WITHIN_S, Fleet, Role
 from tests.e2e.crashes.troubles import Kind, Plan, Troubles, draw_troubles
 from tests.kit.processes.bucket_troubles import TroubledBucket, troubled_bucket
+from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 from tests.servers.s3 import S3Server
@@ -59,14 +60,14 @@ STEPS, STEPS_SOAK = 1_000, 200_000
 
 
 async def crash(
-    processes: Processes, place: Path | TroubledBucket, kept: Path, plan: Plan, purpose: str
+    cluster: Cluster, kept: Path, plan: Plan, purpose: str, bucket: TroubledBucket | None = None
 ) -> None:
     """Kill and stop by plan, under load; then judge. Raises `Violation`, `AssertionError`.
 
     What collectors delete goes to the folder `kept`.
     """
     random = random_of(purpose)
-    fleet = Fleet(processes, place, kept, Random(random.getrandbits(64)))
+    fleet = Fleet(cluster, bucket, kept, Random(random.getrandbits(64)))
     clients = Clients(fleet, Random(random.getrandbits(64)))
     troubles = Troubles(fleet, clients, Random(random.getrandbits(64)))
     await under_load(fleet, clients, troubles, plan, random)
@@ -76,7 +77,7 @@ async def crash(
     await clients.repeat(last, REPEATED)
     await clients.read_all(last)
     assert await last.child.stop(within_s=WITHIN_S) == ExitCode.OK, last.child.report()
-    await fleet.check()
+    await cluster.run("fsck", "--deep")
     history = clients.history
     outcomes = {each.name.lower(): len(history.attempts(each)) for each in Outcome}
     sys.stdout.write(
@@ -105,7 +106,7 @@ async def under_load(
     async with asyncio.TaskGroup() as load:
         load.create_task(clients.run())
         faults = None
-        if isinstance(fleet.place, TroubledBucket):
+        if fleet.bucket is not None:
             faults = load.create_task(fleet.make_store_faults())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(troubles.writers(drawn[WRITER]))
@@ -127,7 +128,8 @@ async def test_crashes_on_a_file_system(processes: Processes, tmp_path: Path) ->
     commits that each are there whole and once, replicas show prefixes of it, a process that was
     overtaken ends as fenced, and in the end all objects are sound.
     """
-    await crash(processes, tmp_path / "db", tmp_path / "kept", IN_FOLDER, "crashes in a folder")
+    cluster = Cluster(processes, tmp_path)
+    await crash(cluster, tmp_path / "kept", IN_FOLDER, "crashes in a folder")
 
 
 @pytest.mark.timeout(600)
@@ -136,7 +138,8 @@ async def test_crashes_on_s3_behind_a_faulty_proxy(
 ) -> None:
     """The same on a real S3 server, to which requests and from which replies are late and lost."""
     async with troubled_bucket(s3_server) as bucket:
-        await crash(processes, bucket, tmp_path, IN_BUCKET, "crashes on S3")
+        cluster = Cluster(processes, tmp_path, bucket=bucket.url, env=bucket.env)
+        await crash(cluster, tmp_path, IN_BUCKET, "crashes on S3", bucket)
 
 
 @pytest.mark.soak
@@ -146,6 +149,7 @@ async def test_crashes_for_long(processes: Processes, s3_server: S3Server, tmp_p
     for number in range(SOAK_ROUNDS):
         folder = tmp_path / str(number)
         purpose = f"crashes for long {number}"
-        await crash(processes, folder / "db", folder / "kept", IN_FOLDER_SOAK, purpose)
+        await crash(Cluster(processes, folder), folder / "kept", IN_FOLDER_SOAK, purpose)
         async with troubled_bucket(s3_server) as bucket:
-            await crash(processes, bucket, folder / "s3", IN_BUCKET_SOAK, purpose)
+            cluster = Cluster(processes, folder, bucket=bucket.url, env=bucket.env)
+            await crash(cluster, folder / "s3", IN_BUCKET_SOAK, purpose, bucket)

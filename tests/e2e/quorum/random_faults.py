@@ -14,7 +14,7 @@ from shalekv.cli.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from tests.e2e.quorum import damage
 from tests.kit.processes.child import Child
-from tests.kit.processes.quorum_cluster import Cluster, is_sound
+from tests.kit.processes.cluster import Cluster, is_sound
 
 CALM_MS = (50, 500)
 DOWN_MS = (0, 500)

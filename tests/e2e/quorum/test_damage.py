@@ -8,11 +8,10 @@ from pathlib import Path
 from shalekv.cli.exit_codes import ExitCode
 from tests.e2e.quorum import damage
 from tests.kit.processes.child import Child
+from tests.kit.processes.cluster import ALONE, Cluster, is_sound
 from tests.kit.processes.history import History
 from tests.kit.processes.load import WITHIN_S, Load, read_state
-from tests.kit.processes.meanwhile import ALONE
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.quorum_cluster import Cluster, is_sound
 from tests.kit.seeds import random_of, run_seed
 
 WRITES = 50
@@ -52,8 +51,8 @@ async def test_records_are_lost(processes: Processes, tmp_path: Path) -> None:
     no vote: with one other no writer opens. A writer that the sound ones elect fills it; from then
     on it counts: with one other a writer opens, and nothing acknowledged is lost.
     """
-    history, cluster = History(run_seed()), Cluster(processes, tmp_path)
-    await cluster.start(*NODES)
+    history = History(run_seed())
+    cluster = await Cluster.started(processes, tmp_path, *NODES)
     writer = await cluster.serve(*WRITER)
     await load_and_kill(cluster, history, writer, 0)
     random_of("damage").choice(damage.ALL)(cluster.log_folder(0))
@@ -77,8 +76,8 @@ async def test_a_node_that_has_lost_its_identity_is_no_member(
     other no writer opens. Put in its own place by a command it is filled, and makes up a majority
     with one other.
     """
-    history, cluster = History(run_seed()), Cluster(processes, tmp_path)
-    await cluster.start(*NODES)
+    history = History(run_seed())
+    cluster = await Cluster.started(processes, tmp_path, *NODES)
     writer = await cluster.serve(*WRITER)
     for index, is_wiped in ((1, False), (2, True)):
         await load_and_kill(cluster, history, writer, index)
@@ -95,8 +94,7 @@ async def test_a_node_that_has_lost_its_identity_is_no_member(
         writer = await cluster.serve(*WRITER, create=False)
         history.check_state(await read_state(writer.listen))
         address = cluster.addresses[index]
-        replaced = await cluster.run("safekeeper", "replace", address, address)
-        assert await replaced.exited() == 0, replaced.report()
+        await cluster.run("safekeeper", "replace", address, address)
         await cluster.until(index, is_sound, within_s=WITHIN_S)
     await writer.kill()
     await opened_without(cluster, history, 0)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from tests.kit.processes.child import Child, Line
+from tests.kit.processes.cluster import LENIENT, Cluster
 from tests.kit.processes.history import History
 from tests.kit.processes.load import WITHIN_S, Load, read_state
 from tests.kit.processes.processes import Processes
-from tests.kit.processes.quorum_cluster import LENIENT, Cluster
 from tests.kit.seeds import random_of, run_seed
 
 WRITES = 30  # in each part of a test
@@ -33,20 +33,17 @@ async def loaded(history: History, writer: Child) -> AsyncIterator[Load]:
 
 async def begun(processes: Processes, folder: Path, *, more: int) -> tuple[Cluster, Child]:
     """A database on three safekeepers, so many others that run, and its writer."""
-    cluster = Cluster(processes, folder, count=3)
-    writer_flags = cluster.writer_flags()
-    await cluster.start("--retire-interval-ms", "200")
+    cluster = await Cluster.started(processes, folder, "--retire-interval-ms", "200")
+    writer = await cluster.serve(*WATCHFUL)
     added = [cluster.add_node() for _ in range(more)]
     await asyncio.gather(*(cluster.start_node(index) for index in added))
-    return cluster, await processes.serve(cluster.url, *writer_flags, *WATCHFUL)
+    return cluster, writer
 
 
 async def change(cluster: Cluster, command: str, *indices: int, **flags: str) -> Child:
     addresses = [cluster.addresses[index] for index in indices]
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    child = await cluster.run("safekeeper", command, *addresses, *words)
-    assert await child.exited() == 0, child.report()
-    return child
+    return await cluster.run("safekeeper", command, *addresses, *words)
 
 
 def is_let_go(line: Line) -> bool:
@@ -89,7 +86,7 @@ async def test_three_become_five_and_three_others_under_load(
     assert await writer.kill()
     await cluster.kill([3, 5])
     await cluster.start_node(0)
-    lonely = processes.start_serve(cluster.url, "--vote-timeout-ms", "1000", create=False)
+    lonely = cluster.start_serve("--vote-timeout-ms", "1000", create=False)
     assert await lonely.exited() == ExitCode.NO_QUORUM, lonely.report()
     assert cluster.addresses[0] not in lonely.stderr()
 
@@ -104,8 +101,7 @@ async def test_a_change_outlives_its_writer(processes: Processes, tmp_path: Path
     newcomers = cluster.addresses[3:]
     begun_change = await change(cluster, "add", 3, 4, **{"wait-s": "0"})
     assert "is under way" in begun_change.stdout(), begun_change.report()
-    second = await cluster.run("safekeeper", "remove", cluster.addresses[0])
-    assert await second.exited() == ExitCode.USAGE
+    second = await cluster.run("safekeeper", "remove", cluster.addresses[0], code=ExitCode.USAGE)
     assert "is under way: let it end, or cancel it first" in second.stderr()
     cancelled = await change(cluster, "cancel")
     assert "the members are" in cancelled.stdout(), cancelled.report()

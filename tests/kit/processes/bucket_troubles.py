@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,38 +17,25 @@ class TroubledBucket:
 
     def __init__(self, s3: S3Server, records: Path | None) -> None:
         """With `records`, a file of SQLite decides which create was first, in two phases."""
-        self.url = f"s3://troubled-{uuid4().hex}/a/database"
+        self.url = f"s3://troubled-{uuid4().hex}/a"
         self.s3 = s3
+        self.env = s3.environment  # of a process that meets what the proxy does
+        if records is not None:
+            self.env["SHALEKV_STORE__CAS"] = "two_phase"
+            self.env["SHALEKV_STORE__RECORDS_URL"] = f"sqlite://{records}"
         self.proxy: Proxy
         self._port = 0
-        self._records = records
         self._stack = AsyncExitStack()
 
     async def appear(self) -> None:
         """The store can be reached; the first time at a port of its own choice."""
         self.proxy = await self._stack.enter_async_context(proxy_before(self.s3, self._port))
+        self.env["SHALEKV_STORE__ENDPOINT_URL"] = self.proxy.server.endpoint
         self._port = urlsplit(self.proxy.server.endpoint).port or 0
 
     async def vanish(self) -> None:
         """All connections break, and no new one is accepted."""
         await self._stack.aclose()
-
-    @property
-    def troubled(self) -> Mapping[str, str]:
-        """The environment of a process that meets what the proxy does."""
-        return self._environment(self.proxy.server)
-
-    @property
-    def untroubled(self) -> Mapping[str, str]:
-        """The environment of one that asks the server itself."""
-        return self._environment(self.s3)
-
-    def _environment(self, server: S3Server) -> dict[str, str]:
-        environment = server.environment | {"SHALEKV_STORE__ENDPOINT_URL": server.endpoint}
-        if self._records is not None:
-            environment["SHALEKV_STORE__CAS"] = "two_phase"
-            environment["SHALEKV_STORE__RECORDS_URL"] = f"sqlite://{self._records}"
-        return environment
 
 
 @asynccontextmanager

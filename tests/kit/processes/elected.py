@@ -6,37 +6,30 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import RetryPolicy
 from tests.kit.processes.child import Child, is_epoch_won
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.history import History
 from tests.kit.processes.load import Persistent, check_archived
-from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of, run_seed
 
 BETWEEN_WRITES = 20
 PATIENT = RetryPolicy(attempts_max=1_000)  # with a server that stands by, and is elected later
-# Later flags win: a test may have children all the same.
-ALONE = ("--no-with-compactor", "--no-with-collector")
 
 
 @dataclass(slots=True)
 class Elected:
     """Servers on one database; one of them serves."""
 
-    processes: Processes
-    folder: Path
+    cluster: Cluster
     flags: tuple[str, ...]
     writes: Persistent
     servers: list[Child] = field(default_factory=list)
 
     async def start(self, *flags: str, listen: str = "127.0.0.1:0") -> Child:
-        url = f"file://{self.folder}"
-        argv = ["serve", "--create", "--url", url, "--listen", listen, "--log-format", "json"]
-        child = self.processes.start(*argv, *self.flags, *flags)
-        await child.ready()
+        child = await self.cluster.serve("--listen", listen, *self.flags, *flags)
         self.servers.append(child)
         return child
 
@@ -72,14 +65,15 @@ class Elected:
 
 @asynccontextmanager
 async def elected(
-    processes: Processes, folder: Path, *elects: str, flags: Sequence[str] = ()
+    cluster: Cluster, *elects: str, flags: Sequence[str] = ()
 ) -> AsyncIterator[Elected]:
     """A server for each of `elects`, and clients that write to whichever serves, until the end.
 
     Then all that clients know is compared with what is there.
     """
     writes = Persistent(History(run_seed()), [], random_of("elected"), clients=4)
-    group = Elected(processes, folder, ("--elect", elects[0], *ALONE, *flags), writes)
+    # Later flags win: a test may have children all the same.
+    group = Elected(cluster, ("--elect", elects[0], *ALONE, *flags), writes)
     await asyncio.gather(*(group.start("--elect", elect) for elect in elects))
     writes.addresses = [child.listen for child in group.servers]
     async with asyncio.TaskGroup() as tasks:
@@ -89,7 +83,7 @@ async def elected(
         await writes.more(BETWEEN_WRITES)
         writes.over.set()
     writer = await group.end_others()
-    await check_archived(folder, writer, writes.history, retry=PATIENT)
+    await check_archived(cluster.folder, writer, writes.history, retry=PATIENT)
 
 
 def epochs_of(child: Child) -> list[int]:

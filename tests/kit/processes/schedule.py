@@ -27,6 +27,7 @@ from shalekv_client import Client
 from tests.kit.patience import until
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, ChildFailed, epoch_of, event, fenced_end, is_epoch_won
+from tests.kit.processes.cluster import ALONE, COMPACT_ALL, Cluster
 from tests.kit.processes.history import Attempt, Fate, History
 from tests.kit.processes.load import (
     ONE_ATTEMPT,
@@ -37,15 +38,14 @@ from tests.kit.processes.load import (
     read_state,
     write_some,
 )
-from tests.kit.processes.meanwhile import COMPACT_ALL, SERVE, Meanwhile, stalled
-from tests.kit.processes.processes import Processes
-from tests.kit.processes.wal_contents import manifest_path, wal_ids, wal_path
+from tests.kit.processes.processes import SERVE, Processes
+from tests.kit.processes.stalling import stalled, start_stalling
+from tests.kit.processes.wal_contents import manifest_ids, manifest_path, wal_ids, wal_path
 from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
 
 DEADLINE_S = 250
 WAL_PUT, MANIFEST_PUT = "^PUT /[^?]*/wal/", "^PUT /[^?]*/manifest/"
 IMPATIENT_MS = 1_500  # a deadline that passes while the store is in trouble
-ALONE = ("--no-with-compactor", "--no-with-collector")
 # Where there is a bucket, compactions, collections and repeated requests come within moments.
 IN_BUCKET = (
     *("--compactor-poll-ms", "100", "--compactor-idle-poll-ms", "200", "--sst-bytes", "65536"),
@@ -62,8 +62,8 @@ class ScheduleRun:
         self, processes: Processes, folder: Path, bucket: TroubledBucket | None = None
     ) -> None:
         self.history = History(seed=1)
-        self.database = Meanwhile(processes, folder)
-        self._processes = processes
+        place: dict[str, Any] = {} if bucket is None else {"bucket": bucket.url, "env": bucket.env}
+        self.database = Cluster(processes, folder, **place)
         self._bucket = bucket
         self._random = Random(1)
         self._children: dict[str, Child] = {}
@@ -94,18 +94,14 @@ class ScheduleRun:
         await self._children[name].ready()
 
     async def do_start(self, name: str, *flags: str) -> None:
-        url, env = self.database.url, None
-        if self._bucket is not None:
-            url, env, flags = self._bucket.url, self._bucket.troubled, (*IN_BUCKET, *flags)
-        else:
-            flags = (*ALONE, *flags)
-        self._children[name] = self._processes.start_serve(url, *flags, env=env)
+        first = ALONE if self._bucket is None else IN_BUCKET
+        self._children[name] = self.database.start_serve(*first, *flags)
 
     async def do_stalling(self, name: str, pin: str, command: str, *flags: str) -> None:
         """A command that will stop itself at a request."""
-        argv = {"serve": (*SERVE, *ALONE), "compactor": ("compactor", "--once", *COMPACT_ALL)}
-        started = self.database.start_stalling(pin, *argv.get(command, (command,)), *flags)
-        self._children[name] = started
+        known = {"serve": (*SERVE, *ALONE), "compactor": ("compactor", "--once", *COMPACT_ALL)}
+        argv = (*known.get(command, (command,)), *flags, "--url", self.database.url)
+        self._children[name] = start_stalling(self.database.processes, pin, *argv)
 
     async def do_ready(self, name: str) -> None:
         await self._children[name].ready()
@@ -228,9 +224,7 @@ class ScheduleRun:
             check_whole_wal(self.database.folder, self.history, state)
         await child.kill()
         if self._bucket is not None:
-            argv = ("fsck", "--deep", "--url", self._bucket.url)
-            fsck = await self._processes.run(*argv, env=self._bucket.untroubled)
-            assert await fsck.exited() == ExitCode.OK, fsck.report()
+            await self.database.run("fsck", "--deep")
         else:
             await self.database.check()
         await self.do_serve("again", *(ALONE if self._bucket else ()))
@@ -282,9 +276,17 @@ class ScheduleRun:
         assert not self.database.manifest().snapshots
 
     async def do_bury(self) -> None:
-        """Others make the next manifests, and the first of them is collected: its id is free."""
-        self._is_collected = True
-        self._slot = await self.database.bury_next_manifest()
+        """Others make the next manifests, and the first of them is collected: its id is free.
+
+        Whoever was about to create it finds its name free again, and others above.
+        """
+        folder = self.database.folder
+        self._slot = manifest_ids(folder)[-1] + 1
+        await self.do_run("snapshot", "create", "--name", "passing", "--ttl", "1h")
+        await self.do_run("snapshot", "delete", "passing")
+        await self.do_collect()
+        assert not manifest_path(folder, self._slot).exists()
+        assert manifest_ids(folder)[-1] > self._slot
 
     async def do_made_again(self, name: str) -> None:
         """What was put into the manifest with that id is in the current one as well."""
@@ -335,7 +337,7 @@ class ScheduleRun:
         async with Client(child.listen, timeout_ms=IMPATIENT_MS, retry=ONE_ATTEMPT) as client:
             told = await attempt_write(self.history, client, attempt)
         assert told == "unknown: DEADLINE_EXCEEDED", told
-        health = await self._processes.run("health", "--addr", child.listen)
+        health = await self.database.processes.run("health", "--addr", child.listen)
         assert await health.exited() == ExitCode.OK, child.report()
 
     async def do_upkeep(self, name: str) -> None:
@@ -365,4 +367,4 @@ class ScheduleRun:
 
     async def _collect_while(self, is_there: Callable[[], bool]) -> None:
         self._is_collected = True
-        await self.database.collect_until_gone(is_there)
+        await self.database.collect(is_there)

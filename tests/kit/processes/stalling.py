@@ -10,10 +10,11 @@ from, if that of the command makes faults. Either may be empty. All else is the 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,39 @@ from shalekv.settings import StoreSettings
 from shalekv.store import opening as stores
 from shalekv.store.api import ObjectStore
 from shalekv.store.local import LocalStore
+from tests.kit.processes.child import Child, ChildFailed
+from tests.kit.processes.processes import Processes
 from tests.kit.store import FaultyStore, Request
 
 MODULE = "tests.kit.processes.stalling"
+STALL_S = 120
+
+
+def start_stalling(
+    processes: Processes,
+    at: str,
+    *argv: str,
+    keep: str = "",
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | None = None,
+) -> Child:
+    """Start a command that will stop itself at a request, and may keep what it deletes."""
+    command = ("-m", MODULE, at, keep, *argv)
+    return processes.start(*command, program=sys.executable, env=env, stdin=stdin)
+
+
+async def stalled(process: Child) -> None:
+    """Wait until a process has stopped itself, which must not end before."""
+
+    def wait() -> bool:
+        options = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+        found = os.waitid(os.P_PID, process.pid, options)
+        return found is not None and found.si_code == os.CLD_STOPPED
+
+    async with asyncio.timeout(STALL_S):
+        is_stopped = await asyncio.to_thread(wait)
+    if not is_stopped:
+        raise ChildFailed(f"it ended before it stopped\n{process.report()}")
 
 
 @dataclass(slots=True)

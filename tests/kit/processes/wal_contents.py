@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shalekv.core.entry import Kind
+from shalekv.core.manifest import Manifest
 from shalekv.format import names
+from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from tests.kit.processes.history import Attempt, Fate, Found, History
 
@@ -49,6 +51,15 @@ def manifest_ids(folder: Path) -> list[int]:
     files = (folder / names.MANIFEST_FOLDER).glob("*.manifest")
     parsed = (names.parse_manifest_name(names.MANIFEST_FOLDER + file.name) for file in files)
     return sorted(manifest_id for manifest_id in parsed if manifest_id is not None)
+
+
+def read_manifest(folder: Path, manifest_id: int) -> Manifest:
+    data = manifest_path(folder, manifest_id).read_bytes()
+    return decode_manifest(names.manifest_name(manifest_id), data)
+
+
+def current_manifest(folder: Path) -> Manifest:
+    return read_manifest(folder, manifest_ids(folder)[-1])
 
 
 def read_wal(folder: Path) -> list[WalObject]:

@@ -32,7 +32,7 @@ from shalekv_spark.loading.load import renewed
 from shalekv_spark.place import Place
 from shalekv_spark.store_loop import StoreLoop
 from tests.kit.processes.child import Child
-from tests.kit.processes.meanwhile import ALONE
+from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 from tests.unit.spark_load.loads import LEVELS, LOAD_ID, Row, begun, current, database, files, write
 
