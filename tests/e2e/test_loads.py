@@ -10,10 +10,6 @@ import pytest
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0
-from shalekv.format.footer import SstProperties
-from shalekv.format.names import level_name
-from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
 from shalekv_client import Absent, Client, ConditionFailed, Put, SeqEquals
@@ -28,25 +24,6 @@ FILE_KEYS = 300
 Expected = dict[bytes, bytes]
 
 
-def file_in(database: Cluster, entries: list[Entry]) -> SstInfo:
-    """A file that a tool has put into the folder of the levels."""
-    sst_id = new_uuid7()
-    name = level_name(sst_id)
-    database_id = database.manifest().database_id
-    properties = SstProperties(
-        name=name,
-        database_id=database_id,
-        writer_epoch=0,
-        writer_nonce=bytes(16),
-        write_id=bytes(16),
-    )
-    data = encode_sst(properties, entries, block_bytes=1_024, filter_bits_per_key=10)
-    path = database.folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(data)
-    return open_sst(name, data, database_id=database_id).footer.info(L0)
-
-
 def files_in(database: Cluster, expected: Expected) -> list[SstInfo]:
     """Two files, which overwrite most keys and delete one; `expected` becomes what is left."""
     entries = [
@@ -56,7 +33,8 @@ def files_in(database: Cluster, expected: Expected) -> list[SstInfo]:
     entries[7] = Entry(entries[7].key, 0, Kind.TOMBSTONE)
     del expected[entries[7].key]
     half = FILE_KEYS // 2
-    return [file_in(database, entries[:half]), file_in(database, entries[half:])]
+    parts = (entries[:half], entries[half:])
+    return [database.add_file(new_uuid7(), part, block_bytes=1_024) for part in parts]
 
 
 def load_of(infos: list[SstInfo]) -> admin_pb2.IngestSstRequest:

@@ -16,11 +16,6 @@ import pytest
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.sst_table import SstInfo
-from shalekv.core.tree import L0
-from shalekv.format.footer import SstProperties
-from shalekv.format.names import level_name
-from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.settings import GIB, MIB
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
@@ -116,20 +111,6 @@ async def ingest(database: Cluster, address: str, size: Size) -> None:
 
 
 def file_in(database: Cluster, numbers: range, random: Random) -> SstInfo:
-    sst_id = new_uuid7()
-    name = level_name(sst_id)
-    database_id = database.manifest().database_id
-    properties = SstProperties(
-        name=name,
-        database_id=database_id,
-        writer_epoch=0,
-        writer_nonce=bytes(16),
-        write_id=bytes(16),
-    )
     value = random.randbytes(VALUE_BYTES)
     entries = [Entry(key_of(number), 0, Kind.PUT, value) for number in numbers]
-    data = encode_sst(properties, entries, block_bytes=4_096, filter_bits_per_key=10)
-    path = database.folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(data)
-    return open_sst(name, data, database_id=database_id).footer.info(L0)
+    return database.add_file(new_uuid7(), entries, block_bytes=4_096)

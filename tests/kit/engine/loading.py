@@ -13,6 +13,7 @@ from shalekv.core.loads import CommittedLoad, level_rows
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.transaction import Change
+from shalekv.core.tree import L0
 from shalekv.engine.admission import Admission
 from shalekv.engine.commit import changes_bytes
 from shalekv.engine.group_commit import GroupCommit
@@ -23,6 +24,7 @@ from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.wal import list_wal
+from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
@@ -31,7 +33,6 @@ from shalekv.store.cas import CasStore
 from tests.kit.engine.commits import newest_state
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Told, yielding_runtime
-from tests.kit.samples import properties
 from tests.kit.store import STORE_NOW_MS, FaultyStore
 
 SETTINGS = LevelSettings(
@@ -140,24 +141,30 @@ async def file_of(
 ) -> SstInfo:
     """A file that stands ready, as somebody else has written it."""
     sst_id = bytes.fromhex("0198c0de00007000") + (2**63 + number).to_bytes(8, "big")
+    info, data = encoded_file((await database.manifest()).database_id, sst_id, entries, ranges)
+    await database.store.create(level_name(sst_id), data)
+    return info
+
+
+def encoded_file(
+    database_id: bytes,
+    sst_id: bytes,
+    entries: Sequence[Entry],
+    ranges: Sequence[Entry] = (),
+    *,
+    block_bytes: int = 64,
+) -> tuple[SstInfo, bytes]:
+    """What a tool writes for a database that is to load it."""
     name = level_name(sst_id)
-    database_id = (await database.manifest()).database_id
-    identity = properties(name)
-    data = encode_sst(
-        type(identity)(
-            name=name,
-            database_id=database_id,
-            writer_epoch=0,
-            writer_nonce=bytes(16),
-            write_id=bytes(16),
-        ),
-        entries,
-        ranges,
-        block_bytes=64,
-        filter_bits_per_key=10,
+    properties = SstProperties(
+        name=name,
+        database_id=database_id,
+        writer_epoch=0,
+        writer_nonce=bytes(16),
+        write_id=bytes(16),
     )
-    await database.store.create(name, data)
-    return open_sst(name, data, database_id=database_id).footer.info(0)
+    data = encode_sst(properties, entries, ranges, block_bytes=block_bytes, filter_bits_per_key=10)
+    return open_sst(name, data, database_id=database_id).footer.info(L0), data
 
 
 async def one_turn() -> None:

@@ -13,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
 from shalekv.core.audit.finding import FindingKind
+from shalekv.core.entry import Entry
 from shalekv.core.manifest import Manifest
 from shalekv.core.quorum.messages import Health
+from shalekv.core.sst_table import SstInfo
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.fsck.check import Fsck
 from shalekv.engine.quorum.links import LinkBroken, MemberStatus
+from shalekv.format.names import level_name
 from shalekv.roles.compactor import Compactor
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.settings import (
@@ -36,6 +39,7 @@ from shalekv.settings import (
 )
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
+from tests.kit.engine.loading import encoded_file
 from tests.kit.patience import patience_s
 from tests.kit.processes.child import READY_S, Child, Line
 from tests.kit.processes.in_process import real_runtime
@@ -209,6 +213,15 @@ class Cluster:
     def objects(self, folder: str) -> set[str]:
         """The names of all objects in one of the folders."""
         return {f"{folder}{path.name}" for path in (self.folder / folder).glob("*")}
+
+    def add_file(self, sst_id: bytes, entries: Sequence[Entry], *, block_bytes: int) -> SstInfo:
+        """Put a file that is to be loaded, as a tool does, into the folder of the levels."""
+        database_id = self.manifest().database_id
+        info, data = encoded_file(database_id, sst_id, entries, block_bytes=block_bytes)
+        path = self.folder / level_name(sst_id)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        return info
 
     # Safekeepers.
 
