@@ -6,6 +6,7 @@ What reads show is the subject of `test_memtable_model`.
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +60,22 @@ def test_bytes_are_counted_from_the_landing_on() -> None:
         memtable.land(range_delete(seq, *[(b"a", b"c"), (b"x", b"")][: 4 - seq]))
         assert memtable.size_bytes == 2 * FRAGMENT_BYTES + 3
     assert memtable.range_tombstone_count == 2
+
+
+def test_accounted_memory_is_not_too_little() -> None:
+    """Python allocates no more for small entries than is accounted."""
+    commits, count = 400, 50
+    tracemalloc.start()
+    try:
+        memtable = Memtable()
+        for seq in range(1, commits + 1):
+            changes = [put(b"key/%08d" % (seq * count + n), b"") for n in range(count)]
+            landed(run_of(seq, *changes), into=memtable)
+            merge(memtable)
+        allocated_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert allocated_bytes <= memtable.size_bytes
 
 
 def test_merges_drop_what_is_hidden_and_memory_falls() -> None:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalResult
+from shalekv.core.compaction.publish import CompactorId
+from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Entry, Kind
+from shalekv.core.key_range import KeyRange
 from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.core.loads import is_pending, register_load
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
+from shalekv.engine.compaction.outputs import Authorship, LevelWriter
 from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.part import Part, run_part
 from shalekv.errors import BadChecksum, IllegalState
+from shalekv.format.columns import Columns
 from shalekv.format.footer import SstProperties
 from shalekv.format.load_record import load_entry
 from shalekv.format.names import level_name, wal_name
+from shalekv.format.section import Section
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.system_key import record_key
+from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.local import LocalStore
 from tests.kit.engine.compaction import (
     STORE_NOW_MS,
     CompactedDatabase,
@@ -34,6 +47,7 @@ from tests.kit.engine.compaction import (
 )
 from tests.kit.engine.hand_clock import HandClock
 from tests.kit.engine.naive_merge import NaiveTree
+from tests.kit.inline_runtime import inline_runtime
 from tests.unit.engine.compaction.range_jobs import ranged
 
 OVER_MS = STORE_NOW_MS + 5
@@ -177,6 +191,50 @@ async def test_a_large_merge_is_divided_and_each_part_reads_its_share() -> None:
     assert sum(info.entry_count for info in result.outputs) == len(keys)
     # Each part reads the block at its border, and the metadata of what it has a share of, too.
     assert database.compactions.counters.read_bytes - before < 1.5 * job.input_bytes
+
+
+async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
+    """Inputs three times as large as the memory are merged within it, filters included."""
+    runtime = inline_runtime()
+    store = CasStore(LocalStore(tmp_path, runtime), runtime, StoreSettings())
+    pace, random = Pace(runtime.clock, 0), Random(1)
+    lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
+    author = Authorship(bytes(16), CompactorId(1, bytes(16)), lease_id, logical_time_ms=1)
+    settings = LevelSettings(codec=LevelCodec.NONE, block_bytes=4 * KIB)
+    memory_bytes, runs, rows, step = 4 * MIB, 4, 10_500, 500
+    sources = []
+    for run in range(runs):
+        writer = LevelWriter(store, author, settings, pace)
+        sst = writer.begin()
+        for first in range(0, rows, step):
+            keys = [b"%08d" % (runs * n + run) for n in range(first, first + step)]
+            values = [random.randbytes(300) for _ in keys]
+            put_kinds = bytes([Kind.PUT]) * step
+            sst.add(
+                Section.POINTS, Columns(keys, [runs - run] * step, put_kinds, values, [0] * step)
+            )
+        sources.append([await writer.create(sst, L0)])
+    assert sum(info.size_bytes for run in sources for info in run) > 3 * memory_bytes
+    part = Part(
+        author=author,
+        target_level=1,
+        sources=sources,
+        keys=KeyRange(b"", b""),
+        older=OlderKeys(),
+        expiry_horizon_ms=0,
+        cuts=(),
+        levels=settings,
+        memory_bytes=memory_bytes,
+        bytes_per_s=0,
+    )
+    tracemalloc.start()
+    try:
+        result = await run_part(store, part, pace)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(info.entry_count for info in result.outputs) == runs * rows
+    assert peak_bytes < memory_bytes, f"{peak_bytes:,} bytes"
 
 
 def properties(database: CompactedDatabase, name: str) -> SstProperties:
