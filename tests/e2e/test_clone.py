@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +16,23 @@ from shalekv.core.origins import foreign_ids
 from shalekv.engine.fsck.check import Fsck
 from shalekv.format.names import LEVELS_FOLDER, parse_level_name
 from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.compactor import Compactor
-from shalekv.settings import (
-    KIB,
-    CompactorSettings,
-    CompactSettings,
-    LevelSettings,
-    StoreSettings,
-    UrlSettings,
-)
-from shalekv.store.cas import CasStore
-from shalekv.store.opening import open_store
 from shalekv_client import Client, Put, RetryPolicy
 from tests.kit.processes.child import Child
-from tests.kit.processes.in_process import real_runtime
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.servers.fixtures import BUCKET
 from tests.servers.s3 import S3Server
 
 DEADLINE_S = 200
-STORE = {
-    "endpoint_url": "SHALEKV_STORE__ENDPOINT_URL",
-    "cas": "SHALEKV_STORE__CAS",
-    "records_url": "SHALEKV_STORE__RECORDS_URL",
-}
 PLAIN = RetryPolicy(idempotent=False)  # records of idempotency keys are merged much later
 POLL_S = 0.05
 KEYS = [b"key%04d" % number for number in range(400)]
 
-ALONE = ("--no-with-compactor", "--no-with-collector")
 SMALL = (
     *("--wal-trigger-age-ms", "0", "--wal-trigger-count", "1", "--l0-trigger-count", "1"),
     *("--sst-bytes", "65536", "--block-bytes", "1024", "--base-level-bytes", "65536"),
 )
+MERGED = ("--wal-trigger-count", "1", "--l0-trigger-count", "1", "--block-bytes", "1024")
 COMPACT = ("--compactor-poll-ms", "20", "--compactor-idle-poll-ms", "50", *SMALL)
 COLLECT = (
     *("--collect-interval-ms", "50", "--collect-age-s", "0", "--wal-retention-s", "0"),
@@ -68,23 +51,18 @@ class Databases:
         self._processes = processes
         self.env = dict(env)
 
-    def url(self, name: str) -> str:
-        return f"{self.root}/{name}"
+    def __getitem__(self, name: str) -> Cluster:
+        return Cluster(self._processes, Path(), bucket=self.root, name=name, env=self.env)
 
-    async def serve(self, name: str, *flags: str) -> Child:
-        return await self._processes.serve(self.url(name), *(flags or ALONE), env=self.env)
+    async def serve(self, name: str) -> Child:
+        return await self[name].serve(*ALONE)
 
     def start(self, command: str, name: str, *flags: str) -> Child:
-        return self._processes.start(command, "--url", self.url(name), *flags, env=self.env)
-
-    async def run(self, command: str, name: str, *flags: str) -> str:
-        child = self.start(command, name, *flags)
-        assert await child.exited() == ExitCode.OK, child.report()
-        return child.stdout()
+        return self._processes.start(command, "--url", self[name].url, *flags, env=self.env)
 
     async def clone(self, name: str, to: str, *flags: str) -> dict[str, Any]:
-        flags = ("--to", self.url(to), "--format", "json", *flags)
-        told: dict[str, Any] = json.loads(await self.run("clone", name, *flags))
+        flags = ("--to", self[to].url, "--format", "json", *flags)
+        told: dict[str, Any] = json.loads((await self[name].run("clone", *flags)).stdout())
         return told
 
     async def fill(self, name: str) -> Rows:
@@ -92,40 +70,21 @@ class Databases:
         server = await self.serve(name)
         async with plain(server) as client:
             await client.write([Put(key, b"compacted " * 20) for key in KEYS])
-            await self.compact(name)
+            await self[name].compact(*MERGED)
             await client.write([Put(key, b"in the log") for key in KEYS[::3]])
             await client.delete(KEYS[1])
         found = await scanned(server)
         assert await server.stop() == ExitCode.OK
         return found
 
-    async def compact(self, name: str) -> None:
-        """Merge all that is there, within this process: starting one takes longer."""
-        async with self._opened(name) as store:
-            settings = CompactSettings(
-                database=UrlSettings(url=self.url(name)),
-                levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
-                compactor=CompactorSettings(
-                    wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1
-                ),
-                store=store.settings,
-            )
-            plain_store = open_store(self.url(name), store.runtime, store.settings)
-            compactor = await Compactor.open(
-                plain_store, settings=settings, runtime=store.runtime, hurry=asyncio.Event()
-            )
-            await compactor.run(is_once=True)
-            await compactor.close()
-            await plain_store.close()
-
     async def check(self, name: str) -> None:
         """Every object of it is as it has to be."""
-        async with self._opened(name) as store:
+        async with self[name].store() as store:
             found = [each async for each in Fsck(store, is_deep=True).findings()]
         assert not [each for each in found if each.kind.is_damage]
 
     async def manifest(self, name: str) -> Manifest:
-        async with self._opened(name) as store:
+        async with self[name].store() as store:
             return await StoredManifest(store).refresh()
 
     async def pins(self, name: str) -> list[str]:
@@ -134,20 +93,9 @@ class Databases:
         return [each.name for each in snapshots if each.name.startswith("clone ")]
 
     async def ssts(self, name: str) -> set[bytes]:
-        async with self._opened(name) as store:
+        async with self[name].store() as store:
             infos = [info async for info in store.reads.list(LEVELS_FOLDER)]
         return {found for info in infos if (found := parse_level_name(info.name)) is not None}
-
-    @asynccontextmanager
-    async def _opened(self, name: str) -> AsyncIterator[CasStore]:
-        given = {key: self.env[name] for key, name in STORE.items() if name in self.env}
-        settings = StoreSettings.model_validate(given)
-        with real_runtime() as runtime:
-            store = open_store(self.url(name), runtime, settings)
-            try:
-                yield CasStore(store, runtime, settings)
-            finally:
-                await store.close()
 
 
 @pytest.fixture
@@ -162,7 +110,7 @@ def in_bucket(
     """In a folder of a bucket, which this process may read, too."""
     for variable, value in server.environment.items():
         monkeypatch.setenv(variable, value)
-    env = server.environment | {STORE["endpoint_url"]: server.endpoint}
+    env = server.environment | {"SHALEKV_STORE__ENDPOINT_URL": server.endpoint}
     return Databases(processes, f"s3://{BUCKET}/{tmp_path.name}", env)
 
 
@@ -190,8 +138,8 @@ async def test_a_clone_where_records_decide(
     """The same where both databases are created in two phases, whose pins are, too."""
     databases = in_bucket(processes, s3_server, tmp_path, monkeypatch)
     databases.env |= {
-        STORE["cas"]: "two_phase",
-        STORE["records_url"]: f"sqlite://{tmp_path}/records.db",
+        "SHALEKV_STORE__CAS": "two_phase",
+        "SHALEKV_STORE__RECORDS_URL": f"sqlite://{tmp_path}/records.db",
     }
     await check_life_apart(databases)
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from shalekv.engine.quorum.links import LinkBroken, MemberStatus
 from shalekv.format.names import level_name
 from shalekv.roles.compactor import Compactor
 from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.runtime import Runtime
 from shalekv.settings import (
     CollectorSettings,
     CompactorSettings,
@@ -37,8 +39,9 @@ from shalekv.settings import (
     StoreSettings,
     UrlSettings,
 )
+from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.local import LocalStore
+from shalekv.store.opening import open_store
 from tests.kit.engine.loading import encoded_file
 from tests.kit.patience import patience_s
 from tests.kit.processes.child import READY_S, Child, Line
@@ -101,6 +104,7 @@ class Cluster:
         *,
         count: int = 0,
         bucket: str | None = None,
+        name: str = "db",
         env: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing runs yet; everything is written below `folder`, or to another `bucket`.
@@ -110,7 +114,7 @@ class Cluster:
         self.processes = processes
         self.env = dict(env or {})
         self.bucket = bucket or f"file://{folder}/bucket"
-        self.url = f"{self.bucket}/db"
+        self.url = f"{self.bucket}/{name}"
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self.nodes: list[Child | None] = [None] * count
         self._below = folder
@@ -155,6 +159,27 @@ class Cluster:
 
     # What happens to the objects.
 
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[CasStore]:
+        """The objects, for this process, which has the credentials of the bucket in its own."""
+        async with self._opened() as (store, runtime):
+            yield CasStore(store, runtime, self._settings)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[tuple[ObjectStore, Runtime]]:
+        with real_runtime() as runtime:
+            store = open_store(self.url, runtime, self._settings)
+            try:
+                yield store, runtime
+            finally:
+                await store.close()
+
+    @property
+    def _settings(self) -> StoreSettings:
+        names = {name: f"SHALEKV_STORE__{name.upper()}" for name in StoreSettings.model_fields}
+        given = {name: self.env[each] for name, each in names.items() if each in self.env}
+        return StoreSettings.model_validate(given)
+
     async def compact(self, *flags: str) -> None:
         """Compact everything that is in the log; `flags` are as those of `shalekv compactor`."""
         given: dict[str, Any] = {"sst_bytes": 65_536, "wal_trigger_age_ms": 0}
@@ -165,9 +190,9 @@ class Cluster:
             database=UrlSettings(url=self.url),
             levels=LevelSettings.model_validate(levels),
             compactor=CompactorSettings.model_validate(given),
+            store=self._settings,
         )
-        with real_runtime() as runtime:
-            store = LocalStore(self.folder, runtime)
+        async with self._opened() as (store, runtime):
             hurry = asyncio.Event()
             compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
             await compactor.run(is_once=True)
@@ -176,14 +201,12 @@ class Cluster:
     async def collect(self, is_there: Callable[[], bool] = lambda: False) -> None:
         """Collect whatever has been needless for a moment; again, as long as something is there."""
         settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
-        with real_runtime() as runtime:
-            store = CasStore(LocalStore(self.folder, runtime), runtime, StoreSettings())
+        async with self.store() as store, asyncio.timeout(patience_s(STALL_S)):
             collecting = Collecting(store, settings)
-            async with asyncio.timeout(patience_s(STALL_S)):
+            await collecting.collect()
+            while is_there():
+                await LoopClock().sleep_ms(50)  # ages and lives are times of the store
                 await collecting.collect()
-                while is_there():
-                    await runtime.clock.sleep_ms(50)  # ages and lives are times of the store
-                    await collecting.collect()
 
     async def collect_until(self, accept: Callable[[Line], bool]) -> None:
         """Run a collector that spares nothing, until a log line is accepted; it meets no error."""
@@ -195,10 +218,9 @@ class Cluster:
 
     async def check(self) -> None:
         """No object is damaged or missing; orphans wait for the collector."""
-        with real_runtime() as runtime:
-            store = CasStore(LocalStore(self.folder, runtime), runtime, StoreSettings())
+        async with self.store() as store:
             found = [finding async for finding in Fsck(store, is_deep=True).findings()]
-            assert [each for each in found if each.kind is not FindingKind.ORPHAN] == []
+        assert [each for each in found if each.kind is not FindingKind.ORPHAN] == []
 
     async def drop_snapshots(self) -> None:
         for snapshot in self.manifest().snapshots:
