@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shalekv.errors import Fenced
+from shalekv.errors import Fenced, Stopping
 from shalekv.v1 import kv_pb2
 from shalekv_client import (
     Absent,
@@ -19,6 +19,7 @@ from shalekv_client import (
     SessionToken,
     WrongDatabase,
 )
+from shalekv_client import Stopping as ClientStopping
 from shalekv_client.policies import Routing
 from tests.kit.serving.dict_server import losing, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster, until_asked, until_called
@@ -26,6 +27,7 @@ from tests.unit.client.cluster import Cluster, cluster, until_asked, until_calle
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
 WITHOUT_KEYS = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20, idempotent=False)
 FENCED = refusing(Fenced("another took over", own_epoch=7, newer_epoch=8))
+STOPPING = refusing(Stopping("stopping"))
 
 together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "alone"])
 
@@ -112,6 +114,17 @@ async def test_fenced_writer_is_left_for_the_new_one(*, coalesce: bool) -> None:
             running.tell(new)
             assert (await write).seq > 1 << 32
         assert old.state.calls["Put"] == 2
+
+
+async def test_writer_that_stops_is_asked_no_more_often_than_the_policy_says() -> None:
+    """STOPPING of the only writer: the attempts are counted, although it is the one found."""
+    async with cluster() as running:
+        running.writer.state.failures.extend([STOPPING] * 99)
+        policy = RetryPolicy(attempts_max=4, backoff_initial_ms=1)
+        async with Client(running.addresses, retry=policy) as client:
+            with pytest.raises(ClientStopping):
+                await client.put(b"k", b"v")
+        assert writes(running) == [0, 0, 4]
 
 
 async def test_silent_writer_is_left_when_there_is_another() -> None:

@@ -76,8 +76,10 @@ async def test_what_does_not_pass_is_raised(
 
 
 async def test_what_does_not_fit_in_a_message_never_leaves(server: DictServer) -> None:
-    """A load of very many files is refused here."""
+    """A load of very many files is refused here, and one that has no time."""
     async with Client(server.address, message_bytes_max=1_000) as client:
         with pytest.raises(RefusedRequest, match="IngestSst has"):
             await client.ingest("monday", SSTS * 100)
+        with pytest.raises(ValueError, match="timeout_ms must be positive"):
+            await client.ingest("monday", SSTS, timeout_ms=0)
     assert not server.state.calls["IngestSst"]

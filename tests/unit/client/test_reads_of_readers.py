@@ -14,6 +14,8 @@ from shalekv_client import (
     RetryPolicy,
     SyncClient,
     TooStale,
+    endpoints,
+    members,
 )
 from tests.kit.serving.dict_server import Failure, bare, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
@@ -85,6 +87,23 @@ async def test_server_that_hangs_costs_one_read() -> None:
             hung.state.failures.clear()
             while hung.state.calls["Get"] == 1:
                 assert (await client.get(b"k")) is not None
+
+
+async def test_closing_does_not_wait_for_a_server_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is asked for its status, and does not answer, is left."""
+    async with cluster(readers=1) as running:
+        await fill(running)
+        (hung,) = running.readers
+        hung.state.failures.append(bare(grpc.StatusCode.UNAVAILABLE))
+        hung.state.status_is_silent = True
+        monkeypatch.setattr(endpoints, "AVOID_INITIAL_S", 0.0)
+        monkeypatch.setattr(members, "PROBE_MS", HOURS_MS)
+        async with Client(running.addresses) as client, asyncio.timeout(10.0):
+            while not hung.state.statuses:
+                assert (await client.get(b"k")) is not None
+            await client.close()
 
 
 async def test_reader_that_lags_costs_one_read() -> None:

@@ -193,9 +193,12 @@ def test_advice_is_a_minimum() -> None:
 
 
 def test_backoff_grows_to_its_limit() -> None:
-    """Without advice delays double up to the limit, and are spread over half of their length."""
-    policy = RetryPolicy(attempts_max=9, backoff_initial_ms=100, backoff_max_ms=800)
+    """Without advice delays double up to the limit, and are spread over half of their length; none
+    comes after the last attempt.
+    """
+    policy = RetryPolicy(attempts_max=7, backoff_initial_ms=100, backoff_max_ms=800)
     longest = [policy.delay_ms(n, stopping(), 1.0) for n in range(1, 7)]
     shortest = [policy.delay_ms(n, stopping(), 0.0) for n in range(1, 7)]
     assert longest == [100.0, 200.0, 400.0, 800.0, 800.0, 800.0]
     assert shortest == [50.0, 100.0, 200.0, 400.0, 400.0, 400.0]
+    assert policy.delay_ms(7, stopping(), 0.5) is None

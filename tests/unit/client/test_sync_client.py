@@ -17,6 +17,7 @@ from shalekv_client import (
     NotSent,
     Put,
     SyncClient,
+    SyncSession,
 )
 from tests.kit.serving.dict_server import DictServer, received, silent
 
@@ -99,15 +100,15 @@ async def test_closing_ends_everything(server: DictServer) -> None:
     server.state.failures.append(silent())
     threads = threading.active_count()
 
-    def begin() -> tuple[SyncClient, Future[object]]:
+    def begin() -> tuple[SyncClient, SyncSession, Future[object]]:
         client = SyncClient(server.address)
         session = client.session()
         future: Future[object] = Future()
         put = session.put(b"k", b"v")
         put.add_done_callback(lambda done: future.set_exception(done.exception()))
-        return client, future
+        return client, session, future
 
-    client, future = await asyncio.to_thread(begin)
+    client, session, future = await asyncio.to_thread(begin)
     await received(server, 1)
 
     def end() -> None:
@@ -116,6 +117,8 @@ async def test_closing_ends_everything(server: DictServer) -> None:
         assert isinstance(future.exception(timeout=0), Abandoned)
         with pytest.raises(ClientClosed, match="the client is closed"):
             client.get(b"k")
+        with pytest.raises(ClientClosed):
+            session.put(b"k", b"v")
         with pytest.raises(ClientClosed):
             client.session()
         with pytest.raises(ClientClosed):

@@ -53,13 +53,21 @@ def test_token_of_a_later_version_is_told_apart() -> None:
         SessionToken.parse("AgABAgMEBQYHCAkKCwwNDg8AAAAAAAAACa-whRA")
 
 
+def test_token_has_the_id_of_a_database() -> None:
+    """And a seq of 64 bits: a token of something else cannot be made."""
+    for database_id, seq in ((b"short", 1), (DATABASE, -1), (DATABASE, 1 << 64)):
+        with pytest.raises(InvalidToken, match="16 bytes"):
+            SessionToken(database_id, seq)
+
+
 def test_greatest_seq_is_kept() -> None:
-    """An older reply does not take back what a newer one has told."""
+    """An older reply, or one of a server that does not tell its database, takes back nothing."""
     seen = Freshness()
     assert seen.token is None
     seen.meet(DATABASE, "a:1")
     for seq in (5, 3):
         seen.seen(seq)
+    seen.meet(b"", "a:1")
     assert seen.token == SessionToken(DATABASE, 5)
 
 
