@@ -1,4 +1,4 @@
-"""`shalekv snapshot` and `shalekv store verify`, with no server around."""
+"""`shalekv snapshot`, `consumers` and `store verify`, with no server around."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ async def _database(name: str = "") -> CollectedDatabase:
     await database.compact(2)
     if name:
         await database.snapshots().create(name=name, ttl_ms=1_000)
+        await database.consumers(ttl_s=1).hold(name, 2)
     return database
 
 
@@ -45,7 +46,7 @@ def listed(url: str) -> list[dict[str, Any]]:
 
 
 def test_expired_snapshot_is_listed_as_that(tmp_path: Path) -> None:
-    """It pins nothing; renewing or sharing it is refused, with an exit code."""
+    """It pins nothing; renewing or sharing it is refused, with an exit code. So is a consumer."""
     save(asyncio.run(_database(name="short")), tmp_path / "db")
     url = f"file://{tmp_path}/db"
     (row,) = listed(url)
@@ -56,6 +57,9 @@ def test_expired_snapshot_is_listed_as_that(tmp_path: Path) -> None:
         assert isinstance(error, Exception)
         assert exit_code_of(error) is ExitCode.USAGE
         assert "Begin again" in str(error)
+    consumers = CliRunner().invoke(shalekv, ["consumers", "list", "--url", url, "--format", "json"])
+    row = json.loads(consumers.stdout)
+    assert (row["name"], row["wal_id_min"], row["expires"]) == ("short", 2, "expired")
 
 
 LITTLE = ("--parallel", "2", "--rounds", "2", "--large-object-bytes", "1000")

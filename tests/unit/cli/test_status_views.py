@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from shalekv.cli.measures import size
 from shalekv.cli.status_sections import print_sections, remarks_on
 from shalekv.cli.top_rates import Between
 from shalekv.cli.top_servers import Seen
@@ -236,6 +237,19 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert expected in text
     assert "stands out" not in text
+    assert "Snapshots, and" in text
+    print_sections(replace(writer(10_000, 1), snapshots=()))
+    assert "Snapshots, and" not in capsys.readouterr().out
+
+
+def test_sizes_have_their_units() -> None:
+    """Up to the greatest one, of which there may be many."""
+    assert [size(each) for each in (None, 5, 3 << 20, 3_072 << 40)] == [
+        "?",
+        "5 B",
+        "3.0 MiB",
+        "3,072.0 TiB",
+    ]
 
 
 def test_a_reader_tells_how_it_follows_and_of_watches_and_calls(

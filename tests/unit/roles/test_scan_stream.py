@@ -181,8 +181,9 @@ def test_cut_and_lengthened_tokens_are_refused(
     assert "short" in problem_of(encode(PageToken(token.view, b""), request_), request_)
 
 
-def test_token_of_a_later_version_is_refused() -> None:
-    """What a later server gave out is intact, and yet not understood."""
+def test_token_of_elsewhere_is_refused() -> None:
+    """What another database, or a later server, gave out is intact, and yet not understood."""
+    assert "another database" in problem_of(encode(TOKEN, scan()), scan(), b"e" * 16)
     later = bytearray(encode(TOKEN, scan()))
     later[4] = 3
     later[:4] = crc32c(bytes(later[4:])).to_bytes(4, "little")

@@ -14,7 +14,7 @@ from shalekv_spark.feed import query as feed_query
 from shalekv_spark.feed.log import FeedLog
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.query import FeedQuery
-from tests.unit.spark_feed.feed_database import FeedDatabase
+from tests.unit.spark_feed.feed_database import EPOCH, FeedDatabase
 
 ALL = ReadAllAvailable()
 
@@ -165,11 +165,14 @@ async def test_another_database_is_noticed() -> None:
 
 @pytest.mark.parametrize("written_again", [0, 1, 3])
 async def test_an_older_state_is_noticed(written_again: int) -> None:
-    """Where its log ends too early, and by the bytes that stand before the offset."""
+    """Where its log ends too early, and by the bytes that stand before the offset; a query that is
+    running notices it with the epoch of another writer.
+    """
     database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):
         await database.put(key)
-    *_, end = await batches(database.query(startingOffset=0), ALL)
+    running = database.query(startingOffset=0, pollIntervalMs=0)
+    *_, end = await batches(running, ALL)
     await database.query().latest(end, ALL)
     await remove(database, 1, 2)
     database.last_wal_id = 0
@@ -179,6 +182,9 @@ async def test_an_older_state_is_noticed(written_again: int) -> None:
         await database.query().latest(end, ALL)
     with pytest.raises(IllegalState, match="older state"):
         await database.query().parts(replace(end, wal_id=0), end)
+    await database.edit(lambda manifest: replace(manifest, writer_epoch=2 * EPOCH))
+    with pytest.raises(IllegalState, match="older state"):
+        await running.latest(end, ALL)
     again = database.query()  # of a first batch, for which Spark asks where it began
     start = await again.initial()
     with pytest.raises(IllegalState, match="older state"):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
 from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import OriginLost, SnapshotNotFound
+from shalekv.manifest.stored import StoredManifest
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.partitions import Wanted, key_range
 from shalekv_spark.scanning.planning import Reading, plan_from
 from shalekv_spark.scanning.view import pin_existing, pin_new
+from shalekv_spark.scanning.wal_tail import read_tail
 from tests.kit.engine import places
 from tests.kit.engine.places import delete_range, everything, puts
 from tests.kit.processes.in_process import real_runtime
+from tests.unit.spark_feed.feed_database import FeedDatabase
 
 ALL = KeyRange(b"", b"")
 NOWHERE = Place("file:///nowhere")  # what tasks are told; the tests read from other stores
@@ -85,6 +91,17 @@ async def test_a_database_that_nobody_has_written_is_empty() -> None:
     assert await scanned(database) == []
     await database.compact()
     assert await scanned(database) == []
+
+
+async def test_versions_that_stand_in_one_object_of_the_wal() -> None:
+    """The newest is shown, and all of them to who asks for that."""
+    database = await FeedDatabase.created()
+    await database.object([Entry(b"k", seq, Kind.PUT, b"v") for seq in (3, 2, 1)])
+    store = database.cas()
+    manifest = replace(await StoredManifest(store).refresh(), wal_id_last_seen=0)
+    for all_versions, expected in ((False, [3]), (True, [3, 2, 1])):
+        tail = await read_tail(store, manifest, memory_bytes=1 << 20, all_versions=all_versions)
+        assert [*tail.rows.seqs] == expected
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])

@@ -10,6 +10,7 @@ from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
 from shalekv.core.range_tombstones import RangeTombstones
 from shalekv.core.sst_table import SstInfo
+from shalekv.core.tree import SortedRun
 from shalekv.format.columns import columns_of
 from shalekv.format.statistics import BlockWeight
 from shalekv_spark.scanning.partitions import (
@@ -18,11 +19,13 @@ from shalekv_spark.scanning.partitions import (
     Wanted,
     clipped,
     divided,
+    in_range,
     key_range,
     ranges_between,
     rows_between,
     slots_between,
     weights_of_rows,
+    weights_of_run,
     worth_reading,
 )
 from shalekv_spark.scanning.scan_task import WalSlot
@@ -71,6 +74,14 @@ def test_parts_are_about_as_large_and_cover_the_range() -> None:
     assert held == [10] * 20
 
 
+def test_range_without_anything_is_one_part() -> None:
+    """So is one that holds no key."""
+    assert divided(ALL, [], Wanted()) == [ALL]
+    empty = KeyRange(b"c", b"b")
+    assert divided(empty, [blocks(b"c", b"d")], Wanted(100)) == [empty]
+    assert in_range([SortedRun.of(1, [sst(b"a", b"z")])], empty) == []
+
+
 def test_keys_that_begin_blocks_of_two_sources_stay_together() -> None:
     """A border is never inside of a key's versions."""
     parts = divided(ALL, [blocks(b"a", b"b", b"c"), blocks(b"a", b"b", b"c")], Wanted(100))
@@ -110,9 +121,11 @@ def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:
 
 
 def test_blocks_beyond_the_range_do_not_count() -> None:
-    """One that begins before it counts from its start."""
+    """One that begins before it counts from its start; so does an SST without an index."""
     found = clipped(blocks(b"a", b"c", b"e"), KeyRange(b"b", b"e"))
     assert [block.first_key for block in found] == [b"b", b"c"]
+    run = [sst(b"a", b"c", 10), sst(b"d", b"e", 20)]
+    assert [*weights_of_run(run, {}, KeyRange(b"b", b""))] == [(b"b", 10), (b"d", 20)]
 
 
 def test_tail_is_divided_like_all_else() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from shalekv.cli.compaction_sweep import variations
 from shalekv.core.compaction.bill import MONTH_S, Prices, Requests, monthly_bill
 from shalekv.core.compaction.outcome import Setup
 from shalekv.core.compaction.rehearsal import overhead_bytes
 from shalekv.core.compaction.simulate import predict, simulate
-from shalekv.core.compaction.workload import KeyOrder, Workload
+from shalekv.core.compaction.workload import KeyOrder, Workload, operations
 from shalekv.core.entry import Entry, Kind
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst_encode import encode_sst
@@ -67,6 +69,27 @@ def test_the_same_workload_gives_the_same_figures() -> None:
     assert simulate(workload(), SMALL) == one
     assert predict(workload(), SMALL) == one.amplification
     assert predict(replace(workload(), seed=2), SMALL) != one.amplification
+
+
+@pytest.mark.parametrize("order", [KeyOrder.SEQUENTIAL, KeyOrder.TIME_ORDERED])
+def test_keys_ascend_but_for_late_ones(order: KeyOrder) -> None:
+    """Deletes meet the lowest keys, and overwrites any key that was written."""
+    deleting = operations(replace(workload(order), delete_share=0.2))
+    ordinals = deleting.keys[~deleting.deletes] >> 26
+    late = np.arange(1, len(ordinals) + 1) - ordinals.astype(np.int64)
+    assert (late.min(), late.any()) == (0, order is KeyOrder.TIME_ORDERED)
+    oldest = deleting.keys[deleting.deletes] >> 26
+    assert oldest.max() < ordinals.max() / 2
+    overwriting = operations(replace(workload(order), overwrite_share=0.4)).keys
+    above_all = float((overwriting == np.maximum.accumulate(overwriting)).mean())
+    assert above_all == pytest.approx(0.6, abs=0.03) or order is KeyOrder.TIME_ORDERED
+
+
+def test_a_setting_is_varied_alone() -> None:
+    """Of the levels, too; all others are the defaults."""
+    default, varied = variations({"sst_bytes": ["32MiB"]})
+    assert default.setup == Setup()
+    assert varied.setup == replace(Setup(), levels=LevelSettings(sst_bytes=32 * MIB))
 
 
 def test_writes_that_are_too_fast_wait() -> None:
