@@ -5,10 +5,12 @@ beside what the format package makes of the same bytes.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -28,6 +30,8 @@ from shalekv_spark.arrow import blocks, objects
 from shalekv_spark.arrow.blocks import rows_of_blocks
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.arrow.rows import Rows, rows_of
+from shalekv_spark.place import Place
+from shalekv_spark.scanning.scan_task import read
 from tests.kit.forging import resealed
 from tests.kit.samples import LEVEL_NAME, properties, put, range_tombstone, tombstone
 from tests.unit.spark_arrow.scanned import (
@@ -130,7 +134,8 @@ async def test_an_error_of_the_store_is_told(at: int) -> None:
                 pass
 
 
-async def test_blocks_that_are_fetched_apart_are_in_order() -> None:
+@pytest.mark.parametrize("memory_bytes", [0, MIB], ids=["apart", "together"])
+async def test_blocks_that_are_fetched_are_in_order(memory_bytes: int) -> None:
     """A block may begin above the first key of the block before, and still below its last."""
     database = ScannedDatabase(Random(1), (100,))
     info = database.levels.add(0, many(3, 1, 60), block_bytes=140)
@@ -143,7 +148,7 @@ async def test_blocks_that_are_fetched_apart_are_in_order() -> None:
     database.sources.append([database.levels.sst(name).footer.info(0)])
     database.stored.append(put(b"", 1))
     with pytest.raises(BadStructure, match="ends with the same key or above"):
-        await batches_of(database.store, database.task(memory_bytes=0))
+        await batches_of(database.store, database.task(memory_bytes=memory_bytes))
 
 
 async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +171,19 @@ async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
     assert (await anext(batches)).num_rows
     await batches.aclose()
     assert asyncio.all_tasks() == before
+
+
+def test_a_task_travels(tmp_path: Path) -> None:
+    """A task is pickled, and read elsewhere from a store that is opened there."""
+    database = ScannedDatabase(Random(1))
+    database.add_run(many(500, 1))
+    name = level_name(database.levels.infos[0].id)
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_bytes(database.levels.data(name))
+    task = database.task(place=Place(f"file://{tmp_path}"))
+    batches = read(pickle.loads(pickle.dumps(task)))  # noqa: S301 - our own
+    keys = pa.Table.from_batches(batches).column("key").to_pylist()
+    assert keys == [e.key for e in expected(task, database.stored)]
 
 
 ALL_FLAGS = [

@@ -93,13 +93,14 @@ async def test_a_database_that_nobody_has_written_is_empty() -> None:
     assert await scanned(database) == []
 
 
-async def test_versions_that_stand_in_one_object_of_the_wal() -> None:
+async def test_versions_that_stand_in_few_objects_of_the_wal() -> None:
     """The newest is shown, and all of them to who asks for that."""
     database = await FeedDatabase.created()
     await database.object([Entry(b"k", seq, Kind.PUT, b"v") for seq in (3, 2, 1)])
+    await database.put(b"k")
     store = database.cas()
-    manifest = replace(await StoredManifest(store).refresh(), wal_id_last_seen=0)
-    for all_versions, expected in ((False, [3]), (True, [3, 2, 1])):
+    manifest = replace(await StoredManifest(store).refresh(), wal_id_last_seen=1)
+    for all_versions, expected in ((False, [4]), (True, [4, 3, 2, 1])):
         tail = await read_tail(store, manifest, memory_bytes=1 << 20, all_versions=all_versions)
         assert [*tail.rows.seqs] == expected
 

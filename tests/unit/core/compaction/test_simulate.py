@@ -87,9 +87,9 @@ def test_keys_ascend_but_for_late_ones(order: KeyOrder) -> None:
 
 def test_a_setting_is_varied_alone() -> None:
     """Of the levels, too; all others are the defaults."""
-    default, varied = variations({"sst_bytes": ["32MiB"]})
+    default, varied = variations({"sst_bytes": ["64MiB"]})
     assert default.setup == Setup()
-    assert varied.setup == replace(Setup(), levels=LevelSettings(sst_bytes=32 * MIB))
+    assert varied.setup == replace(Setup(), levels=LevelSettings(sst_bytes=64 * MIB))
 
 
 def test_writes_that_are_too_fast_wait() -> None:
