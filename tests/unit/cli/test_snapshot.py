@@ -46,7 +46,9 @@ def listed(url: str) -> list[dict[str, Any]]:
 
 
 def test_expired_snapshot_is_listed_as_that(tmp_path: Path) -> None:
-    """It pins nothing; renewing or sharing it is refused, with an exit code. So is a consumer."""
+    """It pins nothing; renewing or sharing it is refused, with an exit code. A consumer whose lease
+    is over is listed as that, too.
+    """
     save(asyncio.run(_database(name="short")), tmp_path / "db")
     url = f"file://{tmp_path}/db"
     (row,) = listed(url)
