@@ -26,8 +26,8 @@ from shalekv_spark.feed.offset import FeedWalCollected, OffsetValue
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.source import ChangesReader
 from shalekv_spark.place import Place
+from tests.kit.engine.feed_database import FeedDatabase
 from tests.kit.processes.in_process import Served, real_runtime, serving
-from tests.unit.spark_feed.feed_database import FeedDatabase
 
 ALL = ReadAllAvailable()
 NAMED = {"consumer": "totals", "consumerTtl": 60}

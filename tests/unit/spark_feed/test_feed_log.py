@@ -14,7 +14,7 @@ from shalekv_spark.feed import query as feed_query
 from shalekv_spark.feed.log import FeedLog
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.query import FeedQuery
-from tests.unit.spark_feed.feed_database import EPOCH, FeedDatabase
+from tests.kit.engine.feed_database import EPOCH, FeedDatabase
 
 ALL = ReadAllAvailable()
 

@@ -19,7 +19,7 @@ from shalekv_spark.feed.options import ALL_KEYS, NO_LIMIT
 from shalekv_spark.feed.rows import ARROW_SCHEMA, Batches, read_part
 from shalekv_spark.feed.slots import LoadPart, SlotsPart
 from shalekv_spark.feed.source import SCHEMA
-from tests.unit.spark_feed.feed_database import EPOCH, FeedDatabase, feed_options
+from tests.kit.engine.feed_database import EPOCH, FeedDatabase, feed_options
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from shalekv_spark.scanning.planning import Reading, plan_from
 from shalekv_spark.scanning.view import pin_existing, pin_new
 from shalekv_spark.scanning.wal_tail import read_tail
 from tests.kit.engine import places
+from tests.kit.engine.feed_database import FeedDatabase
 from tests.kit.engine.places import delete_range, everything, puts
 from tests.kit.processes.in_process import real_runtime
-from tests.unit.spark_feed.feed_database import FeedDatabase
 
 ALL = KeyRange(b"", b"")
 NOWHERE = Place("file:///nowhere")  # what tasks are told; the tests read from other stores
