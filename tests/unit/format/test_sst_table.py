@@ -51,6 +51,9 @@ def test_a_table_is_the_sequence_it_was_made_of(rows: list[SstInfo]) -> None:
     assert list(table) == rows
     assert [table[row] for row in range(len(rows))] == rows
     assert [table[-row] for row in range(1, len(rows) + 1)] == rows[::-1]
+    for row in (-len(rows) - 1, len(rows), 2**40):
+        with pytest.raises(IndexError):
+            table[row]
 
 
 @given(infos, infos)

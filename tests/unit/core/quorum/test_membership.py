@@ -99,6 +99,7 @@ def test_a_change_is_two_edits() -> None:
 def test_one_change_at_a_time() -> None:
     """Another has to wait, and what is there already is no change."""
     joint = begin_change(manifest(), members("abd"))
+    assert begin_change(joint, members("abd")) == joint
     with pytest.raises(InvalidRequest, match="is under way"):
         begin_change(joint, members("abe"))
     with pytest.raises(InvalidRequest, match="already"):

@@ -100,6 +100,21 @@ async def test_chain_that_is_cut() -> None:
 
 
 @virtual_time(3)
+async def test_member_without_room_leaves_the_chain() -> None:
+    """The others go on before the chain is taken for broken, and it is filled when it has room."""
+    database = await QuorumDatabase.created()
+    async with database.writing(**CHAIN | {"chain_timeout_ms": 10_000}) as writing:
+        await chained(database, writing)
+        head = max(database.logs(), key=lambda log: record_bytes(log.appends))
+        head.has_room, begun_ms = False, LoopClock().monotonic_ms()
+        await writing.put(b"a", VALUE)
+        await writing.put(b"b", VALUE)
+        assert LoopClock().monotonic_ms() < begun_ms + 10_000
+        head.has_room = True
+        await settled(database, writing)
+
+
+@virtual_time(3)
 async def test_late_relays() -> None:
     """What is passed on late, more than once and out of order changes nothing: not while its writer
     leads, and not after the next one was elected.

@@ -111,6 +111,8 @@ async def test_two_changes_at_once_are_refused() -> None:
     cancelled = await changing.cancel()
     assert cancelled.wal_members_next == ()
     await changing.replace("n1:1", "n4:1")
+    async with database.writing() as writing:  # who opens in the midst of it ends it
+        assert await _finished(database, writing) == ["n4:1", "n2:1", "n3:1"]
 
 
 @virtual_time(1)

@@ -8,16 +8,19 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.quorum.membership import begin_change
+from shalekv.core.quorum.membership import Configuration, begin_change
 from shalekv.core.quorum.messages import VoteRequest
 from shalekv.core.quorum.record import Ballot, Record
 from shalekv.engine.quorum.archive import Archive
+from shalekv.engine.quorum.electing import gather_votes
 from shalekv.engine.quorum.links import DatabasePlace, Link
+from shalekv.engine.quorum.proposing.peer import Way
 from shalekv.engine.quorum.recovering import Recovering, Recovery
-from shalekv.errors import Fenced, InvalidRequest, QuorumUnavailable
+from shalekv.errors import Fenced, InvalidRequest, NotAMember, QuorumUnavailable
+from shalekv.settings import QuorumSettings
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import QuorumDatabase, until
+from tests.kit.quorum.log import QuorumDatabase, runtime, until
 from tests.kit.virtual_time import virtual_time
 
 
@@ -53,11 +56,18 @@ async def test_who_does_not_answer_is_named() -> None:
 
 @virtual_time(5)
 async def test_epoch_is_above_all_promises() -> None:
-    """Safekeepers may have promised more than the manifest knows of (CE14)."""
+    """Safekeepers may have promised more than the manifest knows of, and a twin of an epoch that
+    they have promised is fenced (CE14).
+    """
     database = await QuorumDatabase.created()
     for kept in database.logs():
         kept.replies[0] = lambda _: None
         kept.receive(0, VoteRequest(kept.state.member_id, Ballot(7, b"x" * 16)))
+    way = Way(database.links(), database.place, QuorumSettings(), runtime(1))
+    with pytest.raises(Fenced, match="the promise of the safekeeper"):
+        await gather_votes(
+            way, Configuration.of(await database.manifest()), Ballot(7, b"twin" * 4)
+        )
     assert (await database.opened()).manifest.own.epoch == 8
 
 
@@ -78,6 +88,13 @@ class _Disturbing(InProcessLinks):
         if self._what == "trim" and self._connects == all_count + 1:  # it has listed the archive
             self.is_trimmed = True
             await self._archive()
+        if self._what == "anew" and self._connects == all_count + 1:  # it asks who has the log
+            self.nodes[address].wipe()
+            self.nodes[address].admit(place, b"again")
+        if self._what == "retire" and self._connects == all_count // 2 + 1:  # all were greeted
+            await self._database.edit(lambda m: replace(m, writer_epoch=m.writer_epoch + 1))
+            for node in self.nodes:
+                node.wipe()
         return await super().connect(address, place)
 
     async def _archive(self) -> None:
@@ -97,7 +114,7 @@ class _Disturbing(InProcessLinks):
             yield piece
 
 
-@pytest.mark.parametrize("what", ["archive", "stop", "trim"])
+@pytest.mark.parametrize("what", ["archive", "stop", "trim", "anew"])
 @virtual_time(5)
 async def test_donor_may_change_after_its_vote(what: str) -> None:
     """What it has archived and trimmed since is read there; if it is lost, another one is asked."""
@@ -114,7 +131,20 @@ async def test_donor_may_change_after_its_vote(what: str) -> None:
     opened = await database.opened(links)
     assert [key for key, _ in contents(opened)] == [b"a", b"b", b"c", b"d"]
     assert links.is_trimmed == (what == "trim")
-    assert len(links.donors) >= {"archive": 1, "stop": 2, "trim": 0}[what]
+    assert len(links.donors) >= {"archive": 1, "stop": 2, "trim": 0, "anew": 1}[what]
+
+
+@virtual_time(5)
+async def test_who_opens_while_members_are_retired_is_fenced() -> None:
+    """Not told that they have lost their logs, which is so when nobody has opened since."""
+    database = await QuorumDatabase.created()
+    with pytest.raises(Fenced):
+        await database.opened(_Disturbing(database, what="retire"))
+    for node in database.nodes:
+        node.wipe()
+        node.admit(database.place, b"again")
+    with pytest.raises(NotAMember, match=r"n\d:1 \(is another member by now.*n\d:1 \("):
+        await database.opened()
 
 
 @virtual_time(5)

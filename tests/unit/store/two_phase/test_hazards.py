@@ -6,7 +6,8 @@ Records of another database, or none, are noticed before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import pytest
 
@@ -100,9 +101,41 @@ def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
     assert (told, rival).count(Claimed()) == 1
 
 
-def dead_record() -> Record:
+def dead_record(number: int = 0) -> Record:
     destination = Destination("memory://stepped", NAME)
-    return Record(destination, temporary_name(NAME, bytes(16), 0))
+    return Record(destination, temporary_name(NAME, bytes(16), number))
+
+
+@pytest.mark.parametrize("begin", [lambda world: creating(world, OURS), sweeping])
+def test_a_record_that_always_changes(begin: Callable[[World], Process]) -> None:
+    """Who never gets hold of it gives up in the end, and has neither put nor deleted anything."""
+    world = World()
+    crashed = creating(world, THEIRS)
+    crashed.until("insert")
+    crashed.crash()
+    sources = world.temporary("wal/")
+    process = begin(world)
+    with pytest.raises(StoreUnavailable, match="times under our hands"):
+        for number in count():
+            record = dead_record(number)
+            world.table[record.destination] = record
+            process.step()
+    assert world.temporary("wal/") == sources
+    assert world.data(NAME) is None
+
+
+def test_a_copy_that_somebody_else_made() -> None:
+    """An owner whose copy has no answer, or no source, asks whether it was made in its place."""
+    world = World()
+    owner = creating(world, OURS, in_order("copy", [Fate.REQUEST_LOST]))
+    owner.until("copy")
+    assert creating(world, THEIRS).finish() == Exists()
+    assert owner.finish() == Created()
+    world = World()
+    owner = creating(world, OURS, in_order("find", [Fate.REQUEST_LOST]))
+    owner.until("copy")
+    assert creating(world, THEIRS).finish() == Exists()
+    assert isinstance(owner.finish(), Unknown)
 
 
 def test_a_copy_lands_late() -> None:
@@ -184,6 +217,10 @@ def test_what_a_create_is_told(fate: Fate) -> None:
         assert creating(world, OURS, in_order(request_name, [fate])).finish() == Created()
         assert Process(world.open().recover()).finish().unfinished == 0
         assert world.data(NAME) == OURS
+    world = World()
+    world.table[Destination("memory://stepped", NAME)] = dead_record()
+    told = creating(world, OURS, in_order("take_over", [fate])).finish()
+    assert isinstance(told, Created if fate is Fate.REPLY_LOST else Unknown)
     world = World()
     owner = creating(world, OURS, in_order("put", [fate]))
     with pytest.raises(StoreUnavailable):
