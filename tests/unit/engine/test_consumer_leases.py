@@ -41,6 +41,9 @@ async def test_held_wal_stays_until_the_lease_is_moved_on() -> None:
     await consumers.release("mirror")
     await database.collecting().collect()
     assert wal_ids(database) == [7]
+    before = await database.manifest()
+    await consumers.release("mirror")
+    assert await database.manifest() == before
 
 
 async def test_lease_expires_by_the_clock_of_the_store() -> None:

@@ -38,6 +38,20 @@ async def test_every_operation_is_counted() -> None:
     }
 
 
+async def test_close_is_passed_on() -> None:
+    """It is no request."""
+    closed: list[bool] = []
+
+    class Inner(ScriptedStore):
+        async def close(self) -> None:
+            closed.append(True)
+
+    store = CountingStore(Inner())
+    await store.close()
+    assert closed
+    assert not any(count.requests for count in store.counts.values())
+
+
 async def test_failures_are_requests_without_an_answer() -> None:
     """Refused and unknown requests are failures, and over; "there is none" is an answer."""
     inner = ScriptedStore()

@@ -81,6 +81,22 @@ async def test_begins_at_the_oldest_that_is_left(collected: int) -> None:
         await from_each(under, oldest_seq)
 
 
+async def test_nothing_compacted_is_left() -> None:
+    """When all that is compacted is collected, a watch can begin behind the levels, not before."""
+    database = await with_fences()
+    await compact(database)
+    await database.remove(*map(names.wal_name, await database.wal()))
+    async with watched(database) as under:
+        compacted_seq = (await database.manifest()).last_compacted_seq
+        last_seq = (await under.writer.put(b"new")).header.seq
+        client = under.client()
+        client.create(start_seq=compacted_seq)
+        assert (await client.closed()).metadata["oldest_seq"] == str(compacted_seq + 1)
+        client.create(2, start_seq=compacted_seq + 1)
+        await client.opened(2)
+        assert [commit.seq for commit in await client.until(last_seq, 2)] == [last_seq]
+
+
 async def test_finds_its_way_past_long_keys() -> None:
     """Objects whose footers are longer than what is fetched of them at first are found, too."""
     database = await Database.created()

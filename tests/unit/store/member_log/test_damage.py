@@ -10,7 +10,7 @@ import errno
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Commit, Flush, Reset, Save, Write
+from shalekv.core.quorum.acceptor import Commit, Flush, Reset, Save, Truncate, Write
 from shalekv.core.quorum.messages import Health
 from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject
@@ -142,10 +142,10 @@ class BadSectors(ForwardingFileSystem):
     def __init__(self, inner: FileSystem, name: str, *offsets: int) -> None:
         super().__init__(inner)
         self._name = name
-        self._offsets = offsets
+        self.offsets = offsets
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        is_hit = any(offset <= bad < offset + length for bad in self._offsets)
+        is_hit = any(offset <= bad < offset + length for bad in self.offsets)
         if is_hit and self.open_files[descriptor].name == self._name:
             raise OSError(errno.EIO, "Input/output error")
         return self.inner.pread(descriptor, length, offset)
@@ -164,6 +164,25 @@ def test_bad_sectors_in_a_segment(disk: CrashingDisk, number: int, offset: int) 
     assert again.recovered.health is Health.REFILLING
     assert again.recovered.promise == PROMISE
     assert held(again) == list(RECORDS[:3])
+
+
+def test_bad_sectors_in_what_is_cut(disk: CrashingDisk) -> None:
+    """What cannot be read is overwritten all the same, and does not return."""
+    bad = BadSectors(disk, f"{4:020}.log")
+    log = old_log(FOLDER, filesystem=bad)
+    bad.offsets = (300,)
+    log.perform([Truncate(RECORDS[3].mark), Flush()])
+    log.close()
+    assert held(old_log(FOLDER, filesystem=disk)) == list(RECORDS[:4])
+
+
+def test_what_ends_before_the_base_is_damaged(disk: CrashingDisk) -> None:
+    """A log of which the records up to its base cannot be read has lost what follows."""
+    log = old_log(FOLDER, filesystem=disk)
+    log.trim(RECORDS[6].mark)
+    log.close()
+    disk.bytes_of(FOLDER / f"{7:020}.log")[70] ^= 1
+    assert old_log(FOLDER, filesystem=disk).recovered.health is Health.DAMAGED
 
 
 @pytest.mark.parametrize("name", ["control", "synced"])

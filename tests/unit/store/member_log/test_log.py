@@ -111,13 +111,14 @@ def test_truncating(folder: Path, last: int) -> None:
     """What is behind the cut is gone, for good; the log goes on with other records."""
     log = new_log(folder)
     write(log, RECORDS)
+    log.perform([Commit(20), Save(BALLOT, Health.SOUND)])  # a floor, which has to sink with it
     mark = RECORDS[last - 1].mark if last else Mark()
     log.perform([Truncate(mark), Flush()])
     assert log.durable_lsn == last
     assert held(log) == list(RECORDS[:last])
     log.close()
     log = old_log(folder)
-    assert log.recovered.log.last == mark
+    assert (log.recovered.log.last, log.recovered.health) == (mark, Health.SOUND)
     other = records_after(mark, payloads(6), epoch=2)
     write(log, other)
     log.close()
