@@ -161,8 +161,9 @@ def test_entries_that_break_the_rules_are_not_written(
     entries: list[Entry], range_tombstones: list[Entry]
 ) -> None:
     """Unordered entries, and kinds that do not belong, are refused before there are bytes."""
-    with pytest.raises(ValueError, match=r"."):
-        encode_sst(properties(), entries, range_tombstones, block_bytes=99)
+    for block_bytes in (1, 99):  # within a block, and from one to the next
+        with pytest.raises(ValueError, match=r"."):
+            encode_sst(properties(), entries, range_tombstones, block_bytes=block_bytes)
 
 
 @pytest.mark.parametrize("block_bytes", [0, -1])

@@ -21,7 +21,7 @@ from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import InvalidRequest
 from shalekv.format.footer import SstProperties
 from shalekv.format.footer_codec import read_footer
-from shalekv.format.names import level_name
+from shalekv.format.names import level_name, manifest_name
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
 from shalekv.roles.ingests import Ingests, file_infos
@@ -169,6 +169,15 @@ async def filled() -> tuple[Database, list[SstInfo]]:
     ]
     await database.edit(lambda m: replace(m, leveled_ssts=SstTable.from_infos(ssts)))
     return database, [old, *ssts]
+
+
+async def test_what_a_snapshot_pins_is_not_known_without_its_manifest() -> None:
+    """The snapshot is told all the same."""
+    database, _ = await filled()
+    report, _ = await report_of(database)
+    await database.remove(manifest_name(1))
+    (kept,) = [each for each in (await status(report)).snapshots if each.snapshot.name == "kept"]
+    assert not kept.HasField("pinned_bytes")
 
 
 async def test_levels_and_amplification_are_told() -> None:

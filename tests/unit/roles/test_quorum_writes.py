@@ -100,6 +100,18 @@ async def test_reply_tells_what_was_reached() -> None:
 
 
 @virtual_time(5)
+async def test_open_object_is_held_for_those_who_read_the_log() -> None:
+    """What no object of the store holds yet is found at the writer; without a quorum nothing is."""
+    async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
+        reply = await writer.put(b"a")
+        held = await writer.engine.held_object(reply.header.wal_id)
+        assert held is not None
+        assert [entry.key for entry in held.entries()] == [b"a"]
+    database = await QuorumDatabase.in_object_store()
+    assert await (await database.open()).slots.held(0) is None
+
+
+@virtual_time(5)
 async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None:
     """Both replies come when the object is there; others do not wait."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:

@@ -11,6 +11,7 @@ from shalekv.core.quorum.membership import Member, begin_change, cancel_change
 from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.changing import Changing, survey
 from shalekv.errors import (
+    DatabaseExists,
     DatabaseMismatch,
     Fenced,
     InvalidRequest,
@@ -82,6 +83,9 @@ async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> Non
         database.nodes["n2:1"].wipe()
         await writing.put(b"b")
         assert not database.nodes["n2:1"].logs
+        database.nodes["n4:1"].logs = {**database.nodes["n1:1"].logs}
+        with pytest.raises(DatabaseExists):  # what its log is of use for is decided by hand
+            await _changing(database).replace("n2:1", "n4:1")
         await _changing(database).replace("n2:1", "n2:1")
         assert await _finished(database, writing) == ["n1:1", "n2:1", "n3:1"]
         database.nodes["n3:1"].stop()

@@ -65,9 +65,7 @@ async def test_epoch_is_above_all_promises() -> None:
         kept.receive(0, VoteRequest(kept.state.member_id, Ballot(7, b"x" * 16)))
     way = Way(database.links(), database.place, QuorumSettings(), runtime(1))
     with pytest.raises(Fenced, match="the promise of the safekeeper"):
-        await gather_votes(
-            way, Configuration.of(await database.manifest()), Ballot(7, b"twin" * 4)
-        )
+        await gather_votes(way, Configuration.of(await database.manifest()), Ballot(7, b"twin" * 4))
     assert (await database.opened()).manifest.own.epoch == 8
 
 

@@ -133,6 +133,22 @@ async def test_behind_what_is_collected() -> None:
         assert told(await client.until(last_seq, 2)) == history
 
 
+async def test_stream_without_requests_ends_with_its_last_watch() -> None:
+    """A client that asks for nothing more is told on until no watch is left."""
+    async with watched() as under:
+        client = await opened(under)
+        client.end()
+        await under.writer.put(b"a")
+        assert (await client.commit()).seq == 1
+    async with watched() as under:
+        client = await opened(under)
+        client.cancel()
+        client.end()
+        assert (await client.closed()).code == 0
+        with pytest.raises(StopAsyncIteration):
+            await client.take()
+
+
 async def test_refused_stream_ends_at_once_whatever_waits() -> None:
     """When the server stops, each watch is told STOPPING and the stream ends with that: what
     waited is let go of, so that a stuck client cannot hold up the end.

@@ -142,6 +142,24 @@ async def test_answers_of_another_server() -> None:
 
 
 @pytest.mark.usefixtures("keys")
+async def test_a_list_goes_on_behind_its_page() -> None:
+    """Each page is asked for with the key that the one before ended with."""
+    asked: list[object] = []
+    key = {"database": {"S": "s3://bucket"}, "destination": {"S": "wal/1"}}
+    item = {**key, "source": {"S": "wal/1.source"}, "committed": {"BOOL": False}}
+
+    def paged(request: Request) -> Reply:
+        asked.append(json.loads(request.body).get("ExclusiveStartKey"))
+        return said({"Items": [item]} | ({"LastEvaluatedKey": key} if len(asked) == 1 else {}))
+
+    async with scripted(obliging) as server, opened(server) as records:
+        await records.ensure_schema()
+        server.answer = paged
+        assert await CALLS["list"](records) == [RECORD, RECORD]
+    assert asked == [None, key]
+
+
+@pytest.mark.usefixtures("keys")
 async def test_another_server_at_the_beginning() -> None:
     """No table is taken for one that is there, or that was made, when DynamoDB has not said so."""
     async with scripted(lambda _: Reply(200, HTML)) as server, opened(server) as records:

@@ -115,11 +115,15 @@ def test_a_record_that_always_changes(begin: Callable[[World], Process]) -> None
     crashed.crash()
     sources = world.temporary("wal/")
     process = begin(world)
-    with pytest.raises(StoreUnavailable, match="times under our hands"):
+
+    def step_among_others() -> None:
         for number in count():
             record = dead_record(number)
             world.table[record.destination] = record
             process.step()
+
+    with pytest.raises(StoreUnavailable, match="times under our hands"):
+        step_among_others()
     assert world.temporary("wal/") == sources
     assert world.data(NAME) is None
 

@@ -6,8 +6,12 @@ import sqlite3
 import traceback
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
@@ -15,6 +19,7 @@ from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase import sql_engines
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, RecordStore
+from shalekv.store.two_phase.sql_schema import prepare
 from tests.kit.inline_runtime import inline_runtime
 
 SECRET = "SENTINEL-p4ss"
@@ -26,6 +31,28 @@ def opened(records_url: str) -> RecordStore:
         cas=CasChoice.TWO_PHASE, records_url=records_url, connect_timeout_ms=500
     )
     return open_records(inline_runtime(), settings)
+
+
+class Racing:
+    """A connection on which a table cannot be made, since another process has made it, or not."""
+
+    dialect = SQLiteDialect()
+
+    def __init__(self, *, is_made: bool) -> None:
+        absent = DBAPIError("", None, sqlite3.OperationalError("no such table"))
+        duplicate = DBAPIError("", None, sqlite3.OperationalError("duplicate"))
+        self._outcomes = [absent, duplicate, *([] if is_made else [absent])]
+
+    async def execute(self, _statement: object) -> None:
+        if self._outcomes:
+            raise self._outcomes.pop(0)
+
+
+async def test_two_that_make_the_table_at_once() -> None:
+    """Who is told that it is there already, as by PostgreSQL, goes on; others hear of the error."""
+    await prepare(cast("AsyncConnection", Racing(is_made=True)), "sqlite")
+    with pytest.raises(DBAPIError, match="duplicate"):
+        await prepare(cast("AsyncConnection", Racing(is_made=False)), "sqlite")
 
 
 @pytest.mark.parametrize(
