@@ -20,7 +20,7 @@ from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import wal_name
 from shalekv.format.sst import open_sst, read_block, read_filter, read_index
 from shalekv.format.sst_encode import encode_fence, encode_sst
-from shalekv.format.sst_tail import needed_tail
+from shalekv.format.sst_tail import needed_tail, seal
 from tests.kit.forging import patched, resealed, u32
 from tests.kit.samples import (
     DATABASE_ID,
@@ -82,6 +82,12 @@ def test_bytes_too_many_are_found() -> None:
         opened(DATA + DATA)
     with pytest.raises(Truncated):
         read_footer(WAL_NAME, DATA, len(DATA) - 1, database_id=None)
+
+
+def test_a_sealed_footer_without_properties_is_found() -> None:
+    """A checksum that is right does not make a footer of too few bytes."""
+    with pytest.raises(BadStructure, match="bytes of properties or more"):
+        opened(seal(b"few"))
 
 
 def test_a_block_from_elsewhere_is_found() -> None:
