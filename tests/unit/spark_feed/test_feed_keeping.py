@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from shalekv.engine.consumer_leases import consumers_of
 from shalekv.engine.snapshots import Snapshots
-from shalekv.errors import StoreUnavailable
+from shalekv.errors import ShaleError, StoreUnavailable
 from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import StoreSettings
@@ -229,3 +229,15 @@ async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
         [consumer] = consumers_of(await StoredManifest(store).refresh())
     assert consumer.lease.wal_id_min == (end if failure is None else start)["walId"]
     await asyncio.to_thread(reader.stop)
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query fails before it begins."""
+
+    def fail(_: Place) -> None:
+        raise ShaleError("planted")
+
+    monkeypatch.setattr(Place, "open", fail)
+    with pytest.raises(ShaleError, match="planted"):
+        reader_of("file:///nowhere").initialOffset()
+    assert not feed_threads()
