@@ -37,8 +37,9 @@ run: .venv/run.stamp ## Serve a database in ./data on 127.0.0.1:7654 (more flags
 ## Proving it
 
 # Budgets on 2 cores, with everything installed: quick 2 minutes, test 15 (20 on a fresh machine),
-# sim 15; soak takes hours. Tests of one file stay together, in their order.
-WORKERS ?= 2
+# sim 15; soak takes hours. Tests of one file stay together, in their order. They wait a third of
+# their time, so there is a process more than there are cores.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TOOLS := .cache/grpcurl-$(GRPCURL_VERSION).stamp servers

@@ -1,6 +1,6 @@
 """The processes that share the tests of one run: which one this is, and of how many.
 
-`make test` runs two; without pytest-xdist there is one.
+`make test` runs three; without pytest-xdist there is one.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from tests.sim.mutants.registry import MUTANTS
 from tests.sim.telling import Progress, explain, table
 from tests.sim.test_found import FOUND, Checked, check
 
-BUDGET_S = float(os.environ.get("SIM_SECONDS", "165"))
+BUDGET_S = float(os.environ.get("SIM_SECONDS", "158"))
 TENTH = math.ceil(len(MUTANTS) / 10)
 HUNTED = sorted(random_of("mutants").sample(sorted(MUTANTS), TENTH))
 

@@ -84,7 +84,7 @@ class Candidates:
         return next(iter(self.reigning))
 
 
-ORDERS = 6
+ORDERS = 3
 HELD = ElectionLease("there", bytes(16), TTL_MS)
 
 
