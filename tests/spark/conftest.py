@@ -27,9 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def spark(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[SparkSession]:
-    """One session for all tests. Its processes inherit the credentials of the S3 server."""
+    """One session for all tests. Its processes inherit the credentials of the S3 server.
+
+    It starts before any test uses gRPC: threads of that may break the fork that starts the JVM.
+    """
     with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.MonkeyPatch.context() as environment:
