@@ -8,15 +8,11 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.compaction.publish import CompactorId
-from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Kind
-from shalekv.core.key_range import KeyRange
-from shalekv.core.lease import RANDOM_BYTES, new_lease_id
 from shalekv.core.tree import L0
-from shalekv.engine.compaction.outputs import Authorship, LevelWriter
+from shalekv.engine.compaction.outputs import LevelWriter
 from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import Part, run_part
+from shalekv.engine.compaction.part import run_part
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 from shalekv.runtime import Runtime
@@ -24,6 +20,7 @@ from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.bench.sizes import sized
+from tests.kit.engine.compaction import AUTHOR, whole_part
 from tests.kit.inline_runtime import InlineWorkers
 
 RUNS = 4
@@ -31,11 +28,6 @@ ENTRIES = sized(125_000, 2_000)  # in each
 VALUE_BYTES = 100
 DATABASE_ID = bytes(16)
 pytestmark = pytest.mark.timeout(600)
-
-
-def author() -> Authorship:
-    lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
-    return Authorship(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
 
 
 def memory_store() -> CasStore:
@@ -59,24 +51,13 @@ async def test_merge_of_levels(codec: LevelCodec) -> None:
     pace = Pace(store.runtime.clock, 0)
     random, sources = Random(7), []
     for run in range(RUNS):
-        writer = LevelWriter(store, author(), levels, pace)
+        writer = LevelWriter(store, AUTHOR, levels, pace)
         sst = writer.begin()
         columns = rows(random, RUNS - run)
         for start in range(0, ENTRIES, 1000):
             sst.add(Section.POINTS, columns.rows(start, start + 1000))
         sources.append([await writer.create(sst, L0)])
-    part = Part(
-        author=author(),
-        target_level=1,
-        sources=sources,
-        keys=KeyRange(b"", b""),
-        older=OlderKeys(),
-        expiry_horizon_ms=0,
-        cuts=(),
-        levels=levels,
-        memory_bytes=64 * MIB,
-        bytes_per_s=0,
-    )
+    part = whole_part(sources, levels=levels, memory_bytes=64 * MIB)
     best_s, read_bytes = float("inf"), 0
     for _ in range(sized(3, 1)):
         began_s = time.process_time()

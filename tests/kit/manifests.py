@@ -162,9 +162,6 @@ FULL = Manifest(
 )
 
 
-SST_IDS = [bytes.fromhex(f"0198c0de0000700080000000000000{n:02x}") for n in range(9)]
-
-
 def info(
     number: int,
     first_key: bytes = b"a",
@@ -176,7 +173,7 @@ def info(
     entry_count: int = 10,
 ) -> SstInfo:
     return SstInfo(
-        id=SST_IDS[number],
+        id=bytes.fromhex(f"0198c0de0000700080000000000000{number:02x}"),
         level=level,
         first_key=first_key,
         last_key=last_key,

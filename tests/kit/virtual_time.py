@@ -33,7 +33,7 @@ def virtual_time(
 def virtual_world(
     orders: int = 1, *, seed: int = 0, faults: Faults | None = None
 ) -> Callable[[Callable[Concatenate[World, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """As `virtual_time`, for a test whose first argument is the world that it runs in."""
+    """Run a test in virtual time, as `virtual_time` does; its first argument is the world."""
 
     def decorated(
         test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]],

@@ -9,12 +9,15 @@ from random import Random
 
 from shalekv.core.compaction.jobs import Job, MergeJob, Result, WalJob
 from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
+from shalekv.core.lease import RANDOM_BYTES, new_lease_id
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
 from shalekv.engine.compaction.leases import Leases
+from shalekv.engine.compaction.outputs import Authorship
 from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.engine.compaction.parts import OwnProcessParts
 from shalekv.engine.compaction.run import Compactions
@@ -41,6 +44,10 @@ from tests.kit.engine.naive_merge import NaiveTree
 
 STORE_NOW_MS = 1_700_000_000_000
 NONCE = b"compactor-nonce!"
+# A compactor of the database of zeros.
+AUTHOR = Authorship(
+    bytes(16), CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), logical_time_ms=1
+)
 
 
 def small_settings(
@@ -208,6 +215,28 @@ class CompactedDatabase:
     async def levels(self) -> list[str]:
         """The names of all SSTs of the levels that are stored."""
         return [info.name async for info in self.store.list("levels/")]
+
+
+def whole_part(
+    sources: Sequence[Sequence[SstInfo]],
+    *,
+    author: Authorship = AUTHOR,
+    levels: LevelSettings | None = None,
+    memory_bytes: int = 1 << 20,
+) -> Part:
+    """The part of a merge into level 1 that has all keys, at any pace."""
+    return Part(
+        author=author,
+        target_level=1,
+        sources=sources,
+        keys=KeyRange(b"", b""),
+        older=OlderKeys(),
+        expiry_horizon_ms=0,
+        cuts=(),
+        levels=levels or LevelSettings(),
+        memory_bytes=memory_bytes,
+        bytes_per_s=0,
+    )
 
 
 def put(key: bytes, value: bytes = b"v", expire_at_ms: int = 0) -> Entry:

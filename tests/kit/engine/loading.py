@@ -154,7 +154,7 @@ def encoded_file(
     *,
     block_bytes: int = 64,
 ) -> tuple[SstInfo, bytes]:
-    """What a tool writes for a database that is to load it."""
+    """Encode an SST for a database to load: its entry in the manifest, and its bytes."""
     name = level_name(sst_id)
     properties = SstProperties(
         name=name,

@@ -319,7 +319,7 @@ class Cluster:
             raise AssertionError(f"after {within_s} s: {seen}\n{self.reports()}") from None
 
     async def held_by(self, index: int) -> MemberStatus | None:
-        """What one safekeeper says that it holds; None: it is no member, or does not answer."""
+        """Ask one safekeeper for its member; None if it has none, or does not answer."""
         links = GrpcLinks()
         try:
             members = (await links.status(self.addresses[index])).members

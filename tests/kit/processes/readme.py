@@ -22,7 +22,7 @@ Starts = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What is typed into the second terminal while one server runs, and what must come out."""
+    """Commands for the second terminal while one server runs, and lines that they must print."""
 
     server: str  # the block that started it; empty before the first one
     commands: str

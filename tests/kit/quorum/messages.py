@@ -1,4 +1,4 @@
-"""What messages of the quorum WAL are made of in tests of their format."""
+"""Members, marks and records for tests of the formats of quorum messages."""
 
 from __future__ import annotations
 

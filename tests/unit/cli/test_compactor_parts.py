@@ -12,17 +12,14 @@ import pytest
 from shalekv.cli.compactor_part import PartReply
 from shalekv.cli.compactor_parts import ProcessParts
 from shalekv.clock import LoopClock
-from shalekv.core.compaction.publish import CompactorId
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.compaction.outputs import Authorship
-from shalekv.engine.compaction.part import Part, PartResult
+from shalekv.engine.compaction.part import PartResult
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
 from shalekv.runtime import Runtime
-from shalekv.settings import CompactSettings, LevelSettings, StoreSettings, UrlSettings
+from shalekv.settings import CompactSettings, StoreSettings, UrlSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind
+from tests.kit.engine.compaction import whole_part
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.patience import patience_s
 
@@ -40,18 +37,7 @@ except FileExistsError:
 """
 HANG_S = 30
 SENT = {RequestKind.WRITE: 3, RequestKind.READ: 4}
-PART = Part(
-    author=Authorship(bytes(16), CompactorId(1, bytes(16)), bytes(16), logical_time_ms=0),
-    target_level=1,
-    sources=[],
-    keys=KeyRange(b"", b""),
-    older=OlderKeys(),
-    expiry_horizon_ms=0,
-    cuts=[],
-    levels=LevelSettings(),
-    memory_bytes=1 << 20,
-    bytes_per_s=0,
-)
+PART = whole_part([])
 
 
 def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasStore]:

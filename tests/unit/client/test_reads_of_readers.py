@@ -92,7 +92,7 @@ async def test_server_that_hangs_costs_one_read() -> None:
 async def test_closing_does_not_wait_for_a_server_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who is asked for its status, and does not answer, is left."""
+    """A request for the status that is still open is cancelled."""
     async with cluster(readers=1) as running:
         await fill(running)
         (hung,) = running.readers

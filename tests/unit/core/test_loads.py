@@ -26,30 +26,12 @@ from shalekv.core.manifest import Lease, Manifest, PendingLoad, RecentLoad
 from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import L0, Tree
 from shalekv.errors import LeaseLost, LoadUnknown
+from tests.kit.manifests import info
 
 CUTOFF_MS = 1_000_000
 MANIFEST = Manifest(
     database_id=bytes(16), manifest_id=7, write_id=bytes(16), gc_cutoff_ms=CUTOFF_MS
 )
-
-
-def info(number: int, first_key: bytes = b"a", last_key: bytes = b"b") -> SstInfo:
-    return SstInfo(
-        id=number.to_bytes(16, "big"),
-        level=0,
-        first_key=first_key,
-        last_key=last_key,
-        filter_offset=100,
-        filter_len=0,
-        block_meta_offset=100,
-        block_meta_len=50,
-        min_seq=0,
-        max_seq=0,
-        entry_count=3,
-        tombstone_count=1,
-        size_bytes=400,
-        checksum=5,
-    )
 
 
 def pending(load_id: str, *infos: SstInfo) -> PendingLoad:

@@ -87,7 +87,7 @@ def test_keys_ascend_but_for_late_ones(order: KeyOrder) -> None:
 
 
 def test_a_setting_is_varied_alone() -> None:
-    """Of the levels, too; all others are the defaults."""
+    """A variation of a setting of the levels keeps all others at their defaults."""
     default, varied = variations({"sst_bytes": ["64MiB"]})
     assert default.setup == Setup()
     assert varied.setup == replace(Setup(), levels=LevelSettings(sst_bytes=64 * MIB))

@@ -11,18 +11,15 @@ from random import Random
 import pytest
 
 from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalResult
-from shalekv.core.compaction.publish import CompactorId
-from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Entry, Kind
-from shalekv.core.key_range import KeyRange
 from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.core.loads import is_pending, register_load
 from shalekv.core.manifest import PendingLoad
 from shalekv.core.sst_table import SstTable
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
-from shalekv.engine.compaction.outputs import Authorship, LevelWriter
+from shalekv.engine.compaction.outputs import LevelWriter
 from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import Part, run_part
+from shalekv.engine.compaction.part import run_part
 from shalekv.errors import BadChecksum, IllegalState
 from shalekv.format.columns import Columns
 from shalekv.format.footer import SstProperties
@@ -36,6 +33,7 @@ from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
 from tests.kit.engine.compaction import (
+    AUTHOR,
     STORE_NOW_MS,
     CompactedDatabase,
     delete,
@@ -44,6 +42,7 @@ from tests.kit.engine.compaction import (
     put,
     record,
     small_settings,
+    whole_part,
 )
 from tests.kit.engine.hand_clock import HandClock
 from tests.kit.engine.naive_merge import NaiveTree
@@ -198,13 +197,11 @@ async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
     runtime = inline_runtime()
     store = CasStore(LocalStore(tmp_path, runtime), runtime, StoreSettings())
     pace, random = Pace(runtime.clock, 0), Random(1)
-    lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
-    author = Authorship(bytes(16), CompactorId(1, bytes(16)), lease_id, logical_time_ms=1)
     settings = LevelSettings(codec=LevelCodec.NONE, block_bytes=4 * KIB)
     memory_bytes, runs, rows, step = 4 * MIB, 4, 10_500, 500
     sources = []
     for run in range(runs):
-        writer = LevelWriter(store, author, settings, pace)
+        writer = LevelWriter(store, AUTHOR, settings, pace)
         sst = writer.begin()
         for first in range(0, rows, step):
             keys = [b"%08d" % (runs * n + run) for n in range(first, first + step)]
@@ -215,18 +212,7 @@ async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
             )
         sources.append([await writer.create(sst, L0)])
     assert sum(info.size_bytes for run in sources for info in run) > 3 * memory_bytes
-    part = Part(
-        author=author,
-        target_level=1,
-        sources=sources,
-        keys=KeyRange(b"", b""),
-        older=OlderKeys(),
-        expiry_horizon_ms=0,
-        cuts=(),
-        levels=settings,
-        memory_bytes=memory_bytes,
-        bytes_per_s=0,
-    )
+    part = whole_part(sources, levels=settings, memory_bytes=memory_bytes)
     tracemalloc.start()
     try:
         result = await run_part(store, part, pace)

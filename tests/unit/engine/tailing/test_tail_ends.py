@@ -79,7 +79,7 @@ async def test_a_log_that_was_put_back_ends_a_replica() -> None:
 
 
 async def test_records_of_a_dropped_object_take_no_memory() -> None:
-    """What comes late, and is archived by now, does not come back."""
+    """Records that arrive after their object was archived are not kept."""
     cluster = await QuorumCluster.opened()
     record = cluster.append(b"payload", ends_object=True)
     kept = Unarchived(MIB)
