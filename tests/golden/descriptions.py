@@ -131,6 +131,7 @@ def describe_manifest(manifest: Manifest) -> Json:
         "wal_mode": manifest.wal_mode.name,
         "wal_members": list(manifest.wal_members),
         "wal_members_next": list(manifest.wal_members_next),
+        "wal_ids_left_out": [[each[0], each[-1]] for each in manifest.wal_ids_left_out],
         "leveled_ssts": _rows(manifest.leveled_ssts),
         "snapshots": [
             _without_zero(_without_zero(row, "created_ms"), "ssts_only")
@@ -144,7 +145,7 @@ def describe_manifest(manifest: Manifest) -> Json:
         "origins": _rows(manifest.origins),
     }
     described = _described(values)
-    for later in ("loads_forgotten_ms", "origins", "wal_members_next"):
+    for later in ("loads_forgotten_ms", "origins", "wal_members_next", "wal_ids_left_out"):
         described = _without_zero(described, later)
     return described
 
@@ -156,6 +157,9 @@ def manifest_in(description: Json) -> Manifest:
         "wal_mode": WalMode[values["wal_mode"]],
         "wal_members": tuple(values["wal_members"]),
         "wal_members_next": tuple(values.get("wal_members_next", ())),
+        "wal_ids_left_out": tuple(
+            range(first, last + 1) for first, last in values.get("wal_ids_left_out", ())
+        ),
         "leveled_ssts": _table(values["leveled_ssts"]),
         "snapshots": tuple(Snapshot(**_values(row)) for row in values["snapshots"]),
         "leases": tuple(Lease(**_values(row)) for row in values["leases"]),

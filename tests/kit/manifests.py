@@ -85,6 +85,9 @@ manifests = st.builds(
     wal_mode=st.sampled_from(WalMode),
     wal_generation=u64s,
     wal_members=st.lists(st.text(max_size=9), max_size=3).map(tuple),
+    wal_ids_left_out=st.lists(
+        st.tuples(u64s, u64s).map(lambda ends: range(min(ends), max(ends) + 1)), max_size=2
+    ).map(tuple),
     writer_epoch=u64s,
     writer_nonce=ids,
     writer_address=st.text(max_size=9),
@@ -122,6 +125,7 @@ FULL = Manifest(
     wal_generation=5,
     wal_members=("keeper-a:7655", "keeper-b:7655"),
     wal_members_next=("keeper-b:7655", "keeper-c:7655"),
+    wal_ids_left_out=(range(3, 5), range(7, 11)),
     writer_epoch=3,
     writer_nonce=b"nonce of writer!",
     writer_address="writer.example:7654",

@@ -93,6 +93,7 @@ class Manifest:
     wal_generation: int = 0
     wal_members: tuple[str, ...] = ()  # safekeepers: see `core.quorum.membership`
     wal_members_next: tuple[str, ...] = ()  # while a change of members is under way
+    wal_ids_left_out: tuple[range, ...] = ()  # by switches to safekeepers, the lowest first
     writer_epoch: int = 0
     writer_nonce: bytes = NO_NONCE
     writer_address: str = ""

@@ -138,6 +138,14 @@ class Follower:
         """Everything that was acknowledged before this moment of lapsed time is applied."""
         self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
 
+    @property
+    def _is_passed_by(self) -> bool:
+        """Whether the levels hold more than was applied, where nothing more was found.
+
+        The log goes on behind ids that a switch to safekeepers left out.
+        """
+        return self._stored.current.first_uncompacted_wal_id > self.next_wal_id
+
     async def saw_end(self, asked_ms: float) -> None:
         """All objects are applied that were in the store at this moment of lapsed time.
 
@@ -146,6 +154,8 @@ class Follower:
         """
         if self._applying.epoch > self._stored.current.writer_epoch:
             await self._stored.refresh()  # a new writer may hold the log at another place
+        if self._is_passed_by:
+            return
         if self._stored.current.wal_mode is WalMode.OBJECT_STORE:
             self.is_fresh(asked_ms)
             return
@@ -241,7 +251,9 @@ class Follower:
                 self.counts.empty_looks += not found
                 if not await self._is_gap():
                     await self.saw_end(asked_ms)
-                return
+                if not self._is_passed_by:
+                    return
+                await self._levels.move()
             count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
 
     def has_no_room(self) -> bool:

@@ -64,6 +64,7 @@ def encode_message(manifest: Manifest) -> bytes:
         wal_generation=manifest.wal_generation,
         wal_members=manifest.wal_members,
         wal_members_next=manifest.wal_members_next,
+        wal_ids_left_out=map(_range_message, manifest.wal_ids_left_out),
         writer_address=manifest.writer_address,
         writer_first_seq=manifest.writer_first_seq,
         leases=map(_lease_message, manifest.leases),
@@ -108,6 +109,7 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         wal_generation=message.wal_generation,
         wal_members=tuple(message.wal_members),
         wal_members_next=tuple(message.wal_members_next),
+        wal_ids_left_out=tuple(map(_range_of, message.wal_ids_left_out)),
         writer_epoch=message.writer_epoch,
         writer_nonce=_id("writer_nonce", message.writer_nonce),
         writer_address=message.writer_address,
@@ -129,6 +131,16 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         loads_forgotten_ms=message.loads_forgotten_ms,
         origins=tuple(map(_origin_of, message.origins)),
     )
+
+
+def _range_message(wal_ids: range) -> manifest_pb2.WalIdRange:
+    return manifest_pb2.WalIdRange(first=wal_ids[0], last=wal_ids[-1])
+
+
+def _range_of(message: manifest_pb2.WalIdRange) -> range:
+    if message.first > message.last:
+        raise ValueError(f"wal_ids_left_out: {message.first} to {message.last} is no range")
+    return range(message.first, message.last + 1)
 
 
 def _snapshot_message(snapshot: Snapshot) -> manifest_pb2.Snapshot:

@@ -18,7 +18,6 @@ from shalekv.core.compaction.jobs import MergeJob, WalJob
 from shalekv.core.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.core.compaction.reserving import reservations
 from shalekv.core.idle_poll import IdlePoll
-from shalekv.core.lease import has_lease, without_lease
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.engine.compaction.backlog import list_backlog
@@ -135,17 +134,7 @@ class Compactor:
 
     async def close(self) -> None:
         """Give up the leases, after `run` has ended. What was not published is garbage."""
-        gone = self._leases.all_ids()
-
-        def edit(current: Manifest) -> Manifest:
-            for lease_id in gone:
-                current = without_lease(current, lease_id)
-            return current
-
-        if gone:
-            await self._manifest.edit(
-                edit, lambda current: not any(has_lease(current, lease_id) for lease_id in gone)
-            )
+        await self._leases.give_up(self._manifest)
 
     async def _loop(self, tasks: asyncio.TaskGroup, *, is_once: bool) -> None:
         failures = 0

@@ -108,6 +108,7 @@ class Manifest(_message.Message):
     LOADS_FORGOTTEN_MS_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
     WAL_MEMBERS_NEXT_FIELD_NUMBER: _builtins.int
+    WAL_IDS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     manifest_format_version: _builtins.int
     """The version of this format: 1."""
     writer_epoch: _builtins.int
@@ -192,6 +193,12 @@ class Manifest(_message.Message):
         so, a majority of both is needed. Empty: no change is under way.
         """
 
+    @_builtins.property
+    def wal_ids_left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___WalIdRange]:
+        """The ids that switches to safekeepers left out, the lowest first: no object of the log has one
+        of them.
+        """
+
     def __init__(
         self,
         *,
@@ -224,10 +231,11 @@ class Manifest(_message.Message):
         loads_forgotten_ms: _builtins.int = ...,
         origins: _abc.Iterable[Global___Origin] | None = ...,
         wal_members_next: _abc.Iterable[_builtins.str] | None = ...,
+        wal_ids_left_out: _abc.Iterable[Global___WalIdRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "leveled_ssts", b"leveled_ssts", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_members", b"wal_members", "wal_members_next", b"wal_members_next", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted", "_wal_id_last_seen", b"_wal_id_last_seen", "cas_mode", b"cas_mode", "compactor_epoch", b"compactor_epoch", "compactor_nonce", b"compactor_nonce", "database_id", b"database_id", "fence_width", b"fence_width", "gc_cutoff_ms", b"gc_cutoff_ms", "last_compacted_seq", b"last_compacted_seq", "leases", b"leases", "leveled_ssts", b"leveled_ssts", "loads_forgotten_ms", b"loads_forgotten_ms", "logical_time_ms", b"logical_time_ms", "manifest_format_version", b"manifest_format_version", "manifest_id", b"manifest_id", "max_parallel_writes", b"max_parallel_writes", "origins", b"origins", "pending_loads", b"pending_loads", "recent_loads", b"recent_loads", "snapshots", b"snapshots", "wal_generation", b"wal_generation", "wal_id_last_compacted", b"wal_id_last_compacted", "wal_id_last_seen", b"wal_id_last_seen", "wal_ids_left_out", b"wal_ids_left_out", "wal_members", b"wal_members", "wal_members_next", b"wal_members_next", "wal_mode", b"wal_mode", "write_id", b"write_id", "writer_address", b"writer_address", "writer_epoch", b"writer_epoch", "writer_first_seq", b"writer_first_seq", "writer_nonce", b"writer_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wal_id_last_compacted: _TypeAlias = _typing.Literal["wal_id_last_compacted"]  # noqa: Y015
     _WhichOneofArgType__wal_id_last_compacted: _TypeAlias = _typing.Literal["_wal_id_last_compacted", b"_wal_id_last_compacted"]  # noqa: Y015
@@ -239,6 +247,32 @@ class Manifest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wal_id_last_seen) -> _WhichOneofReturnType__wal_id_last_seen | None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class WalIdRange(_message.Message):
+    """Ids of WAL objects that follow each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """The lowest of them."""
+    last: _builtins.int
+    """The highest of them."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WalIdRange: _TypeAlias = WalIdRange  # noqa: Y015
 
 @_typing.final
 class Origin(_message.Message):

@@ -18,6 +18,7 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.scan import scan_slices
+from shalekv.engine.writer_engine import WriterEngine
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import (
@@ -143,7 +144,7 @@ async def get(engine: ReaderEngine, key: bytes) -> bytes | None:
     return None if entry is None else entry.value
 
 
-async def scan(engine: ReaderEngine) -> list[tuple[bytes, bytes]]:
+async def scan(engine: ReaderEngine | WriterEngine) -> list[tuple[bytes, bytes]]:
     view = await engine.committed_view()
     slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.time.now_ms())
     return pairs([entry for part in await gathered(slices) for entry in part])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
@@ -210,8 +211,11 @@ def is_trimmed(stage: Stage, nodes: str) -> None:
 @sentence(r"the archive holds (?P<objects>.+)")
 def archive_holds(stage: Stage, objects: str) -> None:
     wanted = [[f"{each};" for each in text.split()] for text in objects.split(",")]
-    assert list(stage.judge.archive) == list(range(len(wanted)))
-    assert [data.decode() for data in stage.judge.archive.values()] == list(map("".join, wanted))
+    archive = stage.judge.archive
+    behind = {each.stop for each in stage.bucket.manifest.wal_ids_left_out}
+    assert all(wal_id - 1 in archive for wal_id in archive if wal_id and wal_id not in behind)
+    found = [archive[wal_id].decode() for wal_id in sorted(archive)]
+    assert found == list(map("".join, wanted))
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -310,7 +314,17 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
     if not fencing.check_run_counts(run, stage.bucket.manifest, it.own):
         raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
-    stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, members))
+    stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, members, run.next_slot - 1))
+    first = stage.bucket.manifest.wal_id_last_compacted
+    assert first is not None
+    stage.judge.archive[first] = f"{writer}.first;".encode()
+
+
+@sentence(r"the log is compacted")
+def is_compacted(stage: Stage) -> None:
+    """All that is in the object store."""
+    last = max(stage.judge.archive)
+    stage.bucket.edit(lambda manifest: replace(manifest, wal_id_last_compacted=last))
 
 
 @sentence(rf"{WRITER} opens in the object store")
@@ -322,10 +336,18 @@ def opens_in_the_object_store(stage: Stage, writer: str) -> None:
     it.slot = len(stage.judge.archive)
 
 
+@sentence(rf"{WRITER} lists the object store")
+def lists(stage: Stage, writer: str) -> None:
+    """It finds the first slot that is free."""
+    it = stage.writer(writer)
+    while it.slot in stage.judge.archive:
+        it.slot += 1
+
+
 @sentence(rf"{WRITER} fences in the object store")
 def fences(stage: Stage, writer: str) -> None:
     """An empty object, which takes the slot of whoever was writer before."""
     it = stage.writer(writer)
     run = FenceRun(first=it.slot, width=stage.bucket.manifest.fence_width)
     puts(stage, writer, "fence", None)
-    stage.runs[writer] = run.after(Verdict.OURS, 0, it.own)
+    stage.runs[writer] = run.after(Verdict.OURS, 0, it.own).proven_by(stage.bucket.manifest)

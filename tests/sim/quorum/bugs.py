@@ -6,18 +6,19 @@ planted, since some of them remember what they have seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
 from shalekv.core import fencing
+from shalekv.core.fencing import WriterId
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum import acceptor, archiving, election, membership, switching
 from shalekv.core.quorum.acceptor import AcceptorState, Flush, Save, Step, Truncate
 from shalekv.core.quorum.archiving import LogObject
 from shalekv.core.quorum.election import Candidacy, Leader
-from shalekv.core.quorum.membership import Configuration
+from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import (
     Append,
     Elected,
@@ -28,6 +29,7 @@ from shalekv.core.quorum.messages import (
     VoteRequest,
 )
 from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
+from shalekv.core.quorum.switching import enter_quorum
 from tests.sim.planting import Patch
 
 Bug = Callable[[], Sequence[Patch]]
@@ -240,6 +242,18 @@ def ce16_cut_anywhere() -> Sequence[Patch]:
     return [(archiving, "complete_objects", complete)]
 
 
+def ce17_the_next_ids() -> Sequence[Patch]:
+    """The log of the safekeepers begins in the first slot that is free."""
+
+    def enter(
+        manifest: Manifest, own: WriterId, members: Iterable[Member], last_wal_id: int
+    ) -> Manifest:
+        entered = enter_quorum(manifest, own, members, last_wal_id)
+        return replace(entered, wal_id_last_compacted=last_wal_id, wal_ids_left_out=())
+
+    return [(switching, "enter_quorum", enter)]
+
+
 RULES: Mapping[str, Bug] = {
     "CE1": ce1_promise_is_rank,
     "CE2": ce2_longest_log_wins,
@@ -258,6 +272,7 @@ RULES: Mapping[str, Bug] = {
     "CE14": ce14_epoch_alone,
     "CE15": ce15_archive_is_complete,
     "CE16": ce16_cut_anywhere,
+    "CE17": ce17_the_next_ids,
 }
 
 

@@ -199,7 +199,7 @@ class Bucket:
 
     @property
     def archive_tip(self) -> int | None:
-        return archiving.archive_tip(self.judge.archive, None)
+        return archiving.archive_tip(self.judge.archive, self.manifest.wal_id_last_compacted)
 
 
 def complete(safekeeper: Safekeeper) -> Sequence[tuple[LogObject, Sequence[Record]]]:

@@ -7,9 +7,9 @@ fence as long as the run of fences was not complete, that is before any newer da
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import attrgetter
 
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.manifest import Manifest
@@ -71,14 +71,24 @@ def future_epoch(name: str, slot: Slot, manifest: Manifest) -> Iterator[Finding]
 
 
 def missing_slots(
-    filled: frozenset[int], *, first: int, width: int, last_filled: int | None
+    filled: frozenset[int],
+    *,
+    first: int,
+    width: int,
+    last_filled: int | None,
+    left_out: Iterable[range] = (),
 ) -> list[range]:
-    """The slots from `first` on that were filled once and are not.
+    """The slots from `first` on that were filled once and are not; those left out never were.
 
     `last_filled` is a slot that was filled for sure, such as c or the last one seen. A slot that is
     `width` or more below a filled one was filled, too: nobody has more than that many in flight.
     """
     known = -1 if last_filled is None else last_filled
     end = max(known, max(filled, default=-1) - width) + 1
-    cuts = [first - 1, *sorted(wal_id for wal_id in filled if first <= wal_id < end), end]
-    return [range(low + 1, high) for low, high in pairwise(cuts) if low + 1 < high]
+    taken = [range(wal_id, wal_id + 1) for wal_id in filled]
+    missing: list[range] = []
+    for each in sorted([*taken, *left_out], key=attrgetter("start", "stop")):
+        if first < min(each.start, end):
+            missing.append(range(first, min(each.start, end)))
+        first = max(first, each.stop)
+    return [*missing, range(first, end)] if first < end else missing

@@ -3,6 +3,12 @@
 That the archive has everything is not enough (CE15): whoever was writer before would go on, and its
 majority, or the next slot of the WAL, would take what it writes. So who switches is a writer of its
 own, which has fenced the one before it in the way of the mode that is left.
+
+Fences end whoever serves, but not an opener that has won an older epoch and stands still before it
+lists the WAL: it creates a fence in the first slot that it finds free, and learns only then that it
+is too late. What is in safekeepers has no slot yet that such a fence would respect. So the log goes
+on with ids that nobody finds who looks for the first free slot of the log before: all of that is
+compacted, and `LEFT_OUT_COUNT` ids are left out behind it (CE17).
 """
 
 from __future__ import annotations
@@ -16,6 +22,9 @@ from shalekv.core.quorum.archiving import is_archived
 from shalekv.core.quorum.election import Leader
 from shalekv.core.quorum.membership import Member, check_members
 from shalekv.errors import IllegalState
+
+# Openers of the mode before fill some of these, each with its own width of fences, and never all.
+LEFT_OUT_COUNT = 1 << 32
 
 
 def leave_quorum(manifest: Manifest, leader: Leader, archive_tip: int | None) -> Manifest:
@@ -39,17 +48,29 @@ def leave_quorum(manifest: Manifest, leader: Leader, archive_tip: int | None) ->
     )
 
 
-def enter_quorum(manifest: Manifest, own: WriterId, members: Iterable[Member]) -> Manifest:
-    """The edit after which the WAL is in safekeepers that are new. Raises `Fenced`.
+def enter_quorum(
+    manifest: Manifest, own: WriterId, members: Iterable[Member], last_wal_id: int
+) -> Manifest:
+    """The edit after which the WAL is in safekeepers that are new.
 
+    `last_wal_id` is the last fence of `own`. c becomes the id before the first of the new log: the
+    levels have all of the old one. Raises `Fenced`, and `IllegalState` when they have not.
     REQUIRES: `own` has finished its opening, so a run of its fences counts
-    (`core.fencing.check_run_counts`): nobody older can put anything into the object store any more.
+    (`core.fencing.check_run_counts`): no older writer can put data into the object store any more.
     """
     check_owner(manifest, own)
     wanted = tuple(members)
     check_members(wanted)
+    first = manifest.first_uncompacted_wal_id
+    if first <= last_wal_id:
+        raise IllegalState(
+            f"WAL object {first} is not compacted, and {last_wal_id} is the last one"
+        )
+    left_out = range(first, first + LEFT_OUT_COUNT)
     return replace(
         manifest,
+        wal_ids_left_out=(*manifest.wal_ids_left_out, left_out),
+        wal_id_last_compacted=left_out.stop,
         wal_mode=WalMode.QUORUM,
         wal_generation=manifest.wal_generation + 1,
         wal_members=tuple(map(str, wanted)),

@@ -95,9 +95,19 @@ class Leases:
         """A lease that is in the manifest, for the next job."""
         self._free.append(held)
 
-    def all_ids(self) -> list[bytes]:
-        """The ids of all that may be in the manifest."""
-        return [each.lease.id for each in (*self._free, *self._held)]
+    async def give_up(self, manifest: EditedManifest) -> None:
+        """Take all of them out of the manifest. Raises as the edit."""
+        gone = [each.lease.id for each in (*self._free, *self._held)]
+
+        def edit(current: Manifest) -> Manifest:
+            for lease_id in gone:
+                current = without_lease(current, lease_id)
+            return current
+
+        if gone:
+            await manifest.edit(
+                edit, lambda current: not any(has_lease(current, lease_id) for lease_id in gone)
+            )
 
     async def guard(
         self, manifest: EditedManifest, held: HeldLease, work: Callable[[], Awaitable[T]]

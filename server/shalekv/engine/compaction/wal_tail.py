@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from shalekv.core.compaction.jobs import WalJob, WalResult
-from shalekv.core.lease import has_lease, without_lease
-from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.engine.compaction.claiming import claim_compaction
@@ -27,16 +25,7 @@ async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str)
     try:
         return await _merge(store, manifest, leases, settings)
     finally:
-        gone = leases.all_ids()
-
-        def edit(current: Manifest) -> Manifest:
-            for lease_id in gone:
-                current = without_lease(current, lease_id)
-            return current
-
-        await manifest.edit(
-            edit, lambda current: not any(has_lease(current, lease_id) for lease_id in gone)
-        )
+        await leases.give_up(manifest)
 
 
 async def _merge(

@@ -93,7 +93,13 @@ async def _gaps(
 def _missing(manifest: Manifest, first: int, filled: frozenset[int]) -> list[range]:
     known = (manifest.wal_id_last_compacted, manifest.wal_id_last_seen)
     last_filled = max((wal_id for wal_id in known if wal_id is not None), default=None)
-    return missing_slots(filled, first=first, width=manifest.fence_width, last_filled=last_filled)
+    return missing_slots(
+        filled,
+        first=first,
+        width=manifest.fence_width,
+        last_filled=last_filled,
+        left_out=manifest.wal_ids_left_out,
+    )
 
 
 def _slot(footer: Footer) -> Slot:

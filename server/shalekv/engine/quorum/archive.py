@@ -2,6 +2,7 @@
 
 Nothing is ever overwritten. An object that is there already is what was to be written, or the two
 histories of one database have parted: then nothing may be done without a human (`IllegalState`).
+Its name proves nothing, nor that it is compacted: what it says of itself is compared (CE17).
 """
 
 from __future__ import annotations
@@ -98,16 +99,15 @@ class Archive:
             raise StoreUnavailable(self._store.url, "create", name, problem) from error
         if isinstance(outcome, Claimed) or await run(says_the_same, name, data, outcome.data):
             return
-        await self._contradict(wal_id, "holds other bytes than the log of the safekeepers")
+        raise self._parted(wal_id, "holds other bytes than the log of the safekeepers")
 
     async def check(self, wal_id: int, records: Sequence[Record]) -> None:
         """Compare what names an object that others have archived with these records of it.
 
         That is the write id, which was drawn for those bytes, and whose they are. The last records
-        of the object are enough, one with a payload among them. Raises as `add`.
+        of the object are enough, one with a payload among them. One that is compacted may be gone.
+        Raises as `add`.
         """
-        if is_archived(wal_id, self.manifest.wal_id_last_compacted):
-            return
         name, reads = names.wal_name(wal_id), self._store.reads
         own = await self._store.runtime.workers.run(last_properties, name, records)
         try:
@@ -117,20 +117,20 @@ class Archive:
             if needed > len(tail):
                 tail = await reads.get_range(name, -needed, needed)
         except ObjectNotFound:
-            await self._contradict(wal_id, "was listed, and is gone")
-            return
-        if read_footer(name, tail, size_bytes, database_id=None).properties != own:
-            await self._contradict(wal_id, "is not what the log of the safekeepers has")
+            if is_archived(wal_id, (await self.refresh()).wal_id_last_compacted):
+                return  # a collector has deleted it
+            raise self._parted(wal_id, "was listed, and is gone") from None
+        found = read_footer(name, tail, size_bytes, database_id=None).properties
+        if found != own:
+            raise self._parted(
+                wal_id,
+                f"is of epoch {found.writer_epoch}, and not what the log of the safekeepers has, "
+                f"of epoch {own.writer_epoch}",
+            )
 
-    async def _contradict(self, wal_id: int, problem: str) -> None:
-        """Raise `IllegalState`, unless the object is compacted: what stands there then is nothing.
-
-        A collector may have deleted it, and a process that was stalled created another.
-        """
-        if is_archived(wal_id, (await self.refresh()).wal_id_last_compacted):
-            return
-        raise IllegalState(
+    def _parted(self, wal_id: int, problem: str) -> IllegalState:
+        return IllegalState(
             f"{self._store.url}: {names.wal_name(wal_id)} {problem}. Two histories of the database "
-            "have parted, or somebody has changed the bucket: this safekeeper archives nothing "
-            "more of it, and keeps its log. Stop the writer, and compare the two"
+            "have parted, or somebody has changed the bucket: the safekeepers keep what they have, "
+            "and archive nothing more. Stop the writer, and compare the two"
         )

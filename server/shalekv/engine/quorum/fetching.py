@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -12,6 +13,8 @@ from shalekv.core.quorum.archiving import archive_tip, is_archived
 from shalekv.core.quorum.election import Candidacy, next_object
 from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.record import LogShape, Mark, Record
+from shalekv.engine.levels.parallel import in_parallel
+from shalekv.engine.quorum.archive import Archive
 from shalekv.engine.quorum.electing import greet_one
 from shalekv.engine.quorum.links import LinkBroken
 from shalekv.engine.quorum.proposing.peer import BACKOFF, Way
@@ -48,6 +51,12 @@ class Fetched:
         return 0 if self.archive_tip is None else self.archive_tip + 1
 
 
+# An archiver that is contradicted has uploaded no more behind that than it does at once, which is
+# `archive_parallel_uploads`: so these, if they are what the log says, tell of all before them.
+COMPARED_MAX = 64
+COMPARED_AT_ONCE = 8
+
+
 class _NotTheSame(Exception):
     """A member does not have the log that was elected. Its text says why."""
 
@@ -61,7 +70,9 @@ async def fetch_unarchived(
 ) -> Fetched:
     """The records of objects that are not in the archive, from a voter that has the elected log.
 
-    Raises `LogBehindArchive`, `QuorumUnavailable` after `vote_timeout_ms`, and as the manifest.
+    What is archived of the log that was elected is compared with it. Raises `LogBehindArchive`,
+    `IllegalState` when another object stands there, `QuorumUnavailable` after `vote_timeout_ms`,
+    and as the manifest.
     """
     last = candidacy.donor_log.last
     members = {member.id: member for member in candidacy.configuration.everyone}
@@ -79,7 +90,9 @@ async def fetch_unarchived(
                     last, archive_tip=tip, last_compacted=manifest.current.wal_id_last_compacted
                 )
                 try:
-                    return await _fetch(way, member, last, tip)
+                    fetched, ends = await _fetch(way, member, last, tip)
+                    await _compare(store, manifest, ends)
+                    return fetched
                 except _NOT_THERE as error:
                     log.warning("could not fetch", address=member.address, problem=str(error))
                     problems[member.address] = str(error)
@@ -99,8 +112,27 @@ async def _archive_tip(store: CasStore, manifest: FencedManifest) -> int | None:
     return archive_tip(folder.filled, (await manifest.refresh()).wal_id_last_compacted)
 
 
-async def _fetch(way: Way, member: Member, last: Mark, tip: int | None) -> Fetched:
-    """From one member. It may have trimmed its log since it has voted."""
+async def _compare(store: CasStore, manifest: FencedManifest, ends: Mapping[int, Record]) -> None:
+    """Compare objects with the last records that they hold (CE17)."""
+    database_id = manifest.current.database_id
+    archive = Archive(store, database_id, upload_timeout_ms=math.inf)  # nothing is uploaded
+    left = [*ends.items()]
+
+    async def work() -> None:
+        while left:
+            wal_id, record = left.pop()
+            await archive.check(wal_id, [record])
+
+    await in_parallel(work, min(len(left), COMPARED_AT_ONCE))
+
+
+async def _fetch(
+    way: Way, member: Member, last: Mark, tip: int | None
+) -> tuple[Fetched, Mapping[int, Record]]:
+    """From one member: what is not archived, and the ends of the last objects that are.
+
+    It may have trimmed its log since it has voted.
+    """
     log_now = (await greet_one(way, member)).log
     if log_now.last != last:
         raise _NotTheSame(f"its log ends with record {log_now.last.lsn}, not {last.lsn}")
@@ -114,25 +146,31 @@ async def _fetch(way: Way, member: Member, last: Mark, tip: int | None) -> Fetch
     base = _known_archived(log_now, tip)
     records: list[Record] = []
     before = base
+    ends: dict[int, Record] = {}  # by object, those with a payload
     if base.lsn == last.lsn:
-        return Fetched(tip, base, ())
+        return Fetched(tip, base, ()), ends
     async for record in _records(way, member, base.lsn + 1):
         if not record.follows(before):
             raise _NotTheSame(f"record {record.lsn} does not follow record {before.lsn}")
         before = record.mark
         if is_archived(record.wal_id, tip):
             base = before
+            if record.payload:
+                ends[record.wal_id] = record
+            if len(ends) > COMPARED_MAX:
+                del ends[min(ends)]
         else:
             records.append(record)
     if before != last:
         raise _NotTheSame(f"its records end with {before.lsn}, not {last.lsn}")
-    return Fetched(tip, base, records)
+    return Fetched(tip, base, records), ends
 
 
 def _known_archived(log_now: LogShape, tip: int | None) -> Mark:
-    """The last record that is known to be in the archive, by what is known without its bytes."""
+    """The last record before those that are compared, by what is known without their bytes."""
+    before = -1 if tip is None else tip - COMPARED_MAX
     marks = [section.last for section in log_now.sections]
-    archived = [m for m in marks if m.wal_id is not None and is_archived(m.wal_id, tip)]
+    archived = [m for m in marks if m.wal_id is not None and is_archived(m.wal_id, before)]
     return archived[-1] if archived else log_now.base
 
 

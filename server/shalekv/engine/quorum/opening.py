@@ -26,6 +26,7 @@ from shalekv.core.quorum.record import Ballot
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
+from shalekv.engine.quorum.beginning import begin_log
 from shalekv.engine.quorum.electing import gather_votes, greet
 from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
 from shalekv.engine.quorum.links import DatabasePlace, Links
@@ -112,14 +113,16 @@ async def _take_over(
         await manifest.refresh()
         raise
     log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
+    now_ms, floor_ms = await store.reads.now_ms(), manifest.current.logical_time_ms
+    time = LogicalTime(store.runtime.clock, store_now_ms=now_ms, floor_ms=floor_ms)
+    if not candidacy.donor_log.last.lsn:
+        await begin_log(store, manifest, time.now_ms)
     fetched = await fetch_unarchived(store, manifest, way, candidacy)
     fence_wal_id = next_object(
         fetched.last,
         archive_tip=fetched.archive_tip,
         last_compacted=manifest.current.wal_id_last_compacted,
     )
-    now_ms, floor_ms = await store.reads.now_ms(), manifest.current.logical_time_ms
-    time = LogicalTime(store.runtime.clock, store_now_ms=now_ms, floor_ms=floor_ms)
     ledger = Ledger(
         Leader.of(candidacy).trimmed(fetched.base),
         HeldRecords(fetched.base, fetched.records),

@@ -1,8 +1,9 @@
 """From one WAL mode to the other, without losing a write (CE15).
 
 To safekeepers: the log is opened as ever, which puts a run of fences into the bucket that no older
-writer passes; the edit that names the members is made under the epoch that was won. The log of the
-safekeepers begins behind the fences.
+writer passes. All of it is compacted, which ends a compactor that runs. The edit that names the
+members is made under the epoch that was won. The log of the safekeepers begins far behind the
+fences, where no opener of the mode before looks for a free slot (CE17).
 
 To the object store: an election ends every older writer; its fence is the last record. When that
 is in the archive, so is everything before it, and the edit that names no members any more is made
@@ -25,7 +26,9 @@ from shalekv.core.quorum.archiving import is_archived
 from shalekv.core.quorum.membership import check_first_count, check_members
 from shalekv.core.quorum.switching import enter_quorum, leave_quorum
 from shalekv.core.snapshot import remove_snapshots
+from shalekv.engine.compaction.wal_tail import merge_tail
 from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.quorum.beginning import begin_log
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire, survey
 from shalekv.engine.quorum.links import DatabasePlace, Links
 from shalekv.engine.quorum.log import until_failed
@@ -34,7 +37,7 @@ from shalekv.engine.recover import open_log
 from shalekv.engine.wal import list_wal
 from shalekv.errors import DatabaseMismatch, LogFull, QuorumUnavailable, ShaleError
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import WriterSettings
+from shalekv.settings import CompactSettings, UrlSettings, WriterSettings
 from shalekv.store.cas import CasStore
 
 ARCHIVE_PATIENCE_MS = 60_000  # without any progress
@@ -46,8 +49,8 @@ log = structlog.get_logger()
 async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[str]) -> Manifest:
     """Have the safekeepers at these addresses hold the WAL from now on.
 
-    A writer that serves is fenced by it. Raises `DatabaseMismatch` when they do already, as
-    `admit`, and as `open_log`.
+    A writer that serves is fenced by it, and a compactor superseded. Raises `DatabaseMismatch` when
+    they do already, as `admit`, as `open_log` and as `merge_tail`.
     """
     current = await _check_mode(store, WalMode.OBJECT_STORE)
     check_first_count(addresses)
@@ -56,13 +59,16 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     members = await admit(links, place, addresses, request_id)
     check_members(members)  # before the writer that serves is fenced
     opened = await open_log(store, _settings(), address="")
+    await merge_tail(store, _compact_settings(store), holder="switch")
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
-        entered = enter_quorum(manifest, opened.manifest.own, members)
+        own = opened.manifest.own
+        entered = enter_quorum(manifest, own, members, opened.last_wal_id)
         return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")
 
     switched = await opened.manifest.edit(edit, lambda m: m.wal_members == wanted)
+    await begin_log(store, opened.manifest, opened.time.now_ms)
     log.info("the WAL is in safekeepers from now on", members=wanted, behind=opened.last_wal_id)
     return switched
 
@@ -151,6 +157,10 @@ async def _why_not_archived(links: Links, opened: OpenedLog, slots: QuorumSlots)
 
 def _settings() -> WriterSettings:
     return WriterSettings(flush_interval_ms=0)  # one object at most is written: nothing to space
+
+
+def _compact_settings(store: CasStore) -> CompactSettings:
+    return CompactSettings(database=UrlSettings(url=store.url))
 
 
 async def _check_mode(store: CasStore, mode: WalMode) -> Manifest:

@@ -21,7 +21,7 @@ from shalekv.core.quorum.membership import (
 )
 from shalekv.core.quorum.messages import Greeting, Health, Vote
 from shalekv.core.quorum.record import LogShape, Mark
-from shalekv.core.quorum.switching import enter_quorum, leave_quorum
+from shalekv.core.quorum.switching import LEFT_OUT_COUNT, enter_quorum, leave_quorum
 from shalekv.errors import Fenced, IllegalState, InvalidRequest, LogBehindArchive
 from tests.unit.core.quorum.logs import NONCE, TWIN, ballot, ids, log, members, records
 
@@ -242,13 +242,24 @@ def test_who_was_fenced_switches_nothing() -> None:
         leave_quorum(replace(shown(), writer_epoch=10), committed(leader()), 2)
     newer = replace(shown(WalMode.OBJECT_STORE), writer_nonce=TWIN)
     with pytest.raises(Fenced):
-        enter_quorum(newer, WRITER, members("abc"))
+        enter_quorum(newer, WRITER, members("abc"), 6)
 
 
 def test_a_database_goes_to_safekeepers() -> None:
     """To some of them, at least."""
-    before = replace(shown(WalMode.OBJECT_STORE), wal_members=())
-    entered = enter_quorum(before, WRITER, members("abc"))
+    before = replace(shown(WalMode.OBJECT_STORE), wal_members=(), wal_id_last_compacted=6)
+    entered = enter_quorum(before, WRITER, members("abc"), 6)
     assert (entered.wal_mode, entered.wal_members) == (WalMode.QUORUM, manifest().wal_members)
     with pytest.raises(InvalidRequest):
-        enter_quorum(before, WRITER, ())
+        enter_quorum(before, WRITER, (), 6)
+
+
+def test_the_log_of_safekeepers_begins_behind_ids_that_are_left_out() -> None:
+    """What an older opener puts into the first free slot is none of theirs (CE17)."""
+    before = replace(shown(WalMode.OBJECT_STORE), wal_id_last_compacted=6)
+    with pytest.raises(IllegalState, match="WAL object 7 is not compacted"):
+        enter_quorum(before, WRITER, members("abc"), 7)
+    entered = enter_quorum(before, WRITER, members("abc"), 5)  # a stray fence was compacted, too
+    (left_out,) = entered.wal_ids_left_out
+    assert (left_out.start, len(left_out)) == (7, LEFT_OUT_COUNT)
+    assert entered.first_uncompacted_wal_id == left_out.stop + 1

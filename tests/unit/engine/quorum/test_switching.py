@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -17,7 +17,7 @@ from shalekv.engine.recover import open_log
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from tests.kit.engine.databases import contents
+from tests.kit.engine.replica import scan
 from tests.kit.quorum.log import TIMES, QuorumDatabase, Writing, runtime
 from tests.kit.store import FaultyStore, MortalProcess, at_request
 from tests.kit.virtual_time import virtual_time
@@ -80,9 +80,14 @@ async def _to_quorum(database: QuorumDatabase, addresses: list[str], store: CasS
     return await switch_to_quorum(store, database.links(), addresses)
 
 
+async def _keys(database: QuorumDatabase) -> set[bytes]:
+    """What a writer of the present mode reads that opens it."""
+    return {key for key, _ in await scan(Writing(await _open(database), database.links()).engine)}
+
+
 async def _check(database: QuorumDatabase, keys: set[bytes]) -> None:
     """All of it is read, by a writer of the present mode; nothing is damaged or missing."""
-    assert {key for key, _ in contents(await _open(database))} == keys
+    assert await _keys(database) == keys
     await _check_sound(database)
 
 
@@ -155,7 +160,7 @@ async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
         await _write(database, b"new")
     assert len(told) == after
     assert isinstance(writing.ended_by, Fenced)
-    found = {key for key, _ in contents(await _open(database))}
+    found = await _keys(database)
     assert found >= told | {b"new"}
     await _check_sound(database)
 
@@ -195,8 +200,49 @@ async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) 
         if not await crosses(database, switch, at, keys):
             return
         assert (await database.manifest()).wal_mode is target
-        found = {key for key, _ in contents(await _open(database))}
+        found = await _keys(database)
         assert found >= keys
+        await _check_sound(database)
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("is_archived", [True, False])
+@pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
+@virtual_time(1)
+async def test_an_opener_that_stalls_takes_nothing_from_the_log_after_a_switch(
+    target: WalMode,
+    is_archived: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """It stops at any request, and goes on when a writer of the new mode has acknowledged (CE17).
+
+    What that writer has acknowledged is not in the archive yet, as its fence may be.
+    """
+    for at in range(REQUESTS_MAX):
+        database, switch = await _prepared(target)
+        keys = {b"a", b"b"}
+
+        async def switch_and_write(
+            database: QuorumDatabase = database, switch: Switch = switch, keys: set[bytes] = keys
+        ) -> None:
+            await switch(database.cas())
+            async with _writing(database) as writing:
+                if is_archived and target is WalMode.QUORUM:
+                    await writing.put(b"first")
+                    await database.archive()
+                await writing.put(b"last")
+            keys |= {b"first", b"last"} if is_archived and target is WalMode.QUORUM else {b"last"}
+
+        store = FaultyStore(database.another_store(), before=at_request(at, switch_and_write))
+        with suppress(Fenced, DatabaseMismatch, QuorumUnavailable):
+            await _open(database, CasStore(store, runtime(30_000 + at), StoreSettings()))
+        if b"last" not in keys:
+            return
+        assert await _keys(database) == keys
+        if target is WalMode.QUORUM:
+            async with database.writing() as writing:
+                await writing.put(b"after")
+            assert writing.ended_by is None
+            assert await _keys(database) == keys | {b"after"}
         await _check_sound(database)
     raise AssertionError("it never ends")
 
