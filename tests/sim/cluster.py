@@ -125,6 +125,9 @@ class Cluster:
             async with asyncio.timeout(PATIENCE_MS * self.pace / 1000):
                 await gate.reached()
 
+    async def change_amid_takeover(self, random: Random) -> None:
+        """Change the database while openers stand still; here nothing."""
+
     def hold_objects(self, writer: str, *, times: int | None = None) -> Gate:
         """Hold WAL objects of a writer when they arrive at the store: so many, or all."""
         return self.world.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer), times=times)

@@ -233,7 +233,7 @@ def _is_same(before: Manifest, after: Manifest) -> bool:
 def _check_c(stored: Stored, manifest: Manifest) -> None:
     """`last_compacted_seq` is that of slot c, and no SST holds more."""
     c = manifest.wal_id_last_compacted
-    slots = stored.wal[: 0 if c is None else c + 1]
+    slots = [each for each in stored.wal if c is not None and each.wal_id <= c]
     last_seq = max((e.seq for each in slots for e in each.all_entries), default=0)
     held = max((i.max_seq for i in manifest.leveled_ssts if i.level != SYSTEM_LEVEL), default=0)
     if manifest.last_compacted_seq != last_seq or held > last_seq:

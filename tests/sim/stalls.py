@@ -128,10 +128,14 @@ class Janitors:
         self.crash_all()
         random = self.world.random_for("finish")
         node = self.world.node("finisher")
-        await self.world.sleep_ms(
-            max(0.0, self.world.store.last_arrival_ms - self.world.now_ms)
-            + max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace)
-        )  # whatever is late has landed, and all leases and snapshots that are not renewed expire
+        late_ms = max(0.0, self.world.store.last_arrival_ms - self.world.now_ms)
+        await self.world.sleep_ms(late_ms)
+        current = current_manifest(self.world.store)
+        ends_s = [each.expire_time_s for each in current.leases]
+        ends_s += [each.snapshot_expire_time_s for each in current.snapshots]
+        life_ms = max(ends_s, default=0) * 1_000 - self.world.store.clock_ms()
+        # All that is not renewed expires; who has switched the WAL mode had long lives.
+        await self.world.sleep_ms(max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace, life_ms))
         async with asyncio.timeout(FINISH_MS / 1_000):
             await node.run(self._compact(node, random, is_once=True))
             store = CasStore(self.world.store_for(node), self.world.runtime_for(node), STORE)

@@ -46,6 +46,7 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
             await cluster.start_slow_opener(cluster.draw(random), random.choice(NEAR_MS))
             for _ in range(random.choice([1, 2, 3]))
         ]
+        await cluster.change_amid_takeover(random)
         await cluster.let_serve(name, cluster.draw(random))
         serves.set()
         for opener in openers:

@@ -23,6 +23,10 @@ The writer that serves the database is fenced by it, and ends: start it again af
 other --wal. Nothing that was acknowledged is lost. If the command ends with an error the database
 is whole, in the mode in which it was as a rule: run it again, which tells if it is in the new one.
 
+To quorum, all of the WAL is compacted first, and a compactor that runs by itself ends as
+superseded: start it again, too. Versions before 0.8 cannot read the database then: update all
+servers, readers and safekeepers before.
+
 \b
 to quorum         the safekeepers must be running; the log goes on in them
 to object-store   a majority must be running; everything is archived first

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from shalekv.clock import LoopClock
-from shalekv_client import Client
+from shalekv_client import ChangeKind, Client, WatchCommit
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import LENIENT, POLL_MS, Cluster
 from tests.kit.processes.history import Fate, History
@@ -17,6 +17,7 @@ from tests.kit.processes.load import TIMEOUT_MS, Load, read_state
 from tests.kit.processes.processes import Processes
 
 WRITES = 30  # in each part of a test
+PROBES = 3  # puts and deletes of one key, one of each in each part
 PATIENCE_S = 200
 FENCED = 4
 # A child compactor that starts late would take over from the one that a test runs.
@@ -72,6 +73,22 @@ async def _check_upkeep(cluster: Cluster, name: str) -> None:
         await cluster.run(*argv)
 
 
+async def _check_watch(reader: Child) -> None:
+    """What one that begins with the first commit is told goes through all modes."""
+    seen: list[ChangeKind | None] = []
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        _patient(reader) as client,
+        client.watch(prefix=b"probe", from_seq=1) as watch,
+    ):
+        async for event in watch:
+            if isinstance(event, WatchCommit):
+                seen += [change.kind for change in event.changes]
+            if len(seen) == 2 * PROBES:
+                break
+    assert seen == [ChangeKind.PUT, ChangeKind.DELETE] * PROBES
+
+
 async def _hears_from(reader: Child, addresses: Sequence[str]) -> None:
     """Its status says so, soon: a safekeeper, or nobody."""
     async with asyncio.timeout(PATIENCE_S), _patient(reader) as client:
@@ -103,6 +120,7 @@ async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> Non
     writer = await cluster.serve(NO_COMPACTOR, create=False)
     await _check_both(history, writer, reader)
     await _hears_from(reader, [""])
+    await _check_watch(reader)
     assert await writer.stop() == 0, writer.report()
     await cluster.run("fsck", "--deep")
 

@@ -9,14 +9,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from shalekv.core.fencing import WriterId
+from shalekv.core.manifest import Manifest
 from shalekv.core.quorum import election
+from shalekv.core.quorum import membership as quorum_members
 from shalekv.core.quorum.acceptor import Effect, Reply
 from shalekv.core.quorum.archiving import LogObject, complete_objects, is_archived
 from shalekv.core.quorum.election import Candidacy, Leader
 from shalekv.core.quorum.messages import Health, ToProposer
 from shalekv.core.quorum.record import Ballot
+from shalekv.core.quorum.switching import enter_quorum
 from shalekv.core.two_phase import Destination, Record
-from shalekv.engine.quorum import opening
+from shalekv.engine.quorum import opening, switching
 from shalekv.engine.quorum.links import TailPiece
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
@@ -203,6 +207,14 @@ def _lowest(self: Candidacy) -> bytes:
     return min(self.votes, key=lambda each: self.votes[each].log.last.rank)
 
 
+def _enter_at_once(
+    manifest: Manifest, own: WriterId, members: Iterable[quorum_members.Member], last_wal_id: int
+) -> Manifest:
+    entered = enter_quorum(manifest, own, members, last_wal_id)
+    c = manifest.wal_id_last_compacted
+    return replace(entered, wal_id_last_compacted=c, wal_ids_left_out=())
+
+
 QUORUM = (
     mutant("a safekeeper replies before its sync", (Member, "_carry_out", _reply_first), seeds=10),
     mutant(
@@ -224,6 +236,12 @@ QUORUM = (
         hint=7,
     ),
     mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=20, hint=4),
+    mutant(
+        "the log of safekeepers begins in the next slot",
+        (switching, "enter_quorum", _enter_at_once),
+        seeds=60,
+        hint=48,
+    ),
     mutant(
         "the log of the lowest rank wins",
         (Candidacy, "donor_id", property(_lowest)),

@@ -142,7 +142,7 @@ class SafekeeperChaos:
 
     def _exchange_disk(self, machine: Machine) -> None:
         """Lose what a member has, if others have all of it: of a majority it is never lost."""
-        if not self._may_lose(machine):
+        if self._cluster.is_switching or not self._may_lose(machine):
             return
         held = self._cluster.witness.held[machine.name]
         machine.cut_power()
@@ -151,7 +151,10 @@ class SafekeeperChaos:
         self._world.note(f"{machine.name} has lost its disk")
 
     def _may_lose(self, machine: Machine) -> bool:
-        witness, configuration = self._cluster.witness, self._cluster.configuration()
+        witness = self._cluster.witness
+        if not witness.configurations():
+            return False
+        configuration = self._cluster.configuration()
         if configuration.is_joint:
             return False
         held = {each.control.identity.member_id: each for each in witness.held.values()}
@@ -163,6 +166,8 @@ class SafekeeperChaos:
 
     async def _replace(self, random: Random) -> None:
         """Put a machine in the place of a member: one that has lost its disk, or the spare."""
+        if not self._cluster.witness.configurations():
+            return
         configuration = self._cluster.configuration()
         addresses = [member.address for member in configuration.members]
         by_address = {each.address: each for each in self._cluster.machines.values()}

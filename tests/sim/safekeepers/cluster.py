@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from random import Random
 
 from shalekv.core.entry import Entry
+from shalekv.core.manifest import WalMode
 from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.record import Record
-from shalekv.errors import NotAMember, QuorumUnavailable
+from shalekv.engine.quorum.switching import switch_to_object_store, switch_to_quorum
+from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
 from shalekv.format.names import wal_name
 from shalekv.roles.database import Quorum, create_database
 from shalekv.settings import (
@@ -24,16 +27,18 @@ from shalekv.settings import (
     StoreSettings,
 )
 from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
 from tests.sim.cluster import ENDS, Cluster
-from tests.sim.errors import Violation
+from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Outcome
 from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
+from tests.sim.options import Trouble
 from tests.sim.safekeepers.hosts import DATA, URL, Machine, SimLinks, store_of
 from tests.sim.safekeepers.wires import Wires
-from tests.sim.safekeepers.witness import Witness, named
+from tests.sim.safekeepers.witness import Named, Witness, named
 from tests.sim.serial import SerialOrder
-from tests.sim.stored import Stored, WalObject, wal_object
+from tests.sim.stored import Stored, WalObject, current_manifest, wal_object
 from tests.sim.tiny import draw_writer
 from tests.sim.world import World
 
@@ -43,12 +48,14 @@ LATE_US = 60_000_000  # in peace the archive is not further behind
 def committed_log(witness: Witness) -> list[Record]:
     """All records that are committed, and before them what is committed by them.
 
-    Of all records that a majority has held, the last one of the newest writer is the end.
+    Of all records of one log that a majority has held, the last one of the newest writer is the
+    end. There is one log for each time that the database was switched to safekeepers.
     """
-    majority = [(witness.records[each].mark.rank, each) for each in witness.majority_us]
-    if not majority:
-        return []
-    return witness.chain_to(max(majority)[1])
+    ends: dict[Named, tuple[tuple[int, int], Named]] = {}  # by the first record
+    for each in witness.majority_us:
+        first, end = witness.first_of(each), (witness.records[each].mark.rank, each)
+        ends[first] = max(ends.get(first, end), end)
+    return [record for _, last in sorted(ends.values()) for record in witness.chain_to(last)]
 
 
 def committed_pieces(witness: Witness, archived: Stored) -> Stored:
@@ -175,19 +182,24 @@ def draw_quorum_writer(random: Random) -> ServeSettings:
 CONNECT_MS = 1_000
 LOOK_MS = 20.0
 COUNTS = (3, 3, 3, 5)
+QUORUM_SHARE = 0.7  # of the databases have their WAL in safekeepers from the beginning
+SWITCH_SHARE = 0.3  # of the takeovers are one of the WAL mode, too
+SWITCH_MS = (100.0, 1_000.0, 5_000.0)  # until something befalls who switches it, at pace 1
+SWITCH_MS_MAX = 90_000.0
 
 
 class QuorumCluster(Cluster):
     """Writers that commit to a majority of safekeepers."""
 
-    # The members that a writer knows of may be retired while it opens.
-    ends = (*ENDS, QuorumUnavailable, NotAMember)
+    # The members that a writer knows of may be retired while it opens, and the mode switched.
+    ends = (*ENDS, QuorumUnavailable, NotAMember, DatabaseMismatch)
 
     def __init__(self, world: World) -> None:
         super().__init__(world, draw_quorum_writer)
         self.wires = Wires(world, world.random_for("wires"))
         self.witness = Witness(world)
         self._random = world.random_for("safekeepers")
+        self.is_switching = False
         self.member_count = self._random.choice(COUNTS)
         names = [f"sk{number}" for number in range(1, self.member_count + 2)]  # one is spare
         self.machines = {name: Machine(world, self.wires, name) for name in names}
@@ -201,10 +213,43 @@ class QuorumCluster(Cluster):
         while any(machine.methods is None for machine in self.machines.values()):
             await self.world.sleep_ms(LOOK_MS)
         admin = self.world.node("admin")
-        members = [*self.machines.values()][: self.member_count]
-        quorum = Quorum(self.links_for(admin), [machine.address for machine in members])
+        quorum = None
+        if self._random.random() < QUORUM_SHARE or not self.world.options.has(Trouble.TAKEOVERS):
+            members = [*self.machines.values()][: self.member_count]
+            quorum = Quorum(self.links_for(admin), [machine.address for machine in members])
         runtime = self.world.runtime_for(admin)
         await admin.run(create_database(self.store_for(admin), runtime, StoreSettings(), quorum))
+
+    async def change_amid_takeover(self, random: Random) -> None:
+        """Switch the WAL mode, now and then; who switches it may stop in between, or die."""
+        if random.random() >= SWITCH_SHARE or self.is_switching:
+            return
+        self.is_switching = True
+        node = self.world.node("switcher")
+        befalls = random.choice([node.pause, node.crash, node.resume, node.resume])
+        befalls_ms = random.choice(SWITCH_MS) * random.random() * self.pace
+        self.world.loop.call_later(
+            befalls_ms / 1_000, befalls, context=self.world.loop.root.context
+        )
+        try:
+            async with asyncio.timeout(SWITCH_MS_MAX / 1_000):
+                mode = await node.run(self._switch(node, random))
+        except (ShaleError, TimeoutError, NodeCrashed) as error:
+            self.world.note(f"the WAL mode is not switched: {error!r}")
+        else:
+            self.world.note(f"the WAL mode is {mode.name} from now on")
+        finally:
+            node.resume()
+            self.is_switching = False
+
+    async def _switch(self, node: Node, random: Random) -> WalMode:
+        store = CasStore(self.store_for(node), self.world.runtime_for(node), StoreSettings())
+        links = self.links_for(node)
+        if current_manifest(self.world.store).wal_mode is WalMode.QUORUM:
+            return (await switch_to_object_store(store, links)).wal_mode
+        machines = random.sample([*self.machines.values()], self.member_count)
+        addresses = [machine.address for machine in machines]
+        return (await switch_to_quorum(store, links, addresses)).wal_mode
 
     def start_machine(self, machine: Machine) -> None:
         machine.start(draw_safekeeper(self._random, self.pace))
@@ -219,6 +264,7 @@ class QuorumCluster(Cluster):
         return SimLinks(self.wires, node, connect_timeout_ms=timeout_ms)
 
     def configuration(self) -> Configuration:
+        """Of who holds the log, or held it last. REQUIRES: it was in safekeepers once."""
         return self.witness.configurations()[-1]
 
     def stored(self) -> Stored:

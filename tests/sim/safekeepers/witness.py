@@ -64,6 +64,7 @@ class Witness:
         self._reached: dict[bytes, int] = {}  # by member, the last lsn that it ever held
         self._configurations: list[Configuration] = []
         self._manifests: set[str] = set()
+        self._first: dict[Named, Named] = {}
         self._log_read = 0
         self._committed_end = (0, 0)
         self._segments: dict[tuple[str, str], tuple[bytes, list[Record], int]] = {}
@@ -132,6 +133,17 @@ class Witness:
             found.append(record)
             at = Named(at.lsn - 1, record.previous_checksum)
         return found[::-1]
+
+    def first_of(self, record: Named) -> Named:
+        """The first record of the log that this one is in."""
+        unknown: list[Named] = []
+        at = record
+        while at not in self._first and at.lsn > 1:
+            unknown.append(at)
+            at = Named(at.lsn - 1, self.records[at].previous_checksum)
+        first = self._first.get(at, at)
+        self._first |= dict.fromkeys([*unknown, at], first)
+        return first
 
     def configurations(self) -> list[Configuration]:
         log = self._world.store.log

@@ -64,27 +64,39 @@ class FeedLog:
             raise self._older_state(offset, "its log ends before that")
         return manifest.writer_epoch
 
-    async def end(self, first: int, count_max: int) -> int:
-        """The first slot from `first` on that is not filled; at most `count_max` are looked at.
+    async def filled(self, first: int, count_max: int) -> range:
+        """The slots from `first` on that are filled, without a gap; at most `count_max`.
 
-        Raises `FeedWalCollected`.
+        Where the log goes on behind ids that were left out, they begin there. Raises
+        `FeedWalCollected`.
         """
         sizes, end = await self._run(first, count_max)
-        compacted = (await self.manifest()).first_uncompacted_wal_id
-        if end < compacted and end - first < count_max:
+        manifest = await self.manifest()
+        for left_out in manifest.wal_ids_left_out:
+            if first in left_out:
+                return await self.filled(left_out.stop, count_max)
+            if end in left_out:
+                self._see(first, sizes)
+                return range(first, end)
+        if self._may_be_gone(first, end, count_max):
             # It was filled and compacted since the list, or it is gone: another list tells.
             sizes, end = await self._run(first, count_max)
-            await self.manifest()
-            if end < compacted and end - first < count_max:
+            if self._may_be_gone(first, end, count_max):
                 raise await self.collected(end)
+        self._see(first, sizes)
+        return range(first, end)
+
+    def _may_be_gone(self, first: int, end: int, count_max: int) -> bool:
+        return end < self.stored.current.first_uncompacted_wal_id and end - first < count_max
+
+    def _see(self, first: int, sizes: dict[int, int]) -> None:
         self._sizes = sizes
         self._known = {each: slot for each, slot in self._known.items() if each >= first}
-        return end
 
     async def newest(self) -> int:
         """The end of the log."""
         manifest = await self.manifest()
-        return await self.end(manifest.first_uncompacted_wal_id, 2**63)
+        return (await self.filled(manifest.first_uncompacted_wal_id, 2**63)).stop
 
     async def earliest(self) -> int:
         """The first slot from which on all are there; nothing need keep them."""
@@ -135,7 +147,7 @@ class FeedLog:
     async def _sized(self, slots: range) -> dict[int, int]:
         """The sizes of these objects, by a list that is older than the manifest."""
         if not all(wal_id in self._sizes for wal_id in slots):
-            end = await self.end(slots.start, len(slots))
+            end = (await self.filled(slots.start, len(slots))).stop
             if end < slots.stop:
                 raise await self.collected(end)
         return self._sizes

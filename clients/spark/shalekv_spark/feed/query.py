@@ -68,7 +68,8 @@ class FeedQuery:
         if self._target is None and first >= self._known_end and self._has_just_looked():
             return start
         files_max, bytes_max = self.options.limits(limit)
-        end = await self._log.end(first, files_max)
+        filled = await self._log.filled(first, files_max)
+        first, end = filled.start, filled.stop
         if self._log.stored.current.writer_epoch != self._epoch:
             # Another writer; perhaps of an older state, which was put here while the query runs.
             self._epoch = await self._log.check(start)

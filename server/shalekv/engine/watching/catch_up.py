@@ -127,6 +127,7 @@ class CatchUp:
         with ExitStack() as kept:
             lately: Lately | None = None  # what comes while the last is read
             while followers := reading.followers():
+                wal_id = self._history.next_slot(wal_id)
                 position = self._feed.position
                 last_wal_id = -1 if position.wal_id is None else position.wal_id
                 if wal_id > last_wal_id or told.seq >= position.seq:

@@ -62,6 +62,7 @@ class History:
         self._store = store
         self._manifest = manifest
         self._ssts = ssts
+        self._left_out: Sequence[range] = ()  # by the manifest that was read last
 
     async def locate(self, start_seq: int, last_wal_id: int) -> int:
         """A slot from which on all commits from `start_seq` on stand, and few before it.
@@ -78,17 +79,28 @@ class History:
                 if tries == LOCATE_TRIES:
                     raise
 
+    def next_slot(self, wal_id: int) -> int:
+        """The first slot of the log from this one on: where ids are left out, the one behind them.
+
+        Which are is known from the manifests that were read here.
+        """
+        return next((each.stop for each in self._left_out if wal_id in each), wal_id)
+
     async def read(self, slots: range) -> Sequence[AppliedObject]:
         """What stands in these slots, in their order, without fences.
 
-        REQUIRES: all of them were filled. Raises `CorruptObject`, `StoreUnavailable`, and
-        `ObjectNotFound` when one is gone.
+        REQUIRES: all of them were filled, or left out. Raises `CorruptObject`, `StoreUnavailable`,
+        and `ObjectNotFound` when one is gone.
         """
         async with asyncio.TaskGroup() as tasks:
             reading = [tasks.create_task(self._read_slot(wal_id)) for wal_id in slots]
         found: list[AppliedObject] = []
         for wal_id, task in zip(slots, reading, strict=True):
             each = task.result()
+            if isinstance(each, ObjectNotFound):
+                await self._refresh()
+                if any(wal_id in left_out for left_out in self._left_out):
+                    continue
             if isinstance(each, ShaleError):
                 raise each
             obj = object_of(each, wal_id)
@@ -116,27 +128,39 @@ class History:
 
     async def why_missing(self, missing: ObjectNotFound, next_seq: int) -> ShaleError:
         """Why an object is gone that was to be read for the commits from `next_seq` on."""
-        manifest = await self._manifest.refresh()
+        manifest = await self._refresh()
         wal_id = names.parse_wal_name(missing.name)
         if wal_id is not None and wal_id >= manifest.first_uncompacted_wal_id:
             return missing
         return WalCollected(start_seq=next_seq, oldest_seq=await self._oldest_seq(manifest))
 
     async def _locate(self, start_seq: int, last_wal_id: int) -> int:
-        manifest = await self._manifest.refresh()
+        manifest = await self._refresh()
         if start_seq > manifest.last_compacted_seq:
             first = manifest.first_uncompacted_wal_id
-            sizes = await self._sizes(first)
-        else:
-            last = min(manifest.first_uncompacted_wal_id - 1, last_wal_id)
-            sizes = await self._sizes(0)
+            return await self._search(
+                range(first, last_wal_id + 1), await self._sizes(first), start_seq
+            )
+        sizes = await self._sizes(0)
+        oldest_seq, end = manifest.last_compacted_seq + 1, last_wal_id + 1
+        last = min(manifest.first_uncompacted_wal_id - 1, last_wal_id)
+        while True:
             first = _run_start(sizes, last)
             if first or await self._is_of_clone(sizes):
-                oldest_seq = await self._first_seq(range(first, last + 1), sizes)
-                oldest_seq = oldest_seq or manifest.last_compacted_seq + 1
-                if start_seq < oldest_seq:
-                    raise WalCollected(start_seq=start_seq, oldest_seq=oldest_seq)
-        return await self._search(range(first, last_wal_id + 1), sizes, start_seq)
+                oldest_seq = await self._first_seq(range(first, last + 1), sizes) or oldest_seq
+            else:
+                oldest_seq = 0
+            if start_seq >= oldest_seq:
+                return await self._search(range(first, end), sizes, start_seq)
+            before = next((each for each in self._left_out if each.stop == first), None)
+            if before is None:
+                raise WalCollected(start_seq=start_seq, oldest_seq=oldest_seq)
+            last, end = before.start - 1, before.start
+
+    async def _refresh(self) -> Manifest:
+        manifest = await self._manifest.refresh()
+        self._left_out = manifest.wal_ids_left_out
+        return manifest
 
     async def _is_of_clone(self, sizes: Mapping[int, int]) -> bool:
         """Whether the log begins behind commits that a clone took over, which are not in it."""

@@ -8,15 +8,18 @@ from functools import partial
 
 import pytest
 
+from shalekv.core.fencing import WriterId
 from shalekv.core.quorum.membership import Configuration, begin_change
 from shalekv.core.quorum.messages import VoteRequest
 from shalekv.core.quorum.record import Ballot, Record
+from shalekv.engine.commit import WalContents
 from shalekv.engine.quorum.archive import Archive
 from shalekv.engine.quorum.electing import gather_votes
 from shalekv.engine.quorum.links import DatabasePlace, Link
 from shalekv.engine.quorum.proposing.peer import Way
 from shalekv.engine.quorum.recovering import Recovering, Recovery
-from shalekv.errors import Fenced, InvalidRequest, NotAMember, QuorumUnavailable
+from shalekv.engine.wal import WalSlots
+from shalekv.errors import Fenced, IllegalState, InvalidRequest, NotAMember, QuorumUnavailable
 from shalekv.settings import QuorumSettings
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
@@ -41,6 +44,46 @@ async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None
     opened = await database.opened()
     assert contents(opened) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
     assert opened.slots.report().archived_wal_id == 2  # type: ignore[union-attr]
+
+
+async def _nothing() -> None:
+    """Nothing is compacted."""
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@virtual_time(1)
+async def test_another_object_in_the_archive_is_not_taken_for_that_of_the_log(
+    is_compacted: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """An older writer's fence has its name, and may be compacted: what the log has there stays,
+    no member archives over it, and nobody opens without it (CE17).
+    """
+    database = await QuorumDatabase.created()
+    database.let_archive(False)
+    async with database.writing(archive_interval_ms=0, is_killed=True) as writing:
+        for key in (b"a", b"b"):
+            await writing.put(key)
+    ahead = max(database.logs(), key=lambda kept: kept.state.log.last.lsn)
+    cas = database.cas()
+    archive = Archive(cas, database.database_id, upload_timeout_ms=1_000)
+    await archive.look()
+    await archive.add(0, ahead.records[:1])
+    slots = WalSlots(
+        cas,
+        WriterId(0, bytes(16)),
+        database_id=database.database_id,
+        block_bytes=4_096,
+        now_ms=lambda: 0,
+        last_compacted=_nothing,
+    )
+    assert await slots.create(1, WalContents()) is None
+    if is_compacted:
+        await database.edit(lambda m: replace(m, wal_id_last_compacted=1, wal_id_last_seen=1))
+    with pytest.raises(IllegalState, match="is of epoch 0, and not what the log"):
+        await database.opened()
+    for call in (archive.add, archive.check):
+        with pytest.raises(IllegalState, match="Two histories"):
+            await call(1, [each for each in ahead.records if each.wal_id == 1])
 
 
 @virtual_time(5)
