@@ -1,7 +1,8 @@
 """Writes the golden quorum database: ``python -m tests.golden.make_quorum v0_7_quorum``.
 
 The objects of the bucket, and beside them the data folders of its three safekeepers, which hold
-records that are not archived. Files that exist are never overwritten: what was written once must be
+records that are not archived. One whose name ends with "switched" had its WAL in the object store
+before. Files that exist are never overwritten: what was written once must be
 read for ever.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from shalekv_client import Client, Durability
 from tests.golden.databases import DATABASES
-from tests.kit.processes.cluster import Cluster
+from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 
 MEMBERS = 3
@@ -31,6 +32,8 @@ async def make(target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, Processes() as processes:
         cluster = Cluster(processes, Path(scratch), count=MEMBERS)
         await cluster.start(*SMALL)
+        if target.name.endswith("switched"):
+            await _begin_in_object_store(cluster)
         for number in range(2):  # of two epochs
             writer = await cluster.serve(*UNARCHIVED)
             async with Client(writer.listen) as client:
@@ -47,6 +50,16 @@ async def make(target: Path) -> None:
             await writer.kill()
         await cluster.kill(range(MEMBERS))
         _keep(target, cluster, entries)
+
+
+async def _begin_in_object_store(cluster: Cluster) -> None:
+    """Some writes, and the switch."""
+    writer = await cluster.processes.serve(cluster.url, *ALONE)
+    async with Client(writer.listen) as client:
+        for each in range(5):
+            await client.put(b"before%d" % each, b"value %d" % each)
+    assert await writer.stop() == 0
+    await cluster.run("safekeeper", "switch", "--to", "quorum", *cluster.safekeepers)
 
 
 def _keep(target: Path, cluster: Cluster, entries: list[list[str | int]]) -> None:

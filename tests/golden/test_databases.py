@@ -51,7 +51,8 @@ def test_there_are_golden_databases() -> None:
         *("v0_1", "v0_2_before_levels", "v0_3_levels", "v0_4_two_phase", "v0_5_clone"),
         *("v0_6_bulk", "v0_8_levels"),
     } <= {*NAMES}
-    assert [folder.name for folder in FOLDERS] == ["v0_7_quorum"]
+    switched = ["v0_7_switched", "v0_8_switched"]  # without and with ids that were left out
+    assert [folder.name for folder in FOLDERS] == ["v0_7_quorum", *switched]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -216,10 +217,10 @@ def restored(folder: Path, cluster: Cluster) -> None:
     for path in (cluster.folder / "manifest").glob("*.manifest"):
         name = f"manifest/{path.name}"
         manifest = decode_manifest(name, path.read_bytes())
-        members = map(Member.parse, manifest.wal_members)
+        members = map(Member.parse, manifest.wal_members)  # none before a switch
         moved = [
             str(member._replace(address=address))
-            for member, address in zip(members, cluster.addresses, strict=True)
+            for member, address in zip(members, cluster.addresses, strict=False)
         ]
         path.write_bytes(encode_manifest(replace(manifest, wal_members=tuple(moved))))
     for number in range(MEMBERS):
