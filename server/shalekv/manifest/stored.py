@@ -59,7 +59,8 @@ class StoredManifest:
         other: ObjectInfo | None = None
         while True:
             asked_ms = self._store.runtime.clock.monotonic_ms()
-            listed = await self._highest()
+            # One empty list may be torn; of what was deleted, two show nothing.
+            listed = await self._highest() or await self._highest()
             if listed is None:
                 raise DatabaseNotFound(self._not_found())
             name, highest = listed.name, _id_of(listed)

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +36,7 @@ class FileStatus:
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
-class FolderEntry:
+class FolderEntry(NamedTuple):
     """A name in a folder."""
 
     name: str
@@ -225,6 +225,10 @@ class FileSystem:
             raise
         return FileLock(descriptor)
 
+    def now_ms(self) -> int:
+        """The present, by the clock that sets modification times on a disk of this machine."""
+        return time.time_ns() // 1_000_000
+
     def list_files(self, path: Path) -> list[ListedFile]:
         """The regular files in a folder, in no order; those that vanish meanwhile are left out."""
         files = []
@@ -238,7 +242,9 @@ class FileSystem:
         return files
 
     def list_folder(self, path: Path) -> list[FolderEntry]:
-        """The names in a folder, in no order."""
+        """The names in a folder, in no order, and read piece by piece: others may change it
+        between two pieces.
+        """
         with os.scandir(path) as entries:
             return [FolderEntry(at.name, at.is_dir(follow_symlinks=False)) for at in entries]
 

@@ -35,10 +35,12 @@ from shalekv.store.arguments import (
     check_prefix,
 )
 from shalekv.store.disk import Disk
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileStatus, FileSystem
+from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileStatus, FileSystem, FolderEntry
 from shalekv.store.requests import RequestCounts, RequestKind
 
 PAGE_NAMES = 1_000  # how many files one call of a worker looks at or deletes
+SCANS_MAX = 3  # how often a folder is read for one list while it keeps changing
+TIME_STEP_MS = 1_000  # the coarsest steps in which file systems with hard links tell times
 RANDOM_BITS = 64  # in the name of a temporary file; a clash would only mean another attempt
 READS_OF_ONE = frozenset({"get", "get_range", "head"})
 CLOCK_FILE = "clock"  # beside the folders of objects, and so in no list
@@ -168,13 +170,32 @@ class LocalStore(ObjectStore):
             while folders:
                 folder = folders.pop()
                 try:
-                    entries = self._filesystem.list_folder(self._path(folder))
+                    entries = self._entries(self._path(folder))
                 except (FileNotFoundError, NotADirectoryError):
                     continue  # not made yet, or removed since
                 folders.extend(f"{folder}{at.name}/" for at in entries if at.is_folder)
                 found.update(f"{folder}{at.name}" for at in entries if not at.is_folder)
         first = os.fsencode(start_after)
         return tuple(sorted((at for at in found if os.fsencode(at) > first), key=os.fsencode))
+
+    def _entries(self, folder: Path) -> set[FolderEntry]:
+        """All that was in the folder at one moment, and perhaps some that was there before or
+        after.
+
+        A folder is read piece by piece. Whoever stands still between two pieces may miss an object
+        that was deleted from a later one, and the object that took its place as well, when that
+        came into an earlier one. So what changed while it was read is read again, and all that any
+        time has shown counts. The time of the last change tells, unless it is so recent that
+        another change would not move it.
+        """
+        found: set[FolderEntry] = set()
+        for scan in range(SCANS_MAX):
+            changed_ms = self._filesystem.stat_folder(folder).modified_ms
+            is_told = scan > 0 or changed_ms < self._filesystem.now_ms() - TIME_STEP_MS
+            found.update(self._filesystem.list_folder(folder))
+            if is_told and self._filesystem.stat_folder(folder).modified_ms == changed_ms:
+                break
+        return found
 
     def _page(self, names: Names) -> tuple[tuple[ObjectInfo, ...], frozenset[str]]:
         """What is known of these files, and which objects were deleted since they were named."""

@@ -53,6 +53,28 @@ async def test_nothing_there_is_no_database() -> None:
         _ = stored.current
 
 
+@pytest.mark.parametrize("empty_lists", [1, 2])
+async def test_two_lists_tell_that_a_database_was_deleted(empty_lists: int) -> None:
+    """One empty list beside a database that was there is no reason to end."""
+    database = await Database.created()
+    left = 0
+
+    async def hide(request: Request) -> None:
+        nonlocal left
+        left -= request.operation == "list"
+        store.hidden = {names.manifest_name(0)} if left >= 0 else set()
+
+    store = FaultyStore(database.store, before=hide)
+    stored = stored_in(store)
+    before = await stored.refresh()
+    left = empty_lists
+    if empty_lists == 1:
+        assert await stored.refresh() == before
+        return
+    with pytest.raises(DatabaseNotFound, match="was deleted"):
+        await stored.refresh()
+
+
 async def test_manifest_of_another_database_is_told() -> None:
     """A manifest that follows ours and belongs to another database is not believed."""
     database = await Database.created()
