@@ -12,12 +12,13 @@ import pytest
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.schedule import ScheduleRun
 
-SHORT = "--fence-poll-ms 3600000 --snapshot-ttl-s 2"
+NO_POLL = "--fence-poll-ms 3600000 --open-timeout-ms 3600000"
+SHORT = f"{NO_POLL} --snapshot-ttl-s 2"
 FENCE = "'before create wal/ 1'"
 FIRST_EDIT = "'before create manifest/ 1'"
 # The renewal of a short snapshot would tell the writer of the opener's epoch.
 OVERTAKEN_OPENER = f"""
-        serve before --fence-poll-ms 3600000
+        serve before {NO_POLL}
         write before
         stalling opener {FENCE} serve {SHORT}
         stalled opener

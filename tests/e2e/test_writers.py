@@ -14,7 +14,8 @@ from tests.kit.processes.processes import Processes
 from tests.kit.processes.schedule import ScheduleRun
 from tests.kit.seeds import random_of, run_seed
 
-NO_POLL = "--fence-poll-ms 3600000"  # a writer then learns of its successor from the WAL alone
+# A writer then learns of its successor from the WAL alone.
+NO_POLL = "--fence-poll-ms 3600000 --open-timeout-ms 3600000"
 BURST_S = 0.4  # a kill comes at a random moment within it
 KILLS_SOAK = 67
 

@@ -307,7 +307,7 @@ async def answers(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers
     """Open a copy, and ask for everything. Raises what the roles raise."""
     async with roles_at(place.copy(), SEED) as roles:
         # A record of a manifest that is not there makes opening try again until its end.
-        writer = await roles.open_writer(open_timeout_ms=1_000)
+        writer = await roles.open_writer(open_timeout_ms=1_000, fence_poll_ms=1_000)
         async with running(writer) as serving:
             engine = writer.engine
             found = Answers(

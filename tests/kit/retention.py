@@ -12,7 +12,7 @@ from shalekv.core.sst_table import SstInfo, SstTable
 
 CUTOFF_MS = 1_000_000
 FOREIGN_MS = 500_000
-CUTOFFS = Cutoffs(CUTOFF_MS, FOREIGN_MS, None)
+CUTOFFS = Cutoffs(CUTOFF_MS, FOREIGN_MS)
 OLD_MS = CUTOFF_MS - 1  # the youngest that may go
 
 

@@ -117,6 +117,19 @@ class Setting:
         return str(number)
 
 
+# Settings that there were, and why a configuration that still has one is refused.
+REMOVED = (
+    Setting(
+        "collector",
+        "fence_age_s",
+        FieldInfo(
+            description="fences are never deleted any more, since a writer that was stalled for "
+            "longer than their age lost acknowledged writes. Take it out"
+        ),
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The settings of one component."""

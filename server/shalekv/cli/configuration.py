@@ -23,7 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from shalekv.cli.catalog import ENVIRONMENT_PREFIX, NESTED, Setting, settings_of
+from shalekv.cli.catalog import ENVIRONMENT_PREFIX, NESTED, REMOVED, Setting, settings_of
 from shalekv.errors import InvalidSetting
 from shalekv.settings import EverySetting, Settings
 
@@ -140,6 +140,9 @@ def _refuse_unknown_keys(known: Iterable[Setting], values: Nested, file: Path) -
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:
+    for setting in REMOVED:
+        if name == setting.toml_key or name.upper() == setting.variable:
+            return f": {setting.field.description}"
     close = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.catalog import Setting, groups_of, settings_of
+from shalekv.cli.catalog import REMOVED, Setting, groups_of, settings_of
 from shalekv.settings import Settings
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -49,6 +49,17 @@ class SettingsCommand(click.Command):
     """A command whose --help shows its settings under their components."""
 
     model: type[Settings]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Tell of a flag that was removed why."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            for setting in REMOVED:
+                if error.option_name == setting.flag:
+                    message = f"there is no {setting.flag}: {setting.field.description}"
+                    raise click.UsageError(message, ctx) from None
+            raise
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The settings by component, then the other flags."""

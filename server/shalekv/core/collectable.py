@@ -34,7 +34,6 @@ class Reason(enum.StrEnum):
     INACTIVE = "inactive manifest"
     BELOW_C = "below c"
     UNREACHABLE = "unreachable"
-    OLD_FENCE = "old fence"
     OLD_FOREIGN = "not ours"
 
 
@@ -43,7 +42,6 @@ _GOING = frozenset(
         Reason.INACTIVE,
         Reason.BELOW_C,
         Reason.UNREACHABLE,
-        Reason.OLD_FENCE,
         Reason.OLD_FOREIGN,
     }
 )

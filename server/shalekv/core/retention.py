@@ -56,7 +56,6 @@ class Cutoffs:
 
     cutoff_ms: int
     foreign_ms: int
-    fence_ms: int | None  # None: fences never go
     wal: WalRetention | None = None  # of what is compacted; None: none
 
     @classmethod
@@ -66,18 +65,16 @@ class Cutoffs:
         *,
         collect_age_s: int,
         foreign_age_s: int,
-        fence_age_s: int,
         wal_retention_s: int = 0,
         wal_retention_bytes: int = 0,
     ) -> Cutoffs:
         """The cutoffs at `now_ms`. Nothing goes that is younger than `collect_age_s`."""
         cutoff_ms = max(now_ms - 1_000 * collect_age_s, 0)
-        fence_ms = min(cutoff_ms, now_ms - 1_000 * fence_age_s) if fence_age_s else None
         foreign_ms = min(cutoff_ms, now_ms - 1_000 * foreign_age_s)
         if not wal_retention_s:
-            return cls(cutoff_ms, foreign_ms, fence_ms)
+            return cls(cutoff_ms, foreign_ms)
         retention = WalRetention(now_ms - 1_000 * wal_retention_s, wal_retention_bytes)
-        return cls(cutoff_ms, foreign_ms, fence_ms, retention)
+        return cls(cutoff_ms, foreign_ms, retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +138,9 @@ class Retention:
                 return keeper.verdict
         if self._retained is not None and number >= self._retained:
             return Verdict(Reason.RETAINED)
-        if listed.name not in self._fences:
-            return _unless_young(listed, self._sst_cutoff_ms, Reason.BELOW_C)
-        fence_ms = self._cutoffs.fence_ms
-        if fence_ms is None or listed.modified_ms >= min(fence_ms, self._sst_cutoff_ms):
+        if listed.name in self._fences:
             return Verdict(Reason.FENCE, "keeps stalled writers out")
-        return Verdict(Reason.OLD_FENCE)
+        return _unless_young(listed, self._sst_cutoff_ms, Reason.BELOW_C)
 
     def _judge_sst(self, listed: Listed) -> Verdict:
         sst_id = listed.sst_id or b""

@@ -30,13 +30,6 @@ class CollectorSettings(Settings):
         description="Files in manifest/, wal/ and levels/ that are no objects of ours, such as "
         "temporary ones, are deleted at this age, seconds.",
     )
-    fence_age_s: int = Field(
-        default=0,
-        ge=0,
-        le=315_360_000,
-        description="Fences below what is compacted are deleted at this age, seconds; 0: never. "
-        "A writer that was stalled for longer could acknowledge a write that is lost.",
-    )
     wal_retention_s: int = Field(
         default=3_600,
         ge=0,

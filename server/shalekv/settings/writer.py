@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shalekv.settings.model import GIB, KIB, MIB, Settings
 
@@ -97,7 +98,8 @@ class WriterSettings(Settings):
         default=5_000,
         ge=10,
         le=3_600_000,
-        description="How often a writer looks whether another has taken over, in milliseconds.",
+        description="How often a writer looks whether another has taken over, in milliseconds. At "
+        "most open_timeout_ms.",
     )
     open_timeout_ms: int = Field(
         default=60_000,
@@ -170,3 +172,13 @@ class WriterSettings(Settings):
     replay_parallel_reads: int = Field(
         default=16, ge=1, le=256, description="WAL objects that are fetched at once by a replay."
     )
+
+    @model_validator(mode="after")
+    def _fences_are_noticed_in_time(self) -> Self:
+        if self.fence_poll_ms > self.open_timeout_ms:
+            raise ValueError(
+                f"fence_poll_ms must be at most open_timeout_ms, {self.open_timeout_ms}, and not "
+                f"{self.fence_poll_ms}: a writer that is taken over must notice it before its "
+                "successor gives up"
+            )
+        return self

@@ -42,6 +42,7 @@ CHAIN = ("--safekeeper-transport", "chain", "--commit-broadcast")
 TELLING = ("--quorum-timeout-ms", "10000")
 # Writes wait for a majority as long as it takes: what ends them is the fence.
 PATIENT = ("--quorum-timeout-ms", "3600000", *ALONE)
+NO_POLL = ("--fence-poll-ms", "3600000", "--open-timeout-ms", "3600000")
 NEVER_ARCHIVES = ("--archive-interval-ms", "3600000")  # nothing ends an object but that it is full
 NEVER_ENOUGH = ("--disk-free-bytes-min", str(1 << 50))
 BOTH = {"requests": True, "replies": True}
@@ -173,7 +174,7 @@ async def test_a_writer_that_comes_back_learns_of_its_successor(
     """
     cluster = await Cluster.started(processes, tmp_path)
     async with uplink() as way, loads() as running:
-        old = await cluster.serve(*PATIENT, "--fence-poll-ms", "3600000", env=way.env)
+        old = await cluster.serve(*PATIENT, *NO_POLL, env=way.env)
         load = await running.begin(old)
         way.cut(cluster.addresses, **NO_REPLIES)
         new = await cluster.serve(*ALONE, *LENIENT, create=False)

@@ -30,7 +30,11 @@ from tests.kit.inline_runtime import InlineWorkers, gathered
 LOAD_ID = "monday"
 NEVER_MS = 3_600_000
 WRITER = WriterSettings(
-    flush_interval_ms=0, fence_poll_ms=NEVER_MS, snapshot_ttl_s=TTL_S, open_snapshot_ttl_s=TTL_S
+    flush_interval_ms=0,
+    fence_poll_ms=NEVER_MS,
+    open_timeout_ms=NEVER_MS,
+    snapshot_ttl_s=TTL_S,
+    open_snapshot_ttl_s=TTL_S,
 )
 # Some rows to a file.
 LEVELS = LevelSettings.model_construct(

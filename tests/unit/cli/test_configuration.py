@@ -77,6 +77,8 @@ def test_every_setting_has_three_names(
     flags = {} if setting.name == "url" else dict(URL)
     if setting.name == "safekeepers":
         flags["wal"] = "quorum"  # which they belong to
+    if setting.name == "fence_poll_ms":
+        flags["open_timeout_ms"] = text  # which bounds it
     by_flag = load_settings(flags | {setting.name: text}, None, ServeSettings)
     file = _file(tmp_path, f"[{setting.group}]\n{setting.name} = {toml}")
     by_file = load_settings(flags, file, ServeSettings)

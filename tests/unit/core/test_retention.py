@@ -135,16 +135,6 @@ def test_no_wal_goes_while_an_active_manifest_has_no_c(*, is_current: bool) -> N
         assert judge(wal_object(wal_id, 0), current, older)[0] is Reason.NOT_BELOW_C
 
 
-def test_fences_go_at_the_age_that_an_operator_gives() -> None:
-    """A fence goes when it is older than that, `<`, and below c as any other."""
-    aged = Cutoffs(CUTOFF_MS, FOREIGN_MS, 700)
-    assert judge(wal_object(4, 700), CURRENT, cutoffs=aged, fences=["wal/4"])[0] is Reason.FENCE
-    found = judge(wal_object(4, 699), CURRENT, cutoffs=aged, fences=["wal/4"])
-    assert found[0] is Reason.OLD_FENCE
-    found = judge(wal_object(5, 0), CURRENT, cutoffs=aged, fences=["wal/5"])
-    assert found[0] is Reason.NOT_BELOW_C
-
-
 @pytest.mark.parametrize("listed", [sst(8), wal_object(4)])
 def test_ssts_younger_than_the_published_cutoff_stay(listed: Listed) -> None:
     """What the judging manifest has not raised its cutoff above may still be published (F3)."""
@@ -164,12 +154,9 @@ def test_what_is_not_ours_goes_at_an_age_of_its_own(folder: Folder) -> None:
 
 def test_ages_become_cutoffs() -> None:
     """Each age counts back from now; nothing that is younger than the first of them ever goes."""
-    ages = {"collect_age_s": 10, "foreign_age_s": 30, "fence_age_s": 0}
-    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 70_000, None)
-    ages |= {"foreign_age_s": 3, "fence_age_s": 4}
-    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 90_000, 90_000)
-    ages |= {"fence_age_s": 40}
-    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 90_000, 60_000)
+    ages = {"collect_age_s": 10, "foreign_age_s": 30}
+    assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 70_000)
+    assert Cutoffs.at(100_000, **ages | {"foreign_age_s": 3}) == Cutoffs(90_000, 90_000)
     assert Cutoffs.at(5, **ages).cutoff_ms == 0
 
 

@@ -66,7 +66,7 @@ async def test_conflicts_for_too_long_are_told(world: World) -> None:
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     began_ms = world.now_ms
     with pytest.raises(ManifestConflict, match="within 500 ms"):
-        await database.open(store, open_timeout_ms=500)
+        await database.open(store, open_timeout_ms=500, fence_poll_ms=500)
     assert world.now_ms - began_ms == pytest.approx(500, abs=1)
 
 

@@ -32,6 +32,7 @@ from tests.kit.processes.in_process import (
     running,
     serve_settings,
 )
+from tests.kit.serving.roles import POLL_HOURLY
 from tests.kit.store import STORE_NOW_MS, FaultyStore, HeldStore, Request
 
 TTL_S = 300
@@ -259,7 +260,7 @@ async def test_a_tree_is_that_of_the_manifest_that_its_snapshot_names() -> None:
     and its result is a newer manifest: the writer still reads by the one that the snapshot names.
     """
     store = memory_store()
-    settings = serve_settings(writer={"fence_poll_ms": 3_600_000})
+    settings = serve_settings(writer=POLL_HOURLY)
     with real_runtime() as runtime, real_runtime(seed=2) as other:
         is_served, overtaken = False, asyncio.Event()
 

@@ -7,7 +7,15 @@ import asyncio
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
-from tests.kit.serving.roles import Serving, delete_range, follow, forgotten, pairs, serving
+from tests.kit.serving.roles import (
+    POLL_HOURLY,
+    Serving,
+    delete_range,
+    follow,
+    forgotten,
+    pairs,
+    serving,
+)
 from tests.kit.serving.sweeping import BY_HAND, TTL_MS, check_log, compact, logged, told
 from tests.kit.states import counter
 from tests.kit.virtual_time import virtual_time, virtual_world
@@ -162,7 +170,7 @@ async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() ->
 async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(world: World) -> None:
     """A value is told within seconds of its end; before and after, no request is sent."""
     database = await Database.created()
-    async with serving(database, fence_poll_ms=3_600_000) as writer:
+    async with serving(database, **POLL_HOURLY) as writer:
         await writer.put(b"a", ttl_ms=TTL_MS)
         objects = len(await database.wal())
         await world.sleep_ms(60_000)

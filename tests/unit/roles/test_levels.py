@@ -19,6 +19,7 @@ from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import (
     NEVER_POLLED,
+    POLL_HOURLY,
     Compare,
     Serving,
     absent,
@@ -365,7 +366,7 @@ async def _outcome(writer: Serving, request: kv_pb2.WriteRequest) -> list[object
 async def test_counter_of_the_levels_is_found_again() -> None:
     """A put that was on its way hid the counter; it was never written, and the counter counts."""
     database = await Database.created()
-    async with serving(database, fence_poll_ms=3_600_000) as writer:
+    async with serving(database, **POLL_HOURLY) as writer:
         await in_levels(database, writer)
         assert await displaced(database, writer, add(b"n", 1)) == [6]
         assert (await writer.get(b"n")).value == counter(6)

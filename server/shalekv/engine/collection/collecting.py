@@ -104,7 +104,6 @@ class Collecting:
             now_ms,
             collect_age_s=self._settings.collect_age_s,
             foreign_age_s=self._settings.foreign_age_s,
-            fence_age_s=self._settings.fence_age_s,
             wal_retention_s=self._settings.wal_retention_s,
             wal_retention_bytes=self._settings.wal_retention_bytes,
         )

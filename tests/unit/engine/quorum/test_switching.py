@@ -34,7 +34,7 @@ async def _open(database: QuorumDatabase, store: CasStore | None = None) -> Open
     is_quorum = (await database.manifest()).wal_mode is WalMode.QUORUM
     return await open_log(
         store or database.cas(),
-        WriterSettings(flush_interval_ms=0, fence_poll_ms=NEVER_MS),
+        WriterSettings(flush_interval_ms=0, fence_poll_ms=NEVER_MS, open_timeout_ms=NEVER_MS),
         address="",
         links=database.links() if is_quorum else None,
         quorum=QuorumSettings.model_validate(TIMES | {"archive_interval_ms": 100}),
