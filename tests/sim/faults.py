@@ -57,6 +57,8 @@ class Faults:
     spell_every_ms: float = math.inf
     spell_ms: Span = Span(100.0, 20_000.0)
     spell_factor: float = 20.0
+    # A list takes so many times as long as another request.
+    list_factor: float = 1.0
     # Names in one reply to a list.
     page_names: int = 1_000
 

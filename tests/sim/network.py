@@ -216,7 +216,7 @@ class Network:
             patience_ms, cause = NEAR_PATIENCE_MS, "the node near to the store gave up"
         else:
             plan = plan or Plan(self._draw_fate())
-            factor = self._spell_factor()
+            factor = self._spell_factor() * (self.faults.list_factor if operation == "list" else 1)
             request_ms = self.faults.request_ms.draw(self._random) * factor
             reply_ms = self.faults.reply_ms.draw(self._random) * factor
             patience_ms, cause = self._patience(plan.fate, request_ms + reply_ms)

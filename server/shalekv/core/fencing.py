@@ -15,6 +15,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import create_snapshot, has_snapshot, remove_snapshots
 from shalekv.errors import Fenced, IllegalState
 
+AIM_SLOTS_MAX = 4_096  # how far ahead of an older writer fences are put
 SEQ_GAP = 1 << 32  # more numbers than one writer can show before one of them is durable
 
 
@@ -111,6 +112,36 @@ class FenceRun:
                 raise fenced(own, newer_epoch, f"WAL slot {self.next_slot}")
             case Verdict.IMPOSTOR:
                 raise impostor(own, f"WAL slot {self.next_slot}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pursuit:
+    """How an opener gets ahead of an older writer that fills slots faster than they are listed.
+
+    Once that has filled more than can have been on its way when we won our epoch, it is alive: the
+    next run begins ahead of the first gap, twice as far as the writer has come since the last list.
+    """
+
+    gap: int  # the first slot that the last list has shown empty
+    first: int  # where the run begins
+    alive_from: int  # whoever fills this slot was not done when the first list was sent
+
+    @classmethod
+    def begin(cls, gap: int, width: int) -> Pursuit:
+        """At the first gap, of writers with so wide a window."""
+        return cls(gap, gap, gap + width)
+
+    def after(self, verdict: Verdict, taken: int, gap: int) -> Pursuit:
+        """The next aim, when slot `taken` was older; `gap` is by a list that was sent after it.
+
+        The list may lag: that slot counts as filled whatever it shows. A fence is of an opener,
+        which ends by itself.
+        """
+        reached = max(gap, taken + 1)
+        if verdict is Verdict.OLDER_FENCE or reached <= self.alive_from:
+            return Pursuit(gap, reached, self.alive_from)
+        distance = min(2 * (reached - self.gap), AIM_SLOTS_MAX)
+        return Pursuit(gap, max(gap + distance, reached), self.alive_from)
 
 
 def fenced(own: WriterId, newer_epoch: int, seen_at: str) -> Fenced:

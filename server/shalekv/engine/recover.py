@@ -7,6 +7,7 @@ still shows this writer and a c below them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import structlog
 
 from shalekv.core.fencing import (
     FenceRun,
+    Pursuit,
     Verdict,
     WriterId,
     check_run_counts,
@@ -22,11 +24,13 @@ from shalekv.core.fencing import (
 )
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.engine.commit import WalContents
+from shalekv.engine.editing import edit_deadline
+from shalekv.engine.levels.parallel import in_parallel
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
 from shalekv.engine.quorum.links import Links
-from shalekv.engine.wal import WalSlots, list_wal
+from shalekv.engine.wal import WalFolder, WalSlots, list_wal
 from shalekv.errors import (
     DatabaseMismatch,
     IllegalState,
@@ -39,6 +43,8 @@ from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
+
+FILLS_MAX = 8  # slots that are filled at once
 
 log = structlog.get_logger()
 
@@ -169,9 +175,10 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
     `IllegalState`.
     """
     is_merged_early = False
+    width = manifest.current.fence_width  # of those before us, and not what we reserve
     while True:
         first_gap = await _find_gap(store, manifest)
-        run = FenceRun(first=first_gap, width=manifest.current.fence_width)
+        run, pursuit = FenceRun(first=first_gap, width=width), Pursuit.begin(first_gap, width)
         while not run.is_complete:
             try:
                 occupant = await slots.create(run.next_slot, WalContents())
@@ -183,16 +190,60 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
             newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
             run = run.after(verdict, newer_epoch, slots.own)
             if verdict in (Verdict.OLDER_DATA, Verdict.OLDER_FENCE):
-                # An older writer may be far ahead by now. Followed slot by slot, with two requests
-                # for each, one under load might never be caught up with.
-                ahead = await list_wal(store, run.first)
-                run = FenceRun(first=ahead.first_gap, width=run.width)
+                folder = await _list_from(store, manifest, pursuit.gap)
+                pursuit = pursuit.after(verdict, run.first - 1, folder.first_gap)
+                run = await _aim(store, manifest, pursuit, width)
             elif is_merged_early:
                 run = run.proven_by(await manifest.refresh())
+        if run.is_complete and run.first > pursuit.gap:
+            await _fill_before(slots, run, await _list_from(store, manifest, pursuit.gap))
         if check_run_counts(run, await manifest.refresh(), slots.own):
             log.info("older writers fenced", first=run.first, width=run.width)
             return run
         is_merged_early = True
+
+
+async def _aim(store: CasStore, manifest: FencedManifest, pursuit: Pursuit, width: int) -> FenceRun:
+    """The next run.
+
+    Ahead of a gap this opener is as a writer with a wider window: the manifest says so before
+    anything stands there. It is read after the gap was listed. So whoever opens after that finds no
+    earlier gap, and has fences wherever we may put some yet.
+    """
+    reserved = width + pursuit.first - pursuit.gap
+    if reserved > manifest.current.fence_width:
+        log.info("fencing ahead of an older writer", gap=pursuit.gap, first=pursuit.first)
+        async with edit_deadline(store):
+            await manifest.edit(
+                lambda m: replace(m, fence_width=max(m.fence_width, reserved)),
+                lambda m: m.fence_width >= reserved,
+            )
+    elif pursuit.first > pursuit.gap:
+        await manifest.refresh()
+    return FenceRun(first=pursuit.first, width=width)
+
+
+async def _list_from(store: CasStore, manifest: FencedManifest, slot: int) -> WalFolder:
+    """List what follows `slot`, or c if that has got further; all before it is filled."""
+    return await list_wal(store, max(slot, manifest.current.first_uncompacted_wal_id))
+
+
+async def _fill_before(slots: WalSlots, run: FenceRun, folder: WalFolder) -> None:
+    """Fill what an older writer has left empty before `run`: the log has no gaps (I4)."""
+    empty = [slot for slot in range(folder.first_gap, run.first) if slot not in folder.filled]
+
+    async def fill() -> None:
+        while empty:
+            slot = empty.pop()
+            try:
+                occupant = await slots.create(slot, WalContents())
+            except OutcomeUnknown:
+                continue  # it was compacted since, and so filled
+            if occupant is not None:
+                at = FenceRun(first=slot, width=1)
+                at.after(judge(occupant, slots.own), occupant.owner.epoch, slots.own)
+
+    await in_parallel(fill, min(FILLS_MAX, len(empty)))
 
 
 async def _find_gap(store: CasStore, manifest: FencedManifest) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,12 +19,16 @@ from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings
+from shalekv.store.api import ObjectInfo, ObjectStore
 from shalekv.store.cas import CasStore
-from tests.kit.engine.commits import put
+from shalekv.store.requests import RequestKind
+from tests.kit.engine.commits import commit_of, group_of, put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
-from tests.kit.store import HeldStore
+from tests.kit.inline_runtime import gathered
+from tests.kit.store import FaultyStore, HeldStore
 from tests.kit.virtual_time import virtual_world
+from tests.sim.faults import Faults
 from tests.sim.world import World
 
 
@@ -160,3 +166,60 @@ async def test_an_opening_ends_although_its_fences_are_merged_at_once(world: Wor
         opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
     assert await is_owner(opened)
     assert opened.manifest.current.fence_width == settings.max_parallel_writes
+
+
+async def commit_on(opened: OpenedLog, told: list[int]) -> None:
+    """Fill one slot after the other until another writer has it; what was acknowledged is told."""
+    for number in count():
+        wal_id, seq = opened.last_wal_id + 1 + number, opened.first_seq + number
+        group = group_of(wal_id, commit_of(seq, put(b"a", b"%d" % seq)))
+        if await opened.slots.create(wal_id, group.contents(), position=0) is not None:
+            return
+        told.append(seq)
+
+
+class LaggingLists(FaultyStore):
+    """A store whose lists of the log show what was there when the first one was sent."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._shown: list[ObjectInfo] | None = None
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        infos = await gathered(super().list(prefix, start_after=start_after))
+        if prefix == names.WAL_FOLDER:
+            infos = self._shown = infos if self._shown is None else self._shown
+        for info in infos:
+            if info.name > start_after:
+                yield info
+
+
+@pytest.mark.parametrize(
+    ("lists", "k", "list_factor", "lists_max"),
+    [(FaultyStore, 1, 1.0, 20), (FaultyStore, 4, 20.0, 20), (LaggingLists, 1, 1.0, 30)],
+)
+@virtual_world()
+async def test_a_writer_that_is_faster_than_lists_is_taken_over(
+    world: World, lists: type[FaultyStore], k: int, list_factor: float, lists_max: int
+) -> None:
+    """A writer that never looks at the manifest, and fills two slots while we create one and forty
+    while we list, is overtaken after so many lists of the log and the manifest; where lists of the
+    log stand still, too. All that it has acknowledged is there, and the log has no gap.
+    """
+    runtime = world.runtime_for("creator")
+    await create_database(world.store_for("creator"), runtime, StoreSettings())
+    world.store.faults = replace(Faults.none(), list_factor=list_factor)
+    world.store.place_near("old", 5)
+    writer = WriterSettings(max_parallel_writes=k)
+    old = await world.node("old").run(open_log(cas_of(world, "old"), writer, address="old"))
+    told: list[int] = []
+    world.node("old").start(commit_on(old, told))
+    store = lists(world.store_for("new"))
+    cas = CasStore(store, world.runtime_for("new"), StoreSettings())
+    async with asyncio.timeout(20):
+        new = await world.node("new").run(open_log(cas, WriterSettings(), address="new"))
+    assert store.inner.sent.by_kind[RequestKind.LIST] <= lists_max
+    assert contents(new) == [(b"a", b"%d" % told[-1])]
+    slots = [names.parse_wal_name(name) for name in world.store.names(names.WAL_FOLDER)]
+    assert slots == [*range(new.last_wal_id + 1)]
+    assert new.manifest.current.fence_width == 1
