@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -29,6 +30,7 @@ from tests.kit.inline_runtime import gathered
 from tests.kit.store import FaultyStore, HeldStore
 from tests.kit.virtual_time import virtual_world
 from tests.sim.faults import Faults
+from tests.sim.network import Match
 from tests.sim.world import World
 
 
@@ -178,6 +180,31 @@ async def commit_on(opened: OpenedLog, told: list[int]) -> None:
         told.append(seq)
 
 
+def opened_at(world: World, name: str, **settings: int) -> Coroutine[Any, Any, OpenedLog]:
+    return open_log(cas_of(world, name), WriterSettings.model_validate(settings), address=name)
+
+
+async def unless_fenced(opening: Coroutine[Any, Any, OpenedLog]) -> None:
+    with suppress(Fenced):
+        await opening
+
+
+async def busy_writer(world: World, k: int, list_factor: float) -> list[int]:
+    """Have a writer near to the store fill one slot after the other; what it acknowledges."""
+    runtime = world.runtime_for("creator")
+    await create_database(world.store_for("creator"), runtime, StoreSettings())
+    world.store.faults = replace(Faults.none(), list_factor=list_factor)
+    world.store.place_near("old", 5)
+    old = await world.node("old").run(opened_at(world, "old", max_parallel_writes=k))
+    told: list[int] = []
+    world.node("old").start(commit_on(old, told))
+    return told
+
+
+def slots_of(world: World) -> list[int | None]:
+    return [names.parse_wal_name(name) for name in world.store.names(names.WAL_FOLDER)]
+
+
 class LaggingLists(FaultyStore):
     """A store whose lists of the log show what was there when the first one was sent."""
 
@@ -206,20 +233,48 @@ async def test_a_writer_that_is_faster_than_lists_is_taken_over(
     while we list, is overtaken after so many lists of the log and the manifest; where lists of the
     log stand still, too. All that it has acknowledged is there, and the log has no gap.
     """
-    runtime = world.runtime_for("creator")
-    await create_database(world.store_for("creator"), runtime, StoreSettings())
-    world.store.faults = replace(Faults.none(), list_factor=list_factor)
-    world.store.place_near("old", 5)
-    writer = WriterSettings(max_parallel_writes=k)
-    old = await world.node("old").run(open_log(cas_of(world, "old"), writer, address="old"))
-    told: list[int] = []
-    world.node("old").start(commit_on(old, told))
+    told = await busy_writer(world, k, list_factor)
     store = lists(world.store_for("new"))
     cas = CasStore(store, world.runtime_for("new"), StoreSettings())
     async with asyncio.timeout(20):
         new = await world.node("new").run(open_log(cas, WriterSettings(), address="new"))
     assert store.inner.sent.by_kind[RequestKind.LIST] <= lists_max
     assert contents(new) == [(b"a", b"%d" % told[-1])]
-    slots = [names.parse_wal_name(name) for name in world.store.names(names.WAL_FOLDER)]
-    assert slots == [*range(new.last_wal_id + 1)]
+    assert slots_of(world) == [*range(new.last_wal_id + 1)]
     assert new.manifest.current.fence_width == 1
+
+
+@pytest.mark.parametrize("creates", [1, 2, 3, 5])
+@pytest.mark.parametrize("then", ["crash", "stall"])
+@virtual_world()
+async def test_an_opener_that_stops_in_pursuit_of_another_writer_does_no_harm(
+    world: World, then: str, creates: int
+) -> None:
+    """The writer ends when a fence stands ahead of it. Whichever fence the opener sends last, or
+    sends late: the database opens, has no gap, and has what was acknowledged.
+    """
+    told = await busy_writer(world, 1, list_factor=2.0)
+    ahead = Match("create", "wal/*", node="slow", nth=min(creates, 2))
+    aimed = world.store.hold(ahead)
+    gate = world.store.hold(replace(ahead, nth=max(creates, 3)), times=None)
+    slow = world.node("slow")
+    slow.start(unless_fenced(opened_at(world, "slow")))
+    await aimed.reached()
+    world.crash("old")
+    if creates > 2:
+        aimed.release()
+        await gate.reached()
+    if then == "crash":
+        slow.crash()
+        aimed.release()
+        gate.release()
+    new = await world.node("new").run(opened_at(world, "new"))
+    world.node("new").start(commit_on(new, told))
+    aimed.release()
+    gate.release()
+    await world.sleep_ms(50.0)
+    world.crash("new")
+    last = await world.node("last").run(opened_at(world, "last"))
+    (found,) = contents(last)
+    assert int(found[1]) >= told[-1]
+    assert slots_of(world) == [*range(last.last_wal_id + 1)]
