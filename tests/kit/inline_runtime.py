@@ -28,6 +28,9 @@ class InlineClock:
     def monotonic_ms(self) -> float:
         return sum(self.waits_ms)
 
+    def wall_ms(self) -> int | None:
+        return None
+
     async def sleep_ms(self, duration_ms: float) -> None:
         self.waits_ms.append(duration_ms)
 

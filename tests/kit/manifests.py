@@ -101,6 +101,7 @@ manifests = st.builds(
     fence_width=u32s,
     gc_cutoff_ms=u64s,
     logical_time_ms=u64s,
+    time_reset_wal_id=st.none() | u64s,
     leveled_ssts=tables,
     snapshots=st.lists(
         st.builds(Snapshot, ids, u64s, u64s, st.text(max_size=9), u32s, u64s, st.booleans())
@@ -139,6 +140,7 @@ FULL = Manifest(
     fence_width=8,
     gc_cutoff_ms=1_700_000_000_000,
     logical_time_ms=1_700_000_000_500,
+    time_reset_wal_id=10,
     leveled_ssts=SstTable.from_infos(map(some_info, (1, 2, 3))),
     snapshots=(
         Snapshot(

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from shalekv.engine.quorum.links import Links
 from shalekv.errors import (
     Fenced,
+    ImplausibleTime,
     ManifestConflict,
     ObjectNotFound,
     OutcomeUnknown,
@@ -26,16 +27,18 @@ from shalekv.store.api import ObjectStore
 from tests.sim.history import History
 from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
+from tests.sim.options import Trouble
 from tests.sim.stored import Stored
 from tests.sim.tiny import draw_settings, narrowed
-from tests.sim.world import World
+from tests.sim.world import World, some_days_ms
 
 # How a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted and collected
 # before it heard of its object, and a slow opener has put a fence there.
-ENDS = (Fenced, StoreUnavailable, ManifestConflict, OutcomeUnknown)
+ENDS = (Fenced, StoreUnavailable, ManifestConflict, OutcomeUnknown, ImplausibleTime)
 LET_SERVE_ATTEMPTS = 3
 PATIENCE_MS = 4_000.0  # after which nobody waits for what a writer is to do, at pace 1
 NARROW_SHARE = 0.25  # of the seeds: writers have little room there
+WRONG_SHARE = 0.1  # of the openings: the store tells them a time that is days off
 ROOMY = ("last", "recovered")  # in peace they are asked for all at once, and are to answer
 
 
@@ -69,6 +72,7 @@ class Cluster:
         self.is_undisturbed = False  # nobody takes over, whatever chaos draws
         self.beside: list[Callable[[], None]] = []  # each ends something that goes on beside
         self._slow_count = 0
+        self._wrong_times = world.random_for("wrong times")
 
     @property
     def pace(self) -> float:
@@ -96,9 +100,21 @@ class Cluster:
         self.avoided.discard(name)
         if is_narrow(self.world.seed) and name not in ROOMY:
             settings = narrowed(settings)
+        self._draw_time(name)
         self.settings[name] = settings.writer
         node = self.running[name] = self.world.node(name)
         node.start(self._serve(node, settings))
+
+    def _draw_time(self, name: str) -> None:
+        """What the store tells this opening, and its machine: one of them may be days off."""
+        off_ms, which = some_days_ms(self._wrong_times), self._wrong_times.random()
+        if name in ROOMY or not self.world.options.has(Trouble.CLOCKS):
+            return
+        told_ms = off_ms if which < WRONG_SHARE else 0
+        self.world.store.mislead(name, told_ms)
+        self.world.clock_of(name).wall_ahead_ms = off_ms if which > 1 - WRONG_SHARE else 0
+        if told_ms:
+            self.world.note(f"{name} is told a time that is {told_ms} ms ahead")
 
     async def start_slow_opener(self, settings: ServeSettings, one_way_ms: float) -> str:
         """Start a writer that wins an epoch and then does not look at the WAL until it is let go.

@@ -74,6 +74,7 @@ def check_all(
     log.check_i4_slot_order_is_sequence_order(stored)
     log.check_i5_manifests(stored)
     log.check_i5_logical_time_in_the_log(stored)
+    log.check_i5_logical_time_is_that_of_the_store(stored, history.epoch_ms)
     log.check_i5_a_writer_issues_numbers_of_its_own(stored)
     order = SerialOrder(history, stored, keys)  # I1, I14 and I15 from here on
     log.check_i5_numbers_are_issued_once(order)

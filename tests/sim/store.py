@@ -108,7 +108,8 @@ class SimStoreClient(ObjectStore):
             raise self._unavailable("delete", ", ".join(sent[:3]), silence) from None
 
     async def now_ms(self) -> int:
-        return await self._read("now_ms", "", lambda store: store.now_ms())
+        told_ms = await self._read("now_ms", "", lambda store: store.now_ms())
+        return told_ms + self._objects.misled_ms.get(self._node.name, 0)
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
         return Recovered()
@@ -169,6 +170,7 @@ class Objects:
         """No objects; `node` is the store, for the timeline."""
         self.log: list[Applied] = []
         self.delete_watches: list[DeleteWatch] = []
+        self.misled_ms: dict[str, int] = {}  # by node: so far is the time off that it is told
         self.tick_ms = 1  # the least that its clock tells; stores there are that tell seconds
         self._loop = loop
         self._node = node
@@ -345,3 +347,10 @@ class SimStore:
 
     def jump_clock_ms(self, ahead_ms: int) -> None:
         self._objects.jump_clock_ms(ahead_ms)
+
+    def mislead(self, node: str, ahead_ms: int) -> None:
+        """Tell nodes of this name a time that is so far ahead, until it is told otherwise.
+
+        No object gets another age by it: it is as if they asked another server of the store.
+        """
+        self._objects.misled_ms[node] = ahead_ms

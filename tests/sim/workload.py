@@ -13,7 +13,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
 from tests.sim.history import Operation, Outcome
 from tests.sim.options import Trouble
-from tests.sim.world import World
+from tests.sim.world import World, some_days_ms
 
 # Times are those at pace 1, but for the first.
 NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store
@@ -159,6 +159,23 @@ async def jump_clocks(cluster: Cluster) -> None:
             world.note(f"the clock of the store jumps by {store_ahead_ms} ms")
 
 
+async def mislead_writers(cluster: Cluster) -> None:
+    """At times the store tells a writer that serves a time that is days ahead."""
+    world, random = cluster.world, cluster.world.random_for("wrong times for writers")
+    while True:
+        await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
+        off_ms, writers = abs(some_days_ms(random)), sorted(cluster.writers)
+        if not writers or not world.options.has(Trouble.CLOCKS):
+            continue
+        name = random.choice(writers)
+        world.store.mislead(name, off_ms)
+        world.note(f"{name} is told a time that is {off_ms} ms ahead")
+        try:
+            await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
+        finally:
+            world.store.mislead(name, 0)
+
+
 WRITER_NAMES = ("w1", "w2", "w3")
 CALM_MS = 2_000.0  # clients go on for so long when the faults have stopped
 PEACE_MS = 90_000.0  # the longest timeout of a request, and time to open and to notice
@@ -244,7 +261,9 @@ async def rival_writers(
         clients = [
             tasks.create_task(callers.client(number)) for number in range(world.options.clients)
         ]
-        clients += [tasks.create_task(each(cluster)) for each in (*beside, jump_clocks)]
+        clients += [
+            tasks.create_task(each(cluster)) for each in (*beside, jump_clocks, mislead_writers)
+        ]
         await chaos(cluster, callers)
         world.store.faults = Faults.none()
         await world.sleep_ms(CALM_MS)

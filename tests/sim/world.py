@@ -16,7 +16,7 @@ from tests.sim.faults import Faults, Span
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.options import ALL, Options
-from tests.sim.store import SimStore
+from tests.sim.store import EPOCH_MS, SimStore
 
 
 class NodeClock(LoopClock):
@@ -28,12 +28,16 @@ class NodeClock(LoopClock):
 
     def __init__(self, loop: SimLoop, *, offset_ms: float = 0.0, drift_ppm: float = 0.0) -> None:
         """Ahead of true time by `offset_ms` and `drift_ppm` microseconds per second."""
+        self.wall_ahead_ms = 0  # the error of the time of day
         self._loop = loop
         self._offset_ms = offset_ms
         self._rate = 1.0 + drift_ppm / 1e6
 
     def monotonic_ms(self) -> float:
         return self._loop.time() * 1000.0 * self._rate + self._offset_ms
+
+    def wall_ms(self) -> int | None:
+        return EPOCH_MS + self._loop.now_us // 1_000 + self.wall_ahead_ms
 
     async def sleep_ms(self, duration_ms: float) -> None:
         """Wait until this clock has moved by `duration_ms`; a jump does not shorten the wait."""
@@ -127,7 +131,13 @@ def _compute(job: _Job) -> None:
 
 _OFFSET_MS_MAX = 10.0**9
 _DRIFT_PPM_MAX = 500.0
+_DAY_MS = 86_400_000
 _RESERVED = frozenset({"world", "store"})
+
+
+def some_days_ms(random: Random) -> int:
+    """How far a clock is off that is set wrong; forward, or back."""
+    return random.choice((-1, 1)) * random.randint(_DAY_MS, 20 * _DAY_MS)
 
 
 class World:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import SystemRandom
 
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
@@ -53,7 +53,7 @@ class Place:
         """The store, for this process and its event loop: it is never sent to another."""
         route_logs()
         workers = ThreadWorkers(_THREADS)
-        runtime = Runtime(clock=LoopClock(), random=SystemRandom(), workers=workers)
+        runtime = Runtime(clock=MachineClock(), random=SystemRandom(), workers=workers)
         try:
             store = open_store(self.url, runtime, self.settings)
             settle()

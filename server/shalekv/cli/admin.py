@@ -8,12 +8,14 @@ import click
 
 from shalekv.cli.lazy_commands import CommandTable, LazyCommands
 
-_HELP = """Requests to the object store and what they cost; recovery of a store.
+_HELP = """Requests to the object store and what they cost; recovery of a store; repairs
+after a wrong clock.
 
 \b
 Examples:
   shalekv admin stats --addr 10.0.0.5:7654
   shalekv admin recover --url s3://bucket/folder --cas two_phase
+  shalekv admin repair-time --url s3://bucket/folder
 """
 
 # `stats` talks to a server, and runs where there is no more than the client.
@@ -21,6 +23,10 @@ MEMBERS: CommandTable = MappingProxyType(
     {
         "stats": ("shalekv.cli.admin_stats:stats", "Print requests per minute, and their price."),
         "recover": ("shalekv.cli.admin_recover:recover", "Complete what crashed creates left."),
+        "repair-time": (
+            "shalekv.cli.admin_repair_time:repair_time_",
+            "Set logical time back after a wrong clock.",
+        ),
     }
 )
 

@@ -19,7 +19,7 @@ from shalekv.cli.catalog import settings_of
 from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings, settings_in_file
 from shalekv.cli.flags import SettingFlag
 from shalekv.cli.logs import configure_logs
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, InvalidUrl, ObjectNotFound
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LogFormat, LogLevel, Settings, StoreSettings
@@ -133,7 +133,7 @@ async def opened_store(
 ) -> AsyncIterator[tuple[ObjectStore, CasStore]]:
     """The store at `url`, as it is, and as manifest and log use it."""
     workers = ThreadWorkers(settings.threads)
-    runtime = Runtime(clock=LoopClock(), random=random.SystemRandom(), workers=workers)
+    runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
     store = open_store(url, runtime, settings)
     try:
         yield store, CasStore(store, runtime, settings)

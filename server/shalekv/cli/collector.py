@@ -24,7 +24,7 @@ from shalekv.cli.logs import configure_logs
 from shalekv.cli.output import Format, format_option, print_rows, printing
 from shalekv.cli.parent_pipe import parent_pipe
 from shalekv.cli.stopping import StopRequest
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Plan, Report
 from shalekv.errors import InvalidSetting, ShaleError
@@ -186,9 +186,9 @@ async def _plans(places: Sequence[str], settings: CollectSettings) -> list[Plan 
 @asynccontextmanager
 async def _databases(
     places: Sequence[str], settings: CollectSettings
-) -> AsyncIterator[tuple[list[Collecting], LoopClock]]:
+) -> AsyncIterator[tuple[list[Collecting], MachineClock]]:
     """Each database with a store of its own."""
-    clock = LoopClock()
+    clock = MachineClock()
     workers = ThreadWorkers(settings.store.threads)
     runtime = Runtime(clock=clock, random=SystemRandom(), workers=workers)
     async with AsyncExitStack() as stack:

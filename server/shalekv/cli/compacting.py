@@ -15,7 +15,7 @@ from shalekv.cli.child_reports import telling_parent
 from shalekv.cli.compactor_parts import ProcessParts
 from shalekv.cli.parent_pipe import parent_pipe
 from shalekv.cli.stopping import StopRequest
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
 from shalekv.errors import Stopping, StoreError
 from shalekv.roles.compactor import Compactor
@@ -103,7 +103,7 @@ async def _close(compactor: Compactor) -> None:
 async def _runtime(settings: CompactSettings) -> AsyncIterator[Runtime]:
     workers = ThreadWorkers(settings.store.threads)
     try:
-        yield Runtime(clock=LoopClock(), random=SystemRandom(), workers=workers)
+        yield Runtime(clock=MachineClock(), random=SystemRandom(), workers=workers)
     finally:
         await asyncio.to_thread(workers.close)
 

@@ -16,7 +16,7 @@ import uvloop
 from pydantic import BaseModel, ConfigDict, Field
 
 from shalekv.cli.logs import configure_logs
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, PartResult, run_part
 from shalekv.errors import ShaleError
@@ -77,7 +77,7 @@ async def run_task() -> None:
 
 
 async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
-    runtime = Runtime(LoopClock(), SystemRandom(), ThreadWorkers(task.store.threads))
+    runtime = Runtime(MachineClock(), SystemRandom(), ThreadWorkers(task.store.threads))
     store = open_store(task.url, runtime, task.store)
     try:
         cas = CasStore(store, runtime, task.store)

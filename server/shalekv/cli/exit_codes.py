@@ -65,6 +65,7 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.NotAMember: ExitCode.NO_QUORUM,
     errors.LogDamaged: ExitCode.NO_QUORUM,
     errors.IllegalState: ExitCode.DAMAGED,
+    errors.ImplausibleTime: ExitCode.STORE,
     errors.OriginLost: ExitCode.DAMAGED,
     errors.CorruptObject: ExitCode.DAMAGED,
     errors.ObjectNotFound: ExitCode.DAMAGED,

@@ -22,7 +22,7 @@ import structlog
 
 from shalekv.cli.garbage import tame_garbage_collector
 from shalekv.cli.stopping import Ending, StopRequest
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.service import AdminService, KvService, WatchService
@@ -94,7 +94,7 @@ async def open_runtime(
     """The runtime of a process."""
     workers = ThreadWorkers(settings.store.threads)
     try:
-        yield Runtime(clock=LoopClock(), random=SystemRandom(), workers=workers)
+        yield Runtime(clock=MachineClock(), random=SystemRandom(), workers=workers)
     finally:
         # Not here: a thread that hangs in a system call must not keep a second signal from us.
         await asyncio.to_thread(workers.close)

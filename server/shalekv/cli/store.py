@@ -21,7 +21,7 @@ from shalekv.cli.output import (
     print_rows,
     printing,
 )
-from shalekv.clock import LoopClock
+from shalekv.clock import MachineClock
 from shalekv.core.wording import counted
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
@@ -126,7 +126,7 @@ def _in_parts(settings: StoreSettings, large_object_bytes: int) -> StoreSettings
 
 async def _verified(url: str, settings: StoreSettings, effort: Effort) -> list[Finding]:
     workers = ThreadWorkers(max(settings.threads, effort.racers))
-    runtime = Runtime(clock=LoopClock(), random=random.SystemRandom(), workers=workers)
+    runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
     findings = []
     try:
         with _progress() as tell:

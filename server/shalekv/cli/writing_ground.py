@@ -54,7 +54,13 @@ async def _create(ground: Ground) -> None:
     if settings.database.wal is WalChoice.QUORUM:
         quorum = Quorum(ground.links, settings.database.safekeeper_addresses)
     try:
-        await create_database(store, ground.runtime, settings.store, quorum)
+        await create_database(
+            store,
+            ground.runtime,
+            settings.store,
+            quorum,
+            clock_jump_max_s=settings.writer.clock_jump_max_s,
+        )
         _log.info("database created", url=store.url)
     except DatabaseExists:
         _log.debug("database exists", url=store.url)

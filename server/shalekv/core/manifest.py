@@ -107,6 +107,7 @@ class Manifest:
     fence_width: int = 1
     gc_cutoff_ms: int = 0
     logical_time_ms: int = 0
+    time_reset_wal_id: int | None = None  # WAL objects up to here prove no logical time
     leveled_ssts: SstTable = field(default_factory=SstTable)
     snapshots: tuple[Snapshot, ...] = ()
     leases: tuple[Lease, ...] = ()

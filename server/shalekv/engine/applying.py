@@ -132,7 +132,8 @@ class Applying:
         replayed.records.clear()  # only a writer answers repeated writes
         load = replayed.loads.pop() if replayed.loads else None
         self._reach(position)
-        self.written_ms = max(self.written_ms, found.properties.logical_time_ms)
+        told_ms = found.footer.time_told(replayed.time_reset_wal_id)
+        self.written_ms = max(self.written_ms, told_ms)
         if found.properties.writer_epoch > self.epoch:
             self.epoch = found.properties.writer_epoch
             self._on_new_writer()

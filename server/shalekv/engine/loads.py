@@ -44,6 +44,7 @@ from shalekv.engine.commit import (
 from shalekv.engine.group_commit import GroupCommit
 from shalekv.engine.levels.loaded_tree import Pin
 from shalekv.engine.load_files import check_files
+from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.waiting import fail
 from shalekv.errors import IllegalState, ShaleError, StoreError
 from shalekv.format.sst_writer import FinishedSst
@@ -82,12 +83,12 @@ class Loads:
         admission: Admission,
         settings: LevelSettings,
         *,
-        now_ms: Callable[[], int],
+        time: LogicalTime,
         snapshot_ttl_s: int,
         keep: Callable[[Pin], None],
         wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
-        """`now_ms` is logical time; `keep` renews the snapshot of a pin as long as it lives.
+        """`keep` renews the snapshot of a pin as long as it lives.
 
         `wait_for_room` returns when few loads are not compacted, or raises `MemtableFull`.
 
@@ -98,7 +99,7 @@ class Loads:
         self._log = log
         self._admission = admission
         self._settings = settings
-        self._now_ms = now_ms
+        self._time = time
         self._snapshot_ttl_s = snapshot_ttl_s
         self._keep = keep
         self._wait_for_room = wait_for_room
@@ -237,7 +238,7 @@ class Loads:
             database_id=self._manifest.current.database_id,
             own=self._manifest.own,
             stem_id=new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)),
-            logical_time_ms=self._now_ms(),
+            logical_time_ms=self._time.now_ms(),
         )
         run = self._store.runtime.workers.run
         files = await run(encode_batch, changes, author, self._settings, random.randbytes)
@@ -258,7 +259,7 @@ class Loads:
     async def _register(self, load: PendingLoad, *, oldest_ms: int) -> None:
         """Make the load pending, and a snapshot of a manifest in which it is."""
         pin = Pin(self._store.runtime.random.randbytes(ID_BYTES))
-        expire_time_s = await self._store.reads.now_ms() // 1_000 + self._snapshot_ttl_s
+        expire_time_s = self._time.store_now_ms // 1_000 + self._snapshot_ttl_s
 
         def edit(manifest: Manifest) -> Manifest:
             edited = register_load(manifest, load, oldest_ms=oldest_ms)

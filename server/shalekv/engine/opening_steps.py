@@ -52,6 +52,7 @@ async def replay_log(
         memtable,
         current.last_compacted_seq,
         current.logical_time_ms,
+        time_reset_wal_id=current.time_reset_wal_id,
         land_load=lambda load: memtable.set_aside(load.seq),
     )
     await replay(
@@ -75,12 +76,15 @@ async def serve_replayed(
     """Say in the manifest that this writer serves, and give it what it starts from."""
     replayed = log.replayed
     log.time.raise_to(replayed.logical_time_ms)
+    log.time.tell_if_ahead()
     first_seq = first_seq_of_writer(manifest.current, replayed.last_seq)
     finish = partial(
         finish_opening, own=manifest.own, last_wal_id=log.last_stored_wal_id, first_seq=first_seq
     )
     loads = [load.load_id for load in replayed.loads]
-    held = await _serve_levels(store, manifest, settings, cache, disk, finish=finish, loads=loads)
+    held = await _serve_levels(
+        store, manifest, settings, log.time, cache, disk, finish=finish, loads=loads
+    )
     return OpenedLog(
         store=store,
         held=held,
@@ -101,6 +105,7 @@ async def _serve_levels(
     store: CasStore,
     manifest: FencedManifest,
     settings: WriterSettings,
+    time: LogicalTime,
     cache: CacheSettings | None,
     disk: DiskCache | None,
     *,
@@ -113,7 +118,7 @@ async def _serve_levels(
     """
     own = manifest.own
     snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
-    expire_time_s = await store.reads.now_ms() // 1_000 + settings.snapshot_ttl_s
+    expire_time_s = time.store_now_ms // 1_000 + settings.snapshot_ttl_s
 
     def edit(before: Manifest) -> Manifest:
         finished = finish(before, snapshot_id=snapshot_id, snapshot_expire_time_s=expire_time_s)

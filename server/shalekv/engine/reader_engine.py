@@ -91,6 +91,7 @@ class ReaderEngine:
             self.memtable,
             joined.tree.last_seq,
             joined.logical_time_ms,
+            time_reset_wal_id=joined.manifest.current.time_reset_wal_id,
             land_load=lambda load: self.levels.land_load(load, None),
         )
         self.time = ReplicaTime(self._replayed)

@@ -26,7 +26,7 @@ from shalekv.core.manifest import Manifest, WalMode
 from shalekv.engine.commit import WalContents
 from shalekv.engine.editing import edit_deadline
 from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.logical_time import LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
 from shalekv.engine.quorum.links import Links
@@ -64,10 +64,10 @@ async def open_log(
 
     `links` lead to the safekeepers, of a database that has its WAL there.
 
-    Raises `DatabaseNotFound`, `DatabaseMismatch`, `Fenced` when another opens at the same time
-    and wins, `ManifestVersionExists` on a conflict if not `retry`, `ManifestConflict` after
-    `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`, `StoreError`; with
-    safekeepers also `QuorumUnavailable`, `NotAMember` and `LogBehindArchive`.
+    Raises `DatabaseNotFound`, `DatabaseMismatch`, `ImplausibleTime`, `Fenced` when another opens
+    at the same time and wins, `ManifestVersionExists` on a conflict if not `retry`,
+    `ManifestConflict` after `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`,
+    `StoreError`; with safekeepers also `QuorumUnavailable`, `NotAMember` and `LogBehindArchive`.
     """
     stored = StoredManifest(store)
     current = await stored.refresh()
@@ -87,8 +87,9 @@ async def open_log(
             disk=disk,
         )
     check_openable(current)
-    manifest = await _win_epoch(stored, store, settings, address=address, retry=retry)
-    return await _open_fenced(store, stored, manifest, settings, cache, disk)
+    time = await first_time(store, current, settings.clock_jump_max_s)
+    manifest = await _win_epoch(stored, store, settings, time, address=address, retry=retry)
+    return await _open_fenced(store, stored, manifest, settings, time, cache, disk)
 
 
 async def _open_fenced(
@@ -96,14 +97,14 @@ async def _open_fenced(
     stored: StoredManifest,
     manifest: FencedManifest,
     settings: WriterSettings,
+    time: LogicalTime,
     cache: CacheSettings | None,
     disk: DiskCache | None,
 ) -> OpenedLog:
     """What follows when the epoch is won: fence, replay, and say so."""
     own = manifest.own
-    now_ms, floor_ms = await store.reads.now_ms(), manifest.current.logical_time_ms
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
-    time = LogicalTime(store.runtime.clock, store_now_ms=now_ms, floor_ms=floor_ms)
+    time.raise_to(manifest.current.logical_time_ms)
     slots = WalSlots(
         store,
         own,
@@ -144,6 +145,7 @@ async def _win_epoch(
     stored: StoredManifest,
     store: CasStore,
     settings: WriterSettings,
+    time: LogicalTime,
     *,
     address: str,
     retry: bool,
@@ -154,13 +156,12 @@ async def _win_epoch(
     """
     await store.recover()
     nonce = store.runtime.random.randbytes(16)
-    now_s = await store.reads.now_ms() // 1000
     edit = partial(
         _claim_epoch,
         nonce=nonce,
         max_parallel_writes=settings.max_parallel_writes,
         address=address,
-        snapshot_expire_time_s=now_s + settings.open_snapshot_ttl_s,
+        snapshot_expire_time_s=time.store_now_ms // 1_000 + settings.open_snapshot_ttl_s,
     )
     async with opening_deadline(store, settings):
         won = await stored.edit(edit, lambda m: m.writer_nonce == nonce, retry=retry)

@@ -32,6 +32,7 @@ class Replayed:
     objects: int = 0
     records: list[Entry] = field(default_factory=list)  # of idempotency keys, oldest first
     loads: list[CommittedLoad] = field(default_factory=list)  # oldest first
+    time_reset_wal_id: int | None = None  # of the manifest
     # Told of each load when the memtable holds all that is older, and nothing that is newer.
     land_load: Callable[[CommittedLoad], None] = lambda _: None
 
@@ -152,5 +153,6 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
         replayed.land_load(load)
     replayed.records += _records(found)
     replayed.last_seq = max(replayed.last_seq, contents.max_seq)
-    replayed.logical_time_ms = max(replayed.logical_time_ms, found.properties.logical_time_ms)
+    told_ms = found.footer.time_told(replayed.time_reset_wal_id)
+    replayed.logical_time_ms = max(replayed.logical_time_ms, told_ms)
     replayed.objects += 1

@@ -201,6 +201,7 @@ class SnapshotViews:
             memtable,
             manifest.last_compacted_seq,
             manifest.logical_time_ms,
+            time_reset_wal_id=manifest.time_reset_wal_id,
             land_load=lambda load: memtable.set_aside(load.seq),
         )
         last = manifest.wal_id_last_seen

@@ -73,6 +73,7 @@ class TreeKeeper:
         jump: Callable[[Tree], None] | None = None,
         archived: Callable[[], int | None] = lambda: None,
         protected_since_ms: float | None = None,
+        believed_ms: Callable[[int], int] = lambda told_ms: told_ms,
     ) -> None:
         """`held` is the tree of the current manifest, in which its snapshot stands.
 
@@ -81,7 +82,8 @@ class TreeKeeper:
         `jump`: its log goes on behind a tree that holds more than it has read, when what it had to
         read next may be deleted, and up to `archived` it knows that objects are in the store. The
         life of the snapshot began at `protected_since_ms`; None: now. Without `snapshot_ttl_s`
-        nothing is protected, and the manifest never edited.
+        nothing is protected, and the manifest never edited. `believed_ms` is told what the store's
+        clock shows, each time that snapshots are renewed, and says what to take for it.
         """
         self._store = store
         self._clock = store.runtime.clock
@@ -91,6 +93,7 @@ class TreeKeeper:
         self._on_compacted = on_compacted
         self._jump = jump
         self._archived = archived
+        self._believed_ms = believed_ms
         # By the ids of their snapshots: who reads an older tree, or the files of a load.
         self._older: dict[bytes, weakref.ref[HeldTree] | weakref.ref[Pin]] = {}
         self._older_bases: list[weakref.ref[Base]] = []
@@ -252,7 +255,8 @@ class TreeKeeper:
 
     async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
         began_ms = self._clock.monotonic_ms()
-        expire_time_s = await self._store.reads.now_ms() // 1_000 + (self._ttl_s or 0)
+        now_ms = self._believed_ms(await self._store.reads.now_ms())
+        expire_time_s = now_ms // 1_000 + (self._ttl_s or 0)
         seen_wal_id = self._archived()
         renewed = {self.current.snapshot_id, *self._older} - dead
 

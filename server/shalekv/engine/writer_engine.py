@@ -106,6 +106,7 @@ class WriterEngine:
             prefix=self.prefix,
             snapshot_ttl_s=settings.snapshot_ttl_s,
             on_compacted=self._drop_through,
+            believed_ms=self.time.follow,
         )
         self.log = GroupCommit(
             slots=opened.slots,
@@ -141,7 +142,7 @@ class WriterEngine:
             self.log,
             self.admission,
             levels,
-            now_ms=self.time.now_ms,
+            time=self.time,
             snapshot_ttl_s=self._settings.snapshot_ttl_s,
             keep=self.levels.keep_pin,
             wait_for_room=self._wait_for_loads,

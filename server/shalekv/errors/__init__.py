@@ -41,6 +41,7 @@ ShaleError
 │   ├── DatabaseNotFound       there is none at this URL
 │   ├── DatabaseExists         there is one already
 │   ├── DatabaseMismatch       it was created in another way than it is opened in
+│   ├── ImplausibleTime        the store's clock is far from all that it can be compared with
 │   ├── LogBehindArchive       the safekeepers know less than the archive
 │   ├── OriginLost             what it was cloned from does not keep its SSTs any more
 │   ├── ManifestVersionExists  another process edited the manifest first
@@ -74,6 +75,7 @@ from shalekv.errors.database import (
     DatabaseMismatch,
     DatabaseNotFound,
     IllegalState,
+    ImplausibleTime,
     InvalidSetting,
     InvalidUrl,
     ManifestConflict,
@@ -166,6 +168,7 @@ __all__ = [
     "DeadlinePassed",
     "Fenced",
     "IllegalState",
+    "ImplausibleTime",
     "InvalidRequest",
     "InvalidSetting",
     "InvalidUrl",

@@ -29,6 +29,12 @@ class DatabaseMismatch(DatabaseError):
     reason = "DATABASE_MISMATCH"
 
 
+class ImplausibleTime(DatabaseError):
+    """The store's clock is far from all that it can be compared with. Set the clocks right."""
+
+    reason = "IMPLAUSIBLE_TIME"
+
+
 class OriginLost(DatabaseError):
     """The database that this one was cloned from does not keep the SSTs any more that both share.
 

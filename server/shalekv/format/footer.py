@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shalekv.core.sst_table import SstInfo
 from shalekv.format.contents import SstContents
-from shalekv.format.names import parse_level_name
+from shalekv.format.names import parse_level_name, parse_wal_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,16 @@ class Footer:
     contents: SstContents
     layout: SstLayout
     checksum: int
+
+    def time_told(self, reset_wal_id: int | None) -> int:
+        """The logical time that this WAL object proves to have been reached; 0: none.
+
+        One without entries proves none: nothing was decided by it. Nor do those up to
+        `reset_wal_id`, which were made before logical time was set back.
+        """
+        wal_id = parse_wal_name(self.properties.name)
+        is_before = reset_wal_id is not None and wal_id is not None and wal_id <= reset_wal_id
+        return 0 if is_before or not self.contents.entry_count else self.properties.logical_time_ms
 
     def info(self, level: int) -> SstInfo:
         """How the manifest lists this SST as part of `level`; only for objects in ``levels/``."""

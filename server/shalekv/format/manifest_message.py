@@ -72,6 +72,7 @@ def encode_message(manifest: Manifest) -> bytes:
         recent_loads=map(_recent_load_message, manifest.recent_loads),
         loads_forgotten_ms=manifest.loads_forgotten_ms,
         origins=map(_origin_message, manifest.origins),
+        time_reset_wal_id=manifest.time_reset_wal_id,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -99,6 +100,7 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         raise ValueError("manifest_format_version: 0 does not exist")
     has_last_compacted = message.HasField("wal_id_last_compacted")
     has_last_seen = message.HasField("wal_id_last_seen")
+    has_time_reset = message.HasField("time_reset_wal_id")
     has_ssts = message.HasField("leveled_ssts")
     return Manifest(
         database_id=_id("database_id", message.database_id),
@@ -130,6 +132,7 @@ def _manifest_of(message: manifest_pb2.Manifest, piece: Piece) -> Manifest:
         recent_loads=tuple(map(_recent_load_of, message.recent_loads)),
         loads_forgotten_ms=message.loads_forgotten_ms,
         origins=tuple(map(_origin_of, message.origins)),
+        time_reset_wal_id=message.time_reset_wal_id if has_time_reset else None,
     )
 
 

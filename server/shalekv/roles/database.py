@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.membership import Configuration, check_first_count, check_members
 from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
+from shalekv.engine.logical_time import first_time
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire
 from shalekv.engine.quorum.links import DatabasePlace, Links
 from shalekv.errors import DatabaseExists, DatabaseMismatch
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
-from shalekv.settings import DatabaseSettings, StoreSettings, WalChoice
+from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 
@@ -30,14 +31,20 @@ class Quorum:
 
 
 async def create_database(
-    store: ObjectStore, runtime: Runtime, settings: StoreSettings, quorum: Quorum | None = None
+    store: ObjectStore,
+    runtime: Runtime,
+    settings: StoreSettings,
+    quorum: Quorum | None = None,
+    *,
+    clock_jump_max_s: int = CLOCK_JUMP_MAX_S,
 ) -> None:
     """Write manifest 0 of a new database.
 
     Raises `DatabaseExists` when any manifest is there: the first may have been collected. Raises
     `IllegalState` when there is none, but a log: another database would be put on its remains.
     Raises `StoreUnfit` where a few requests show that the store would lose data: a short form of
-    `shalekv store verify` comes before the first manifest.
+    `shalekv store verify` comes before the first manifest. Raises `ImplausibleTime` where the
+    clocks of the store and of this machine are further apart than `clock_jump_max_s`.
 
     With a `quorum` each safekeeper makes room first; raises `InvalidRequest` when they cannot be
     one, and `QuorumUnavailable` when one of them does not answer.
@@ -59,7 +66,7 @@ async def create_database(
         manifest_id=0,
         write_id=runtime.random.randbytes(16),
         cas_mode=cas.cas_mode,
-        logical_time_ms=await cas.reads.now_ms(),
+        logical_time_ms=(await first_time(cas, None, clock_jump_max_s)).store_now_ms,
     )
     if quorum is None:
         await found(cas, manifest)

@@ -92,6 +92,7 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.DatabaseNotFound: Row(_Code.NOT_FOUND, _NO, log=True),
     errors.DatabaseExists: Row(_Code.ALREADY_EXISTS, _NO),
     errors.DatabaseMismatch: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
+    errors.ImplausibleTime: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
     errors.OriginLost: Row(_Code.FAILED_PRECONDITION, _NO, log=True),
     errors.ManifestVersionExists: Row(_Code.ABORTED, _NO),
     errors.ManifestConflict: Row(_Code.ABORTED, _NO),

@@ -40,9 +40,10 @@ from shalekv.settings.server import (
 )
 from shalekv.settings.store import CasChoice, StoreSettings
 from shalekv.settings.watches import WatchSettings
-from shalekv.settings.writer import WalCodec, WriterSettings
+from shalekv.settings.writer import CLOCK_JUMP_MAX_S, WalCodec, WriterSettings
 
 __all__ = [
+    "CLOCK_JUMP_MAX_S",
     "GIB",
     "KIB",
     "MIB",

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from shalekv.settings.model import GIB, KIB, MIB, Settings
 
+CLOCK_JUMP_MAX_S = 3_600
+
 
 class WalCodec(StrEnum):
     """How the blocks of WAL objects are compressed."""
@@ -106,6 +108,14 @@ class WriterSettings(Settings):
         ge=1,
         le=3_600_000,
         description="How long opening tries to win the manifest before it gives up.",
+    )
+    clock_jump_max_s: int = Field(
+        default=CLOCK_JUMP_MAX_S,
+        ge=60,
+        le=3_153_600_000,
+        description="A database is opened only if the store's clock is so near to that of this "
+        "machine, or to the time of the last commit, seconds. While it serves, the store's clock "
+        "is followed over jumps up to this.",
     )
     open_snapshot_ttl_s: int = Field(
         default=600,

@@ -33,7 +33,7 @@ from shalekv.store.cas import CasStore
 from tests.kit.engine.commits import newest_state
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Told, yielding_runtime
-from tests.kit.store import STORE_NOW_MS, FaultyStore
+from tests.kit.store import FaultyStore
 
 SETTINGS = LevelSettings(
     sst_bytes=64 * KIB, block_bytes=4 * KIB, codec=LevelCodec.NONE, filter_bits=10
@@ -68,7 +68,7 @@ class LoadingWriter:
             self.log,
             self.admission,
             SETTINGS,
-            now_ms=lambda: STORE_NOW_MS,
+            time=opened.time,
             snapshot_ttl_s=60,
             keep=self.kept.append,
             wait_for_room=room_for_all,

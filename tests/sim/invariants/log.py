@@ -1,4 +1,4 @@
-"""I3 and I4: what stands in the slots of the log, whoever was told what of it."""
+"""I3 to I5: what stands in the slots of the log, whoever was told what of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kit.model import keys_of
 from tests.sim.errors import Violation
 from tests.sim.history import Outcome
 from tests.sim.invariants.catalogue import checks
-from tests.sim.serial import SerialOrder
+from tests.sim.serial import AHEAD_MS, SerialOrder
 from tests.sim.stored import Stored, WalObject
 
 RISING = (
@@ -66,6 +66,23 @@ def check_i5_logical_time_in_the_log(stored: Stored) -> None:
             raise Violation(
                 f"I5: manifest {manifest.manifest_id} is of {manifest.logical_time_ms}, and slot "
                 f"{c} of {times_ms[c]}"
+            )
+
+
+@checks(5, "writers", "database")
+def check_i5_logical_time_is_that_of_the_store(stored: Stored, epoch_ms: int) -> None:
+    """No commit is ahead of the store's clock when it landed, which showed `epoch_ms` at first.
+
+    It never goes back, so what is ahead once is ahead for ever: a wrong clock must not get there.
+    """
+    for each in stored.durable:
+        if each.landed_us is None or not each.all_entries:
+            continue
+        ahead_ms = each.logical_time_ms - (epoch_ms + each.landed_us // 1_000)
+        if ahead_ms > AHEAD_MS:
+            raise Violation(
+                f"I5: slot {each.wal_id} is {ahead_ms} ms ahead of the store's clock",
+                at_us=each.landed_us,
             )
 
 

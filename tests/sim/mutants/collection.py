@@ -15,17 +15,19 @@ from shalekv.core.range_tombstones import RangeTombstones
 from shalekv.core.retention import Pins
 from shalekv.core.snapshot import NEVER, find_snapshot
 from shalekv.core.sst_table import SstInfo
-from shalekv.engine import snapshots
+from shalekv.engine import recover, snapshots
 from shalekv.engine.collection import collecting
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.fences import Fences
 from shalekv.engine.levels import ssts
 from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.quorum import opening
 from shalekv.format.block import Block
 from shalekv.format.coding import MAX_U64, Piece
 from shalekv.format.columns import Columns
 from shalekv.format.filter import Filter
 from shalekv.manifest.stored import Landed, StoredManifest
+from shalekv.store.cas import CasStore
 from tests.sim.planting import mutant
 
 _real_columns = Block.columns
@@ -59,6 +61,16 @@ def _clock_time(self: LogicalTime) -> int:
     return int(self._clock.monotonic_ms() + self._offset_ms) - 30_000
 
 
+async def _whatever_it_shows(store: CasStore, *_: object) -> LogicalTime:
+    now_ms = await store.reads.now_ms()
+    return LogicalTime(store.runtime.clock, store_now_ms=now_ms, jump_max_ms=3_600_000)
+
+
+def _wherever_it_jumps(self: LogicalTime, store_now_ms: int) -> int:
+    self._offset_ms = store_now_ms - self._clock.monotonic_ms()
+    return store_now_ms
+
+
 def _found_anyhow(_self: RangeTombstones, _key: bytes, found: Entry | None) -> Entry | None:
     return found
 
@@ -74,6 +86,17 @@ FORMAT = (
     mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
     mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=26),
     mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=2),
+    mutant(
+        "an opening believes the store's clock",
+        (recover, "first_time", _whatever_it_shows),
+        (opening, "first_time", _whatever_it_shows),
+        hint=11,
+    ),
+    mutant(
+        "a writer follows the store's clock anywhere",
+        (LogicalTime, "follow", _wherever_it_jumps),
+        hint=1,
+    ),
     mutant("range deletes hide nothing in memory", (RangeTombstones, "latest", _found_anyhow)),
 )
 

@@ -19,7 +19,9 @@ _NEVER_DOWN = (
     "wal_generation",
     "wal_id_last_compacted",
     "wal_id_last_seen",
+    "time_reset_wal_id",
 )
+_SET_BACK = ("loads_forgotten_ms", "logical_time_ms")  # when time_reset_wal_id goes up
 _NEVER_CHANGED = ("database_id", "cas_mode")
 _NONCES = (("writer_epoch", "writer_nonce"), ("compactor_epoch", "compactor_nonce"))
 
@@ -39,7 +41,8 @@ def succession_findings(name: str, older: Manifest, newer: Manifest) -> Iterator
             yield Finding(name, FindingKind.MANIFEST_ORDER, problem)
     for field in _NEVER_DOWN:
         old, new = getattr(older, field), getattr(newer, field)
-        if old is not None and (new is None or new < old):
+        is_set_back = field in _SET_BACK and older.time_reset_wal_id != newer.time_reset_wal_id
+        if old is not None and (new is None or new < old) and not is_set_back:
             problem = f"{field} is {new}, lower {before}, where it is {old}"
             yield Finding(name, FindingKind.MANIFEST_ORDER, problem)
     for epoch, nonce in _NONCES:

@@ -81,11 +81,12 @@ class LogCopier:
                 raise IllegalState(message)
             self._progress.present(size_bytes)
 
+        reset_wal_id = manifest.time_reset_wal_id
         await for_each(slots, act, lambda wal_id: sizes[wal_id], limits)
         return CopiedLog(
             [(copied[wal_id], sizes[wal_id]) for wal_id in slots],
             max((footer.contents.max_seq for footer in footers.values()), default=0),
-            max((footer.properties.logical_time_ms for footer in footers.values()), default=0),
+            max((footer.time_told(reset_wal_id) for footer in footers.values()), default=0),
         )
 
     async def _sizes(self, slots: range) -> dict[int, int]:

@@ -70,9 +70,7 @@ async def merge_tail(
             parent,
             WalJob(slots, "clone"),
             LevelWriter(target, author, levels, Pace(target.runtime.clock, 0)),
-            database_id=manifest.database_id,
-            last_seq=merged.last_compacted_seq,
-            logical_time_ms=merged.logical_time_ms,
+            manifest=merged,
             memory_bytes=memory_bytes,
             output_bytes=output_bytes(levels, memory_bytes),
         )

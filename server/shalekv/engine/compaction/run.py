@@ -151,9 +151,7 @@ class Compactions:
             self._store,
             job,
             LevelWriter(self._store, author, levels, pace),
-            database_id=manifest.database_id,
-            last_seq=manifest.last_compacted_seq,
-            logical_time_ms=manifest.logical_time_ms,
+            manifest=manifest,
             memory_bytes=memory_bytes // _WAL_MEMORY_SHARE,
             output_bytes=output_bytes(levels, memory_bytes),
         )

@@ -14,6 +14,7 @@ from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
 from shalekv.core.loads import CommittedLoad
+from shalekv.core.manifest import Manifest
 from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL
@@ -40,6 +41,7 @@ class _Merged:
 
     last_seq: int
     logical_time_ms: int
+    time_reset_wal_id: int | None
     slots: int = 0
     loads: list[CommittedLoad] = field(default_factory=list)
     entries: int = 0
@@ -66,7 +68,8 @@ class _Merged:
         self.range_tombstones += found.range_tombstones()
         self.loads += loads_of(found)
         self.last_seq = max(self.last_seq, contents.max_seq)
-        self.logical_time_ms = max(self.logical_time_ms, found.properties.logical_time_ms)
+        told_ms = found.footer.time_told(self.time_reset_wal_id)
+        self.logical_time_ms = max(self.logical_time_ms, told_ms)
         self.slots += 1
         self.entries += contents.entry_count
         self.memory_bytes += contents.key_bytes + contents.value_bytes
@@ -88,9 +91,7 @@ async def merge_wal(
     job: WalJob,
     writer: LevelWriter,
     *,
-    database_id: bytes,
-    last_seq: int,
-    logical_time_ms: int,
+    manifest: Manifest,
     memory_bytes: int,
     output_bytes: int,
 ) -> WalOutcome:
@@ -99,11 +100,13 @@ async def merge_wal(
     A slot with records of loads stands alone: what is before it in the log is older than the loads,
     what comes after it is newer, and no SST may be both.
 
-    `last_seq` and `logical_time_ms` are those of the levels. REQUIRES: all slots are filled.
-    Raises `CorruptObject`, `ObjectNotFound`, other `StoreError`s, and `IllegalState`.
+    The levels are those of `manifest`. REQUIRES: all slots are filled. Raises
+    `CorruptObject`, `ObjectNotFound`, other `StoreError`s, and `IllegalState`.
     """
-    merged = _Merged(last_seq, logical_time_ms)
-    await _read_slots(store, job.slots, database_id, merged, memory_bytes)
+    merged = _Merged(
+        manifest.last_compacted_seq, manifest.logical_time_ms, manifest.time_reset_wal_id
+    )
+    await _read_slots(store, job.slots, manifest.database_id, merged, memory_bytes)
     tombstones = NONE.with_added(merged.range_tombstones)
     points = newest(merged.points[::-1])
     merged.points.clear()

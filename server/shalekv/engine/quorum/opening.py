@@ -23,7 +23,7 @@ from shalekv.core.quorum.election import Leader, epoch_to_claim, next_object
 from shalekv.core.quorum.grouping import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
 from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.record import Ballot
-from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.logical_time import LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
 from shalekv.engine.quorum.beginning import begin_log
@@ -102,7 +102,8 @@ async def _take_over(
     retry: bool,
 ) -> tuple[FencedManifest, QuorumSlots, Fetched, int, LogicalTime]:
     """Everything up to the fence that a majority has: nobody older can commit any more."""
-    manifest = await _win_epoch(store, stored, settings, way, address=address, retry=retry)
+    time = await first_time(store, stored.current, settings.clock_jump_max_s)
+    manifest = await _win_epoch(store, stored, settings, way, time, address=address, retry=retry)
     own = manifest.own
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     # Of the manifest that has the epoch: whoever changes members later has to count us in.
@@ -113,8 +114,7 @@ async def _take_over(
         await manifest.refresh()
         raise
     log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
-    now_ms, floor_ms = await store.reads.now_ms(), manifest.current.logical_time_ms
-    time = LogicalTime(store.runtime.clock, store_now_ms=now_ms, floor_ms=floor_ms)
+    time.raise_to(manifest.current.logical_time_ms)
     if not candidacy.donor_log.last.lsn:
         await begin_log(store, manifest, time.now_ms)
     fetched = await fetch_unarchived(store, manifest, way, candidacy)
@@ -139,7 +139,7 @@ async def _take_over(
     )
     reconfiguring = Reconfiguring(manifest, quorum_log, store.runtime.clock)
     slots = QuorumSlots(quorum_log, reconfiguring, encoding, way.settings, store.runtime)
-    time.raise_to(_latest_ms(fetched, manifest.current.database_id))
+    time.raise_to(_latest_ms(fetched, manifest.current))
     await _fence(quorum_log, slots, fence_wal_id, way)
     log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
     return manifest, slots, fetched, fence_wal_id, time
@@ -150,6 +150,7 @@ async def _win_epoch(
     stored: StoredManifest,
     settings: WriterSettings,
     way: Way,
+    time: LogicalTime,
     *,
     address: str,
     retry: bool,
@@ -164,7 +165,6 @@ async def _win_epoch(
         greetings = await greet(way, _configuration(stored.current))
     await store.recover()
     nonce = store.runtime.random.randbytes(NONCE_BYTES)
-    now_s = await store.reads.now_ms() // 1_000
 
     def claim(manifest: Manifest) -> Manifest:
         _configuration(manifest)  # the mode may have been switched since it was looked at (CE15)
@@ -173,7 +173,7 @@ async def _win_epoch(
             nonce=nonce,
             max_parallel_writes=1,
             address=address,
-            snapshot_expire_time_s=now_s + settings.open_snapshot_ttl_s,
+            snapshot_expire_time_s=time.store_now_ms // 1_000 + settings.open_snapshot_ttl_s,
             epoch_min=epoch_to_claim(manifest.writer_epoch, greetings.values()),
         )
 
@@ -232,11 +232,13 @@ async def _replay_records(
         await store.runtime.clock.sleep_ms(0)
 
 
-def _latest_ms(fetched: Fetched, database_id: bytes) -> int:
-    """The logical time of the last record, which the fence must not be behind."""
+def _latest_ms(fetched: Fetched, manifest: Manifest) -> int:
+    """The logical time of the last record with entries, which the fence must not be behind."""
     for record in reversed(fetched.records):
         if record.payload:
             name = names.wal_name(record.wal_id)
-            sst = open_sst(name, record.payload, database_id=database_id)
-            return sst.properties.logical_time_ms
+            sst = open_sst(name, record.payload, database_id=manifest.database_id)
+            told_ms = sst.footer.time_told(manifest.time_reset_wal_id)
+            if told_ms:
+                return told_ms
     return 0

@@ -1,0 +1,196 @@
+"""Logical time when clocks are wrong: at an opening, while a writer serves, and repaired after."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shalekv.core.audit.manifests import succession_findings
+from shalekv.core.manifest import WalMode
+from shalekv.engine.idempotency import Idempotency
+from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.repairing_time import look_at_time
+from shalekv.engine.writer_engine import WriterEngine
+from shalekv.errors import Fenced, ImplausibleTime, KeyExpired
+from shalekv.settings import CLOCK_JUMP_MAX_S, WriterSettings
+from tests.kit.engine.set_clocks import ANY_JUMP, DAY_MS, ClockedDatabase, SetClock, create_at
+from tests.kit.quorum.links import InProcessLinks
+from tests.kit.quorum.log import Writing, until
+from tests.kit.serving.sweeping import compact_store
+from tests.kit.virtual_time import virtual_time
+
+
+class StandingClock(SetClock):
+    """Moved by the test alone; there is no loop."""
+
+    def loop_ms(self) -> float:
+        return 0.0
+
+
+JUMP_MAX_MS = CLOCK_JUMP_MAX_S * 1_000
+IN_BOTH_MODES = pytest.mark.parametrize("mode", [WalMode.OBJECT_STORE, WalMode.QUORUM])
+
+
+async def created(mode: WalMode) -> tuple[ClockedDatabase, InProcessLinks]:
+    make = ClockedDatabase.created if mode is WalMode.QUORUM else ClockedDatabase.in_object_store
+    database = await make()
+    return database, database.links()
+
+
+async def write(
+    database: ClockedDatabase, opened: OpenedLog, links: InProcessLinks, *keys: bytes
+) -> None:
+    """Put these keys as this writer, which then stops; what it wrote is archived."""
+    writing = Writing(opened, links)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(writing.run())
+        for key in keys:
+            await writing.put(key)
+        writing.engine.close()
+        while not running.done():
+            await database.archive()
+            await database.clock.sleep_ms(10)
+
+
+@IN_BOTH_MODES
+@pytest.mark.parametrize("ahead_ms", [10 * DAY_MS, -10 * DAY_MS])
+@virtual_time()
+async def test_what_nothing_bears_out_is_refused(mode: WalMode, ahead_ms: int) -> None:
+    """A store's clock that is days off opens no database, and creates none; a flag accepts it."""
+    database, links = await created(mode)
+    before = await database.manifest()
+    database.store_ahead_ms = ahead_ms
+    with pytest.raises(ImplausibleTime, match=r"2023-11-14T.*larger --clock-jump-max-s"):
+        await database.open_at(links)
+    assert await database.manifest() == before
+    new = ClockedDatabase()
+    new.store_ahead_ms = ahead_ms
+    with pytest.raises(ImplausibleTime, match="there is no commit yet"):
+        await create_at(new)
+    await database.open_at(links, **ANY_JUMP)
+
+
+@IN_BOTH_MODES
+@virtual_time()
+async def test_two_sources_that_agree_are_believed(mode: WalMode) -> None:
+    """After months the machine bears the store out; where its clock is wrong, the last commit."""
+    database, links = await created(mode)
+    database.clock.passed_ms = 200 * DAY_MS
+    opened = await database.open_at(links)
+    assert opened.time.now_ms() == pytest.approx(database.store_now_ms(), abs=1_000)
+    await write(database, opened, links, b"a")
+    database.clock.ahead_ms = -200 * DAY_MS
+    database.clock.passed_ms += JUMP_MAX_MS // 2
+    await database.open_at(links)  # the last commit is not compacted, and only the log tells
+    database.clock.passed_ms += JUMP_MAX_MS
+    with pytest.raises(ImplausibleTime):
+        await database.open_at(links)
+
+
+@virtual_time()
+async def test_an_opening_that_writes_nothing_leaves_no_time() -> None:
+    """The time of a fence is taken by nobody: nothing was decided by it."""
+    database, links = await created(WalMode.OBJECT_STORE)
+    database.store_ahead_ms = 10 * DAY_MS
+    await database.open_at(links, **ANY_JUMP)
+    database.store_ahead_ms = 0
+    opened = await database.open_at(links)
+    assert opened.time.now_ms() == pytest.approx(database.store_now_ms(), abs=1_000)
+    await compact_store(database.another_store(), database.runtime())
+    assert (await database.manifest()).logical_time_ms <= database.store_now_ms()
+
+
+def test_a_writer_follows_the_store() -> None:
+    """Over jumps that are small, or that the machine bears out; it never goes back."""
+    clock = StandingClock()
+    time = LogicalTime(clock, store_now_ms=clock.true_ms, jump_max_ms=JUMP_MAX_MS)
+    start_ms = time.now_ms()
+    time.follow(start_ms + 5_000)
+    assert time.now_ms() == start_ms + 5_000
+    time.follow(start_ms)
+    assert time.now_ms() == start_ms + 5_000
+    clock.passed_ms = 6_000
+    assert time.now_ms() == start_ms + 6_000
+    for jump_ms in (10 * DAY_MS, -10 * DAY_MS):
+        time.follow(clock.true_ms + jump_ms)
+        assert time.now_ms() == start_ms + 6_000
+    clock.passed_ms = clock.suspended_ms = DAY_MS  # nothing but the time of day tells
+    time.follow(clock.true_ms)
+    assert time.now_ms() == start_ms + DAY_MS
+
+
+def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
+    """On file:// both are one clock: somebody who sets it days ahead moves no time."""
+    clock = StandingClock()
+    time = LogicalTime(
+        clock, store_now_ms=clock.true_ms, jump_max_ms=JUMP_MAX_MS, has_other_clock=False
+    )
+    clock.ahead_ms = 10 * DAY_MS
+    time.follow(clock.true_ms + 10 * DAY_MS)
+    assert time.now_ms() == clock.true_ms
+
+
+@virtual_time()
+async def test_the_store_is_asked_while_a_writer_serves() -> None:
+    """Each renewal of the snapshots tells the time, without a request of its own."""
+    database, links = await created(WalMode.OBJECT_STORE)
+    opened = await database.open_at(links, snapshot_ttl_s=60)
+    engine = WriterEngine(
+        opened, WriterSettings(flush_interval_ms=0, snapshot_ttl_s=60), database.clock
+    )
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(engine.run(stop_grace_ms=0))
+        database.store_ahead_ms = JUMP_MAX_MS // 2
+        await until(lambda: engine.time.now_ms() >= database.store_now_ms() - 1_000)
+        engine.close()
+
+
+@IN_BOTH_MODES
+@pytest.mark.parametrize("is_compacted", [False, True])
+@virtual_time()
+async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool) -> None:  # noqa: FBT001
+    """What was lost to a wrong clock and is still there is back, and expires in its time."""
+    database, links = await created(mode)
+    opened = await database.open_at(links)
+    expires_ms = opened.time.now_ms() + 3 * DAY_MS
+    await write(database, opened, links, b"before")
+    database.store_ahead_ms = 10 * DAY_MS
+    await write(database, await database.open_at(links, **ANY_JUMP), links, b"under it")
+    database.store_ahead_ms = 0
+    if is_compacted:
+        await compact_store(database.another_store(), database.runtime())
+
+    damaged = await database.open_at(links)
+    assert damaged.time.now_ms() > expires_ms
+    with pytest.raises(KeyExpired):
+        keyed_write(damaged, database.store_now_ms())
+    found = await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)
+    assert found.ahead_ms == pytest.approx(10 * DAY_MS, abs=60_000)
+
+    before = await database.manifest()
+    repaired = await database.repair(links)
+    assert [*succession_findings("manifest", before, repaired)] == []
+    compacted = replace(before, logical_time_ms=found.logical_time_ms)
+    assert [*succession_findings("manifest", compacted, repaired)] == []
+    unsaid = replace(repaired, time_reset_wal_id=before.time_reset_wal_id)
+    assert len([*succession_findings("manifest", compacted, unsaid)]) == 1
+    with pytest.raises(Fenced):
+        await damaged.manifest.refresh()
+    for _ in range(2):  # with the log, and compacted
+        opened = await database.open_at(links)
+        assert opened.time.now_ms() == pytest.approx(database.store_now_ms(), abs=1_000)
+        keyed_write(opened, database.store_now_ms())
+        await write(database, opened, links, b"after")
+        await compact_store(database.another_store(), database.runtime())
+        assert (await database.manifest()).logical_time_ms <= database.store_now_ms()
+    assert (await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)).ahead_ms == 0
+
+
+def keyed_write(opened: OpenedLog, made_ms: int) -> None:
+    """Ask whether a key that a client makes now can be used; raises `KeyExpired`."""
+    known = Idempotency(window_ms=DAY_MS, now_ms=opened.time.now_ms)
+    head = made_ms.to_bytes(6, "big")
+    assert known.find(head + b"\x70\x00\x80" + bytes(7), b"hash") is None
