@@ -16,6 +16,7 @@ Examples:
   shalekv admin stats --addr 10.0.0.5:7654
   shalekv admin recover --url s3://bucket/folder --cas two_phase
   shalekv admin repair-time --url s3://bucket/folder
+  shalekv admin leases list --url s3://bucket/folder
 """
 
 # `stats` talks to a server, and runs where there is no more than the client.
@@ -27,6 +28,7 @@ MEMBERS: CommandTable = MappingProxyType(
             "shalekv.cli.admin_repair_time:repair_time_",
             "Set logical time back after a wrong clock.",
         ),
+        "leases": ("shalekv.cli.admin_leases:leases", "List and remove leases."),
     }
 )
 

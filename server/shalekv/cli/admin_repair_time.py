@@ -30,7 +30,8 @@ What --set-back costs:
     writer nor dropped by a compaction. Those that were are gone.
   - What was given a time to live under the wrong clock keeps its moment of expiry: it lives longer
     by as much as the clock was ahead. So do idempotency records, and snapshots and leases that
-    were made by that clock: `shalekv snapshot delete` removes the former.
+    were made by that clock: `shalekv snapshot delete` and `shalekv admin leases delete`
+    remove those.
   - A load that was begun under the wrong clock, and has been forgotten since, could be committed
     twice if it is tried again.
   - Snapshots, backups and clones that were made before keep the old time.

@@ -30,6 +30,13 @@ def new_lease_id(store_now_ms: int, random_bytes: bytes) -> bytes:
     return stem + high + _tail(random_bytes[2:])
 
 
+def made_ms(lease: Lease) -> int | None:
+    """When the lease of a job was made, by the clock that its maker went by; None: not told."""
+    if lease.wal_id_min is not None:  # its id is made of its holder
+        return None
+    return int.from_bytes(lease.id[:6], "big")
+
+
 def leased_sst_id(lease_id: bytes, random_bytes: bytes) -> bytes:
     """The id of an object that the lease protects; `random_bytes` are 8 bytes."""
     return lease_id[:_STEM_BYTES] + _tail(random_bytes)
