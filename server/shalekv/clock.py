@@ -46,7 +46,7 @@ class LoopClock:
 
 
 # The time of a loop stands still while a machine is suspended. On Linux another clock goes on.
-_LAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+LAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class MachineClock(LoopClock):
@@ -54,7 +54,7 @@ class MachineClock(LoopClock):
 
     def monotonic_ms(self) -> float:
         """Milliseconds since the machine was started, those included while it was suspended."""
-        return time.clock_gettime_ns(_LAPSED_CLOCK) / 1e6
+        return time.clock_gettime_ns(LAPSED_CLOCK) / 1e6
 
     def wall_ms(self) -> int | None:
         """What the machine takes for the time of day."""
