@@ -11,7 +11,6 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from shalekv.engine.quorum.proposing import peer
 from shalekv.roles.safekeeper import archiver
 from tests.sim import loop
 from tests.sim.campaign import Outcome, Task, run_task
-from tests.sim.invariants import answers
 from tests.sim.options import Options, Trouble
 from tests.sim.planting import Patch, planted
 from tests.sim.run import simulate
@@ -27,15 +25,8 @@ from tests.sim.safekeepers.chaos import SafekeeperChaos
 from tests.sim.safekeepers.cluster import QuorumCluster
 from tests.sim.world import World
 
-# ruff: noqa: SLF001 - what is replaced is private, as a rule
 SEEDS_MAX = 20
-_last_state = answers._last_state
 _SOON = (loop, "STEPS_PER_MOMENT_MAX", 100_000)  # who waits in circles is found out sooner
-
-
-def _durable(order: Any, operation: Any, attempt: Any, first: int) -> int:
-    last_durable: int = order.durable_at(attempt.replied_us)
-    return min(_last_state(order, operation, attempt, first), last_durable)
 
 
 def _spare_those_that_stop(self: SafekeeperChaos) -> None:
@@ -76,12 +67,6 @@ FOUND = (
         Task("quorum", 110_405),
         [(archiver, "NOW_MS", 5e-324), _SOON],
         "Livelock",
-    ),
-    Found(
-        "a delete of no keys is asked for a durable state",
-        Task("writers", 106_200),
-        [(answers, "_last_state", _durable)],
-        "I1, I14, I15",
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,7 @@ from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored, WalObject
 from tests.unit.sim.told import KEYS, TOLD, Past, attempted
 
+ADD = kv_pb2.Change(add=kv_pb2.AddChange(key=b"a", delta=1))
 SNAPSHOT = Snapshot(b"s" * 16, 1, 100)
 
 
@@ -165,6 +167,25 @@ def test_i5_logical_time(past: Past) -> None:
     behind = manifest(0, wal_id_last_compacted=1, logical_time_ms=wal[1].logical_time_ms - 1)
     with pytest.raises(Violation, match=r"^I5: manifest 0 is of"):
         log.check_i5_logical_time_in_the_log(Stored((behind,), wal))
+
+
+def test_i5_logical_time_of_another_clock(past: Past) -> None:
+    """A commit that is days ahead of the store's clock when it landed is found."""
+    wal = tuple(replace(each, landed_us=0) for each in past.wal)
+    first_ms = wal[0].logical_time_ms
+    log.check_i5_logical_time_is_that_of_the_store(Stored((), wal), first_ms)
+    with pytest.raises(Violation, match=r"^I5: slot 1 is 86400000 ms ahead"):
+        log.check_i5_logical_time_is_that_of_the_store(Stored((), wal), first_ms - 86_400_000)
+
+
+def test_i14_a_change_of_nothing_needs_no_durable_state() -> None:
+    """A delete of no keys changes nothing in any state, also in one that is not durable yet."""
+    request = kv_pb2.DeleteRangeRequest(range=kv_pb2.KeyRange(start=b"b", end=b"a"))
+    order = SimpleNamespace(durable_at=lambda _us: 3, placed={})
+    for asked, last in ((request, 5), (kv_pb2.WriteRequest(changes=[ADD]), 3)):
+        operation = SimpleNamespace(number=1, request=asked)
+        attempt = SimpleNamespace(replied_us=0, answer=None)
+        assert answers._last_state(order, operation, attempt, 5) == last  # type: ignore[arg-type] # noqa: SLF001
 
 
 def test_i5_a_number_twice(past: Past) -> None:
