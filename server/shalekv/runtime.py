@@ -64,7 +64,10 @@ class WorkerThread:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(partial(function, *args), loop, done))
-        return await done
+        try:
+            return await done
+        finally:
+            del done  # its error would hold this frame
 
     def close(self) -> None:
         """Wait for what was asked for, and end the thread."""

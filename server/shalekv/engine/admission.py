@@ -81,6 +81,8 @@ class Admission:
         except asyncio.CancelledError:
             self._leave(writer)
             raise
+        finally:
+            del writer  # its error would hold this frame
 
     def take_more(self, size_bytes: int) -> None:
         """A write that was let in has turned out to be larger: those behind it wait longer."""

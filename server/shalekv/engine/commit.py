@@ -215,10 +215,12 @@ class Commit:
         """Tell what became of it.
 
         It is never decided again, so what it knows of the levels is let go at once: who waits for
-        it to be forgotten (see `Base`) must not depend on when garbage is collected.
+        it to be forgotten (see `Base`) must not depend on when garbage is collected. So is whoever
+        is told, since that is what refers to the commit (see `Pending`).
         """
         self.below = NOTHING_BELOW
-        self.settle(outcome)
+        settle, self.settle = self.settle, _is_told
+        settle(outcome)
 
     def _entries(self, changes: Iterable[Change]) -> list[Entry]:
         seq = self.seq
@@ -226,6 +228,10 @@ class Commit:
             _new(Entry, (key, seq, kind, value, expire_at_ms))
             for key, kind, value, expire_at_ms in changes
         ]
+
+
+def _is_told(_outcome: Receipt | ShaleError) -> None:
+    """A commit that has come to its end tells nobody any more."""
 
 
 def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:

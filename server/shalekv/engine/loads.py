@@ -196,6 +196,19 @@ class Loads:
             del self._on_their_way[load_id]
             on_its_way.set()
 
+        try:
+            await self._submit_files(load_id, infos, self._settle(future, arrive))
+        except BaseException:
+            arrive()
+            raise
+        self._log.patience.begin(future)
+        try:
+            receipt = await future
+        finally:
+            del future  # its error would hold this frame
+        return Loaded(receipt.seq, receipt.wal_id)
+
+    def _settle(self, future: asyncio.Future[Receipt], arrive: Callable[[], None]) -> Settled:
         def settle(outcome: Receipt | ShaleError) -> None:
             arrive()
             if not self._log.patience.end(future):  # the caller has gone; the load stands anyway
@@ -205,14 +218,7 @@ class Loads:
             else:
                 fail(future, outcome)
 
-        try:
-            await self._submit_files(load_id, infos, settle)
-        except BaseException:
-            arrive()
-            raise
-        self._log.patience.begin(future)
-        receipt = await future
-        return Loaded(receipt.seq, receipt.wal_id)
+        return settle
 
     async def _submit_files(self, load_id: str, infos: Sequence[SstInfo], settle: Settled) -> None:
         self._log.check_available()

@@ -37,6 +37,7 @@ class Looks:
             await waiter
         finally:
             self._waiting.discard(waiter)
+            del waiter  # its error would hold this frame
 
     def begin(self) -> None:
         """A look begins."""

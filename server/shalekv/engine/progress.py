@@ -58,6 +58,7 @@ class Progress:
             await waiter
         finally:
             del self._waiters[waiter]
+            del waiter  # its error would hold this frame
 
     def fail(self, error: ShaleError) -> None:
         """The prefix will not grow any more: tell those who wait for it."""

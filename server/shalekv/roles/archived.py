@@ -11,7 +11,10 @@ from shalekv.roles.reply_form import ReplyT
 
 async def archived_reply(slots: LogSlots, answer: Awaitable[ReplyT]) -> ReplyT:
     """The answer, when the object that it names is in the store, and all before it."""
-    reply = await answer
+    try:
+        reply = await answer
+    finally:
+        del answer  # its error would hold this frame
     wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
     try:
         await slots.archive(wal_id)

@@ -213,11 +213,17 @@ class Writing:
             loose = _Loose(await self._engine.below.look(write.needs))
             await turn
             answer = await self._admit_and_submit(write, loose)
-        return answer if isinstance(answer, write.form.message) else await answer
+        try:
+            return answer if isinstance(answer, write.form.message) else await answer
+        finally:
+            del answer  # its error would hold this frame
 
     async def _submit_when_admitted(self, write: _Write[ReplyT], loose: _Loose) -> ReplyT:
         answer = await self._admit_and_submit(write, loose)
-        return answer if isinstance(answer, write.form.message) else await answer
+        try:
+            return answer if isinstance(answer, write.form.message) else await answer
+        finally:
+            del answer  # its error would hold this frame
 
     async def _admit_and_submit(self, write: _Write[ReplyT], loose: _Loose) -> Answer[ReplyT]:
         """Submit a write as soon as there is room for it; what it returns is not awaited yet."""
@@ -342,12 +348,14 @@ class Writing:
         """
         try:
             reply = await future
+            if not commit.writes:
+                await self._engine.ownership.confirm()
+            return reply
         except _JUDGEMENTS:
             await self._engine.ownership.confirm()
             raise
-        if not commit.writes:
-            await self._engine.ownership.confirm()
-        return reply
+        finally:
+            del future, commit  # their error would hold this frame
 
     def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
         def settle(outcome: Receipt | ShaleError) -> None:

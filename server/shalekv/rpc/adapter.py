@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -109,7 +109,7 @@ class Adapter:
 
         async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
             assert self._refusal is not None
-            await self._abort(context, self._refusal)
+            await _end(context, self._told(self._refusal))
 
         handler: Handler = grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
         return MethodsOf(services, handler)
@@ -122,20 +122,21 @@ class Adapter:
         """The handler of a method with one request and one reply."""
         count = self.counts.of_request(request_type)
 
-        async def handle(data: bytes, context: Context) -> ReplyT:
+        async def handle(data: bytes, context: Context) -> ReplyT | None:
             try:
                 with self._timed(count), self._in_progress():
                     call = self._call(context)
                     reply = answer(_parsed(request_type, data), call)
                     return reply if isinstance(reply, Message) else await reply
             except asyncio.CancelledError as cancelled:
-                await self._abort_if_cut_off(context)
-                _raise_if_ours(cancelled)
-                await self._abort_for_bug(context, cancelled)
-            except ShaleError as error:
-                await self._abort(context, error)
+                if self._is_cancelled_by_client():
+                    _forget_frames(cancelled)
+                    raise
+                told = self._told(cancelled)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-                await self._abort_for_bug(context, error)
+                told = self._told(error)
+            await _end(context, told)
+            return None
 
         return grpc.unary_unary_rpc_method_handler(handle, None, _serialized)
 
@@ -226,16 +227,18 @@ class Adapter:
         try:
             with timed, self._in_progress(is_awaited=is_awaited):
                 await serve(self._call(context))
+            return
         except asyncio.CancelledError as cancelled:
-            await self._abort_if_cut_off(context)
-            _raise_if_ours(cancelled)
-            await self._abort_for_bug(context, cancelled)
-        except grpc.aio.BaseError:
+            if self._is_cancelled_by_client():
+                _forget_frames(cancelled)
+                raise
+            told = self._told(cancelled)
+        except grpc.aio.BaseError as gone:
+            _forget_frames(gone)
             raise  # the connection is gone, and with it whoever wants a reply
-        except ShaleError as error:
-            await self._abort(context, error)
         except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-            await self._abort_for_bug(context, error)
+            told = self._told(error)
+        await _end(context, told)
 
     async def _run_duplex(
         self, stream: DuplexStream, requests: AsyncIterator[Message], context: Context
@@ -301,28 +304,36 @@ class Adapter:
         now_ms = self._runtime.clock.monotonic_ms()
         return Call(peer=context.peer(), deadline_ms=now_ms + remaining_s * 1000.0)
 
-    async def _abort(self, context: Context, error: ShaleError) -> NoReturn:
-        await _end(context, status_of(error, error_id=self._logged_id(error)))
+    def _is_cancelled_by_client(self) -> bool:
+        """Whether this call was cancelled, and not cut off by us.
 
-    async def _abort_if_cut_off(self, context: Context) -> None:
+        If neither, somebody else has cancelled a future that it waited for, which is a bug.
+        """
         task = asyncio.current_task()
-        if task is not None and task in self._cut_off:
+        return task is not None and task not in self._cut_off and task.cancelling() > 0
+
+    def _told(self, error: BaseException) -> status_pb2.Status:
+        """What the client of this call is told of its error, which is over then."""
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task in self._cut_off:
             self._cut_off.discard(task)
             task.uncancel()
-            await self._abort(context, OutcomeUnknown(CUT_OFF))
-
-    async def _abort_for_bug(self, context: Context, error: BaseException) -> NoReturn:
-        error_id = self._error_id()
-        _log.error("unexpected error in a call", error_id=error_id, exc_info=error)
-        await _end(context, status_of_bug(error_id))
+            return self._status_of(OutcomeUnknown(CUT_OFF), "a call")
+        return self._status_of(error, "a call")
 
     def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
-        """What a session tells of an operation that failed."""
-        if not isinstance(error, ShaleError):
+        """What a session tells of an operation that failed, whose error is over then."""
+        return operation_error(self._status_of(error, "an operation"))
+
+    def _status_of(self, error: BaseException, of: str) -> status_pb2.Status:
+        if isinstance(error, ShaleError):
+            status = status_of(error, error_id=self._logged_id(error))
+        else:
             error_id = self._error_id()
-            _log.error("unexpected error in an operation", error_id=error_id, exc_info=error)
-            return operation_error(status_of_bug(error_id))
-        return operation_error(status_of(error, error_id=self._logged_id(error)))
+            _log.error(f"unexpected error in {of}", error_id=error_id, exc_info=error)
+            status = status_of_bug(error_id)
+        _forget_frames(error)
+        return status
 
     def _logged_id(self, error: ShaleError) -> str:
         """The id of the log line that tells of `error`; empty where there is no need for one."""
@@ -355,21 +366,31 @@ def _serialized(reply: Message | bytes) -> bytes:
     return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
-async def _end(context: Context, status: status_pb2.Status) -> NoReturn:
-    """End the call with `status`, if there is still somebody to tell."""
+async def _end(context: Context, status: status_pb2.Status) -> None:
+    """End the call with `status`, if there is still somebody to tell. To be called last.
+
+    grpc keeps what `abort` raises in the context, and raises it again itself when the handler has
+    returned. It must not hold frames, since those hold the context.
+    """
     try:
         await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.AbortError:
-        raise
+    except grpc.aio.AbortError as aborted:
+        _forget_frames(aborted)
     except grpc.aio.BaseError as gone:  # the deadline has passed, or the connection is lost
         raise asyncio.CancelledError from gone
 
 
-def _raise_if_ours(cancelled: asyncio.CancelledError) -> None:
-    """Raise again what cancels this call; a future that somebody else cancelled is a bug."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise cancelled
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an error, and each error behind it, came through.
+
+    A frame that waited for a future holds the future, which holds its error, which holds the frame:
+    a cycle, which only a garbage collection would free. grpc, and groups of tasks, make others.
+    """
+    errors = [error]
+    for each in errors:
+        each.__traceback__ = None
+        behind = (each.__cause__, each.__context__)
+        errors += [other for other in behind if other is not None and other not in errors]
 
 
 async def _close(replies: AsyncIterator[Message]) -> None:

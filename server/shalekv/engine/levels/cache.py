@@ -102,10 +102,7 @@ class Cache(Generic[K, V]):
             fetched = await fetch()
         except Exception as error:
             self._end(key, line)
-            for waiter in line:
-                if not waiter.done():
-                    waiter.set_exception(error)
-                    waiter.exception()  # seen: who has gone before it hears of it misses nothing
+            _fail(line, error)
             raise
         except BaseException:
             self._hand_over(key, line)
@@ -129,6 +126,8 @@ class Cache(Generic[K, V]):
             if _is_loader(waiter):
                 self._hand_over(key, line)
             raise
+        finally:
+            del waiter, line  # an error of theirs would hold this frame
 
     def _hand_over(self, key: K, line: _Line[V]) -> None:
         """The loader has gone: the first of those who still wait becomes it."""
@@ -143,6 +142,15 @@ class Cache(Generic[K, V]):
     def _end(self, key: K, line: _Line[V]) -> None:
         if self._lines.get(key) is line:
             del self._lines[key]
+
+
+def _fail(line: _Line[V], error: Exception) -> None:
+    """Tell `error` to all who wait, and let go of them: it holds the frame of the loader."""
+    for waiter in line:
+        if not waiter.done():
+            waiter.set_exception(error)
+            waiter.exception()  # seen: who has gone before it hears of it misses nothing
+    line.clear()
 
 
 def _is_loader(waiter: asyncio.Future[Sized[V] | None]) -> bool:

@@ -96,8 +96,11 @@ class QuorumLog:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can be committed."""
         self.ledger.check_leading()
         problem = self._problem()
-        if problem is not None:
-            raise problem
+        try:
+            if problem is not None:
+                raise problem
+        finally:
+            del problem  # it holds this frame
 
     def report(self) -> QuorumReport:
         """How far each member is."""

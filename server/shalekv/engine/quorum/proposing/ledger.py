@@ -144,7 +144,10 @@ class Ledger:
         if self.committed_lsn < lsn:
             waiter = new_waiter()
             heapq.heappush(self._to_commit, (lsn, next(self._order), waiter))
-            await waiter
+            try:
+                await waiter
+            finally:
+                del waiter  # its error would hold this frame
 
     async def wait_archived(self, wal_id: int) -> None:
         """Return when it is in the archive, and all before it. Raises what ended the log, and what
@@ -154,7 +157,10 @@ class Ledger:
         if not is_archived(wal_id, self.archived_wal_id):
             waiter = new_waiter()
             self._to_archive.append((wal_id, waiter))
-            await waiter
+            try:
+                await waiter
+            finally:
+                del waiter  # its error would hold this frame
 
     def give_up_archiving(self, error: ShaleError) -> None:
         """Tell `error` to those who wait for the archive."""

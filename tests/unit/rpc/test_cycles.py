@@ -1,0 +1,151 @@
+"""Calls that end with an error leave nothing that only a garbage collection would free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeAlias
+
+import pytest
+from google.protobuf.message import Message
+
+from shalekv.errors import ShaleError
+from shalekv.v1 import kv_pb2
+from tests.kit.cycles import cycles_of
+from tests.kit.serving.roles import (
+    COMMITTED,
+    Calls,
+    absent,
+    add,
+    header,
+    key_header,
+    present,
+    seq_equals,
+    serving,
+)
+from tests.kit.serving.rpc import Serving, failure
+from tests.unit.rpc.sessions import SocketSession, operation, served_writer
+
+MIB = 1 << 20
+COUNT = 20  # calls at once
+SMALL: dict[str, Any] = {"memtable_bytes_max": MIB, "queue_wait_ms": 1}
+Put = kv_pb2.PutRequest
+
+REFUSED: dict[str, Message] = {
+    "condition": Put(key=b"k", precondition=absent()),
+    "condition, not linearizable": Put(
+        header=header(COMMITTED), key=b"k", precondition=seq_equals(9)
+    ),
+    "condition, repeated": Put(header=key_header(b"r" * 16), key=b"k", precondition=absent()),
+    "counter": kv_pb2.WriteRequest(changes=[add(b"k")]),
+    "delete": kv_pb2.DeleteRequest(key=b"none", precondition=present()),
+    "field": Put(key=b""),
+    "reused": Put(header=key_header(b"used"), key=b"other"),
+    "full": Put(key=b"k", value=bytes(MIB)),
+    "read": kv_pb2.GetRequest(key=b""),
+    "txn": kv_pb2.TxnRequest(),
+}
+Act: TypeAlias = Callable[[Serving[Any]], Coroutine[Any, Any, object]]
+
+
+async def _prepare(writer: Calls) -> None:
+    await writer.put(b"k")
+    await writer.put(b"k", header=key_header(b"used"))
+
+
+async def _refused(writer: Calls, request: Message) -> None:
+    """The same without a transport; a caller must not keep what it waited for either."""
+    answer = None
+    try:
+        answer = writer.begin(request)
+        assert not isinstance(answer, Message), "it was answered"
+        await answer
+    except ShaleError:
+        return
+    finally:
+        del answer
+    raise AssertionError("it was not refused")
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_refusals_leave_nothing_to_the_collector(kind: str) -> None:
+    """Whoever calls a service without a transport."""
+    async with serving(**SMALL) as writer:
+        await _prepare(writer)
+
+        async def act() -> None:
+            await asyncio.gather(*(_refused(writer, REFUSED[kind]) for _ in range(COUNT)))
+
+        await act()
+        assert not await cycles_of(act)
+
+
+async def _call(it: Serving[Any], kind: str) -> None:
+    request = REFUSED[kind]
+    assert isinstance(request, Put)
+    await failure(it.kv.Put(request))
+
+
+async def _get(it: Serving[Any]) -> None:
+    await it.kv.Get(kv_pb2.GetRequest(key=b"k"))
+
+
+async def _scan(it: Serving[Any]) -> None:
+    await failure(it.kv.Scan(kv_pb2.ScanRequest(page_token=b"no token")))
+
+
+async def _session_of_refusals(it: Serving[Any]) -> None:
+    session = SocketSession(it.kv)
+    await session.send(*(operation(number, each) for number, each in enumerate(REFUSED.values())))
+    results = await session.take(len(REFUSED))
+    assert all(result.HasField("error") for result in results.values())
+    await session.rest()
+
+
+async def _session_that_ends(it: Serving[Any]) -> None:
+    session = SocketSession(it.kv)
+    await session.send()
+    await session.failure()
+
+
+async def _session_that_is_left(it: Serving[Any]) -> None:
+    session = SocketSession(it.kv)
+    await session.send(operation(1, kv_pb2.GetRequest(key=b"k")))
+    await session.take(1)
+    session.call.cancel()
+
+
+async def _watch(it: Serving[Any]) -> None:
+    call = it.kv.Watch()
+    await call.write(kv_pb2.WatchRequest())
+    await failure(call)
+
+
+ENDS: dict[str, Act] = {
+    "scan": _scan,
+    "session of refusals": _session_of_refusals,
+    "session that ends": _session_that_ends,
+    "session that is left": _session_that_is_left,
+    "watch": _watch,
+    "condition": partial(_call, kind="condition"),
+    "condition, repeated": partial(_call, kind="condition, repeated"),
+    "full": partial(_call, kind="full"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+async def test_refused_calls_leave_what_any_call_leaves(kind: str) -> None:
+    """That is a small cycle, which grpc makes to find the handler, and which dies young."""
+    async with served_writer(**SMALL) as (it, writer):
+        await _prepare(writer)
+
+        async def at_once(act: Act) -> None:
+            await asyncio.gather(*(act(it) for _ in range(COUNT)))
+            await _get(it)
+            await it.server.drain(1_000)
+
+        await at_once(ENDS[kind])
+        of_any = await cycles_of(lambda: at_once(_get))
+        left = await cycles_of(lambda: at_once(ENDS[kind]))
+        assert not left - of_any
