@@ -20,7 +20,7 @@ from typing import Protocol
 
 import structlog
 
-from shalekv.cli.garbage import tame_garbage_collector
+from shalekv.cli.garbage import collect_when_grown, tame_garbage_collector
 from shalekv.cli.stopping import Ending, StopRequest
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
@@ -175,12 +175,15 @@ async def role_to_its_end(
             tasks.create_task(_end_when_asked(role, server, ending, grace_ms, refusal)),
             tasks.create_task(_refuse_when_stopped(role, server)),
         )
+        collecting = tasks.create_task(collect_when_grown(LoopClock()), name="collect garbage")
         try:
             await role.run()
         except Exception as error:  # noqa: BLE001 - returned, when the calls have been answered
             failure = error
             for task in watching:
                 task.cancel()
+        finally:
+            collecting.cancel()
     if failure is not None:
         await server.refuse(_refusal(failure))
         await server.drain(FAILED_GRACE_MS)

@@ -8,15 +8,19 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from shalekv.cli.garbage import tame_garbage_collector
+from shalekv.cli import garbage
+from shalekv.cli.garbage import Growth, collect_when_grown, tame_garbage_collector
 from shalekv.cli.logs import configure_logs
 from shalekv.cli.stopping import StopRequest
+from shalekv.clock import LoopClock
 from shalekv.settings import LogFormat, LogLevel
+from tests.kit.virtual_time import virtual_time
 
 SECRET = "hunter2"
 
@@ -97,6 +101,35 @@ def test_what_was_there_is_out_of_sight() -> None:
     kept = {number: [number] for number in range(ENTRIES)}
     tame_garbage_collector()
     assert gc.get_freeze_count() >= len(kept)
+
+
+def test_growth_is_due_at_half_as_much_again() -> None:
+    """No less than the least; what shrinks and grows again up to there is not due."""
+    measures = iter((1_000, 1_800, 1_801, 100, 1_800, 10_000, 15_000, 15_001))
+    growth = Growth(lambda: next(measures), growth_min=800)
+    assert [growth.is_due for _ in range(4)] == [False, True, False, False]
+    growth.begin()
+    assert [growth.is_due for _ in range(2)] == [False, True]
+
+
+@virtual_time()
+async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They survived the young collections; then memory has grown by so much."""
+    monkeypatch.setattr(garbage, "GROWTH_PERCENT", 0)
+    monkeypatch.setattr(garbage, "GROWTH_BLOCKS_MIN", ENTRIES)
+    gc.enable()
+    tame_garbage_collector()
+    collecting = asyncio.create_task(collect_when_grown(LoopClock()))
+    await asyncio.sleep(0)
+    before = sys.getallocatedblocks()
+    for fraction, is_freed in ((4, False), (1, True)):
+        cycles: list[list[object]] = [[] for _ in range(ENTRIES // fraction)]
+        for cycle in cycles:
+            cycle.append(cycle)
+        del cycle, cycles
+        await asyncio.sleep(garbage.CHECK_MS / 1_000 * 2)
+        assert (sys.getallocatedblocks() - before < ENTRIES // 10) is is_freed
+    collecting.cancel()
 
 
 async def test_what_may_be_interrupted_is_cancelled() -> None:
