@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, Created, Exists, ObjectStore, Unknown
-from shalekv.store.retry import DEFAULT_BACKOFF, Backoff, RetryListener, repeating, unheard
+from shalekv.store.retry import DEFAULT_BACKOFF, Backoff, RetryListener, repeat, unheard
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,14 @@ async def claim(
             return Taken(outcome.data, is_certain=False)
         return outcome
 
-    repeat = repeating(
+    return await repeat(
+        attempt,
         runtime,
         backoff,
         after=(StoreUnavailable, _Unresolved, *((StoreRefused,) if is_patient else ())),
         attempts=None,
         listener=listener,
     )
-    outcome: ClaimOutcome = await repeat(attempt)
-    return outcome
 
 
 async def _attempt(

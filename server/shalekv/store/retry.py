@@ -11,9 +11,6 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
-from tenacity.stop import stop_after_attempt, stop_never
-
 from shalekv.errors import InvalidSetting, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
@@ -68,38 +65,29 @@ DEFAULT_BACKOFF = Backoff()
 DEFAULT_READ_ATTEMPTS = 5
 
 
-def repeating(
+async def repeat(
+    attempt: Callable[[], Awaitable[T]],
     runtime: Runtime,
     backoff: Backoff,
     *,
     after: tuple[type[Exception], ...],
     attempts: int | None,
     listener: RetryListener,
-) -> AsyncRetrying:
-    """What repeats a coroutine function after these errors; `attempts` None: for ever.
+) -> T:
+    """The result of `attempt`, which is repeated after these errors; `attempts` None: for ever.
 
     The last attempt's error is raised as it is.
     """
-
-    def wait_s(state: RetryCallState) -> float:
-        return backoff.wait_ms(state.attempt_number, runtime.random) / 1000.0
-
-    async def sleep_s(duration_s: float) -> None:
-        await runtime.clock.sleep_ms(duration_s * 1000.0)
-
-    def tell(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if error is not None:
-            listener(state.attempt_number, error)
-
-    return AsyncRetrying(
-        sleep=sleep_s,
-        wait=wait_s,
-        stop=stop_never if attempts is None else stop_after_attempt(attempts),
-        retry=retry_if_exception_type(after),
-        before_sleep=tell,
-        reraise=True,
-    )
+    failed_attempts = 0
+    while True:
+        try:
+            return await attempt()
+        except after as error:
+            failed_attempts += 1
+            if failed_attempts == attempts:
+                raise
+            listener(failed_attempts, error)
+        await runtime.clock.sleep_ms(backoff.wait_ms(failed_attempts, runtime.random))
 
 
 class RetryingStore(ObjectStore):
@@ -173,15 +161,11 @@ class RetryingStore(ObjectStore):
         await self._inner.close()
 
     async def _repeat(self, request: Callable[[], Awaitable[T]]) -> T:
-        async def attempt() -> T:
-            return await request()
-
-        repeat = repeating(
+        return await repeat(
+            request,
             self._runtime,
             self._backoff,
             after=(StoreUnavailable,),
             attempts=self._attempts,
             listener=self._listener,
         )
-        result: T = await repeat(attempt)
-        return result

@@ -81,6 +81,20 @@ async def test_refusals_leave_nothing_to_the_collector(kind: str) -> None:
         assert not await cycles_of(act)
 
 
+async def test_writes_leave_nothing_to_the_collector() -> None:
+    """Those that are acknowledged, either, with their requests to the store."""
+    async with serving() as writer:
+        keys = iter(range(9))
+
+        async def act() -> None:
+            await writer.put(b"k")
+            await writer.put(b"k", header=key_header(b"%016d" % next(keys)))
+            await writer.put(b"k", precondition=present())
+
+        await act()
+        assert not await cycles_of(act)
+
+
 async def _call(it: Serving[Any], kind: str) -> None:
     request = REFUSED[kind]
     assert isinstance(request, Put)

@@ -27,7 +27,7 @@ from shalekv.store.api import (
     Unknown,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import Backoff, RetryListener, repeating, unheard
+from shalekv.store.retry import Backoff, RetryListener, repeat, unheard
 from shalekv.store.two_phase.store import TwoPhaseStore
 
 T = TypeVar("T")
@@ -119,15 +119,15 @@ class Scratch:
                 raise _NoAnswer(outcome.cause)
             return outcome
 
-        repeat = repeating(
-            self.runtime,
-            self._backoff,
-            after=(StoreUnavailable, _NoAnswer),
-            attempts=self.effort.create_attempts,
-            listener=self._listener,
-        )
         try:
-            outcome: CreateOutcome = await repeat(attempt)
+            outcome = await repeat(
+                attempt,
+                self.runtime,
+                self._backoff,
+                after=(StoreUnavailable, _NoAnswer),
+                attempts=self.effort.create_attempts,
+                listener=self._listener,
+            )
         except _NoAnswer as unanswered:
             raise StoreUnavailable(store.url, "create", name, str(unanswered)) from None
         return outcome, is_first
