@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shalekv.engine.waiting import Waiter, new_waiter, tell
@@ -73,16 +74,17 @@ class Admission:
         self._line[writer] = None
         self.waiting_bytes += size_bytes
         try:
-            async with asyncio.timeout(settings.queue_wait_ms / 1000):
-                await writer.admitted
-        except TimeoutError:
+            with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+                async with asyncio.timeout(settings.queue_wait_ms / 1000):
+                    await writer.admitted
+                return
             self._leave(writer)
-            raise self._full(kept_bytes, f"no room within {settings.queue_wait_ms} ms") from None
         except asyncio.CancelledError:
             self._leave(writer)
             raise
         finally:
             del writer  # its error would hold this frame
+        raise self._full(kept_bytes, f"no room within {settings.queue_wait_ms} ms")
 
     def take_more(self, size_bytes: int) -> None:
         """A write that was let in has turned out to be larger: those behind it wait longer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from shalekv.engine.waiting import Waiter, new_waiter, tell
 from shalekv.errors import Overloaded
@@ -53,18 +53,18 @@ class ResultRoom:
         waiter = new_waiter()
         self._line[waiter] = needed_bytes
         try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await waiter
-            return self.take(needed_bytes, wished_bytes)
-        except TimeoutError:
-            raise Overloaded(
-                f"{self.used_bytes} bytes of results were not taken by their clients, and no room "
-                f"was left for {needed_bytes} more within {wait_ms} ms. Try again later",
-                retry_after_ms=wait_ms,
-            ) from None
+            with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+                async with asyncio.timeout(wait_ms / 1000):
+                    await waiter
+                return self.take(needed_bytes, wished_bytes)
         finally:
             self._line.pop(waiter, None)
             self._admit()  # the next one, for which there may be room as well
+        raise Overloaded(
+            f"{self.used_bytes} bytes of results were not taken by their clients, and no room "
+            f"was left for {needed_bytes} more within {wait_ms} ms. Try again later",
+            retry_after_ms=wait_ms,
+        )
 
     @asynccontextmanager
     async def held(self, size_bytes: int, *, wait_ms: int) -> AsyncIterator[None]:

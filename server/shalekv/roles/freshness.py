@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from shalekv.clock import Clock
 from shalekv.engine.read_engine import ReadEngine
@@ -31,15 +32,14 @@ class Freshness:
     async def reach(self, header: kv_pb2.RequestHeader, call: Call) -> None:
         """Return when the state is as new as demanded. Raises `SeqNotReached` and `TooStale`."""
         engine, min_seq = self._engine, header.min_seq
-        try:
+        with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
             async with asyncio.timeout(self._wait_ms(call) / 1_000):
                 is_behind = header.min_seq > engine.prefix.seq and not engine.is_told
                 if is_behind or self._is_too_stale(header):
                     await engine.catch_up()
                 await engine.prefix.cover(min_seq)
-        except TimeoutError:
-            if min_seq > engine.prefix.seq:
-                raise SeqNotReached(min_seq=min_seq, seq=engine.prefix.seq) from None
+        if min_seq > engine.prefix.seq:
+            raise SeqNotReached(min_seq=min_seq, seq=engine.prefix.seq)
         if self._is_too_stale(header):
             raise TooStale(
                 staleness_ms=engine.staleness_ms, max_staleness_ms=header.max_staleness_ms
