@@ -183,7 +183,10 @@ class Calls:
 
         async def run() -> Any:
             answer = ask()
-            return await answer if isinstance(answer, Awaitable) else answer
+            try:
+                return await answer if isinstance(answer, Awaitable) else answer
+            finally:
+                del answer  # its error would hold this frame
 
         return await self._world.node(name).run(run())
 

@@ -30,7 +30,12 @@ from tests.sim.invariants.answers import (
     check_i6_replicas_show_prefixes,
 )
 from tests.sim.invariants.asked import check_i14_linearizable, is_judged
-from tests.sim.invariants.bounds import Bounds, check_i13_l0, check_i13_memory_of_writers
+from tests.sim.invariants.bounds import (
+    Bounds,
+    check_i13_l0,
+    check_i13_memory_of_writers,
+    check_i13_refusals_are_freed,
+)
 from tests.sim.invariants.catalogue import checks
 from tests.sim.invariants.damage import check_i12_damage_is_detected
 from tests.sim.level_states import (
@@ -124,6 +129,7 @@ async def check_run(
     order = check_all(cluster.history, stored)
     check_i2_nothing_comes_back(order, seen)
     if is_judged(world.seed):
+        check_i13_refusals_are_freed()
         check_i14_linearizable(cluster.history, order.timeline.keys)
     await check_i12_damage_is_detected(world)
     return order, stored

@@ -1,12 +1,26 @@
-"""I13: what is bounded throughout a run: the memory of writers, what is in flight, and L0."""
+"""I13: what is bounded throughout a run: the memory of writers, what is in flight, and L0.
+
+And that nothing which callers were told is left to a collection of garbage.
+"""
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 
 from shalekv.core.compaction.l0_runs import l0_runs
 from shalekv.core.tree import L0
+from shalekv.errors import (
+    ConditionFailed,
+    CounterOverflow,
+    KeyExpired,
+    KeyReused,
+    NotACounter,
+    OutcomeUnknown,
+    Overloaded,
+)
 from shalekv.roles.writer import Writer
+from tests.kit.cycles import cycles
 from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
@@ -45,6 +59,32 @@ class Bounds:
         for what, (held, bound) in bounds.items():
             if not 0 <= held <= bound + LARGEST_WRITE_BYTES:
                 self.problems.append(f"I13: {name} has {held} bytes {what}, of at most {bound}")
+
+
+# What callers are told again and again while a writer goes on; other errors end it.
+TOLD = (
+    ConditionFailed,
+    CounterOverflow,
+    KeyExpired,
+    KeyReused,
+    NotACounter,
+    OutcomeUnknown,
+    Overloaded,
+)
+
+
+@checks(13, "writers", "database")
+def check_i13_refusals_are_freed() -> None:
+    """No error that a caller was told, nor a frame that it came through, is left in a cycle.
+
+    Nothing was collected during the run (`collect_later`): all that it has left is there.
+    """
+    for each in cycles():
+        if isinstance(each, TOLD) and each.__traceback__ is not None:
+            frames = [
+                frame.f_code.co_qualname for frame, _ in traceback.walk_tb(each.__traceback__)
+            ]
+            raise Violation(f"I13: only a collection of garbage frees {each!r}, raised in {frames}")
 
 
 @checks(13, "writers", "database")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from shalekv.clock import Clock
 from shalekv.core import fencing
@@ -20,9 +22,11 @@ from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalFolder
 from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
+from shalekv.roles.writing import Writing
 from shalekv.store import claim
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
+from shalekv.v1 import kv_pb2
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
@@ -144,6 +148,19 @@ async def _drop_nothing(_self: Memtable, _seq: int, _clock: Clock) -> int:
     return 0
 
 
+async def _future_stays(
+    self: Writing, future: asyncio.Future[Any], commit: Commit
+) -> kv_pb2.PutReply:
+    try:
+        reply: kv_pb2.PutReply = await future
+    except ShaleError:
+        await self._engine.ownership.confirm()
+        raise
+    if not commit.writes:
+        await self._engine.ownership.confirm()
+    return reply
+
+
 MUTANTS = (
     mutant("treat unknown as success", (claim, "_attempt", _unknown_is_success), hint=6),
     mutant(
@@ -196,5 +213,6 @@ MUTANTS = (
     ),
     mutant("admission lets everything in", (Admission, "_has_room", _always_room), hint=4),
     mutant("admission releases nothing", (Admission, "release", _release_nothing), hint=6),
+    mutant("a refusal holds its frames", (Writing, "_confirmed", _future_stays)),
     mutant("memory is never let go of", (Memtable, "drop_through", _drop_nothing)),
 )

@@ -231,10 +231,13 @@ class _Served:
                 if handler.unary_stream is not None:
                     await handler.unary_stream(data, context)
                 else:
-                    await context.write(await handler.unary_unary(data, context))
+                    reply = await handler.unary_unary(data, context)
+                    if not context.is_aborted:
+                        await context.write(reply)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             return  # the client was told, or is gone
-        self.end(None)
+        if not context.is_aborted:
+            self.end(None)
 
 
 class _Context:
@@ -243,6 +246,7 @@ class _Context:
     def __init__(self, served: _Served, serialize: Callable[[Any], bytes]) -> None:
         self._served = served
         self._serialize = serialize
+        self.is_aborted = False
 
     def time_remaining(self) -> None:
         """Nobody here gives a deadline."""
@@ -261,6 +265,7 @@ class _Context:
             details=status.details,
         )
         self._served.end(error)
+        self.is_aborted = True
         raise grpc.aio.AbortError("aborted here")
 
 
