@@ -36,6 +36,9 @@ _LINK_REFUSALS = frozenset(
         errno.EROFS,
     }
 )
+# Files with a second name whose folders were synced, of which no more are kept in mind unless one
+# list shows more: some 2 MB. What is forgotten costs another sync of its folder.
+SEEN_SYNCED_MAX_COUNT = 4_096
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
@@ -101,13 +104,16 @@ class Disk:
         A creator removes the temporary name after it has synced the folder. So a file that has
         a second name may vanish in a power cut, and whoever was told of it would see time go
         backwards (I6): its folder is synced first. This costs nothing for all other files, and
-        for those that a backup gave a second name it happens once.
+        for those that a backup gave a second name it happens once, as a rule.
         """
         linked = {(path, file.inode) for path, file in files.items() if file.links > 1}
         fresh = linked - self._seen_synced
         for folder in {path.parent for path, _ in fresh}:
             self.sync_folder(folder)
-        self._seen_synced |= fresh
+        if len(self._seen_synced) + len(fresh) > SEEN_SYNCED_MAX_COUNT:
+            self._seen_synced = linked
+        else:
+            self._seen_synced |= fresh
 
     def ensure_folder(self, folder: Path) -> None:
         """Make a folder and those above it, so that they survive a power cut."""

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+import shalekv.store.disk
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, Exists
 from shalekv.store.filesystem import FileSystem, FolderEntry
@@ -166,6 +167,29 @@ async def test_syncs_are_few(root: Path) -> None:
     assert disk.calls.count("fsync") == 1
     await store.delete(["wal/1.sst"])
     assert await store.create("wal/1.sst", b"y") == Created()
+
+
+async def test_second_names_that_were_seen_are_bounded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was forgotten costs another sync; a list that shows more of them costs no more."""
+    monkeypatch.setattr(shalekv.store.disk, "SEEN_SYNCED_MAX_COUNT", 3)
+    disk = FailingFileSystem()
+    store = LocalStore(root, inline_runtime(), filesystem=disk)
+    (root / "backup").mkdir(parents=True)
+    objects = [f"wal/{number}.sst" for number in range(5)]
+    for number, name in enumerate(objects):
+        await store.create(name, b"x")
+        os.link(root / name, root / "backup" / str(number))
+    disk.calls.clear()
+    syncs = []
+    for name in (*objects, objects[-1], objects[0], objects[0]):
+        await store.head(name)
+        syncs.append(disk.calls.count("fsync"))
+    assert syncs == [1, 2, 3, 4, 5, 5, 6, 6]
+    for _ in range(3):
+        names(store)
+    assert disk.calls.count("fsync") == 7
 
 
 @pytest.mark.parametrize("root", [Path("data"), Path("./data"), Path("/data/../etc")])
