@@ -7,7 +7,8 @@ one sequence number, which nobody knew when the files were written: whoever list
 
 Which loads were committed is remembered, so that none is applied twice. Ids of the form
 ``<stream>-<number>`` are those of a stream's batches, which come in order: the highest of each
-stream stands for all below it. Of the others a bounded number is remembered.
+stream stands for all below it. A bounded number of streams is remembered, those with the latest
+commits, and as many others. What may be one of those that were forgotten is refused.
 """
 
 from __future__ import annotations
@@ -121,10 +122,14 @@ def check_known(manifest: Manifest, load_id: str, *, oldest_ms: int) -> None:
     """Raise `LoadUnknown` if the load may have been committed and forgotten.
 
     `oldest_ms` is when the oldest of its files was written, by the store's clock. Files that are
-    younger than every load that was forgotten cannot have been part of one. Batches of streams are
-    never forgotten, and a writer makes each load of its own only once.
+    younger than every load that was forgotten cannot have been part of one. Of a stream that is
+    remembered none was, and a writer makes each load of its own only once. REQUIRES: `find_load`
+    has not found it.
     """
-    if not manifest.loads_forgotten_ms or load_id.startswith(OWN_PREFIX) or batch_of(load_id):
+    if not manifest.loads_forgotten_ms or load_id.startswith(OWN_PREFIX):
+        return
+    stream = _stream_of(load_id)
+    if stream and any(_stream_of(each.load_id) == stream for each in manifest.recent_loads):
         return
     if oldest_ms <= manifest.loads_forgotten_ms + CLOCK_MARGIN_MS:
         message = (
@@ -221,6 +226,12 @@ def batch_of(load_id: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
+def _stream_of(load_id: str) -> str:
+    """The stream of which the load is a batch; empty: none."""
+    batch = batch_of(load_id)
+    return batch[0] if batch else ""
+
+
 def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifest:
     """The manifest that remembers one more load, and has forgotten what that is too many."""
     own = batch_of(recent.load_id)
@@ -232,8 +243,13 @@ def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifes
             continue
         others.append(load)
     loads = [*others, recent] if find_load(others, recent.load_id) is None else others
-    alone = sorted((each for each in loads if not batch_of(each.load_id)), key=attrgetter("seq"))
-    forgotten = alone[: max(len(alone) - max_count, 0)]
+    loads.sort(key=attrgetter("seq"))
+    streams = [each for each in loads if batch_of(each.load_id)]
+    alone = [each for each in loads if not batch_of(each.load_id)]
+    forgotten = {
+        *streams[: max(len(streams) - max_count, 0)],
+        *alone[: max(len(alone) - max_count, 0)],
+    }
     forgotten_ms = max((each.logical_time_ms for each in forgotten), default=0)
     return replace(
         manifest,

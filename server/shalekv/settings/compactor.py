@@ -118,6 +118,6 @@ class CompactorSettings(Settings):
         default=1_000,
         ge=1,
         le=100_000,
-        description="Loads that are remembered, so that none is applied twice; of the batches of a "
-        "stream, the last one counts only. Past it the oldest is forgotten.",
+        description="Loads that are remembered, so that none is applied twice, and as many streams "
+        "of loads, each by its last batch. Past it the oldest is forgotten.",
     )

@@ -139,12 +139,27 @@ def test_the_last_batch_stands_for_its_stream() -> None:
 
 
 def test_others_are_bounded() -> None:
-    """Past the bound the oldest is forgotten, batches of streams are not, and it is told when."""
+    """Past the bound the oldest is forgotten, no stream for it, and it is told when."""
     manifest = committed(MANIFEST, "query-1", 1, time_ms=5)
     for n in range(2, 7):
         manifest = committed(manifest, f"load {n}", n, time_ms=10 * n)
     assert ids(manifest) == ["query-1", "load 4", "load 5", "load 6"]
     assert manifest.loads_forgotten_ms == 30
+
+
+def test_streams_are_bounded() -> None:
+    """Past the bound that with the oldest commit is forgotten, and what may be of it is refused."""
+    manifest = MANIFEST
+    for seq, stream in enumerate(["old", "busy", "third", "busy", "fourth", "busy"]):
+        manifest = committed(manifest, f"{stream}-{seq}", seq, time_ms=CUTOFF_MS + seq)
+    assert ids(manifest) == ["third-2", "fourth-4", "busy-5"]
+    limit_ms = CUTOFF_MS + CLOCK_MARGIN_MS
+    with pytest.raises(LoadUnknown, match="not remembered"):
+        register_load(manifest, pending("old-0"), oldest_ms=limit_ms)
+    with pytest.raises(LoadUnknown, match="not remembered"):
+        register_load(manifest, pending("old-6"), oldest_ms=limit_ms)
+    assert is_pending(register_load(manifest, pending("old-6"), oldest_ms=limit_ms + 1), "old-6")
+    assert is_pending(register_load(manifest, pending("third-6"), oldest_ms=limit_ms), "third-6")
 
 
 def test_loads_of_the_writer_itself_are_not_remembered() -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shalekv.core.loads import LOAD_ID_BYTES_MAX, check_load_id
+from shalekv.core.loads import CLOCK_MARGIN_MS, LOAD_ID_BYTES_MAX, check_load_id
 from shalekv.engine.bulk.committed import committed_seq
-from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv.errors import InvalidRequest, InvalidSetting, LoadUnknown
 from shalekv.manifest.stored import StoredManifest
 from shalekv_spark.loading.load import run_load
 from shalekv_spark.loading.options import LoadOptions, LoadPlan
@@ -42,14 +42,16 @@ def write_stream(
 
     Columns and `options` are those of `bulk_load`: upserts, and deletes by the column `op`. Several
     rows with one key in one batch need a rule, `on_duplicate`. `name` is that of the query, and
-    of the stream in the database, which remembers its last batch for ever. `checkpoint` is where
-    Spark keeps how far the query is; None: where the session says, in a folder of that name.
-    `trigger` is given to Spark's `trigger`, as ``{"availableNow": True}``. `output_mode` is that of
-    Spark: ``update`` takes of an aggregate the groups that a batch has changed.
+    of the stream in the database, which remembers its last batch until `recent_loads_max_count`
+    other streams have committed since. `checkpoint` is where Spark keeps how far the query is;
+    None: where the session says, in a folder of that name. `trigger` is given to Spark's `trigger`,
+    as ``{"availableNow": True}``. `output_mode` is that of Spark: ``update`` takes of an aggregate
+    the groups that a batch has changed.
 
     Raises `InvalidRequest` for a frame or a name that will not do, `InvalidSetting` for an option,
-    or for a checkpoint that is new although the database has batches of this name, and
-    `DatabaseNotFound`. A batch that cannot be loaded ends the query.
+    or for a checkpoint that is new although the database has batches of this name, `LoadUnknown`
+    for one whose batches it may have forgotten, and `DatabaseNotFound`. A batch that cannot be
+    loaded ends the query.
     """
     check_name(name)
     plan = LoadPlan.of(url, options)
@@ -57,7 +59,10 @@ def write_stream(
         raise InvalidRequest("df", "it is no stream: use bulk_load")
     plan.schema_of(df.schema)
     place = checkpoint or _default_checkpoint(df.sparkSession, name)
-    if _last_seq(plan.place, name, 0) is not None and not _exists(df.sparkSession, place):
+    began_ms, seq = _began_ms(df.sparkSession, place), _last_seq(plan.place, name, 0)
+    if seq is None and began_ms is not None:
+        _check_not_forgotten(plan.place, name, place, began_ms)
+    if seq is not None and began_ms is None:
         message = (
             f"checkpoint: there is none at {place}, and the database has applied batches of the "
             f"stream {name!r}: those of a new checkpoint would count as applied. Name the one "
@@ -105,12 +110,31 @@ def _default_checkpoint(session: SparkSession, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def _exists(session: SparkSession, checkpoint: str) -> bool:
-    """Whether a query has begun with this checkpoint, on whatever file system it is."""
+def _check_not_forgotten(database: Place, name: str, checkpoint: str, began_ms: int) -> None:
+    """Raise `LoadUnknown` if a query that began then may have had batches that are forgotten.
+
+    REQUIRES: none of the stream is remembered.
+    """
+    with StoreLoop(database) as loop:
+        forgotten_ms = loop.run(StoredManifest(loop.store).refresh()).loads_forgotten_ms
+    if forgotten_ms and began_ms <= forgotten_ms + CLOCK_MARGIN_MS:
+        message = (
+            f"stream {name!r}: the database remembers no batch of it, and has forgotten loads "
+            f"since the checkpoint at {checkpoint} was made: its last batch is applied or not. "
+            "Read to find out, and go on with a new checkpoint"
+        )
+        raise LoadUnknown(message)
+
+
+def _began_ms(session: SparkSession, checkpoint: str) -> int | None:
+    """When a query began with this checkpoint, on whatever file system it is; None: none has."""
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - Python has no other way to Hadoop's files
     metadata = jvm.org.apache.hadoop.fs.Path(checkpoint, "metadata")
     configuration = session.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
-    return bool(metadata.getFileSystem(configuration).exists(metadata))
+    files = metadata.getFileSystem(configuration)
+    if not files.exists(metadata):
+        return None
+    return int(files.getFileStatus(metadata).getModificationTime())
 
 
 def _last_seq(place: Place, name: str, number: int) -> int | None:
