@@ -255,6 +255,7 @@ class ReaderEngine:
     async def load(self, last_wal_id: int | None, *, asked_ms: float) -> None:
         """Apply what was there when this replica joined, and keep it protected meanwhile.
 
+        No more of it than memory holds: `run` goes on when the compactor has caught up.
         `asked_ms` is a moment of lapsed time before that was looked at.
 
         Raises `ObjectNotFound` when that was lost nevertheless: join again.
@@ -272,6 +273,7 @@ class ReaderEngine:
                     memtable=self.memtable,
                     apply=self.applying.apply_object,
                     parallel_reads=self._settings.reader_parallel_reads,
+                    is_full=self.follower.has_no_room,
                 )
             except ShaleError as error:  # raised below, because the group would wrap it
                 failure = error
@@ -279,7 +281,7 @@ class ReaderEngine:
                 keeping.cancel()
         if failure is not None:
             raise failure
-        if not self.follower.may_leave_gaps:
+        if not self.follower.may_leave_gaps and not self.follower.is_full:
             await self.follower.saw_end(asked_ms)
 
     def close(self) -> None:

@@ -62,9 +62,11 @@ async def apply_in_order(
     memtable: Memtable,
     apply: Callable[[Sst], None],
     parallel_reads: int,
+    is_full: Callable[[], bool] = lambda: False,
 ) -> None:
     """Give the WAL objects in `slots`, in order, to `apply`, while the next are on their way.
 
+    Where `is_full` says that there is no room for another one, the rest is left out.
     Runs of `memtable` are merged meanwhile. REQUIRES: all of them are filled, and a manifest read
     afterwards will show that none was collected. Raises what `apply` raises, `CorruptObject`,
     `ObjectNotFound` and `StoreUnavailable`.
@@ -76,7 +78,7 @@ async def apply_in_order(
             tasks.create_task(read_slot(store, wal_id, database_id))
             for wal_id in islice(unread, parallel_reads)
         )
-        while reading and failure is None:
+        while reading and failure is None and not is_full():
             found = await reading.popleft()
             for wal_id in islice(unread, 1):
                 reading.append(tasks.create_task(read_slot(store, wal_id, database_id)))

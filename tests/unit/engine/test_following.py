@@ -221,16 +221,30 @@ async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
     following.cancel()
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("snapshot", ["own", "none"])
 @virtual_time(seed=1)
-async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(snapshot: str) -> None:
-    """What there is no room for is in the levels some time: the log goes on behind them."""
+async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(
+    snapshot: str,
+    is_late: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """What there is no room for is in the levels some time: the log goes on behind them. It makes
+    no difference whether it was there before the replica, which serves what it has.
+    """
     database = await ReplicatedDatabase.created()
+
+    async def fill() -> None:
+        for number in range(8):
+            await database.put(**{f"k{number}": b"v" * (MIB // 4)})
+
+    if is_late:
+        await fill()
     engine = await database.join(
         snapshot=snapshot, reader_memtable_bytes_max=MIB, reader_parallel_reads=1
     )
-    for number in range(8):
-        await database.put(**{f"k{number}": b"v" * (MIB // 4)})
+    if not is_late:
+        await fill()
+    assert engine.memory_bytes < MIB + MIB // 2
     async with running(engine):
         await engine.catch_up()
         assert engine.follower.is_full
