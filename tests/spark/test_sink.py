@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -14,10 +15,13 @@ import pytest
 from pyspark.errors.exceptions.captured import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv.core.loads import CLOCK_MARGIN_MS
+from shalekv.errors import InvalidRequest, InvalidSetting, LoadUnknown
+from shalekv.manifest.stored import StoredManifest
 from shalekv_client import Client
 from shalekv_spark.loading.options import LoadOptions
 from shalekv_spark.loading.sink import write_stream
+from shalekv_spark.place import Place
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
@@ -109,6 +113,39 @@ async def test_a_batch_is_applied_once(
     with pytest.raises(StreamingQueryException, match="a batch after batch 2 is applied already"):
         await run(df, folder, tmp_path / "copy")
     assert await state(server) == expected
+
+
+async def forget(database: SparkDatabase, *, until_ms: int) -> None:
+    """Let the database have forgotten loads that were committed until then."""
+    async with Place(database.url).open() as store:
+        stored = StoredManifest(store)
+        await stored.refresh()
+        await stored.edit(
+            lambda manifest: replace(manifest, loads_forgotten_ms=until_ms),
+            lambda manifest: manifest.loads_forgotten_ms == until_ms,
+        )
+
+
+async def test_a_stream_that_may_be_forgotten_does_not_go_on(
+    spark: SparkSession, processes: Processes, folder: SparkDatabase, tmp_path: Path
+) -> None:
+    """None of its batches is remembered, and its checkpoint is no younger than what was forgotten;
+    one that is younger cannot be of that.
+    """
+    server = await processes.serve(folder.url, *ALONE)
+    source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
+    df = source.stream(spark)
+    await run(df, folder, checkpoint)
+    source.add(("a", "1", "put", 1))
+    made_ms = (checkpoint / "metadata").stat().st_mtime_ns // 1_000_000
+    limit_ms = made_ms - CLOCK_MARGIN_MS
+    await forget(folder, until_ms=limit_ms)
+    with pytest.raises(LoadUnknown, match="go on with a new checkpoint"):
+        await run(df, folder, checkpoint)
+    assert await state(server) == {}
+    await forget(folder, until_ms=limit_ms - 1)
+    await run(df, folder, checkpoint)
+    assert await state(server) == {b"a": b"1"}
 
 
 async def test_a_batch_that_cannot_be_loaded_ends_the_query(
