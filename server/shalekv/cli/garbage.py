@@ -49,8 +49,8 @@ _log = structlog.get_logger(__name__)
 def tame_garbage_collector() -> None:
     """Call when what lives long is there: after the replay, before the first call.
 
-    What an earlier call took out of sight is looked at once more: it may have died since. Then
-    `collect_when_grown` must run.
+    What an earlier call took out of sight is looked at once more: it may have died since.
+    `collect_when_grown` must run meanwhile.
     """
     gc.unfreeze()
     gc.collect()
@@ -99,5 +99,5 @@ def _resident_bytes() -> int:
     """The resident bytes of this process; 0 where the system does not tell."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
-    except FileNotFoundError:
+    except OSError:
         return 0

@@ -91,11 +91,13 @@ class Role(Life, Protocol):
 async def open_runtime(
     settings: ServeSettings | ReadSettings | SafekeepSettings,
 ) -> AsyncIterator[Runtime]:
-    """The runtime of a process."""
-    workers = ThreadWorkers(settings.store.threads)
+    """The runtime of a process that serves; garbage is collected meanwhile when it has grown."""
+    clock, workers = MachineClock(), ThreadWorkers(settings.store.threads)
+    collecting = asyncio.create_task(collect_when_grown(clock), name="collect garbage")
     try:
-        yield Runtime(clock=MachineClock(), random=SystemRandom(), workers=workers)
+        yield Runtime(clock=clock, random=SystemRandom(), workers=workers)
     finally:
+        collecting.cancel()
         # Not here: a thread that hangs in a system call must not keep a second signal from us.
         await asyncio.to_thread(workers.close)
 
@@ -175,15 +177,12 @@ async def role_to_its_end(
             tasks.create_task(_end_when_asked(role, server, ending, grace_ms, refusal)),
             tasks.create_task(_refuse_when_stopped(role, server)),
         )
-        collecting = tasks.create_task(collect_when_grown(LoopClock()), name="collect garbage")
         try:
             await role.run()
         except Exception as error:  # noqa: BLE001 - returned, when the calls have been answered
             failure = error
             for task in watching:
                 task.cancel()
-        finally:
-            collecting.cancel()
     if failure is not None:
         await server.refuse(_refusal(failure))
         await server.drain(FAILED_GRACE_MS)
