@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
@@ -78,7 +79,27 @@ async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
                 await database.compact(1)
             return await super().manifest()
 
-    assert await Late(database.cas()).end(0, 100) == 2
+    assert await Late(database.cas()).filled(0, 100) == range(2)
+
+
+async def test_a_stream_goes_on_behind_ids_that_were_left_out() -> None:
+    """A switch to safekeepers leaves them out, and a late opener puts a fence among them."""
+    database = await FeedDatabase.created()
+    await database.put(b"a")
+    query = database.query(startingOffset=0, pollIntervalMs=0)
+    ends = await batches(query, ALL)
+    await database.put(b"b")
+    await database.edit(
+        lambda m: replace(m, wal_ids_left_out=(range(2, 9),), wal_id_last_compacted=9)
+    )
+    await database.object()
+    database.last_wal_id = 8
+    await database.object()
+    await database.put(b"c")
+    ends += (await batches(query, ALL, ends[-1]))[1:]
+    assert [each.wal_id for each in ends] == [0, 1, 3, 11]
+    told = [await database.told(query, *pair) for pair in pairwise(ends)]
+    assert [row["key"] for rows in told for row in rows] == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("looked_into", [1, 256])
