@@ -189,10 +189,10 @@ def drop_pending(manifest: Manifest, load_ids: Collection[str]) -> Manifest:
 
 
 def drop_unrecorded(manifest: Manifest, recorded: Iterable[str]) -> Manifest:
-    """The manifest without pending loads that no record commits: part of opening.
+    """The manifest without pending loads that no record commits.
 
-    `recorded` are the loads of all records that a replay has found. REQUIRES: older writers are
-    fenced, so that none can follow.
+    `recorded` are the loads of all records in the log that goes with it. REQUIRES: no other record
+    can follow there: older writers are fenced (a part of opening), or the log is a copy.
     """
     kept = {*recorded}
     dropped = {load.load_id for load in manifest.pending_loads if load.load_id not in kept}

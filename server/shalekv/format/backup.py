@@ -6,7 +6,8 @@ Byte layout, numbers least significant byte first; the same in all versions:
     16  CRC-32C u32 of bytes 0 to 15 and of the JSON
     20  the JSON, to the end of the object:
         backup_id, source_url, database_id (hexadecimal), seq, logical_time_ms,
-        manifest_id, manifest (the object of the snapshot, base64),
+        manifest_id, manifest (that of the snapshot, base64; of its pending loads, those that the
+        WAL objects among the copies commit),
         copies: [name in the repository, size in bytes], the WAL first, in the order of its slots
 """
 
@@ -50,7 +51,7 @@ class Backup:
     seq: int  # the last commit that is in it
     logical_time_ms: int  # of that commit
     manifest: Manifest
-    manifest_bytes: bytes  # the object, as it was in the database
+    manifest_bytes: bytes  # of the snapshot, without loads that no copy of a WAL object commits
     copies: tuple[tuple[Copy, int], ...]  # and the bytes of each
 
     @property

@@ -47,6 +47,11 @@ class SstContents:
         return self.put_count + self.tombstone_count + self.range_tombstone_count
 
     @property
+    def may_commit_load(self) -> bool:
+        """Whether a control record may be among them: it stands beside no entries of clients."""
+        return self.other_count > 0 and not self.bounded_count
+
+    @property
     def is_unnumbered(self) -> bool:
         """Whether entries were written before their sequence number was known.
 

@@ -79,6 +79,7 @@ class Planted:
         old = self.sst(OLD_SST, 1, [put(b"b", 5), put(b"x", 6)])
         loaded = self.sst(LOADED_SST, 0, [put(b"f", 0), put(b"g", 0)])
         self.load = PendingLoad("load-1", SstTable.from_infos([loaded]))
+        self.batch = PendingLoad("unwritten", SstTable.from_infos([replace(loaded, id=sst_id(8))]))
         self.pinned = Manifest(
             database_id=DATABASE_ID,
             manifest_id=PINNED,
@@ -88,6 +89,7 @@ class Planted:
             wal_id_last_compacted=2,
             last_compacted_seq=30,
             leveled_ssts=SstTable.from_infos([old, lowest]),
+            pending_loads=(self.batch,),
         )
         self.write_manifest(self.pinned)
         self.current = replace(
@@ -103,7 +105,7 @@ class Planted:
                 Snapshot(bytes(15) + b"3", CURRENT, 0),
             ),
             leases=(Lease(LEASE_ID, now_s + 60, "a compaction", 2),),
-            pending_loads=(self.load,),
+            pending_loads=(self.load, self.batch),
         )
         self.write_manifest(self.current)
         self.add_level(leased_sst_id(LEASE_ID, bytes(8)), [put(b"unpublished", 39)])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from shalekv.core.loads import drop_unrecorded
 from shalekv.core.manifest import Manifest
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.backup.checking import level_copy
@@ -24,7 +25,7 @@ from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import IllegalState
 from shalekv.format.backup import Backup
 from shalekv.format.backup_names import Copy, LevelCopy, Mark, Work
-from shalekv.format.manifest import decode_manifest
+from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import level_name, manifest_name
 from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
@@ -102,6 +103,10 @@ class BackupCreation:
         there = _There.of(await self._repository.copies())
         copier = LogCopier(self._source, self._repository, there.copies, self.progress)
         copied_log = await copier.copy(manifest, self._limits)
+        # The files of a load that no record commits may not be there yet, and need never come.
+        committed = drop_unrecorded(manifest, copied_log.load_ids)
+        if committed != manifest:
+            manifest, data = committed, encode_manifest(committed)
         levels = await self._copy_levels(manifest, there)
         return Backup(
             backup_id=mark.work_id,

@@ -10,8 +10,9 @@ from shalekv.engine.backup.checking import wal_copy
 from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.plan import wanted_slots
 from shalekv.engine.backup.repository import Repository
+from shalekv.engine.replay import loads_of, read_slot
 from shalekv.engine.wal import WalFolder
-from shalekv.errors import IllegalState
+from shalekv.errors import IllegalState, ShaleError
 from shalekv.format.backup_names import Copy, WalCopy
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
@@ -25,9 +26,10 @@ TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long; most objects
 
 @dataclass(frozen=True, slots=True)
 class CopiedLog:
-    """The copies in the order of their slots, and what they reach up to."""
+    """The copies in the order of their slots, what they reach up to, and the loads they commit."""
 
     copies: list[tuple[WalCopy, int]]
+    load_ids: frozenset[str]  # of those that are pending in the manifest
     seq: int
     logical_time_ms: int
 
@@ -59,6 +61,7 @@ class LogCopier:
         self._progress.expect(len(slots), sum(sizes[wal_id] for wal_id in slots))
         copied: dict[int, WalCopy] = {}
         footers: dict[int, Footer] = {}
+        load_ids: set[str] = set()
 
         async def act(wal_id: int) -> None:
             size_bytes = sizes[wal_id]
@@ -67,6 +70,8 @@ class LogCopier:
                 wal_name(wal_id), tail, size_bytes, database_id=manifest.database_id
             )
             footers[wal_id] = footer
+            if manifest.pending_loads and footer.contents.may_commit_load:
+                load_ids.update(await self._load_ids(wal_id, manifest.database_id))
             there = self._there.get((wal_id, footer.properties.write_id))
             if there is None:
                 copied[wal_id] = await self._copy(wal_id, tail, size_bytes, manifest.database_id)
@@ -85,6 +90,7 @@ class LogCopier:
         await for_each(slots, act, lambda wal_id: sizes[wal_id], limits)
         return CopiedLog(
             [(copied[wal_id], sizes[wal_id]) for wal_id in slots],
+            frozenset(load_ids),
             max((footer.contents.max_seq for footer in footers.values()), default=0),
             max((footer.time_told(reset_wal_id) for footer in footers.values()), default=0),
         )
@@ -120,6 +126,13 @@ class LogCopier:
         listed = self._source.reads.list(WAL_FOLDER, start_after=start_after)
         found = [(parse_wal_name(info.name), info.size_bytes) async for info in listed]
         return {wal_id: size_bytes for wal_id, size_bytes in found if wal_id is not None}
+
+    async def _load_ids(self, wal_id: int, database_id: bytes) -> list[str]:
+        """The loads that this object commits."""
+        found = await read_slot(self._source, wal_id, database_id)
+        if isinstance(found, ShaleError):
+            raise found
+        return [load.load_id for load in loads_of(found)]
 
     async def _tail(self, wal_id: int, size_bytes: int) -> bytes:
         """The last bytes of an object, its footer or more; of a small one all."""

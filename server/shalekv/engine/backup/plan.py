@@ -1,8 +1,10 @@
 """What belongs to a backup, and what the manifest of a restored database says. Pure.
 
 A backup is what a snapshot protects, and a writer needs to go on from there: the SSTs that its
-manifest names, those of pending loads included, and the WAL from c (inclusive) to the last object
-that the snapshot has seen. Of a load that nothing commits, the next writer drops what is pending.
+manifest names, and the WAL from c (inclusive) to the last object that the snapshot has seen. Of
+the loads that are pending there, those come along whose records are in that part of the WAL; the
+manifest in a backup has no others. Backups of older versions may have them: the next writer drops
+what nothing commits.
 
 Of a database with safekeepers that is what they had archived. What is restored has none: its WAL is
 in its object store.

@@ -61,7 +61,7 @@ async def _recorded(store: CasStore, manifest: Manifest) -> Sequence[CommittedLo
             sst = await read_slot(store, unread.pop(), manifest.database_id)
             if isinstance(sst, ShaleError):
                 raise sst
-            if sst.footer.contents.other_count:
+            if sst.footer.contents.may_commit_load:
                 found.extend(loads_of(sst))
 
     await in_parallel(work, min(len(unread), OBJECTS_AT_ONCE))

@@ -25,7 +25,7 @@ class NamedSst:
 
     info: SstInfo
     by: str  # the name of that manifest
-    is_pending: bool  # part of a load that is not committed, or not compacted
+    pending: str | None = None  # the id of the load that it is part of, until that is compacted
 
 
 @dataclass(slots=True)
@@ -60,10 +60,10 @@ class Active:
         for manifest in sorted(self.manifests.values(), key=_newest_first):
             name = manifest_name(manifest.manifest_id)
             for info in manifest.leveled_ssts:
-                yield NamedSst(info, name, is_pending=False)
+                yield NamedSst(info, name)
             for load in manifest.pending_loads:
                 for info in load.ssts:
-                    yield NamedSst(info, name, is_pending=True)
+                    yield NamedSst(info, name, load.load_id)
 
     def protects(self, sst_id: bytes) -> bool:
         """Whether a lease protects an SST that nothing names."""

@@ -7,7 +7,7 @@ decided at the end, by manifests that are read anew.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 
 from shalekv.core.audit.finding import Finding, FindingKind
@@ -129,7 +129,7 @@ def _about_manifests(active: Active) -> list[Finding]:
 async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
     """Of the objects that were not there, those that are needed and not there now."""
     problems = {f.name: f.problem for f in again.findings if f.kind is FindingKind.MISSING}
-    named = {level_name(sst.info.id): sst.by for sst in _with_names(again)}
+    named = {level_name(sst.info.id): sst.by for sst in _needed(scope, again)}
     for name in sorted({*scope.missing}):
         wal_id = parse_wal_name(name)
         if wal_id is not None and wal_id >= again.first_wal_id:
@@ -144,8 +144,11 @@ async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
             yield Finding(scope.told(name), FindingKind.MISSING, problems[name])
 
 
-def _with_names(active: Active) -> list[NamedSst]:
-    return [sst for sst in active.ssts() if is_uuid7(sst.info.id)]
+def _needed(scope: Scope, active: Active) -> Iterator[NamedSst]:
+    """All that have names but files of loads without a record: those may not be written yet."""
+    for sst in active.ssts():
+        if is_uuid7(sst.info.id) and (sst.pending is None or sst.pending in scope.recorded):
+            yield sst
 
 
 async def _is_gone(store: CasStore, name: str) -> bool:

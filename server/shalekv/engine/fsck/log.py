@@ -55,6 +55,7 @@ async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIte
         if slot.epoch > current.writer_epoch:
             recent.append(slot)
         recorded += [Recorded(slot.wal_id, load) for load in audited.loads]
+    scope.recorded.update(each.load.load_id for each in recorded)
     async for finding in _compared_with_newer(scope, recent, recorded):
         yield finding
 

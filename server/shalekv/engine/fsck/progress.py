@@ -38,6 +38,7 @@ class Scope:
     parallel: int
     progress: Progress = field(default_factory=Progress)
     missing: list[str] = field(default_factory=list)  # to be looked at once more, at the end
+    recorded: set[str] = field(default_factory=set)  # ids of loads that the log commits
     origins: Origins = field(init=False)  # where SSTs are
 
     def __post_init__(self) -> None:

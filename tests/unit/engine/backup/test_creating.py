@@ -15,6 +15,7 @@ from shalekv.engine.backup.repository import Repository
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound
 from shalekv.format import names
 from shalekv.format.backup_names import LevelCopy, WalCopy
+from shalekv.format.load_record import load_entry
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
@@ -30,7 +31,7 @@ from tests.kit.engine.backups import (
     verify,
     write,
 )
-from tests.kit.engine.damage import Planted
+from tests.kit.engine.damage import SECOND_SEQ, Planted
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.processes.in_process import wall_clock_ms
 from tests.kit.store import FaultyStore, Request, at_each_request, at_request
@@ -128,13 +129,17 @@ async def test_snapshot_is_renewed_while_it_is_copied() -> None:
 
 
 async def test_loads_come_along() -> None:
-    """Also those whose record is not compacted, and what their files hold."""
+    """Also those whose record is not compacted, and what their files hold; but not those that
+    are committed behind a gap, or not at all, whose files need not be there.
+    """
     planted = Planted()
+    planted.edit(fence_width=2)
+    planted.wal(11, control=[load_entry(planted.batch, SECOND_SEQ + 4)], epoch=2)
     source, repository, target = Place(planted.objects), Place(), Place()
     made = await back_up(source, repository)
     assert planted.load.ssts.ids in {c.sst_id for c, _ in made.copies if isinstance(c, LevelCopy)}
     manifest = await restore(repository, target)
-    assert manifest.pending_loads == planted.current.pending_loads
+    assert manifest.pending_loads == (planted.load,)
     await target.check()
     pairs = await scanned(target)
     assert pairs[b"f"] == pairs[b"g"]

@@ -76,6 +76,7 @@ SSTS = [
     case("a block", lambda p: p.flip(L0, 3), (L0, Kind.BAD_CHECKSUM)),
     case("what only a load needs", lambda p: p.flip(LOADED, 3), (LOADED, Kind.BAD_CHECKSUM)),
     case("gone", lambda p: p.objects.remove(LEFT), (LEFT, Kind.MISSING)),
+    case("gone of a load", lambda p: p.objects.remove(LOADED), (LOADED, Kind.MISSING)),
     case(
         "another object",
         lambda p: _swapped(p, LEFT_SST, RIGHT_SST),
