@@ -29,7 +29,7 @@ from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.stored import Stored
-from tests.sim.tiny import draw_settings, narrowed
+from tests.sim.tiny import LOADING, NARROW, draw_settings, with_writer
 from tests.sim.world import World, some_days_ms
 
 # How a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted and collected
@@ -69,6 +69,7 @@ class Cluster:
         self.serving = asyncio.Event()  # whether there is one of these
         self.slow_openers: dict[str, Gate] = {}  # that have won an epoch and not begun to fence
         self.avoided: set[str] = set()  # writers that clients leave alone for now
+        self.has_loads = False  # batches become files of the levels
         self.is_undisturbed = False  # nobody takes over, whatever chaos draws
         self.beside: list[Callable[[], None]] = []  # each ends something that goes on beside
         self._slow_count = 0
@@ -99,7 +100,9 @@ class Cluster:
         """Open the database on node `name`, which must not run a writer."""
         self.avoided.discard(name)
         if is_narrow(self.world.seed) and name not in ROOMY:
-            settings = narrowed(settings)
+            settings = with_writer(settings, NARROW)
+        if self.has_loads:
+            settings = with_writer(settings, LOADING)
         self._draw_time(name)
         self.settings[name] = settings.writer
         node = self.running[name] = self.world.node(name)

@@ -109,8 +109,7 @@ class DeleteGuard:
 
     def _is_fence(self, name: str, database_id: bytes) -> bool:
         sst = open_sst(name, self._store.data(name) or b"", database_id=database_id)
-        sections = (sst.entries(), sst.range_tombstones(), sst.system_entries())
-        return not any(True for section in sections for _ in section)
+        return sst.footer.contents.entry_count == 0
 
 
 @checks(8, "database")
@@ -172,7 +171,8 @@ class LevelStates:
     def _sst(self, info: SstInfo) -> _Read:
         if info.id not in self._read:
             name = names.level_name(info.id)
-            sst = open_sst(name, self._data[name], database_id=self._database_id)
+            data, seq = self._data[name], info.max_seq
+            sst = open_sst(name, data, database_id=self._database_id, listed_seq=seq)
             entries = list(sst.entries())
             points = {entry.key: entry for entry in entries}
             if len(points) < len(entries):

@@ -22,6 +22,7 @@ from shalekv.roles.writer import Writer
 from shalekv.v1 import kv_pb2
 from tests.kit.model import keys_of
 from tests.sim.cluster import Cluster
+from tests.sim.copies import Copies, is_copied
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Got, History, ScanOp, Seen
 from tests.sim.invariants import answers, log
@@ -317,10 +318,15 @@ async def whole_database(
         *readers.lives(),
         *more,
     ]
+    copies = Copies(cluster)
+    if is_copied(world.seed):
+        cluster.has_loads = True
+        beside = [*beside, copies.chaos]
     bounds, held = Bounds(cluster), HeldTrees(cluster)
     try:
         await rival_writers(world, cluster, [*beside, bounds.watch, held.watch])
         await janitors.finish()
+        await copies.check(world.node("copier"))
         janitors.check_i7_writers_are_protected(cluster)
     finally:
         guard.check_i8_nothing_needed_is_deleted()  # the cause of what may have gone wrong above
@@ -329,6 +335,7 @@ async def whole_database(
     order, stored = await check_run(world, cluster, bounds, replicas.seen)
     check_i8_levels_are_what_is_named(world.store)
     readers.check(order)
+    copies.judge(order)
     check_i7_what_was_promised_is_in_a_manifest(stored, readers.snapped)
     await check_i7_over_is_over(world, stored, readers.snapped)
     replicas.check(order)

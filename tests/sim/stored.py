@@ -14,12 +14,13 @@ from operator import attrgetter
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.manifest import Manifest
+from shalekv.engine.replay import loads_of
 from shalekv.format import names
 from shalekv.format.idempotency import client_key
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from shalekv.store.api import ObjectStore
-from tests.sim.errors import SimulationError
+from tests.sim.errors import SimulationError, Violation
 from tests.sim.store import Applied, SimStore
 
 FOLDERS = (names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER)
@@ -51,7 +52,7 @@ class WalObject:
     epoch: int
     logical_time_ms: int
     landed_us: int | None  # when the store had it; None: nobody has seen that
-    entries: tuple[Entry, ...]  # puts and tombstones
+    entries: tuple[Entry, ...]  # puts and tombstones, those in the files of loads included
     range_tombstones: tuple[Entry, ...]
     records: tuple[Entry, ...]  # of idempotency keys
 
@@ -133,12 +134,12 @@ class Stored:
         if not manifests:
             raise SimulationError("there is no manifest among the objects")
         database_id = manifests[0].database_id
+        levels = {name: data for name, data in ordered if names.parse_level_name(name) is not None}
         wal = [
-            wal_object(wal_id, name, data, database_id, landed_us.get(name))
+            wal_object(wal_id, name, data, database_id, levels, landed_us.get(name))
             for name, data in ordered
             if (wal_id := names.parse_wal_name(name)) is not None
         ]
-        levels = {name: data for name, data in ordered if names.parse_level_name(name) is not None}
         return cls(tuple(manifests), tuple(wal), levels)
 
     def commits(self) -> list[StoredCommit]:
@@ -165,15 +166,28 @@ def _commits(wal: WalObject) -> list[StoredCommit]:
 
 
 def wal_object(
-    wal_id: int, name: str, data: bytes, database_id: bytes, landed_us: int | None
+    wal_id: int,
+    name: str,
+    data: bytes,
+    database_id: bytes,
+    levels: Mapping[str, bytes],
+    landed_us: int | None,
 ) -> WalObject:
+    """The object with these bytes; `levels` are all SSTs that there ever were."""
     sst = open_sst(name, data, database_id=database_id)
+    entries = [*sst.entries()]
+    for load in loads_of(sst):
+        for file in (names.level_name(info.id) for info in load.ssts):
+            if file not in levels:
+                raise Violation(f"I1: {name} commits {file}, which was never written")
+            opened = open_sst(file, levels[file], database_id=database_id, listed_seq=load.seq)
+            entries += opened.entries()
     return WalObject(
         wal_id,
         sst.properties.writer_epoch,
         sst.properties.logical_time_ms,
         landed_us,
-        tuple(sst.entries()),
+        tuple(entries),
         tuple(sst.range_tombstones()),
         tuple(sst.system_entries()),
     )

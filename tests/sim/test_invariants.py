@@ -207,7 +207,7 @@ def test_i13_memory_past_its_bound() -> None:
 @pytest.fixture(scope="module")
 def whole() -> WholeRun:
     """A run with levels."""
-    return simulate(100, whole_database).value
+    return simulate(101, whole_database).value
 
 
 def test_i9_levels_that_are_not_the_log(whole: WholeRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from random import Random
 
 from shalekv.settings import (
@@ -22,6 +23,7 @@ WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
 NARROW = {"queued_bytes_max": 5_000, "waiting_bytes_max": 4_000}  # a few writes fill them
+LOADING = {"skip_memtable_bytes": 1_000}  # whatever no condition decides is above
 
 
 def draw_settings(random: Random) -> ServeSettings:
@@ -37,9 +39,9 @@ def draw_settings(random: Random) -> ServeSettings:
     )
 
 
-def narrowed(settings: ServeSettings) -> ServeSettings:
-    """The same with little room, so that writes wait and are refused."""
-    return settings.model_copy(update={"writer": settings.writer.model_copy(update=NARROW)})
+def with_writer(settings: ServeSettings, update: Mapping[str, int]) -> ServeSettings:
+    """The same with other settings of the writer, `NARROW` or `LOADING`."""
+    return settings.model_copy(update={"writer": settings.writer.model_copy(update=update)})
 
 
 def draw_writer(random: Random) -> ServeSettings:

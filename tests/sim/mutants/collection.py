@@ -16,9 +16,12 @@ from shalekv.core.retention import Pins
 from shalekv.core.snapshot import NEVER, find_snapshot
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine import recover, snapshots
+from shalekv.engine.backup import creating
 from shalekv.engine.collection import collecting
 from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.fences import Fences
+from shalekv.engine.fsck import check
+from shalekv.engine.fsck.active import Active, NamedSst
 from shalekv.engine.levels import ssts
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.quorum import opening
@@ -85,7 +88,7 @@ FORMAT = (
     ),
     mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
     mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=26),
-    mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=2),
+    mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=10),
     mutant(
         "an opening believes the store's clock",
         (recover, "first_time", _whatever_it_shows),
@@ -165,6 +168,14 @@ def _nothing_pinned(_manifest: Manifest, *, with_wal: bool = False) -> Iterable[
     return iter(())
 
 
+def _all_of_them(manifest: Manifest, _recorded: object) -> Manifest:
+    return manifest
+
+
+def _named_at_all(_scope: object, active: Active) -> Iterable[NamedSst]:
+    return active.ssts()
+
+
 COLLECTION = (
     mutant("skip F1", (Fences, "among", _no_fences)),
     mutant("skip F2", (StoredManifest, "_has_landed", _created_is_landed), hint=6),
@@ -192,4 +203,6 @@ COLLECTION = (
     mutant(
         "a renewal brings back a snapshot", (snapshots, "renew_snapshot", _renewed_anyhow), hint=49
     ),
+    mutant("a backup copies every load", (creating, "drop_unrecorded", _all_of_them), hint=20),
+    mutant("fsck expects every load", (check, "_needed", _named_at_all), hint=41),
 )

@@ -199,7 +199,7 @@ def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fra
 
 
 LEVELS = (
-    mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=2),
+    mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=30),
     mutant("drop a range tombstone early", (OlderKeys, "may_hold_any", _no_range_below), hint=1),
     mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=30),
     mutant("expire too early", (merging, "_expired", _expired_too_early)),
@@ -233,7 +233,7 @@ LEVELS = (
         "forget the snapshot's expiry renewal",
         (TreeKeeper, "is_renewal_due", property(lambda _self: False)),
     ),
-    mutant("memory lets go early", (TreeKeeper, "keep", _drop_at_once), hint=2),
+    mutant("memory lets go early", (TreeKeeper, "keep", _drop_at_once), hint=26),
     mutant("a tree without a snapshot", (TreeKeeper, "_edit", _edit_without_snapshot)),
     mutant(
         "a tree newer than its snapshot",

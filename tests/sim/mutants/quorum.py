@@ -235,7 +235,7 @@ QUORUM = (
         seeds=20,
         hint=7,
     ),
-    mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=20, hint=4),
+    mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=20, hint=3),
     mutant(
         "the log of safekeepers begins in the next slot",
         (switching, "enter_quorum", _enter_at_once),

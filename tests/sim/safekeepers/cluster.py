@@ -70,8 +70,8 @@ def committed_pieces(witness: Witness, archived: Stored) -> Stored:
             durable_us = witness.majority_us.get(named(record))
             if durable_us is None:
                 raise Violation(f"I11: no majority has ever had record {record.mark}")
-            name = wal_name(record.wal_id)
-            piece = wal_object(record.wal_id, name, record.payload, database_id, durable_us)
+            name, levels = wal_name(record.wal_id), archived.levels
+            piece = wal_object(record.wal_id, name, record.payload, database_id, levels, durable_us)
             pieces.append(piece)
     in_log = {each.wal_id for each in pieces}
     alone = [each for each in archived.wal if each.wal_id not in in_log]
