@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shalekv.core.manifest import CasMode, Manifest, Origin
+from shalekv.core.manifest import NO_NONCE, CasMode, Manifest, Origin
 from shalekv.core.origins import unpacked
 from shalekv.core.snapshot import judged_ms
 
@@ -21,6 +21,27 @@ def first_write_id(database_id: bytes) -> bytes:
     """
     drawn = b"the first slot of the clone " + database_id
     return hashlib.sha256(drawn).digest()[:_WRITE_ID_BYTES]
+
+
+def is_untouched(clone: Manifest) -> bool:
+    """Whether no writer and no compactor has ever opened this clone: nothing was written to it."""
+    return clone.writer_nonce == clone.compactor_nonce == NO_NONCE
+
+
+def made_again(lost: Manifest, clone: Manifest) -> Manifest:
+    """The manifest that takes the place of `lost`, whose pins are gone, in an untouched clone.
+
+    `clone` is manifest 0 of what was made anew. Readers may have seen the first one: what never
+    goes down does not go down here either.
+    """
+    return replace(
+        clone,
+        writer_epoch=max(lost.writer_epoch, clone.writer_epoch),
+        writer_first_seq=max(lost.writer_first_seq, clone.writer_first_seq),
+        compactor_epoch=max(lost.compactor_epoch, clone.compactor_epoch),
+        logical_time_ms=max(lost.logical_time_ms, clone.logical_time_ms),
+        gc_cutoff_ms=lost.gc_cutoff_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ async def join(
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
     `StoreError`; nothing protects what was read when it is `ObjectNotFound`: join again.
     """
-    await stored.refresh()
+    await check_pins(store, await stored.refresh(), may_fix=False)
     began_ms = store.runtime.clock.monotonic_ms()
     snapshots = Snapshots(store, stored)
     if settings.snapshot is SnapshotChoice.OWN:
@@ -72,7 +72,6 @@ async def join(
         snapshot_id, ttl_s = NO_SNAPSHOT, None
         manifest = stored.current
         last_wal_id = await snapshots.last_contiguous(manifest)
-    await check_pins(store, manifest, may_fix=False)
     tree = await store.runtime.workers.run(Tree.of, manifest)
     ssts = open_ssts(manifest)
     ssts.origins.learn(manifest.origins)

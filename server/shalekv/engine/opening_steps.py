@@ -17,7 +17,6 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.replay import Replayed, replay
 from shalekv.engine.slots import LogSlots
 from shalekv.engine.tree_keeper import SNAPSHOT_ID_BYTES
@@ -134,7 +133,6 @@ async def _serve_levels(
     cache = cache or CacheSettings()
     ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
     ssts.origins.learn(named.origins)
-    await check_pins(store, named)
     return HeldTree(tree, ssts, snapshot_id)
 
 

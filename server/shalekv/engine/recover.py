@@ -29,6 +29,7 @@ from shalekv.engine.levels.parallel import in_parallel
 from shalekv.engine.logical_time import LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
+from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.wal import WalFolder, WalSlots, list_wal
 from shalekv.errors import (
@@ -66,12 +67,14 @@ async def open_log(
 
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ImplausibleTime`, `Fenced` when another opens
     at the same time and wins, `ManifestVersionExists` on a conflict if not `retry`,
-    `ManifestConflict` after `open_timeout_ms` of conflicts, `CorruptObject`, `IllegalState`,
-    `StoreError`; with safekeepers also `QuorumUnavailable`, `NotAMember` and `LogBehindArchive`.
+    `ManifestConflict` after `open_timeout_ms` of conflicts, `OriginLost`, `CorruptObject`,
+    `IllegalState`, `StoreError`; with safekeepers also `QuorumUnavailable`, `NotAMember` and
+    `LogBehindArchive`.
     """
     stored = StoredManifest(store)
     current = await stored.refresh()
     stored.check_cas_mode(current)
+    await check_pins(store, current)
     if current.wal_mode is WalMode.QUORUM and links is not None:
         from shalekv.engine.quorum.opening import open_quorum_log  # noqa: PLC0415 - 25 modules
 

@@ -17,9 +17,10 @@ _NONCE_BYTES = 16
 async def claim_compaction(store: CasStore, leases: Leases) -> CompactedManifest:
     """Take over from any other compactor, and put a lease for the first job into `leases`.
 
-    Raises `DatabaseNotFound`, `CorruptObject` and `StoreError`.
+    Raises `DatabaseNotFound`, `OriginLost`, `CorruptObject` and `StoreError`.
     """
     stored = StoredManifest(store)
+    await check_pins(store, await stored.refresh())
     nonce = store.runtime.random.randbytes(_NONCE_BYTES)
     held = await leases.new()
 
@@ -30,6 +31,5 @@ async def claim_compaction(store: CasStore, leases: Leases) -> CompactedManifest
         return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
 
     claimed = await stored.edit(claim, landed)
-    await check_pins(store, claimed)
     leases.offer(held)
     return CompactedManifest(stored, CompactorId(claimed.compactor_epoch, nonce))

@@ -137,10 +137,19 @@ async def test_a_process_of_the_clone_completes_it(
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
-async def test_a_clone_whose_pin_is_gone_is_not_opened(*, is_expired: bool) -> None:
-    """What it shares may be deleted: a writer, a compactor and a check say so, and where."""
+@pytest.mark.parametrize("is_opened", [False, True])
+async def test_a_clone_whose_pin_is_gone_is_not_opened(
+    *, is_expired: bool, is_opened: bool
+) -> None:
+    """What it shares may be deleted: a writer, a compactor and a check say so, and where.
+
+    Whoever was stopped until the pin had expired leaves such a clone, and so does a crash: the same
+    command makes it anew, unless something may have been written to it.
+    """
     parent, clone = await everything(), Place("clone")
     pin = await _unfinished(parent, clone)
+    if is_opened:
+        await clone.open()
     others = [each for each in (await parent.manifest()).snapshots if each.id != pin.id]
     if is_expired:
         others.append(replace(pin, snapshot_expire_time_s=1))
@@ -148,8 +157,6 @@ async def test_a_clone_whose_pin_is_gone_is_not_opened(*, is_expired: bool) -> N
     for process in (clone.open, clone.compact):
         with pytest.raises(OriginLost, match=parent.url):
             await process()
-    with pytest.raises(OriginLost):
-        await parent.clone_to(clone)
     kinds = {finding.kind for finding in await clone.damage()}
     assert FindingKind.ORIGIN in kinds
     await parent.put(b"key000", value=b"another")
@@ -158,6 +165,28 @@ async def test_a_clone_whose_pin_is_gone_is_not_opened(*, is_expired: bool) -> N
     missing = [each for each in await clone.damage() if each.kind is FindingKind.MISSING]
     assert missing
     assert all(each.name.startswith(f"{parent.url}/{names.LEVELS_FOLDER}") for each in missing)
+    if is_opened:
+        with pytest.raises(OriginLost):
+            await parent.clone_to(clone)
+        return
+    await parent.clone_to(clone)
+    await _assert_whole(clone, parent, await parent.rows())
+    assert await clone.damage() == []
+
+
+async def test_of_two_that_make_a_lost_clone_anew_one_does() -> None:
+    """The other one, whose own pins may be gone by then, is told that the clone is there."""
+    parent, clone = await everything(), Place("clone")
+    await _unfinished(parent, clone)
+    await parent.replace_manifest(snapshots=())
+
+    async def before(request: Request) -> None:
+        if (request.operation, request.name) == ("create", names.manifest_name(1)):
+            await parent.clone_to(clone)
+
+    with real_runtime() as runtime, pytest.raises(DatabaseExists):
+        await Cloning(parent.cas(runtime), FaultyStore(clone.store, before=before)).run()
+    await _assert_whole(clone, parent, await parent.rows())
 
 
 async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_command() -> None:
