@@ -17,6 +17,7 @@ from shalekv.errors import (
     ObjectNotFound,
     OutcomeUnknown,
     ShaleError,
+    SnapshotNotFound,
     StoreUnavailable,
 )
 from shalekv.format.names import WAL_FOLDER
@@ -190,7 +191,7 @@ class Cluster:
         links = self.links_for(node, settings)
         try:
             writer = await Writer.open(store, settings=settings, runtime=runtime, links=links)
-        except ObjectNotFound:  # its snapshot has expired before it had replayed everything
+        except (ObjectNotFound, SnapshotNotFound):  # it stood still for longer than that lives
             return "TOO_SLOW"
         self.writers[node.name] = writer
         self.serving.set()

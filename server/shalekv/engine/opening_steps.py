@@ -11,6 +11,7 @@ from functools import partial
 from shalekv.core.fencing import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.core.loads import drop_unrecorded
 from shalekv.core.manifest import Manifest
+from shalekv.core.snapshot import find_snapshot, renew_snapshot
 from shalekv.core.tree import Tree
 from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.ssts import LevelSsts
@@ -27,6 +28,47 @@ from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
 
+RENEWALS_IN_A_LIFE = 3
+
+
+class WalKeeper:
+    """The snapshot under the nonce of a writer that opens, which keeps the WAL until the replay."""
+
+    def __init__(self, store: CasStore, settings: WriterSettings, time: LogicalTime) -> None:
+        """For an epoch that is about to be claimed."""
+        self.time = time
+        self._store = store
+        self._settings = settings
+        self._since_ms = store.runtime.clock.monotonic_ms()
+
+    @property
+    def expire_time_s(self) -> int:
+        """Until when it lives if it is made or renewed now, by the store's clock."""
+        return self.time.store_now_ms // 1_000 + self._settings.open_snapshot_ttl_s
+
+    async def renew(self, manifest: FencedManifest) -> None:
+        """Let it live on, if a third of its life is over.
+
+        Raises `SnapshotNotFound` when it is too late, and as `FencedManifest.edit`.
+        """
+        now_ms = self._store.runtime.clock.monotonic_ms()
+        life_ms = 1_000 * self._settings.open_snapshot_ttl_s
+        if now_ms - self._since_ms < life_ms / RENEWALS_IN_A_LIFE:
+            return
+        snapshot_id, expire_time_s = manifest.own.nonce, self.expire_time_s
+
+        def edit(current: Manifest) -> Manifest:
+            now_s = expire_time_s - self._settings.open_snapshot_ttl_s
+            return renew_snapshot(current, snapshot_id, expire_time_s=expire_time_s, now_s=now_s)
+
+        def landed(current: Manifest) -> bool:
+            found = find_snapshot(current, snapshot_id)
+            return found is not None and found.snapshot_expire_time_s == expire_time_s
+
+        async with opening_deadline(self._store, self._settings):
+            await manifest.edit(edit, landed)
+        self._since_ms = now_ms
+
 
 @dataclass(frozen=True, slots=True)
 class FencedLog:
@@ -40,12 +82,17 @@ class FencedLog:
 
 
 async def replay_log(
-    store: CasStore, current: Manifest, end_wal_id: int, settings: WriterSettings
+    store: CasStore,
+    manifest: FencedManifest,
+    end_wal_id: int,
+    settings: WriterSettings,
+    keeper: WalKeeper,
 ) -> Replayed:
     """What is in the log from the first slot that is not compacted to the one before `end_wal_id`.
 
     A load sets aside what memory holds that is older.
     """
+    current = manifest.current
     memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
     replayed = Replayed(
         memtable,
@@ -60,6 +107,7 @@ async def replay_log(
         database_id=current.database_id,
         replayed=replayed,
         parallel_reads=settings.replay_parallel_reads,
+        keep_alive=partial(keeper.renew, manifest),
     )
     return replayed
 

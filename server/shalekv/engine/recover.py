@@ -26,9 +26,15 @@ from shalekv.core.manifest import Manifest, WalMode
 from shalekv.engine.commit import WalContents
 from shalekv.engine.editing import edit_deadline
 from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.logical_time import LogicalTime, first_time
+from shalekv.engine.logical_time import first_time
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
+from shalekv.engine.opening_steps import (
+    FencedLog,
+    WalKeeper,
+    opening_deadline,
+    replay_log,
+    serve_replayed,
+)
 from shalekv.engine.origin_pins import check_pins
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.wal import WalFolder, WalSlots, list_wal
@@ -90,9 +96,9 @@ async def open_log(
             disk=disk,
         )
     check_openable(current)
-    time = await first_time(store, current, settings.clock_jump_max_s)
-    manifest = await _win_epoch(stored, store, settings, time, address=address, retry=retry)
-    return await _open_fenced(store, stored, manifest, settings, time, cache, disk)
+    keeper = WalKeeper(store, settings, await first_time(store, current, settings.clock_jump_max_s))
+    manifest = await _win_epoch(stored, store, settings, keeper, address=address, retry=retry)
+    return await _open_fenced(store, stored, manifest, settings, keeper, cache, disk)
 
 
 async def _open_fenced(
@@ -100,12 +106,12 @@ async def _open_fenced(
     stored: StoredManifest,
     manifest: FencedManifest,
     settings: WriterSettings,
-    time: LogicalTime,
+    keeper: WalKeeper,
     cache: CacheSettings | None,
     disk: DiskCache | None,
 ) -> OpenedLog:
     """What follows when the epoch is won: fence, replay, and say so."""
-    own = manifest.own
+    own, time = manifest.own, keeper.time
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     time.raise_to(manifest.current.logical_time_ms)
     slots = WalSlots(
@@ -117,8 +123,8 @@ async def _open_fenced(
         last_compacted=partial(_last_compacted, stored),
         codec=Codec[settings.wal_codec.name],
     )
-    run = await _fence(store, manifest, slots)
-    replayed = await replay_log(store, manifest.current, run.first, settings)
+    run = await _fence(store, manifest, slots, keeper)
+    replayed = await replay_log(store, manifest, run.first, settings, keeper)
     last_wal_id = run.next_slot - 1
     fenced = FencedLog(replayed, slots, time, last_wal_id, last_stored_wal_id=last_wal_id)
     return await serve_replayed(store, manifest, settings, fenced, cache, disk)
@@ -148,7 +154,7 @@ async def _win_epoch(
     stored: StoredManifest,
     store: CasStore,
     settings: WriterSettings,
-    time: LogicalTime,
+    keeper: WalKeeper,
     *,
     address: str,
     retry: bool,
@@ -164,14 +170,16 @@ async def _win_epoch(
         nonce=nonce,
         max_parallel_writes=settings.max_parallel_writes,
         address=address,
-        snapshot_expire_time_s=time.store_now_ms // 1_000 + settings.open_snapshot_ttl_s,
+        snapshot_expire_time_s=keeper.expire_time_s,
     )
     async with opening_deadline(store, settings):
         won = await stored.edit(edit, lambda m: m.writer_nonce == nonce, retry=retry)
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
 
 
-async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> FenceRun:
+async def _fence(
+    store: CasStore, manifest: FencedManifest, slots: WalSlots, keeper: WalKeeper
+) -> FenceRun:
     """Put fences into the WAL until no older writer can pass them (I3, F1).
 
     A compactor may merge the first fences before the last ones are there, each time anew (I13).
@@ -184,6 +192,7 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
         first_gap = await _find_gap(store, manifest)
         run, pursuit = FenceRun(first=first_gap, width=width), Pursuit.begin(first_gap, width)
         while not run.is_complete:
+            await keeper.renew(manifest)
             try:
                 occupant = await slots.create(run.next_slot, WalContents())
             except OutcomeUnknown:

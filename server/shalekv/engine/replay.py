@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from operator import attrgetter
+from typing import TypeAlias
 
 from shalekv.core.entry import Entry, Kind
 from shalekv.core.loads import CommittedLoad
@@ -20,6 +21,8 @@ from shalekv.format.idempotency import decode_record
 from shalekv.format.load_record import decode_load
 from shalekv.format.sst import Sst, open_sst
 from shalekv.store.cas import CasStore
+
+KeepAlive: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -37,8 +40,18 @@ class Replayed:
     land_load: Callable[[CommittedLoad], None] = lambda _: None
 
 
+async def _nothing() -> None:
+    """Nobody has to be told that it goes on."""
+
+
 async def replay(
-    store: CasStore, slots: range, *, database_id: bytes, replayed: Replayed, parallel_reads: int
+    store: CasStore,
+    slots: range,
+    *,
+    database_id: bytes,
+    replayed: Replayed,
+    parallel_reads: int,
+    keep_alive: KeepAlive = _nothing,
 ) -> None:
     """Apply the WAL objects in `slots`, in order, to `replayed`.
 
@@ -51,6 +64,7 @@ async def replay(
         memtable=replayed.memtable,
         apply=partial(apply_object, replayed=replayed),
         parallel_reads=parallel_reads,
+        keep_alive=keep_alive,
     )
 
 
@@ -63,13 +77,14 @@ async def apply_in_order(
     apply: Callable[[Sst], None],
     parallel_reads: int,
     is_full: Callable[[], bool] = lambda: False,
+    keep_alive: KeepAlive = _nothing,
 ) -> None:
     """Give the WAL objects in `slots`, in order, to `apply`, while the next are on their way.
 
-    Where `is_full` says that there is no room for another one, the rest is left out.
-    Runs of `memtable` are merged meanwhile. REQUIRES: all of them are filled, and a manifest read
-    afterwards will show that none was collected. Raises what `apply` raises, `CorruptObject`,
-    `ObjectNotFound` and `StoreUnavailable`.
+    Where `is_full` says that there is no room for another one, the rest is left out. Runs of
+    `memtable` are merged meanwhile, and `keep_alive` is awaited after each object. REQUIRES: all of
+    them are filled, and a manifest read afterwards will show that none was collected. Raises what
+    `apply` and `keep_alive` raise, `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
     """
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
@@ -86,6 +101,7 @@ async def apply_in_order(
                 if isinstance(found, ShaleError):
                     raise found
                 apply(found)
+                await keep_alive()
             except ShaleError as error:
                 failure = error
             await memtable.merge_runs(store.runtime.clock)

@@ -121,7 +121,8 @@ class WriterSettings(Settings):
         default=600,
         ge=60,
         le=86_400,
-        description="Life of the snapshot that protects the WAL while a writer opens, seconds.",
+        description="Life of the snapshot that protects the WAL while a writer opens, seconds. It "
+        "is renewed when a third of it is over.",
     )
     snapshot_ttl_s: int = Field(
         default=300,

@@ -13,6 +13,7 @@ import pytest
 
 from shalekv.core.fencing import SEQ_GAP
 from shalekv.core.manifest import CasMode, Manifest, WalMode
+from shalekv.core.snapshot import find_snapshot
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
 from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict
@@ -31,6 +32,7 @@ from tests.kit.store import FaultyStore, HeldStore
 from tests.kit.virtual_time import virtual_world
 from tests.sim.faults import Faults
 from tests.sim.network import Match
+from tests.sim.stored import current_manifest
 from tests.sim.world import World
 
 
@@ -111,6 +113,32 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     assert snapshot.id == opened.manifest.own.nonce
     (snapshot,) = (await database.manifest()).snapshots
     assert snapshot.id == opened.held.snapshot_id
+
+
+@virtual_world(faults=Faults(timeout_ms=1e6))
+async def test_wal_stays_protected_however_long_it_is_replayed(world: World) -> None:
+    """The snapshot of the opening is renewed while objects are read for longer than it lives."""
+    await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
+
+    async def open_on(name: str) -> OpenedLog:
+        cas = CasStore(world.store_for(name), world.runtime_for(name), StoreSettings())
+        settings = WriterSettings(open_snapshot_ttl_s=300, replay_parallel_reads=1)
+        return await open_log(cas, settings, address="")
+
+    for _ in range(4):
+        await open_on("a")
+    matches = [Match("get", names.wal_name(wal_id), node="b") for wal_id in range(4)]
+    gates = [world.store.hold(match, times=None) for match in matches]
+    opening = asyncio.create_task(world.node("b").run(open_on("b")))
+    for gate in gates:
+        await gate.reached()
+        await world.sleep_ms(250_000)
+        manifest = current_manifest(world.store)
+        snapshot = find_snapshot(manifest, manifest.writer_nonce)
+        assert snapshot is not None
+        assert snapshot.snapshot_expire_time_s * 1_000 > world.store.clock_ms()
+        gate.release()
+    assert (await opening).objects_replayed == 4
 
 
 async def test_cancelled_opening_leaves_nothing_behind() -> None:

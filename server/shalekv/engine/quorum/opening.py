@@ -25,7 +25,13 @@ from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.record import Ballot
 from shalekv.engine.logical_time import LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.opening_steps import FencedLog, opening_deadline, replay_log, serve_replayed
+from shalekv.engine.opening_steps import (
+    FencedLog,
+    WalKeeper,
+    opening_deadline,
+    replay_log,
+    serve_replayed,
+)
 from shalekv.engine.quorum.beginning import begin_log
 from shalekv.engine.quorum.electing import gather_votes, greet
 from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
@@ -74,12 +80,12 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     quorum = with_archive_interval(quorum, store.url)
     place = DatabasePlace(stored.current.database_id, store.url)
     way = Way(links, place, quorum, store.runtime)
-    manifest, slots, fetched, fence_wal_id, time = await _take_over(
-        store, stored, settings, way, address=address, retry=retry
-    )
-    current = manifest.current
-    replayed = await replay_log(store, current, fetched.first_wal_id, settings)
-    await _replay_records(store, replayed, fetched, current.database_id)
+    time = await first_time(store, stored.current, settings.clock_jump_max_s)
+    keeper = WalKeeper(store, settings, time)
+    manifest = await _win_epoch(store, stored, settings, way, keeper, address=address, retry=retry)
+    slots, fetched, fence_wal_id = await _take_over(store, manifest, settings, way, time)
+    replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, keeper)
+    await _replay_records(store, replayed, fetched, manifest.current.database_id)
     fenced = FencedLog(replayed, slots, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
     return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 
@@ -94,16 +100,12 @@ def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
 
 async def _take_over(
     store: CasStore,
-    stored: StoredManifest,
+    manifest: FencedManifest,
     settings: WriterSettings,
     way: Way,
-    *,
-    address: str,
-    retry: bool,
-) -> tuple[FencedManifest, QuorumSlots, Fetched, int, LogicalTime]:
-    """Everything up to the fence that a majority has: nobody older can commit any more."""
-    time = await first_time(store, stored.current, settings.clock_jump_max_s)
-    manifest = await _win_epoch(store, stored, settings, way, time, address=address, retry=retry)
+    time: LogicalTime,
+) -> tuple[QuorumSlots, Fetched, int]:
+    """From the election to the fence that a majority has: nobody older can commit any more."""
     own = manifest.own
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     # Of the manifest that has the epoch: whoever changes members later has to count us in.
@@ -142,7 +144,7 @@ async def _take_over(
     time.raise_to(_latest_ms(fetched, manifest.current))
     await _fence(quorum_log, slots, fence_wal_id, way)
     log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
-    return manifest, slots, fetched, fence_wal_id, time
+    return slots, fetched, fence_wal_id
 
 
 async def _win_epoch(
@@ -150,7 +152,7 @@ async def _win_epoch(
     stored: StoredManifest,
     settings: WriterSettings,
     way: Way,
-    time: LogicalTime,
+    keeper: WalKeeper,
     *,
     address: str,
     retry: bool,
@@ -173,7 +175,7 @@ async def _win_epoch(
             nonce=nonce,
             max_parallel_writes=1,
             address=address,
-            snapshot_expire_time_s=time.store_now_ms // 1_000 + settings.open_snapshot_ttl_s,
+            snapshot_expire_time_s=keeper.expire_time_s,
             epoch_min=epoch_to_claim(manifest.writer_epoch, greetings.values()),
         )
 
