@@ -4,6 +4,7 @@ backups/<id>.backup                                         what a backup consis
 backup_levels/<UUID version 7>.<CRC-32C>.sst                a copy of an SST of the levels
 backup_wal/<20 digits>.<write id>.<CRC-32C>.sst             a copy of a WAL object
 backup_marks/<id>.<creation or deletion>                    somebody makes or deletes backups
+backup_marks/<id>.creation.<id>                             and was still at it later
 backup_marks/restoration                                    where one is restored: its id
 
 None of these folders is one of a database: its collector has no say there. A name tells which bytes
@@ -31,7 +32,7 @@ RANDOM_BYTES = 4  # of an id
 _STAMP = "%Y%m%dT%H%M%S"
 _ID = r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}"
 _BACKUP = re.compile(rf"backups/({_ID})\.backup")
-_MARK = re.compile(rf"backup_marks/({_ID})\.(creation|deletion)")
+_MARK = re.compile(rf"backup_marks/({_ID})\.(creation|deletion)(?:\.({_ID}))?")
 _LEVEL = re.compile(r"backup_(levels/[0-9a-f-]+)\.([0-9a-f]{8})\.sst")
 _WAL = re.compile(r"backup_(wal/[0-9]+)\.([0-9a-f]{32})\.([0-9a-f]{8})\.sst")
 
@@ -87,10 +88,17 @@ class Mark:
 
     work_id: str
     work: Work
+    sign_id: str = ""  # of a sign of life: an id of the time at which it was given
+
+    @property
+    def seen_ms(self) -> int:
+        """When whoever it is was last known to be at work."""
+        return begun_ms(self.sign_id or self.work_id)
 
     def __str__(self) -> str:
         """Its name."""
-        return f"{MARKS_FOLDER}{self.work_id}.{self.work}"
+        sign = f".{self.sign_id}" if self.sign_id else ""
+        return f"{MARKS_FOLDER}{self.work_id}.{self.work}{sign}"
 
 
 def new_backup_id(now_ms: int, random_bytes: bytes) -> str:
@@ -131,7 +139,11 @@ def parse_backup_name(name: str) -> str | None:
 def parse_mark(name: str) -> Mark | None:
     """The mark with this name."""
     match = _MARK.fullmatch(name)
-    return None if match is None else Mark(match[1], Work(match[2]))
+    if match is None:
+        return None
+    ids = [each for each in (match[1], match[3]) if each is not None]
+    is_named = all(is_backup_id(each) for each in ids)
+    return Mark(match[1], Work(match[2]), match[3] or "") if is_named else None
 
 
 def parse_copy(name: str) -> Copy | None:

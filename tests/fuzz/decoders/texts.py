@@ -94,7 +94,7 @@ NAMES = (
     _named(parse_level_name, level_name(SST_ID)),
     _named(parse_temporary_name, str(TemporaryName(wal_name(7), SST_ID, 0xC0FFEE))),
     _named(parse_backup_name, backup_name(BACKUP_ID)),
-    _named(parse_mark, str(Mark(BACKUP_ID, Work.CREATION))),
+    _named(parse_mark, str(Mark(BACKUP_ID, Work.CREATION, BACKUP_ID))),
     _named(parse_copy, str(LevelCopy(SST_ID, 0xC0FFEE)), str(WalCopy(7, b"identifies bytes", 1))),
     Decoder(
         name="id of a backup",

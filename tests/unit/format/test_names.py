@@ -206,6 +206,7 @@ def test_ids_order_by_time(one_ms: int, other_ms: int, random_bytes: bytes) -> N
         "wal/00000000000000000007.sst",
         "backups/20260230T040000123Z-1f2e3d4c.backup",
         "backups/20260131T040000123Z-1f2e3d4.backup",
+        "backup_marks/20260131T040000123Z-1f2e3d4c.creation.20260230T040000123Z-1f2e3d4c",
         RESTORATION_NAME,
     ],
 )

@@ -95,7 +95,11 @@ class BackupCreation:
             manifest = await self._source.runtime.workers.run(decode_manifest, name, data)
             return await self._copy(mark, manifest, data)
 
-        backup = await protected(self._source, snapshots, snapshot, self._ttl_ms, work)
+        async def renew() -> None:
+            await snapshots.renew(snapshot.id.hex(), ttl_ms=self._ttl_ms)
+            await self._repository.show_life(mark)
+
+        backup = await protected(self._source, renew, self._ttl_ms, work)
         await snapshots.delete(snapshot.id.hex())
         return backup
 

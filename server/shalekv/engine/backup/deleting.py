@@ -18,12 +18,11 @@ from shalekv.format.backup_names import (
     Mark,
     Work,
     backup_name,
-    begun_ms,
 )
 
 log = structlog.get_logger()
 
-ABANDONED_MS = 86_400_000  # a backup that began so long ago has to look whether its mark is there
+ABANDONED_MS = 86_400_000  # a backup without a sign of life for so long is taken for interrupted
 PER_S_COUNT = 1_000
 
 
@@ -75,8 +74,8 @@ class Deletion:
         now_ms = await self._repository.store.reads.now_ms()
         told = []
         for mark in await self._repository.marks():
-            is_old = begun_ms(mark.work_id) < now_ms - ABANDONED_MS
-            if mark == own:
+            is_old = mark.seen_ms < now_ms - ABANDONED_MS
+            if mark.work_id == own.work_id:
                 continue
             if self._is_abandoning or (mark.work is Work.CREATION and is_old):
                 await self._repository.end(mark)

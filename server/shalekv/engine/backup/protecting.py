@@ -1,4 +1,4 @@
-"""A snapshot that protects what is copied for as long as the copying lasts."""
+"""What protects a backup that is made is renewed for as long as the copying lasts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from shalekv.core.manifest import Snapshot
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable
 from shalekv.store.cas import CasStore, log_retry
 
@@ -18,14 +16,13 @@ RENEWALS_IN_A_LIFE = 3
 
 async def protected(
     store: CasStore,
-    snapshots: Snapshots,
-    snapshot: Snapshot,
+    renew_once: Callable[[], Awaitable[None]],
     ttl_ms: int,
     work: Callable[[], Awaitable[T]],
 ) -> T:
-    """The result of ``work()``, while the snapshot is renewed again and again.
+    """The result of ``work()``, while ``renew_once()`` is called some times in each `ttl_ms`.
 
-    Raises what `work` raises, and `SnapshotNotFound` when the snapshot is gone.
+    Raises what both raise, but for errors of a renewal that pass.
     """
     outcome: list[T] = []
 
@@ -37,7 +34,7 @@ async def protected(
         while True:
             await store.runtime.clock.sleep_ms(ttl_ms / RENEWALS_IN_A_LIFE)
             try:
-                await snapshots.renew(snapshot.id.hex(), ttl_ms=ttl_ms)
+                await renew_once()
                 failures = 0
             except (StoreUnavailable, ManifestConflict) as error:
                 failures += 1  # the next renewal comes before the end, unless two have failed

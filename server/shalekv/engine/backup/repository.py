@@ -4,12 +4,14 @@ One repository has backups of one database. Copies are shared by all backups tha
 somebody who deletes must not meet somebody who counts on what is there. Both put a mark there and
 then look for marks of the other kind; lists are consistent, so one of the two sees the other. The
 mark of somebody who was interrupted may be taken away: who makes a backup looks for the own one
-after the backup was made known, and takes that back if it is gone. So no clock decides.
+after the backup was made known, and takes that back if it is gone. So no clock decides. Who makes a
+backup gives signs of life beside the mark, so that long ones are not taken for interrupted.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from shalekv.errors import (
@@ -122,13 +124,22 @@ class Repository:
         return mark
 
     async def marks(self) -> list[Mark]:
-        """All that are there."""
-        listed = [info.name async for info in self.store.reads.list(MARKS_FOLDER)]
-        return [found for name in listed if (found := parse_mark(name)) is not None]
+        """All that are there, each with its latest sign of life."""
+        latest = {(each.work_id, each.work): each for each in await self._marks_and_signs()}
+        return [*latest.values()]
+
+    async def show_life(self, mark: Mark) -> None:
+        """Say that the work still goes on. Raises `BackupBusy` when somebody has ended it."""
+        before = [each for each in await self._signs(mark) if each.sign_id]
+        random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
+        sign_id = new_backup_id(await self.store.reads.now_ms(), random_bytes)
+        await self.put(str(replace(mark, sign_id=sign_id)), sign_id.encode())
+        await self.store.reads.delete(map(str, before))
+        await self._check(mark)
 
     async def end(self, mark: Mark) -> None:
-        """Take a mark away."""
-        await self.store.reads.delete([str(mark)])
+        """Take a mark away, and its signs of life."""
+        await self.store.reads.delete(map(str, await self._signs(mark)))
 
     async def abandon(self, mark: Mark) -> None:
         """The same, on the way out of an error: what stays is told by its name."""
@@ -149,6 +160,14 @@ class Repository:
             await self.store.reads.delete([backup.name])
             raise
         await self.end(mark)
+
+    async def _marks_and_signs(self) -> list[Mark]:
+        """In the order of time, as far as they are of one work."""
+        listed = [info.name async for info in self.store.reads.list(MARKS_FOLDER)]
+        return [found for name in listed if (found := parse_mark(name)) is not None]
+
+    async def _signs(self, mark: Mark) -> list[Mark]:
+        return [each for each in await self._marks_and_signs() if each.work_id == mark.work_id]
 
     async def _check(self, mark: Mark) -> None:
         try:

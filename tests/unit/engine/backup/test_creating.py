@@ -11,10 +11,11 @@ import pytest
 from shalekv.core.manifest import WalMode
 from shalekv.engine.backup.copying import CopyLimits, for_each
 from shalekv.engine.backup.creating import BackupCreation
+from shalekv.engine.backup.deleting import ABANDONED_MS, Deletion
 from shalekv.engine.backup.repository import Repository
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound
 from shalekv.format import names
-from shalekv.format.backup_names import LevelCopy, WalCopy
+from shalekv.format.backup_names import LevelCopy, WalCopy, parse_mark
 from shalekv.format.load_record import load_entry
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import StoreSettings
@@ -104,28 +105,41 @@ async def test_backup_shows_its_moment_though_the_source_moves_on(*, is_compacte
     assert await at_each_request(run, step=4) > 12
 
 
-async def test_snapshot_is_renewed_while_it_is_copied() -> None:
-    """Copying that takes longer than the snapshot lives goes on until it is done."""
+async def test_what_protects_a_backup_is_renewed_while_it_is_made() -> None:
+    """Copying that takes longer than the snapshot lives goes on until it is done.
+
+    And however long that is, whoever deletes backups meanwhile does not take it for interrupted.
+    """
     source, _ = await database()
     repository = Place()
     renewals = asyncio.Semaphore(0)
-    runtime, now_ms = yielding_runtime(), wall_clock_ms()
+    runtime, began_ms = yielding_runtime(), wall_clock_ms()
+    ttl_ms = ABANDONED_MS
+
+    def now_ms() -> int:
+        return began_ms + int(runtime.clock.monotonic_ms())
+
+    def there() -> Repository:
+        return Repository(repository.cas(MemoryStore(now_ms, objects=repository.objects)))
 
     async def before(request: Request) -> None:
         if [request.name] == read.asked("get", names.LEVELS_FOLDER):  # the first of them
-            for _ in range(4):
+            for _ in range(6):
                 await renewals.acquire()
+            deleted = await Deletion(there()).run([])
+            assert deleted.left_because
+            assert len([name for name in repository.names() if parse_mark(name)]) <= 3
 
     async def after(request: Request) -> None:
         if request.operation == "create" and request.name.startswith(names.MANIFEST_FOLDER):
             renewals.release()
 
-    store = MemoryStore(lambda: now_ms + int(runtime.clock.monotonic_ms()), objects=source.objects)
+    store = MemoryStore(now_ms, objects=source.objects)
     read = FaultyStore(store, before=before, after=after)
-    there = Repository(repository.cas())
-    await BackupCreation(CasStore(read, runtime, StoreSettings()), there, ttl_ms=60_000).run()
-    assert runtime.clock.monotonic_ms() > 60_000
+    await BackupCreation(CasStore(read, runtime, StoreSettings()), there(), ttl_ms=ttl_ms).run()
+    assert runtime.clock.monotonic_ms() > ABANDONED_MS
     assert await verify(repository) == []
+    assert [name for name in repository.names() if parse_mark(name)] == []
 
 
 async def test_loads_come_along() -> None:
