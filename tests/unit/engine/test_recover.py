@@ -69,6 +69,28 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     assert await database.manifest() == before
 
 
+@virtual_world(3)
+async def test_an_opener_that_stood_still_does_not_displace_who_came_later(world: World) -> None:
+    """After longer than an opening may take, its claim is not made again (F2)."""
+    await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
+
+    def open_on(name: str) -> Coroutine[Any, Any, OpenedLog]:
+        opening = open_log(cas_of(world, name), WriterSettings(), address=name)
+        return world.node(name).run(opening)
+
+    gate = world.store.hold_reply(Match("create", f"{names.MANIFEST_FOLDER}*", node="a"))
+    opening = asyncio.create_task(open_on("a"))
+    await gate.reached()
+    world.node("a").pause()
+    gate.release()
+    later = await open_on("b")
+    await world.sleep_ms(3_600_000)
+    world.node("a").resume()
+    with pytest.raises(ManifestConflict):
+        await opening
+    assert await is_owner(later)
+
+
 @virtual_world()
 async def test_conflicts_for_too_long_are_told(world: World) -> None:
     """An opening that never wins gives up after its time, with an error of its own."""

@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
-from shalekv.errors import ObjectNotFound, ShaleError
+from shalekv.errors import ObjectNotFound, ShaleError, Superseded
 from shalekv.format import names
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import CompactSettings
@@ -26,7 +26,7 @@ from tests.kit.engine.compaction import (
 )
 from tests.kit.engine.hand_clock import hand_runtime
 from tests.kit.engine.naive_merge import NaiveTree, answers
-from tests.kit.store import FaultyStore, Gate
+from tests.kit.store import FaultyStore, Gate, Request
 
 KEYS = [b"k%03d" % n for n in range(200)]
 EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_000}
@@ -225,3 +225,24 @@ async def test_an_object_that_stays_away_ends_the_compactor() -> None:
     compactor = await opened(database, store)
     with pytest.raises(ObjectNotFound):
         await driven(database, compactor, step_ms=1_000)
+
+
+async def test_a_claim_of_one_that_stood_still_does_not_displace_who_came_later() -> None:
+    """Before it looks whether its claim counts, another has taken over: that one goes on (F2)."""
+    database = await written(slots=1)
+    later: list[asyncio.Task[Compactor]] = []
+
+    async def after(request: Request) -> None:
+        is_claim = request.operation == "create" and request.name.startswith(names.MANIFEST_FOLDER)
+        if is_claim and not later:
+            later.append(asyncio.create_task(opened(database, seed=12)))
+            await later[0]
+
+    claiming = asyncio.create_task(opened(database, FaultyStore(database.store, after=after)))
+    while not claiming.done():
+        database.clock.advance(1_000)
+        await asyncio.sleep(0)
+    with pytest.raises(Superseded):
+        await claiming
+    await driven(database, later[0].result(), step_ms=1_000)
+    await check(database)

@@ -36,6 +36,21 @@ def claim_compactor_epoch(manifest: Manifest, nonce: bytes) -> Manifest:
     return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1, compactor_nonce=nonce)
 
 
+def check_unclaimed(manifest: Manifest, seen: Manifest, nonce: bytes) -> None:
+    """Raise `Superseded` if another compactor has claimed its epoch since `seen` was read.
+
+    A claim whose process stood still is made again (F2): it must not displace who came later.
+    """
+    if manifest.compactor_nonce in (seen.compactor_nonce, nonce):
+        return
+    epoch = manifest.compactor_epoch
+    message = (
+        f"manifest {manifest.manifest_id} belongs to the compactor with epoch {epoch}, which has "
+        "taken over while this one began. Nothing was published"
+    )
+    raise Superseded(message, own_epoch=seen.compactor_epoch + 1, newer_epoch=epoch)
+
+
 def check_compactor(manifest: Manifest, own: CompactorId) -> None:
     """Raise `Superseded` unless `manifest` shows `own` as the compactor.
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from shalekv.core.compaction.publish import CompactorId, claim_compactor_epoch
+from shalekv.core.compaction.publish import (
+    CompactorId,
+    check_unclaimed,
+    claim_compactor_epoch,
+)
 from shalekv.core.lease import has_lease, with_lease
 from shalekv.core.manifest import Manifest
 from shalekv.engine.compaction.leases import Leases
@@ -17,14 +21,17 @@ _NONCE_BYTES = 16
 async def claim_compaction(store: CasStore, leases: Leases) -> CompactedManifest:
     """Take over from any other compactor, and put a lease for the first job into `leases`.
 
-    Raises `DatabaseNotFound`, `OriginLost`, `CorruptObject` and `StoreError`.
+    Raises `Superseded` when another one begins at the same time and wins, `DatabaseNotFound`,
+    `OriginLost`, `CorruptObject` and `StoreError`.
     """
     stored = StoredManifest(store)
-    await check_pins(store, await stored.refresh())
+    seen = await stored.refresh()
+    await check_pins(store, seen)
     nonce = store.runtime.random.randbytes(_NONCE_BYTES)
     held = await leases.new()
 
     def claim(current: Manifest) -> Manifest:
+        check_unclaimed(current, seen, nonce)
         return with_lease(claim_compactor_epoch(current, nonce), held.lease)
 
     def landed(current: Manifest) -> bool:
