@@ -38,8 +38,8 @@ from tests.sim.snapshot_readers import (
 from tests.sim.stored import current_manifest
 
 SHARE = 0.25  # of the seeds
-BETWEEN_MS = (10.0, 100.0, 1_000.0)  # two of them, at pace 1
-AMID_BELOW = 0.6  # of what is drawn: a file of a load is held meanwhile
+BETWEEN_MS = (10.0, 100.0, 1_000.0)  # a check and the next backup, at pace 1
+AMID_BELOW = 0.8  # of what is drawn: a file of a load is held meanwhile
 WRITTEN = Match("create", f"{LEVELS_FOLDER}*", node="w[123]")
 CRASH_SHARE = 0.2
 TTL_MS = 30_000  # of the snapshot of a backup, at pace 1
@@ -62,11 +62,11 @@ class Copies:
         self._problems: list[str] = []
 
     async def chaos(self, cluster: Cluster) -> None:
-        """Make one after the other until cancelled, most of them while a file is on its way."""
+        """Back up and check until cancelled, most of the time while a file is on its way."""
         world, random = self._world, self._world.random_for("copies")
         while True:
             await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
-            act, drawn = random.choice([self._back_up, self.check]), random.random()
+            drawn = random.random()
             crash_s = random.choice(CRASHES_MS) * random.random() * cluster.pace / 1_000
             if not world.options.has(Trouble.READERS):
                 continue
@@ -77,8 +77,10 @@ class Copies:
             try:
                 if drawn < AMID_BELOW:
                     await cluster.reached(gate)
-                with suppress(NodeCrashed, *PASSING):
-                    await node.run(act(node))
+                for act in (self._back_up, self.check):
+                    node = world.node("copier")
+                    with suppress(NodeCrashed, *PASSING):
+                        await node.run(act(node))
             finally:
                 gate.release()
 

@@ -123,7 +123,7 @@ async def _open_fenced(
         last_compacted=partial(_last_compacted, stored),
         codec=Codec[settings.wal_codec.name],
     )
-    run = await _fence(store, manifest, slots, keeper)
+    run = await _fence(store, manifest, slots)
     replayed = await replay_log(store, manifest, run.first, settings, keeper)
     last_wal_id = run.next_slot - 1
     fenced = FencedLog(replayed, slots, time, last_wal_id, last_stored_wal_id=last_wal_id)
@@ -177,9 +177,7 @@ async def _win_epoch(
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
 
 
-async def _fence(
-    store: CasStore, manifest: FencedManifest, slots: WalSlots, keeper: WalKeeper
-) -> FenceRun:
+async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> FenceRun:
     """Put fences into the WAL until no older writer can pass them (I3, F1).
 
     A compactor may merge the first fences before the last ones are there, each time anew (I13).
@@ -192,7 +190,6 @@ async def _fence(
         first_gap = await _find_gap(store, manifest)
         run, pursuit = FenceRun(first=first_gap, width=width), Pursuit.begin(first_gap, width)
         while not run.is_complete:
-            await keeper.renew(manifest)
             try:
                 occupant = await slots.create(run.next_slot, WalContents())
             except OutcomeUnknown:

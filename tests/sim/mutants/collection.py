@@ -203,6 +203,11 @@ COLLECTION = (
     mutant(
         "a renewal brings back a snapshot", (snapshots, "renew_snapshot", _renewed_anyhow), hint=49
     ),
-    mutant("a backup copies every load", (creating, "drop_unrecorded", _all_of_them), hint=20),
-    mutant("fsck expects every load", (check, "_needed", _named_at_all), hint=41),
+    mutant(
+        "a backup copies every load",
+        (creating, "drop_unrecorded", _all_of_them),
+        seeds=120,
+        hint=46,
+    ),
+    mutant("fsck expects every load", (check, "_needed", _named_at_all), seeds=120, hint=35),
 )
