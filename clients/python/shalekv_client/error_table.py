@@ -45,6 +45,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "MEMTABLE_FULL": errors.Overloaded,
         "LOG_FULL": errors.Overloaded,
         "QUORUM_UNAVAILABLE": errors.NotApplied,
+        "IMPLAUSIBLE_TIME": errors.NotApplied,
         "LOG_BEHIND_ARCHIVE": errors.NotApplied,
         "NOT_A_MEMBER": errors.NotApplied,
         "LOG_DAMAGED": errors.NotApplied,
