@@ -4,6 +4,10 @@ A change of members goes through a joint configuration (Raft, section 6): from t
 the manifest on, whatever is decided needs a majority of the present members *and* one of the next;
 with the second edit the next become the present ones. The second edit is made by a writer whose
 log a majority of the next members holds, so that nothing is lost on the way.
+
+Each edit of the members raises their generation by one, and is made of the generation that whoever
+makes it has looked at (`check_generation`). So it is made once, whoever stalls; and a member that
+was admitted before, and is in no manifest of a later generation, will never be in one.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from shalekv.errors import InvalidRequest
 
 MEMBER_ID_BYTES = 16
 MEMBERS_MAX = 9
+FIRST_GENERATION = 1  # of a database that was created with safekeepers
 
 
 class Member(NamedTuple):
@@ -45,7 +50,7 @@ class Member(NamedTuple):
 class Configuration:
     """The members, and those to be: `next` is empty unless a change is under way."""
 
-    generation: int
+    generation: int  # raised by one with each edit of the members
     members: tuple[Member, ...]
     next: tuple[Member, ...] = ()
 
@@ -91,6 +96,38 @@ class Configuration:
 
 def _count(members: Iterable[Member], ids: Collection[bytes]) -> int:
     return sum(member.id in ids for member in members)
+
+
+def check_generation(manifest: Manifest, generation: int) -> None:
+    """Raise `InvalidRequest` unless the members are those of this generation still."""
+    if manifest.wal_generation != generation:
+        raise InvalidRequest(
+            "members",
+            "they were changed since this command has looked at them, or it took so long that its "
+            "safekeepers have given up the room that they had made: see `shalekv safekeeper "
+            "status`, and try again",
+        )
+
+
+def close_generation(manifest: Manifest, generation: int) -> Manifest:
+    """Rule out every change that was prepared in this generation, and change nothing else.
+
+    Raises `InvalidRequest` when another generation has begun, which does the same.
+    """
+    check_generation(manifest, generation)
+    return replace(manifest, wal_generation=generation + 1)
+
+
+def name_anew(manifest: Manifest, members: Iterable[Member]) -> Manifest:
+    """Other members for a database that nobody has opened. Raises `InvalidRequest` if one has."""
+    check_generation(manifest, FIRST_GENERATION)
+    if manifest.writer_epoch:
+        raise InvalidRequest("members", "a writer has opened the database already")
+    return replace(
+        manifest,
+        wal_generation=manifest.wal_generation + 1,
+        wal_members=tuple(map(str, members)),
+    )
 
 
 def begin_change(manifest: Manifest, members: Iterable[Member]) -> Manifest:

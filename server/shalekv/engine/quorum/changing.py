@@ -3,11 +3,14 @@
 Each change is two edits: the first is made here, by whoever asks for the change; the second by the
 writer that serves, or by the next one, when a majority of the members to be holds its log. A member
 that comes new is asked first to make room (`Links.admit`), so that its id is known.
+
+An edit is of the generation that was looked at before room was asked for. So one that comes late,
+or is tried again, does not undo what others have decided meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -18,6 +21,7 @@ from shalekv.core.quorum.membership import (
     Member,
     begin_change,
     cancel_change,
+    check_generation,
     check_unchanging,
 )
 from shalekv.core.quorum.messages import Health
@@ -83,12 +87,19 @@ async def _survey_one(links: Links, database_id: bytes, member: Member) -> Surve
 
 
 async def admit(
-    links: Links, place: DatabasePlace, addresses: Sequence[str], request_id: bytes
+    links: Links,
+    place: DatabasePlace,
+    addresses: Sequence[str],
+    request_id: bytes,
+    *,
+    is_new: bool = False,
 ) -> tuple[Member, ...]:
     """Have each node make room for the database: who they are from now on.
 
     A call that is repeated with its `request_id` gives the same members. Raises `InvalidRequest`,
-    `QuorumUnavailable` when a node does not answer, and what nodes say.
+    `QuorumUnavailable` when a node does not answer, and what nodes say. Then nodes find out by
+    themselves what room is not needed; of a database that `is_new`, which nobody else knows, what
+    was made is given back at once.
     """
     if len(set(addresses)) != len(addresses):
         raise InvalidRequest("safekeepers", "an address stands there twice")
@@ -96,14 +107,42 @@ async def admit(
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
             raise InvalidRequest("safekeepers", f"{address!r} is not HOST:PORT")
-    members = []
-    for address in addresses:
-        try:
-            members.append(Member(await links.admit(address, place, request_id), address))
-        except LinkBroken as error:
-            problem = f"the safekeeper at {address} does not answer: {error}. Nothing was changed"
-            raise QuorumUnavailable(problem) from error
+    members: list[Member] = []
+    try:
+        for address in addresses:
+            member_id = await _admit_one(links, place, address, request_id)
+            members.append(Member(member_id, address))
+    except ShaleError:
+        if is_new:
+            await retire(links, place.database_id, members)
+        raise
     return tuple(members)
+
+
+async def _admit_one(links: Links, place: DatabasePlace, address: str, request_id: bytes) -> bytes:
+    try:
+        return await links.admit(address, place, request_id)
+    except LinkBroken as error:
+        problem = f"the safekeeper at {address} does not answer: {error}. Nothing was changed"
+        raise QuorumUnavailable(problem) from error
+
+
+async def admit_again(
+    links: Links, place: DatabasePlace, members: Iterable[Member], request_id: bytes
+) -> tuple[Member, ...]:
+    """Who the members are now: those that have given up their room meanwhile make it again.
+
+    One that does not answer is taken to be as it was.
+    """
+    found = []
+    for member in members:
+        try:
+            member_id = await links.admit(member.address, place, request_id)
+        except (LinkBroken, ShaleError) as error:
+            log.warning("a safekeeper was not asked again", at=member.address, problem=str(error))
+            member_id = member.id
+        found.append(Member(member_id, member.address))
+    return tuple(found)
 
 
 async def retire(links: Links, database_id: bytes, members: Iterable[Member]) -> None:
@@ -132,14 +171,13 @@ class Changing:
                 problem = f"{address} is one already: if it was made anew, use `replace`"
                 raise InvalidRequest("safekeepers", problem)
         new = await self._admit(addresses)
-        return await self._change(lambda members: (*members, *new))
+        return await self._change(configuration, (*configuration.members, *new))
 
     async def remove(self, addresses: Sequence[str]) -> Manifest:
         """Begin to remove the members at these addresses."""
-        await self._check_known(addresses)
-        return await self._change(
-            lambda members: tuple(each for each in members if each.address not in addresses)
-        )
+        configuration = await self._check_known(addresses)
+        left = tuple(each for each in configuration.members if each.address not in addresses)
+        return await self._change(configuration, left)
 
     async def replace(self, old_address: str, new_address: str) -> Manifest:
         """Begin to put a node in the place of a member.
@@ -158,28 +196,34 @@ class Changing:
             raise
         if new in configuration.members:  # it has made room, and no writer has turned to it yet
             raise _has_its_log(old_address)
-        return await self._change(
-            lambda members: tuple(new if m.address == old_address else m for m in members)
-        )
+        wanted = tuple(new if m.address == old_address else m for m in configuration.members)
+        return await self._change(configuration, wanted)
 
     async def cancel(self) -> Manifest:
         """Give up a change that is under way."""
-        manifest = await self._stored.refresh()
-        if not configuration_of(manifest).is_joint:
+        joint = configuration_of(await self._stored.refresh())
+        if not joint.is_joint:
             raise InvalidRequest("members", "no change is under way")
-        joint = manifest.wal_members_next
-        return await self._stored.edit(cancel_change, lambda m: m.wal_members_next != joint)
-
-    async def _change(self, change: Callable[[tuple[Member, ...]], tuple[Member, ...]]) -> Manifest:
-        """The first edit. Raises `InvalidRequest`, for instance when a change is under way."""
-        wanted = change(configuration_of(await self._stored.refresh()).members)
 
         def edit(manifest: Manifest) -> Manifest:
-            return begin_change(manifest, change(configuration_of(manifest).members))
+            check_generation(manifest, joint.generation)
+            return cancel_change(manifest)
 
         def landed(manifest: Manifest) -> bool:
-            texts = tuple(map(str, wanted))
-            return texts in (manifest.wal_members_next, manifest.wal_members)
+            return configuration_of(manifest).next != joint.next
+
+        return await self._stored.edit(edit, landed)
+
+    async def _change(self, before: Configuration, wanted: tuple[Member, ...]) -> Manifest:
+        """The first edit of a change of what `before` has. Raises `InvalidRequest`."""
+
+        def edit(manifest: Manifest) -> Manifest:
+            check_generation(manifest, before.generation)
+            return begin_change(manifest, wanted)
+
+        def landed(manifest: Manifest) -> bool:
+            after = configuration_of(manifest)
+            return wanted in (after.next, after.members)
 
         return await self._stored.edit(edit, landed)
 

@@ -23,7 +23,7 @@ import structlog
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.archiving import is_archived
-from shalekv.core.quorum.membership import check_first_count, check_members
+from shalekv.core.quorum.membership import check_first_count, check_generation, check_members
 from shalekv.core.quorum.switching import enter_quorum, leave_quorum
 from shalekv.core.snapshot import remove_snapshots
 from shalekv.engine.compaction.wal_tail import merge_tail
@@ -63,6 +63,7 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
+        check_generation(manifest, current.wal_generation)
         own = opened.manifest.own
         entered = enter_quorum(manifest, own, members, opened.last_wal_id)
         return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +19,12 @@ from shalekv.errors import (
     OutcomeUnknown,
     QuorumUnavailable,
 )
+from shalekv.format import names
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import contents
-from tests.kit.quorum.log import QuorumDatabase, Writing, until
+from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
+from tests.kit.store import HeldStore
 from tests.kit.virtual_time import virtual_time
 
 
@@ -117,6 +122,29 @@ async def test_two_changes_at_once_are_refused() -> None:
     await changing.replace("n1:1", "n4:1")
     async with database.writing() as writing:  # who opens in the midst of it ends it
         assert await _finished(database, writing) == ["n4:1", "n2:1", "n3:1"]
+
+
+@virtual_time(5)
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A process that stands still behind its edit does not make it a second time, when others have
+    cancelled the change, or begun it anew, before it goes on.
+    """
+    database = await _created()
+    other = _changing(database)
+    if cancels:
+        await other.add(["n4:1"])
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    slow = Changing(CasStore(store, runtime(99), StoreSettings()), database.links())
+    changing = asyncio.create_task(slow.cancel() if cancels else slow.add(["n4:1"]))
+    held = await store.arrived(1)
+    held.apply()
+    await (other.add(["n4:1"]) if cancels else other.cancel())
+    before = await database.manifest()
+    held.release()
+    with pytest.raises(InvalidRequest, match="changed since"):
+        await changing
+    assert await database.manifest() == before
 
 
 @virtual_time(1)
