@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum.membership import Configuration, check_first_count, check_members
+from shalekv.core.quorum.membership import (
+    FIRST_GENERATION,
+    Configuration,
+    check_first_count,
+    check_members,
+    name_anew,
+)
 from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
 from shalekv.engine.logical_time import first_time
-from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire
+from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, admit_again, retire
 from shalekv.engine.quorum.links import DatabasePlace, Links
 from shalekv.errors import DatabaseExists, DatabaseMismatch
 from shalekv.manifest.stored import StoredManifest
@@ -47,7 +54,7 @@ async def create_database(
     clocks of the store and of this machine are further apart than `clock_jump_max_s`.
 
     With a `quorum` each safekeeper makes room first; raises `InvalidRequest` when they cannot be
-    one, and `QuorumUnavailable` when one of them does not answer.
+    one, and `QuorumUnavailable` when one of them does not answer: then none of them has kept it.
     """
     from shalekv.store.verify.fit import check_fit  # noqa: PLC0415 - 15 modules, to create only
 
@@ -78,16 +85,25 @@ async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum)
     check_first_count(quorum.addresses)
     place = DatabasePlace(manifest.database_id, cas.url)
     request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
-    members = await admit(quorum.links, place, quorum.addresses, request_id)
+    members = await admit(quorum.links, place, quorum.addresses, request_id, is_new=True)
     check_members(members)
     with_members = replace(
-        manifest, wal_mode=WalMode.QUORUM, wal_generation=1, wal_members=tuple(map(str, members))
+        manifest,
+        wal_mode=WalMode.QUORUM,
+        wal_generation=FIRST_GENERATION,
+        wal_members=tuple(map(str, members)),
     )
     try:
         await found(cas, with_members)
     except DatabaseExists:  # another process was faster: nobody needs the room that was made
         await retire(quorum.links, manifest.database_id, members)
         raise
+    # Nodes do not wait for ever: if this process has stood still, the room may be gone.
+    present = await admit_again(quorum.links, place, members, request_id)
+    if present != members:
+        texts = tuple(map(str, present))
+        edit = partial(name_anew, members=present)
+        await StoredManifest(cas).edit(edit, lambda m: m.wal_members == texts)
 
 
 async def check_wal_mode(

@@ -74,5 +74,6 @@ class SafekeeperSettings(Settings):
         le=86_400_000,
         description="How often this node looks in the manifests for logs that are of no use any "
         "more, milliseconds. What two looks have found so is deleted; if some of it is not "
-        "archived, it is set aside after ten.",
+        "archived, it is set aside after ten. One that was asked for and is in no manifest yet is "
+        "given ten as well.",
     )

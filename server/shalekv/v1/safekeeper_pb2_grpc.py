@@ -81,7 +81,7 @@ class SafekeeperServicer:
         is empty and nobody's until the manifest names the id. Another call for the same database
         returns the same id if no writer has turned to it yet, or the request is the same. Else the log
         makes way for an empty one if the manifest does not name its member any more, and if it does, or
-        nobody can tell: ALREADY_EXISTS.
+        nobody can tell: ALREADY_EXISTS. A log that no manifest comes to name is deleted after a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ class SafekeeperStub:
     is empty and nobody's until the manifest names the id. Another call for the same database
     returns the same id if no writer has turned to it yet, or the request is the same. Else the log
     makes way for an empty one if the manifest does not name its member any more, and if it does, or
-    nobody can tell: ALREADY_EXISTS.
+    nobody can tell: ALREADY_EXISTS. A log that no manifest comes to name is deleted after a while.
     """
     Propose: _aio.StreamStreamMultiCallable[_safekeeper_pb2.ProposeRequest, _safekeeper_pb2.ProposeReply]
     """The protocol between a writer and this member. The first message names the database; then each
@@ -67,7 +67,7 @@ class SafekeeperServicer(metaclass=_abc_1.ABCMeta):
         is empty and nobody's until the manifest names the id. Another call for the same database
         returns the same id if no writer has turned to it yet, or the request is the same. Else the log
         makes way for an empty one if the manifest does not name its member any more, and if it does, or
-        nobody can tell: ALREADY_EXISTS.
+        nobody can tell: ALREADY_EXISTS. A log that no manifest comes to name is deleted after a while.
         """
 
     @_abc_1.abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,7 @@ async def test_who_cannot_be_a_quorum_is_refused() -> None:
     nodes["n3:1"].stop()
     with pytest.raises(QuorumUnavailable, match="n3:1"):
         await created_with(nodes)
+    assert not any(node.logs for node in nodes)  # who has made room has got it back
 
 
 async def test_room_is_given_back_when_another_creates_first() -> None:
@@ -128,6 +130,35 @@ async def test_room_is_given_back_when_another_creates_first() -> None:
         await creating
     assert not any(node.logs for node in nodes)
     assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_room_is_made_again_for_a_creation_that_was_slow(is_open: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Safekeepers do not wait for ever for a manifest. If it comes late, it is made to name who
+    they are then, unless a writer has opened the database: that has found a majority.
+    """
+    database, nodes = Database(), Nodes()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    quorum = Quorum(InProcessLinks(nodes), ADDRESSES)
+    creating = asyncio.create_task(
+        create_database(store, database.runtime(), StoreSettings(), quorum)
+    )
+    held = await store.arrived(1)
+    nodes["n1:1"].wipe()
+    held.release()
+    edit = await store.arrived(2)
+    if not is_open:
+        store.let_go()
+        await creating
+        manifest = await database.manifest()
+        logs = [node.log(manifest.database_id) for node in nodes]
+        members = Configuration.of(manifest).members
+        assert [each.id for each in members] == [each.state.member_id for each in logs]
+        return
+    await database.edit(lambda manifest: replace(manifest, writer_epoch=1))
+    edit.release()
+    with pytest.raises(InvalidRequest, match="a writer has opened"):
+        await creating
 
 
 async def test_mode_is_compared_if_it_is_named() -> None:

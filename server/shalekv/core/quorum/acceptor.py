@@ -48,6 +48,11 @@ class AcceptorState:
     elected_stream: int | None = None
     sound_from_lsn: int | None = None  # one that is refilled is sound when its log reaches this
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no writer has ever turned to it: nothing was promised, nothing is in the log."""
+        return self.promise == NO_BALLOT and not self.log.last.lsn
+
 
 @dataclass(frozen=True, slots=True)
 class Save:

@@ -84,6 +84,8 @@ class Archiver:
         failures = 0
         while True:
             try:
+                if self._member.state.is_untouched:  # no manifest need name it, or ever will
+                    await self._member.wait_called(0, b"")
                 await self._round()
                 await self._wait()
             except StoreBroken:

@@ -1,7 +1,8 @@
 """A node: the logs of several databases in one folder, and what keeps them.
 
 A member is made by `admit`, before any manifest names it, and deleted by `retire`, after the
-manifest has ceased to. Which members a database has is the manifest's word alone.
+manifest has ceased to, or when none will ever name it (`standing`). Which members a database has is
+the manifest's word alone.
 """
 
 from __future__ import annotations
@@ -46,10 +47,6 @@ from shalekv.store.member_log.syncer import Syncer
 from shalekv.store.opening import open_store
 
 _ID_BYTES = 16
-# A manifest that has ceased to name a member is read twice, some time apart, before a log goes
-# that nobody asked to delete. One whose records are not all seen in the archive yet has more time.
-_UNNAMED_CHECKS = 2
-_UNARCHIVED_CHECKS = 10
 
 OpenStore: TypeAlias = Callable[[str, Runtime, StoreSettings], ObjectStore]
 
@@ -151,7 +148,10 @@ class Node:
                 if identity.url != place.url:
                     message = f"this safekeeper has a log of the database for {identity.url}"
                     raise DatabaseMismatch(message)
-                if identity.request_id == request_id or held.is_untouched:
+                if held.is_untouched:
+                    held.expect_to_be_named()
+                    return identity.member_id
+                if identity.request_id == request_id:
                     return identity.member_id
                 await self._make_way(held)
             return (await self._create(place, request_id)).member.identity.member_id
@@ -169,7 +169,7 @@ class Node:
             if standing is Standing.NAMED:
                 problem = "the manifest names this member: change the members first"
                 raise InvalidRequest("member_id", problem)
-            if standing is Standing.UNKNOWN and not held.is_archived:
+            if standing is not Standing.UNNAMED and not held.is_archived:
                 url = held.member.identity.url
                 problem = (
                     f"{url} does not hold its database, or an older state of it, and the log has "
@@ -248,7 +248,7 @@ class Node:
         except StoreBroken as error:  # of an archive on a disk: a new process reads what is there
             self._fail(error)
         except Exception as error:  # a bug with one database must not end the others
-            log.exception("ARCHIVING STOPPED", **_told(held))
+            log.exception("ARCHIVING STOPPED", **held.told)
             held.member.archiving.problem = f"unexpected error: {error}"
             held.member.archiving.is_archiver = False
 
@@ -279,7 +279,7 @@ class Node:
         identity = MemberIdentity(place.database_id, member_id, place.url, request_id)
         held = self._hold(await self._runtime.workers.run(self._folder.create, identity))
         self._begin_archiving(held)
-        log.info("member admitted", **_told(held))
+        log.info("member admitted", **held.told)
         return held
 
     async def _make_way(self, held: Held) -> None:
@@ -307,13 +307,13 @@ class Node:
             "MEMBER SET ASIDE: its log has records that are not archived. Delete the folder if "
             "they are of no use",
             folder=str(folder),
-            **_told(held),
+            **held.told,
         )
 
     async def _remove(self, held: Held) -> None:
         await self._end_member(held)
         await self._sync_workers.run(self._folder.remove, held.member.log)
-        log.info("member retired", **_told(held))
+        log.info("member retired", **held.told)
 
     async def _end_member(self, held: Held) -> None:
         """Afterwards its files are touched only behind what the thread of syncs still does for it:
@@ -332,21 +332,23 @@ class Node:
                 await self._runtime.clock.sleep_ms(self.settings.safekeeper.retire_interval_ms)
                 for held in [*self._held.values()]:
                     async with self._changing:
-                        if self._held.get(held.member.identity.database_id) is held:
+                        if self._has(held):
                             await self._retire_if_unnamed(held)
-        except StoreBroken as error:  # of our own disk
+                    if self._has(held) and held.waits_in_vain:
+                        await held.rule_out()
+        except StoreBroken as error:  # of our own disk, or of an archive on a disk
             self._fail(error)
 
+    def _has(self, held: Held) -> bool:
+        return self._held.get(held.member.identity.database_id) is held
+
     async def _retire_if_unnamed(self, held: Held) -> None:
-        if held.is_untouched:
-            return  # the manifest that names it may be about to be written
         try:
-            standing = await held.standing()
+            is_of_no_use = await held.is_of_no_use()
         except ShaleError as error:
-            log.warning("whether a log is of use is not known", problem=str(error), **_told(held))
+            log.warning("whether a log is of use is not known", problem=str(error), **held.told)
             return
-        held.unnamed_checks = held.unnamed_checks + 1 if standing is Standing.UNNAMED else 0
-        if held.unnamed_checks >= (_UNNAMED_CHECKS if held.is_archived else _UNARCHIVED_CHECKS):
+        if is_of_no_use:
             await self._let_go(held)
 
 
@@ -379,17 +381,7 @@ async def _check_archive(
 
 def _tell_opened(held: Held) -> None:
     if held.member.state.health is not Health.DAMAGED:
-        log.info("log opened", **_told(held))
+        log.info("log opened", **held.told)
         return
     problem = held.member.log.problem or "this was found before, and nothing has filled the log"
-    log.error("records were lost", problem=problem, **_told(held))
-
-
-def _told(held: Held) -> dict[str, str]:
-    identity = held.member.identity
-    return {
-        "url": identity.url,
-        "database_id": identity.database_id.hex(),
-        "member_id": identity.member_id.hex(),
-        "health": held.member.state.health.value,
-    }
+    log.error("records were lost", problem=problem, **held.told)

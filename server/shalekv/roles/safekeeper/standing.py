@@ -1,20 +1,50 @@
-"""A member and the database that it belongs to: whether the manifest still names it."""
+"""A member and the database that it belongs to: whether the manifest still names it.
+
+A manifest that has ceased to name a member is read twice, some time apart, before a log goes that
+nobody asked to delete. One whose records are not all seen in the archive yet has more time.
+
+A member that no writer has turned to is one that a manifest may be about to name: whoever has
+asked for it may stand still. It goes when that is ruled out:
+
+- another database is at its place, so that its own can't be created there any more;
+- a manifest of its database is of a later generation than when room was asked for: edits are of the
+  generation that was looked at before (`core.quorum.membership`). If none comes, this node makes
+  one, which changes nothing else;
+- there was no manifest for long. Then whoever creates the database late looks after it.
+
+It has promised nothing and holds nothing, so whatever happens nothing is lost with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
 
 from shalekv.core.manifest import WalMode
-from shalekv.core.quorum.membership import Configuration
-from shalekv.core.quorum.record import NO_BALLOT
+from shalekv.core.quorum.membership import Configuration, close_generation
 from shalekv.engine.quorum.links import DatabasePlace, MemberStatus
-from shalekv.errors import DatabaseMismatch, DatabaseNotFound
+from shalekv.errors import (
+    DatabaseMismatch,
+    DatabaseNotFound,
+    InvalidRequest,
+    ShaleError,
+    StoreBroken,
+)
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.safekeeper.member import Member
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+
+log = structlog.get_logger()
+
+_UNNAMED_CHECKS = 2
+_UNARCHIVED_CHECKS = 10
+_UNTOUCHED_CHECKS = 10
+_RULE_OUT_TIMEOUT_MS = 20_000
 
 
 class Standing(enum.Enum):
@@ -22,7 +52,8 @@ class Standing(enum.Enum):
 
     NAMED = "named"  # among the present members, or those to be
     UNNAMED = "unnamed"
-    UNKNOWN = "unknown"  # there is no manifest, or that of another database, or of an older state
+    DISPLACED = "displaced"  # it is that of another database
+    UNKNOWN = "unknown"  # there is none, or one of an older state
 
 
 @dataclass(slots=True)
@@ -35,10 +66,16 @@ class Held:
     manifest: StoredManifest = field(init=False)
     archiving: asyncio.Task[None] | None = None  # of the node's group
     unnamed_checks: int = 0  # one after the other, that found it unnamed
+    generation: int | None = None  # of the first of these; None: it was not named in any
 
     def __post_init__(self) -> None:
         """Nothing is read yet."""
         self.manifest = StoredManifest(self.cas)
+
+    def expect_to_be_named(self) -> None:
+        """Somebody has asked for it, after a look at the manifest, and is about to name it."""
+        self.unnamed_checks = 0
+        self.generation = None
 
     def stop_archiving(self) -> None:
         """Nothing more is added to the archive; what is under way may still arrive there."""
@@ -48,8 +85,7 @@ class Held:
     @property
     def is_untouched(self) -> bool:
         """Whether no writer has ever turned to it: then no manifest may have named it yet."""
-        state = self.member.state
-        return state.promise == NO_BALLOT and not state.log.last.lsn
+        return self.member.state.is_untouched
 
     @property
     def is_archived(self) -> bool:
@@ -60,12 +96,14 @@ class Held:
     async def standing(self) -> Standing:
         """What the manifest says now. Raises `CorruptObject`, `StoreError`."""
         member_id = self.member.identity.member_id
+        if self.is_untouched:  # its database may have been deleted, and another one created
+            self.manifest = StoredManifest(self.cas)
         try:
             manifest = await self.manifest.refresh()
         except DatabaseNotFound:
             return Standing.UNKNOWN
         if manifest.database_id != self.member.identity.database_id:
-            return Standing.UNKNOWN
+            return Standing.DISPLACED
         if manifest.writer_epoch < self.member.state.promise.epoch:
             # An epoch is promised after a manifest has it: this is a backup that was put back.
             return Standing.UNKNOWN
@@ -73,6 +111,63 @@ class Held:
             return Standing.UNNAMED
         named = {each.id for each in Configuration.of(manifest).everyone}
         return Standing.NAMED if member_id in named else Standing.UNNAMED
+
+    async def is_of_no_use(self) -> bool:
+        """Look once more, as is done regularly. Raises `CorruptObject`, `StoreError`."""
+        standing = await self.standing()
+        # From here on nothing is waited for: what is untouched now has told nobody anything.
+        if self.is_untouched:
+            return self._will_not_be_named(standing)
+        self.unnamed_checks = self.unnamed_checks + 1 if standing is Standing.UNNAMED else 0
+        return self.unnamed_checks >= (_UNNAMED_CHECKS if self.is_archived else _UNARCHIVED_CHECKS)
+
+    def _will_not_be_named(self, standing: Standing) -> bool:
+        if standing is Standing.NAMED:
+            self.expect_to_be_named()
+            return False
+        self.unnamed_checks += 1
+        if standing is not Standing.UNNAMED:
+            is_displaced = standing is Standing.DISPLACED
+            return self.unnamed_checks >= (_UNNAMED_CHECKS if is_displaced else _UNTOUCHED_CHECKS)
+        present = self.manifest.current.wal_generation
+        if self.generation is None:
+            self.generation = present
+        return present != self.generation
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether whoever was about to name it should have done so long ago."""
+        is_late = self.unnamed_checks >= _UNTOUCHED_CHECKS
+        return self.is_untouched and self.generation is not None and is_late
+
+    async def rule_out(self) -> None:
+        """Have no change name it that was prepared by now; the next look sees if it has worked.
+
+        Raises `StoreBroken` when this process may not write to the store any more.
+        """
+        assert self.generation is not None
+        before, edit = self.generation, partial(close_generation, generation=self.generation)
+        try:
+            async with asyncio.timeout(_RULE_OUT_TIMEOUT_MS / 1_000):
+                await self.manifest.edit(edit, lambda manifest: manifest.wal_generation != before)
+        except StoreBroken:
+            raise
+        except InvalidRequest:  # somebody else has begun a generation
+            return
+        except (ShaleError, TimeoutError) as error:
+            problem = str(error) or f"not done within {_RULE_OUT_TIMEOUT_MS} ms"
+            log.warning("a member that nobody names is kept", problem=problem, **self.told)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What logs tell of it."""
+        identity = self.member.identity
+        return {
+            "url": identity.url,
+            "database_id": identity.database_id.hex(),
+            "member_id": identity.member_id.hex(),
+            "health": self.member.state.health.value,
+        }
 
     def status(self) -> MemberStatus:
         """What it holds."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.membership import Member as Named
+from shalekv.core.quorum.membership import check_generation
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
@@ -33,6 +35,8 @@ from shalekv.errors import (
     StoreBroken,
     StoreRefused,
 )
+from shalekv.format.manifest import decode_manifest
+from shalekv.format.names import manifest_name
 from shalekv.format.wal_record import make_record
 from shalekv.roles.safekeeper.member import Member
 from shalekv.roles.safekeeper.node import Node
@@ -231,23 +235,66 @@ async def test_admitted_anew(tmp_path: Path) -> None:
 
 
 async def test_retired_by_itself(tmp_path: Path) -> None:
-    """A log that the manifest has ceased to name goes; one that is new may be named yet. It may be
-    that of a lost member: its records, which are not archived, are kept.
+    """A log that the manifest has ceased to name goes. It may be that of a lost member: its
+    records, which are not archived, are kept.
     """
-    new_id = b"n" * 16
     settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
     async with running_node(settings) as node:
-        await node.admit(place(tmp_path, "new", new_id), REQUEST_ID)  # it is looked at first
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         await filled(node.find(DATABASE_ID))
         await write_manifest(tmp_path, 0, member_id)
-        await write_manifest(tmp_path, 0, OTHER_ID, name="new", database_id=new_id)
         await write_manifest(tmp_path, 1, OTHER_ID)
+        await until_kept(settings, {SET_ASIDE})
+        assert held_by(node) == set()
+
+
+async def until_kept(settings: SafekeepSettings, names: set[str]) -> None:
+    """Wait until these folders are there, and no other."""
+    async with asyncio.timeout(DEADLINE_S):
+        while folders_in(settings) != names:  # noqa: ASYNC110 - it is seen there alone
+            await asyncio.sleep(0)
+
+
+async def test_what_will_not_be_named_goes(tmp_path: Path) -> None:
+    """A member that no writer has turned to stays while a manifest names it, and goes when its
+    database was not created: there is no manifest for long, or there is another database.
+    """
+    named_id, absent_id, displaced_id = b"n" * 16, b"a" * 16, b"p" * 16
+    settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
+    async with running_node(settings) as node:  # they are looked at in this order
+        await node.admit(place(tmp_path, "displaced", displaced_id), REQUEST_ID)
+        await node.admit(place(tmp_path, "absent", absent_id), REQUEST_ID)
+        member_id = await node.admit(place(tmp_path, "named", named_id), REQUEST_ID)
+        await write_manifest(tmp_path, 0, member_id, name="named", database_id=named_id)
+        await write_manifest(tmp_path, 0, OTHER_ID, name="displaced", database_id=OTHER_ID)
+        await until_kept(settings, {named_id.hex(), absent_id.hex()})
+        await until_kept(settings, {named_id.hex()})
+
+
+async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> None:
+    """Whoever asked for room may stand still and name the member later. So first a manifest comes
+    after which that is refused; a manifest that somebody else has made since does as well.
+    """
+    moved_id = b"m" * 16
+    settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
+    await write_manifest(tmp_path, 0, OTHER_ID)
+    await write_manifest(tmp_path, 0, OTHER_ID, name="moved", database_id=moved_id)
+    async with running_node(settings) as node:
+        await node.admit(place(tmp_path), REQUEST_ID)
+        await node.admit(place(tmp_path, "moved", moved_id), REQUEST_ID)
         async with asyncio.timeout(DEADLINE_S):
-            while SET_ASIDE not in folders_in(settings):  # noqa: ASYNC110 - it is seen there alone
+            while node._held[moved_id].generation is None:  # noqa: ASYNC110, SLF001
                 await asyncio.sleep(0)
-        assert held_by(node) == {new_id}
-    assert folders_in(settings) == {new_id.hex(), SET_ASIDE}
+        await write_manifest(tmp_path, 1, OTHER_ID, name="moved", database_id=moved_id)
+        await until_kept(settings, {DATABASE_ID.hex()})
+        await until_kept(settings, set())
+    store = LocalStore(tmp_path / "archive" / "db", inline_runtime())
+    before, after = [
+        decode_manifest(name, (await store.get(name)).data) for name in map(manifest_name, (0, 1))
+    ]
+    assert after == replace(before, manifest_id=1, write_id=after.write_id, wal_generation=1)
+    with pytest.raises(InvalidRequest, match="given up the room"):
+        check_generation(after, before.wal_generation)
 
 
 async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
