@@ -16,17 +16,20 @@ from shalekv.core.quorum import membership as quorum_members
 from shalekv.core.quorum.acceptor import Effect, Reply
 from shalekv.core.quorum.archiving import LogObject, complete_objects, is_archived
 from shalekv.core.quorum.election import Candidacy, Leader
+from shalekv.core.quorum.membership import Member as Named
 from shalekv.core.quorum.messages import Health, ToProposer
 from shalekv.core.quorum.record import Ballot
 from shalekv.core.quorum.switching import enter_quorum
 from shalekv.core.two_phase import Destination, Record
 from shalekv.engine.quorum import opening, switching
-from shalekv.engine.quorum.links import TailPiece
+from shalekv.engine.quorum.links import DatabasePlace, Links, TailPiece
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
+from shalekv.roles import database
 from shalekv.roles.safekeeper import service
 from shalekv.roles.safekeeper.log_objects import LogObjects
 from shalekv.roles.safekeeper.member import Member
+from shalekv.roles.safekeeper.standing import Held, Standing
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
 from shalekv.store.member_log.log import MemberLog
@@ -215,6 +218,22 @@ def _enter_at_once(
     return replace(entered, wal_id_last_compacted=c, wal_ids_left_out=())
 
 
+def _keep_for_ever(self: Held, standing: Standing) -> bool:
+    del self, standing
+    return False
+
+
+def _let_go_soon(self: Held, standing: Standing) -> bool:
+    self.unnamed_checks = 0 if standing is Standing.NAMED else self.unnamed_checks + 1
+    return self.unnamed_checks > 1
+
+
+async def _admit_nobody(
+    _links: Links, _place: DatabasePlace, members: tuple[Named, ...], _request_id: bytes
+) -> tuple[Named, ...]:
+    return members
+
+
 QUORUM = (
     mutant("a safekeeper replies before its sync", (Member, "_carry_out", _reply_first), seeds=10),
     mutant(
@@ -247,5 +266,22 @@ QUORUM = (
         (Candidacy, "donor_id", property(_lowest)),
         seeds=20,
         hint=6,
+    ),
+    mutant(
+        "a member that nobody names stays",
+        (Held, "_will_not_be_named", _keep_for_ever),
+        seeds=10,
+        hint=1,
+    ),
+    mutant(
+        "a member that may be named goes",
+        (Held, "_will_not_be_named", _let_go_soon),
+        seeds=60,
+        hint=10,
+    ),
+    mutant(
+        "a creation that was slow names who is gone",
+        (database, "admit_again", _admit_nobody),
+        seeds=20,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from random import Random
 
 from shalekv.engine.quorum.changing import Changing
@@ -12,6 +13,7 @@ from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed
 from tests.sim.levels import whole_database
+from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.requests import KEYS
 from tests.sim.safekeepers.cluster import (
@@ -20,6 +22,7 @@ from tests.sim.safekeepers.cluster import (
     check_i11_archived_is_committed,
 )
 from tests.sim.safekeepers.hosts import Machine
+from tests.sim.safekeepers.leftovers import members_are_those_named
 from tests.sim.serial import SerialOrder
 from tests.sim.world import World
 
@@ -27,7 +30,10 @@ STEPS_MS = (10.0, 300.0, 2_000.0)
 PAUSES_MS = (10.0, 1_000.0, 20_000.0)
 FUSE_CALLS = 40  # a process that is to die dies at one of so many changes of its disk,
 FUSE_SYNCS = 3  # or of so many syncs of its log
-CHANGE_MS = 30_000.0
+CHANGE_MS = 100_000.0
+STALLS_MS = (1_000.0, 20_000.0, 60_000.0)  # of an operator, at pace 1
+SOON_MS = 3_000.0  # in which something befalls whoever makes a change, at pace 1
+REPLY_MS = (0.0, 3.0, 10.0)  # until it hears that a safekeeper has made room
 EVENTS = {
     "crash": 2,
     "crash amid a change": 7,
@@ -38,7 +44,7 @@ EVENTS = {
     "heal": 14,
     "reset": 4,
     "exchange a disk": 2,
-    "replace": 2,
+    "replace": 5,
     "nothing": 20,
 }
 _WHAT_IT_TAKES = {
@@ -67,19 +73,21 @@ class SafekeeperChaos:
         random = self._random
         names, weights = list(EVENTS), list(EVENTS.values())
         try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    await self._world.sleep_ms(
-                        random.choice(STEPS_MS) * random.random() * cluster.pace
-                    )
-                    machine = random.choice([*self._cluster.machines.values()])
-                    event = random.choices(names, weights)[0]
-                    drawn = Random(random.getrandbits(64))
-                    if event in _WHAT_IT_TAKES and not self._has(_WHAT_IT_TAKES[event]):
-                        continue
-                    self._befall(event, machine, drawn, tasks)
+            while True:
+                await self._world.sleep_ms(random.choice(STEPS_MS) * random.random() * cluster.pace)
+                machine = random.choice([*self._cluster.machines.values()])
+                event = random.choices(names, weights)[0]
+                drawn = Random(random.getrandbits(64))
+                if event in _WHAT_IT_TAKES and not self._has(_WHAT_IT_TAKES[event]):
+                    continue
+                self._befall(event, machine, drawn)
         finally:
             self.set_right()
+
+    async def changed(self) -> None:
+        """Wait until nobody changes members any more; who stands still goes on in peace."""
+        if self._change is not None:
+            await self._change
 
     def set_right(self) -> None:
         self._cluster.wires.heal()
@@ -89,9 +97,7 @@ class SafekeeperChaos:
                 machine.kill()
             self._start(machine)
 
-    def _befall(
-        self, event: str, machine: Machine, random: Random, tasks: asyncio.TaskGroup
-    ) -> None:
+    def _befall(self, event: str, machine: Machine, random: Random) -> None:
         wires = self._cluster.wires
         match event:
             case "crash" | "crash amid a change" | "pause" if machine.is_running:
@@ -110,7 +116,7 @@ class SafekeeperChaos:
             case "exchange a disk":
                 self._exchange_disk(machine)
             case "replace" if self._change is None or self._change.done():
-                self._change = tasks.create_task(self._replace(random))
+                self._change = asyncio.create_task(self._replace(random))
 
     def _disturb(self, event: str, machine: Machine, random: Random) -> None:
         is_kill = random.random() < 0.4 or not self._has(Trouble.DISKS)
@@ -147,7 +153,8 @@ class SafekeeperChaos:
         held = self._cluster.witness.held[machine.name]
         machine.cut_power()
         machine.wipe()
-        self._refilling[machine.name] = held.control.identity.member_id
+        self._cluster.witness.let_go_us.pop(held.member_id)  # it did not go by its own decision
+        self._refilling[machine.name] = held.member_id
         self._world.note(f"{machine.name} has lost its disk")
 
     def _may_lose(self, machine: Machine) -> bool:
@@ -179,18 +186,42 @@ class SafekeeperChaos:
         spare = [address for address in by_address if address not in addresses]
         old = random.choice(lost or addresses)
         new = random.choice([old, *spare]) if lost else random.choice(spare)
-        node = self._world.node("operator")
-        store = CasStore(
-            self._cluster.store_for(node), self._world.runtime_for(node), StoreSettings()
-        )
-        changing = Changing(store, self._cluster.links_for(node))
+        node, changing = self._operator("operator")
+        is_cancelled = random.random() < 0.2
+        disturbing = asyncio.create_task(self._disturb_operator(node, by_address[new], random))
         try:
-            async with asyncio.timeout(CHANGE_MS / 1_000):
+            async with asyncio.timeout(CHANGE_MS * self._cluster.pace / 1_000):
                 await node.run(changing.replace(old, new))
+            disturbing.cancel()
         except (ShaleError, TimeoutError, NodeCrashed) as error:
             self._world.note(f"{new} does not replace {old}: {error}")
-            return
-        self._world.note(f"{new} replaces {old}")
+        else:
+            self._world.note(f"{new} replaces {old}")
+        if is_cancelled:
+            other, changing = self._operator("another operator")
+            with suppress(ShaleError, TimeoutError):
+                async with asyncio.timeout(CHANGE_MS / 1_000):
+                    await other.run(changing.cancel())
+                self._world.note("the change was cancelled")
+
+    def _operator(self, name: str) -> tuple[Node, Changing]:
+        node = self._world.node(name)
+        runtime = self._world.runtime_for(node)
+        store = CasStore(self._cluster.store_for(node), runtime, StoreSettings())
+        return node, Changing(store, self._cluster.links_for(node))
+
+    async def _disturb_operator(self, node: Node, machine: Machine, random: Random) -> None:
+        """Stop the process amid its change, or end it: when room was made for it, as a rule."""
+        how, duration_ms = random.random(), random.choice(STALLS_MS) * self._cluster.pace
+        delay_ms = random.choice(REPLY_MS)
+        before, end_ms = machine.members, self._world.now_ms + SOON_MS * self._cluster.pace
+        while machine.members in ([], before) and self._world.now_ms < end_ms:
+            await self._world.sleep_ms(1.0)
+        await self._world.sleep_ms(delay_ms)
+        if how < 0.2 and self._has(Trouble.CRASHES):
+            node.crash()
+        elif how < 0.7 and self._has(Trouble.PAUSES):
+            node.pause(duration_ms)
 
     def _has(self, trouble: Trouble) -> bool:
         return self._world.options.has(trouble)
@@ -204,5 +235,7 @@ async def quorum_database(world: World) -> None:
         whole = await whole_database(world, cluster, [chaos.run])
     finally:
         cluster.witness.check_i11_told_is_on_disk()  # the cause of what may have gone wrong above
+    await chaos.changed()
+    await members_are_those_named(cluster)
     check_i11_archived_is_committed(whole.stored, world.loop.now_us)
     check_i11_acknowledged_was_on_a_majority(SerialOrder(cluster.history, whole.stored, KEYS))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from random import Random
+from typing import Any
 
 from shalekv.core.entry import Entry
 from shalekv.core.manifest import WalMode
@@ -14,7 +17,7 @@ from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.record import Record
 from shalekv.engine.quorum.switching import switch_to_object_store, switch_to_quorum
 from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
-from shalekv.format.names import wal_name
+from shalekv.format.names import MANIFEST_FOLDER, wal_name
 from shalekv.roles.database import Quorum, create_database
 from shalekv.settings import (
     ArchiveSettings,
@@ -32,6 +35,7 @@ from tests.sim.cluster import ENDS, Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Outcome
 from tests.sim.invariants.catalogue import checks
+from tests.sim.network import Match
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.safekeepers.hosts import DATA, URL, Machine, SimLinks, store_of
@@ -122,6 +126,7 @@ def _entries(*objects: WalObject) -> list[Entry]:
 
 
 MUCH_BYTES = 1 << 30
+RETIRE_MS = (2_000, 20_000)
 
 
 def draw_safekeeper(random: Random, pace: float) -> SafekeepSettings:
@@ -137,7 +142,7 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeepSettings:
             "relay_queue_bytes_max": random.choice([2_000, MUCH_BYTES]),
             "piece_bytes_max": random.choice([500, MUCH_BYTES]),
             "tail_heartbeat_ms": random.choice([1_000, 5_000]),
-            "retire_interval_ms": int(random.choice([2_000, 20_000]) * pace),
+            "retire_interval_ms": random.choice(RETIRE_MS),
         }
     )
     archiving = ArchivingSettings().model_copy(
@@ -186,6 +191,8 @@ QUORUM_SHARE = 0.7  # of the databases have their WAL in safekeepers from the be
 SWITCH_SHARE = 0.3  # of the takeovers are one of the WAL mode, too
 SWITCH_MS = (100.0, 1_000.0, 5_000.0)  # until something befalls who switches it, at pace 1
 SWITCH_MS_MAX = 90_000.0
+ATTEMPTS = (0, 0, 1, 3)  # to create the database, before it is created
+FOUNDING_MS = (0.0, 0.0, 1_000.0, 11.0 * max(RETIRE_MS))  # until its manifest is there
 
 
 class QuorumCluster(Cluster):
@@ -208,17 +215,50 @@ class QuorumCluster(Cluster):
             machine.on_told = self.witness.told
 
     async def found(self) -> None:
+        """Create the database, at times after attempts that came to nothing, or late."""
+        await self._all_started()
+        random = Random(f"{self.world.seed}/founding")
+        for number in range(random.choice(ATTEMPTS)):
+            await self._attempt(f"founder{number}", dies=random.random() < 0.7)
+        admin = self.world.node("admin")
+        held_ms = random.choice(FOUNDING_MS)
+        match = Match("create", f"{MANIFEST_FOLDER}*", node=admin.name)
+        gate = self.world.store.hold(match, times=None)
+        self.world.loop.call_later(held_ms / 1_000, gate.release)
+        may_switch = self.world.options.has(Trouble.TAKEOVERS)
+        is_quorum = random.random() < QUORUM_SHARE or not may_switch
+        await admin.run(self._creation(admin, is_quorum=is_quorum))
+
+    async def _all_started(self) -> None:
         for machine in self.machines.values():
-            self.start_machine(machine)
+            if not machine.is_running:
+                self.start_machine(machine)
         while any(machine.methods is None for machine in self.machines.values()):
             await self.world.sleep_ms(LOOK_MS)
-        admin = self.world.node("admin")
-        quorum = None
-        if self._random.random() < QUORUM_SHARE or not self.world.options.has(Trouble.TAKEOVERS):
-            members = [*self.machines.values()][: self.member_count]
-            quorum = Quorum(self.links_for(admin), [machine.address for machine in members])
-        runtime = self.world.runtime_for(admin)
-        await admin.run(create_database(self.store_for(admin), runtime, StoreSettings(), quorum))
+
+    def _creation(self, node: Node, *, is_quorum: bool = True) -> Coroutine[Any, Any, None]:
+        members = [*self.machines.values()][: self.member_count]
+        addresses = [machine.address for machine in members]
+        quorum = Quorum(self.links_for(node), addresses) if is_quorum else None
+        runtime = self.world.runtime_for(node)
+        return create_database(self.store_for(node), runtime, StoreSettings(), quorum)
+
+    async def _attempt(self, name: str, *, dies: bool) -> None:
+        """Try to create the database while a safekeeper is down: be refused, or die before."""
+        down = [*self.machines.values()][self.member_count - 1]
+        down.kill()
+        founder = self.world.node(name)
+        founding = self.world.loop.create_task(founder.run(self._creation(founder)))
+        first = next(iter(self.machines.values()))
+        if dies:
+            before = len(first.members)
+            while len(first.members) == before:
+                await self.world.sleep_ms(1.0)
+            founder.crash()
+        with suppress(QuorumUnavailable, NodeCrashed):
+            await founding
+            raise Violation("a database was created although a safekeeper is down")
+        await self._all_started()
 
     async def change_amid_takeover(self, random: Random) -> None:
         """Switch the WAL mode, now and then; who switches it may stop in between, or die."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import ToProposer
 from shalekv.format.quorum_messages import to_proposer
 from shalekv.roles.safekeeper.node import Node as Safekeeper
@@ -101,6 +102,14 @@ class Machine(Listener):
     @property
     def is_running(self) -> bool:
         return self.node is not None
+
+    @property
+    def members(self) -> list[Member]:
+        """Those that its process has, of any database."""
+        if self.safekeeper is None:
+            return []
+        ids = (status.member_id for status in self.safekeeper.status().members)
+        return [Member(member_id, self.address) for member_id in ids]
 
     def start(self, settings: SafekeepSettings) -> None:
         """Begin a process. REQUIRES: none runs."""

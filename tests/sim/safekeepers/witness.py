@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shalekv.core.quorum.membership import Configuration
+from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import Appended, Joined, ToProposer, Vote
 from shalekv.core.quorum.record import Mark, Record
 from shalekv.errors import CorruptObject
@@ -47,6 +47,10 @@ class Held:
     records: dict[int, Record] = field(default_factory=dict)  # those behind the base, by lsn
 
     @property
+    def member_id(self) -> bytes:
+        return self.control.identity.member_id
+
+    @property
     def last(self) -> Mark:
         return next(reversed(self.records.values())).mark if self.records else self.control.base
 
@@ -59,7 +63,10 @@ class Witness:
         self.records: dict[Named, Record] = {}  # that were ever on a disk for sure
         self.majority_us: dict[Named, int] = {}  # since when a majority has held it
         self.held: dict[str, Held] = {}  # by machine
+        self.let_go_us: dict[bytes, int] = {}  # since when a member is gone that was on a disk
+        self.named_late: list[Member] = []  # by a manifest that came after they were let go of
         self._world = world
+        self._folder = ""  # of the database, on each disk; empty: it is not created yet
         self._holders: dict[Named, dict[bytes, None]] = {}  # members
         self._reached: dict[bytes, int] = {}  # by member, the last lsn that it ever held
         self._configurations: list[Configuration] = []
@@ -73,10 +80,12 @@ class Witness:
         """Something was made durable there, or has gone for good."""
         before = self.held.pop(machine.name, None)
         held = self._read(machine)
+        if before is not None and (held is None or held.member_id != before.member_id):
+            self.let_go_us[before.member_id] = self._world.loop.now_us
         if held is None:
             return
         self.held[machine.name] = held
-        member_id = held.control.identity.member_id
+        member_id = held.member_id
         self._reached[member_id] = max(self._reached.get(member_id, 0), held.last.lsn)
         if before is not None and before.control.identity.member_id == member_id:
             base_lsn = held.control.base.lsn
@@ -153,13 +162,21 @@ class Witness:
             if each.name.startswith(MANIFEST_FOLDER):
                 self._manifests.add(each.name)
                 manifest = decode_manifest(each.name, each.data)
+                self._folder = manifest.database_id.hex()
                 if manifest.wal_members:
                     configuration = Configuration.of(manifest)
                     if not self._configurations or configuration != self._configurations[-1]:
+                        self._see_named(configuration, each.at_us)
                         self._configurations.append(configuration)
                         self._recount(configuration, each.at_us)
         self._log_read = len(log)
         return self._configurations
+
+    def _see_named(self, configuration: Configuration, at_us: int) -> None:
+        before = self._configurations[-1].everyone if self._configurations else ()
+        for member in configuration.everyone:
+            if member not in before and self.let_go_us.get(member.id, at_us) < at_us:
+                self.named_late.append(member)
 
     def _recount(self, configuration: Configuration, at_us: int) -> None:
         """A change of members makes a majority of those who hold a record already."""
@@ -185,13 +202,13 @@ class Witness:
     def _read(self, machine: Machine) -> Held | None:
         """The log on one disk; None: there is no member."""
         folders = machine.disk.durable_folders(DATA)
-        ours = [name for name in folders if "." not in name]
+        self.configurations()
         for name in folders:
             if ".quarantined" in name:
                 self.problems.append(f"I11: {machine.name} has lost its promises: {name}")
-        if not ours:
+        if self._folder not in folders:
             return None
-        files = machine.disk.durable_files(DATA / ours[0]) or {}
+        files = machine.disk.durable_files(DATA / self._folder) or {}
         control = _control(files.get(CONTROL_NAME, b""))
         if control is None:
             return None

@@ -8,7 +8,10 @@ what was saved before or what is saved now. Afterwards both hold the same, so th
 rot does not bring an older promise back.
 
 The synced file is written after each sync of the log, without a sync of its own: it says at least
-how much of the log was durable once. If the log is found to be shorter, records were lost.
+how much of the log was durable once. If the log is found to be shorter, records were lost. A power
+cut may leave any of what was written there since its last sync. Each says no more than is there,
+since it is lowered, with a sync, before the log is cut; and the log needs none of it, since its
+records were synced before anybody was told.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from random import Random
 
 import pytest
@@ -15,11 +17,13 @@ from shalekv.core.quorum.record import NO_BALLOT, Ballot, Mark, Record
 from shalekv.errors import ShaleError
 from shalekv.store.filesystem import FileSystem
 from shalekv.store.member_log.log import MemberLog
+from shalekv.store.member_log.slots import FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
 from tests.kit.disks.careless import ForwardingFileSystem
 from tests.kit.disks.member_logs import (
     FOLDER,
     PROMISE,
     RECORDS,
+    SLOT_BYTES,
     held,
     new_disk,
     new_log,
@@ -128,6 +132,50 @@ def test_what_was_told_survives() -> None:
     """Durable records and promises are there after a cut, and none that was cut off returns."""
     for number in range(CUTS):
         assert cut(random_of(f"member log {number}"), ForwardingFileSystem), f"cut {number}"
+
+
+class NotedBounds(ForwardingFileSystem):
+    """Keeps what was in the file `synced` since its last sync: a cut may leave any of it."""
+
+    versions: list[bytes]
+
+    def __init__(self, inner: FileSystem) -> None:
+        super().__init__(inner)
+        self.versions = []
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        written = super().pwrite(descriptor, data, offset)
+        self._note(descriptor)
+        return written
+
+    def sync_data(self, descriptor: int) -> None:
+        super().sync_data(descriptor)
+        if self.open_files[descriptor].name == SYNCED_NAME:
+            self.versions.clear()
+        self._note(descriptor)
+
+    def _note(self, descriptor: int) -> None:
+        if self.open_files[descriptor].name == SYNCED_NAME:
+            self.versions.append(self.pread(descriptor, FILE_BYTES, 0))
+
+
+def test_a_bound_that_was_not_synced_is_harmless() -> None:
+    """What says how much was durable is not synced with it. Whichever of those that were written
+    since a cut leaves, in either slot: it says no more than is there, and all of that is found.
+    """
+    disk = new_disk()
+    noted = NotedBounds(disk)
+    log = new_log(FOLDER, filesystem=noted)
+    most = 0
+    for effects, after in LIFE:
+        log.trim(effects) if isinstance(effects, Mark) else log.perform(effects)
+        slots = [{data[at : at + SLOT_BYTES] for data in noted.versions} for at in SLOT_OFFSETS]
+        most = max(most, *map(len, slots))
+        for first, second in product(*slots):
+            left = copy.deepcopy(disk)
+            left.bytes_of(FOLDER / SYNCED_NAME)[:] = first + second
+            assert fits(old_log(FOLDER, filesystem=left), after, after), (after, first, second)
+    assert most > 2  # several were left to chance
 
 
 class WithoutSync(ForwardingFileSystem):
