@@ -292,7 +292,7 @@ class Writing:
         try:
             commit = await load(begun.settle, begun.claim)
         except ShaleError as error:  # nothing was applied: this is told to copies as well
-            begun.settle(error)
+            begun.settle(error.with_traceback(None))  # whose frames refer to who is told
         except asyncio.CancelledError:
             begun.settle(Stopping("the call with this batch has ended: nothing was applied"))
             raise
