@@ -8,9 +8,12 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.quorum.membership import Member, begin_change, cancel_change
+from shalekv.core.manifest import WalMode
+from shalekv.core.quorum.membership import Member, begin_change, cancel_change, close_generation
 from shalekv.core.quorum.messages import Health
 from shalekv.engine.quorum.changing import Changing, survey
+from shalekv.engine.quorum.links import DatabasePlace
+from shalekv.engine.quorum.switching import switch_to_quorum
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -23,6 +26,7 @@ from shalekv.format import names
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import contents
+from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
 from tests.kit.store import HeldStore
 from tests.kit.virtual_time import virtual_time
@@ -145,6 +149,25 @@ async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> Non
     with pytest.raises(InvalidRequest, match="changed since"):
         await changing
     assert await database.manifest() == before
+
+
+@virtual_time(5)
+async def test_a_switch_names_nobody_when_its_generation_is_over() -> None:
+    """Safekeepers that have made room may have given it up: they see to it that they are not named
+    any more. The database stays in the mode in which it was.
+    """
+    database = await QuorumDatabase.in_object_store()
+
+    class LateLinks(InProcessLinks):
+        async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
+            if address == "n3:1":
+                await database.edit(partial(close_generation, generation=0))
+            return await super().admit(address, place, request_id)
+
+    links = LateLinks(database.nodes)
+    with pytest.raises(InvalidRequest, match="given up the room"):
+        await switch_to_quorum(database.cas(), links, ["n1:1", "n2:1", "n3:1"])
+    assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
 
 
 @virtual_time(1)
