@@ -94,7 +94,7 @@ def test_a_sender_waits_no_shorter_than_time_passes() -> None:
             _way=SimpleNamespace(runtime=SimpleNamespace(clock=clock)),
         )
         while clock.monotonic_ms() < due_ms:
-            await peer.Peer._wait(sender)  # type: ignore[arg-type]
+            await peer.Peer._wait(sender)  # type: ignore[arg-type] # noqa: SLF001 - what is seen
 
     simulate(0, main)
     with planted([(peer, "WAIT_MS_MIN", 0.0), _SOON]), pytest.raises(Livelock):
