@@ -43,6 +43,7 @@ PAUSES_MS = (10.0, 1_000.0, 1_000.0, 15_000.0, 60_000.0)  # the longer ones outl
 BETWEEN_MS = (30.0, 1_000.0, 5_000.0)  # two disturbances
 BUSY = (0.5, 2.0, 6.0)  # how much longer that is in some runs, so that trees get deep
 LIFE_MS = 32_000.0  # no lease or snapshot lives longer, at pace 1
+SWITCHER_LIFE_MS = 620_000.0  # who switches the WAL mode has the default settings
 FINISH_MS = 220_000.0  # all that is due is done by then
 Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 
@@ -133,7 +134,8 @@ class Janitors:
         current = current_manifest(self.world.store)
         ends_s = [each.expire_time_s for each in current.leases]
         ends_s += [each.snapshot_expire_time_s for each in current.snapshots]
-        life_ms = max(ends_s, default=0) * 1_000 - self.world.store.clock_ms()
+        left_ms = max(ends_s, default=0) * 1_000 - self.world.store.clock_ms()
+        life_ms = min(left_ms, SWITCHER_LIFE_MS)
         # All that is not renewed expires; who has switched the WAL mode had long lives.
         await self.world.sleep_ms(max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace, life_ms))
         async with asyncio.timeout(FINISH_MS / 1_000):

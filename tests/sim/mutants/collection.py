@@ -87,7 +87,7 @@ FORMAT = (
         hint=3,
     ),
     mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
-    mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=26),
+    mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=23),
     mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=10),
     mutant(
         "an opening believes the store's clock",
@@ -98,7 +98,7 @@ FORMAT = (
     mutant(
         "a writer follows the store's clock anywhere",
         (LogicalTime, "follow", _wherever_it_jumps),
-        hint=1,
+        hint=6,
     ),
     mutant("range deletes hide nothing in memory", (RangeTombstones, "latest", _found_anyhow)),
 )
@@ -183,7 +183,7 @@ COLLECTION = (
     mutant(
         "<= for < in collection: leases",
         (expiry, "is_lease_expired", _lease_expired_at_once),
-        hint=17,
+        hint=16,
     ),
     mutant(
         "<= for < in collection: snapshots",
@@ -198,7 +198,7 @@ COLLECTION = (
         "publish without a lease",
         (publish, "check_lease", _any_lease),
         also=("ObjectNotFound",),
-        hint=39,
+        hint=109,
     ),
     mutant(
         "a renewal brings back a snapshot", (snapshots, "renew_snapshot", _renewed_anyhow), hint=49
@@ -209,5 +209,5 @@ COLLECTION = (
         seeds=120,
         hint=46,
     ),
-    mutant("fsck expects every load", (check, "_needed", _named_at_all), seeds=120, hint=35),
+    mutant("fsck expects every load", (check, "_needed", _named_at_all), seeds=120, hint=20),
 )

@@ -96,8 +96,8 @@ async def _leave_what_was_applied(self: TreeKeeper, *, is_forced: bool = False) 
 _real_keep_forced = TreeKeeper._keep
 
 REPLICAS = (
-    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=15),
-    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=10),
+    mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=22),
+    mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=35),
     mutant("min_seq ignored", (Freshness, "is_due", _any_seq), (Freshness, "reach", _not_waited)),
     mutant(
         "a replica goes backwards",
@@ -199,9 +199,9 @@ def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fra
 
 
 LEVELS = (
-    mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=30),
+    mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=12),
     mutant("drop a range tombstone early", (OlderKeys, "may_hold_any", _no_range_below), hint=1),
-    mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=30),
+    mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=35),
     mutant("expire too early", (merging, "_expired", _expired_too_early)),
     mutant(
         "publish a compaction twice",
@@ -221,14 +221,14 @@ LEVELS = (
         (run, "is_published", _never_seen),
         (run, "publish", _unchecked),
         also=("ObjectNotFound",),
-        hint=10,
+        hint=109,
     ),
     mutant("compaction keeps older versions", (wal_job, "newest", _older_wins)),
     mutant("records are not compacted", (wal_job, "_write", _points_only), hint=1),
     mutant(
         "a range tombstone is lost at a border", (Outputs, "_pieces", _whole_ones_only), hint=10
     ),
-    mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=33),
+    mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=23),
     mutant(
         "forget the snapshot's expiry renewal",
         (TreeKeeper, "is_renewal_due", property(lambda _self: False)),

@@ -116,10 +116,10 @@ MUTANTS = (
         (CommitQueue, "has_to_wait", _front_need_not_wait),
         hint=3,
     ),
-    mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=7),
+    mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=22),
     mutant("a displaced transaction is not decided again", (Commit, "decide", _decided_once)),
     mutant("a refusal is told too early", (GroupCommit, "_settle_decided", _told_at_once), hint=1),
-    mutant("a refusal is not confirmed", (Writing, "_confirmed", _unconfirmed), hint=18),
+    mutant("a refusal is not confirmed", (Writing, "_confirmed", _unconfirmed), hint=41),
     mutant(
         "adds look at what is durable only", (WriterEngine, "_newest_state", _durable_state_only)
     ),

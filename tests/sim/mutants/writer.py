@@ -162,7 +162,7 @@ async def _future_stays(
 
 
 MUTANTS = (
-    mutant("treat unknown as success", (claim, "_attempt", _unknown_is_success), hint=6),
+    mutant("treat unknown as success", (claim, "_attempt", _unknown_is_success), hint=10),
     mutant(
         "treat unknown as failed",
         (claim, "_attempt", _unknown_is_failure),
@@ -205,7 +205,7 @@ MUTANTS = (
         "a newer writer's fence is passed",
         (group_commit, "judge", _older_than_any),
         also=("IllegalState",),
-        hint=48,
+        hint=10,
     ),
     mutant("scans see past a gap", (Prefix, "settle", _past_the_gap), hint=2),
     mutant(
