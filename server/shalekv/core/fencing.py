@@ -15,7 +15,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import create_snapshot, has_snapshot, remove_snapshots
 from shalekv.errors import Fenced, IllegalState
 
-AIM_SLOTS_MAX = 4_096  # how far ahead of an older writer fences are put
+AIM_SLOTS_MAX = 512  # how far ahead of an older writer fences are put
 SEQ_GAP = 1 << 32  # more numbers than one writer can show before one of them is durable
 
 

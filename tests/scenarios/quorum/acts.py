@@ -315,9 +315,7 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
         raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
     stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, members, run.next_slot - 1))
-    first = stage.bucket.manifest.wal_id_last_compacted
-    assert first is not None
-    stage.judge.archive[first] = f"{writer}.first;".encode()
+    stage.judge.first_ids.add(stage.bucket.manifest.first_uncompacted_wal_id)
 
 
 @sentence(r"the log is compacted")

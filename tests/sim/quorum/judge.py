@@ -117,6 +117,7 @@ class Judge:
     def __init__(self) -> None:
         self.committed: dict[int, Acknowledged] = {}  # by lsn
         self.archive: dict[int, bytes] = {}
+        self.first_ids = {0}  # behind which a log begins
         self.archived_by: dict[int, Ballot] = {}  # who had committed it
         self.epoch = 0  # of the manifest
         self.is_majority_lost = False  # then an opening may be refused
@@ -218,7 +219,7 @@ class Judge:
         data = object_of(records)
         if self.archive.setdefault(wal_id, data) != data:
             raise Violation(f"I3: {name} has other bytes for object {wal_id} than were archived")
-        if wal_id and wal_id - 1 not in self.archive:
+        if wal_id not in self.first_ids and wal_id - 1 not in self.archive:
             raise Violation(f"I4: {name} archives object {wal_id} before {wal_id - 1}")
         for record in records:
             known = self.committed.get(record.lsn)

@@ -90,11 +90,12 @@ async def test_a_stream_goes_on_behind_ids_that_were_left_out() -> None:
     ends = await batches(query, ALL)
     await database.put(b"b")
     await database.edit(
-        lambda m: replace(m, wal_ids_left_out=(range(2, 9),), wal_id_last_compacted=9)
+        lambda m: replace(m, wal_ids_left_out=(range(2, 10),), wal_id_last_compacted=9)
     )
     await database.object()
-    database.last_wal_id = 8
-    await database.object()
+    late = replace(ends[-1], wal_id=3, batch_wal_id=2)  # a batch that was planned before the switch
+    assert await database.told(query, replace(late, wal_id=2), late) == []
+    database.last_wal_id = 9
     await database.put(b"c")
     ends += (await batches(query, ALL, ends[-1]))[1:]
     assert [each.wal_id for each in ends] == [0, 1, 3, 11]

@@ -67,31 +67,31 @@ class FeedLog:
     async def filled(self, first: int, count_max: int) -> range:
         """The slots from `first` on that are filled, without a gap; at most `count_max`.
 
-        Where the log goes on behind ids that were left out, they begin there. Raises
+        Where `first` is among ids that were left out, they begin behind those. Raises
         `FeedWalCollected`.
         """
+        end = await self._end(first, count_max)
+        for left_out in self.stored.current.wal_ids_left_out:
+            if first in left_out:
+                return range(left_out.stop, await self._end(left_out.stop, count_max))
+        return range(first, end)
+
+    async def _end(self, first: int, count_max: int) -> int:
+        """The first slot from `first` on that is not filled."""
         sizes, end = await self._run(first, count_max)
         manifest = await self.manifest()
-        for left_out in manifest.wal_ids_left_out:
-            if first in left_out:
-                return await self.filled(left_out.stop, count_max)
-            if end in left_out:
-                self._see(first, sizes)
-                return range(first, end)
-        if self._may_be_gone(first, end, count_max):
+        goes_on_elsewhere = any(end in left_out for left_out in manifest.wal_ids_left_out)
+        if not goes_on_elsewhere and self._may_be_gone(first, end, count_max):
             # It was filled and compacted since the list, or it is gone: another list tells.
             sizes, end = await self._run(first, count_max)
             if self._may_be_gone(first, end, count_max):
                 raise await self.collected(end)
-        self._see(first, sizes)
-        return range(first, end)
+        self._sizes = sizes
+        self._known = {each: slot for each, slot in self._known.items() if each >= first}
+        return end
 
     def _may_be_gone(self, first: int, end: int, count_max: int) -> bool:
         return end < self.stored.current.first_uncompacted_wal_id and end - first < count_max
-
-    def _see(self, first: int, sizes: dict[int, int]) -> None:
-        self._sizes = sizes
-        self._known = {each: slot for each, slot in self._known.items() if each >= first}
 
     async def newest(self) -> int:
         """The end of the log."""
@@ -147,7 +147,7 @@ class FeedLog:
     async def _sized(self, slots: range) -> dict[int, int]:
         """The sizes of these objects, by a list that is older than the manifest."""
         if not all(wal_id in self._sizes for wal_id in slots):
-            end = (await self.filled(slots.start, len(slots))).stop
+            end = await self._end(slots.start, len(slots))
             if end < slots.stop:
                 raise await self.collected(end)
         return self._sizes

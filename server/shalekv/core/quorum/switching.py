@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from shalekv.core.compaction.publish import claim_compactor_epoch
 from shalekv.core.fencing import WriterId, check_owner
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.archiving import is_archived
@@ -53,8 +54,9 @@ def enter_quorum(
 ) -> Manifest:
     """The edit after which the WAL is in safekeepers that are new.
 
-    `last_wal_id` is the last fence of `own`. c becomes the id before the first of the new log: the
-    levels have all of the old one. Raises `Fenced`, and `IllegalState` when they have not.
+    `last_wal_id` is the last fence of `own`. c becomes the last of the ids that are left out: the
+    levels have all of the old log. A compactor that has looked at that is superseded. Raises
+    `Fenced`, and `IllegalState` when something of the old log is not compacted.
     REQUIRES: `own` has finished its opening, so a run of its fences counts
     (`core.fencing.check_run_counts`): no older writer can put data into the object store any more.
     """
@@ -68,9 +70,9 @@ def enter_quorum(
         )
     left_out = range(first, first + LEFT_OUT_COUNT)
     return replace(
-        manifest,
+        claim_compactor_epoch(manifest, own.nonce),
         wal_ids_left_out=(*manifest.wal_ids_left_out, left_out),
-        wal_id_last_compacted=left_out.stop,
+        wal_id_last_compacted=left_out[-1],
         wal_mode=WalMode.QUORUM,
         wal_generation=manifest.wal_generation + 1,
         wal_members=tuple(map(str, wanted)),

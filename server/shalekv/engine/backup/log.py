@@ -119,6 +119,8 @@ class LogCopier:
         if max(sizes, default=-1) <= folder.first_gap:
             return False
         current = await StoredManifest(self._source).refresh()
+        if any(folder.first_gap in left_out for left_out in current.wal_ids_left_out):
+            return False  # the log goes on at another place since
         return folder.misses_an_object(width=current.fence_width, last_seen=None)
 
     async def _list(self, slots: range) -> dict[int, int]:

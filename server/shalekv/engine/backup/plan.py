@@ -46,10 +46,15 @@ def wanted_ssts(manifest: Manifest) -> Iterator[SstInfo]:
 
 
 def wanted_slots(manifest: Manifest) -> range:
-    """The WAL objects that a snapshot with this manifest has to keep."""
+    """The WAL objects that a snapshot with this manifest has to keep: c, and those behind it.
+
+    Behind ids that were left out there is no object c.
+    """
     if manifest.wal_id_last_seen is None:
         return range(0)
-    return range(manifest.wal_id_last_compacted or 0, manifest.wal_id_last_seen + 1)
+    c = manifest.wal_id_last_compacted or 0
+    first = next((ids.stop for ids in manifest.wal_ids_left_out if c in ids), c)
+    return range(first, manifest.wal_id_last_seen + 1)
 
 
 def check_whole(backup: Backup) -> None:

@@ -32,7 +32,7 @@ from shalekv.engine.opening_steps import (
     replay_log,
     serve_replayed,
 )
-from shalekv.engine.quorum.beginning import begin_log
+from shalekv.engine.quorum.closing import close_log_before
 from shalekv.engine.quorum.electing import gather_votes, greet
 from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
 from shalekv.engine.quorum.links import DatabasePlace, Links
@@ -118,7 +118,7 @@ async def _take_over(
     log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
     time.raise_to(manifest.current.logical_time_ms)
     if not candidacy.donor_log.last.lsn:
-        await begin_log(store, manifest, time.now_ms)
+        await close_log_before(store, manifest, time.now_ms)
     fetched = await fetch_unarchived(store, manifest, way, candidacy)
     fence_wal_id = next_object(
         fetched.last,

@@ -28,20 +28,20 @@ from shalekv.core.quorum.switching import enter_quorum, leave_quorum
 from shalekv.core.snapshot import remove_snapshots
 from shalekv.engine.compaction.wal_tail import merge_tail
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.quorum.beginning import begin_log
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, retire, survey
 from shalekv.engine.quorum.links import DatabasePlace, Links
 from shalekv.engine.quorum.log import until_failed
 from shalekv.engine.quorum.slots import QuorumSlots
 from shalekv.engine.recover import open_log
 from shalekv.engine.wal import list_wal
-from shalekv.errors import DatabaseMismatch, LogFull, QuorumUnavailable, ShaleError
+from shalekv.errors import DatabaseMismatch, LogFull, QuorumUnavailable, ShaleError, Superseded
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CompactSettings, UrlSettings, WriterSettings
 from shalekv.store.cas import CasStore
 
 ARCHIVE_PATIENCE_MS = 60_000  # without any progress
 LOOK_MS = 50
+COMPACTIONS_MAX = 5  # tries to compact the log while others take over from it
 
 log = structlog.get_logger()
 
@@ -59,7 +59,7 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     members = await admit(links, place, addresses, request_id)
     check_members(members)  # before the writer that serves is fenced
     opened = await open_log(store, _settings(), address="")
-    await merge_tail(store, _compact_settings(store), holder="switch")
+    await _compact(store)
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
@@ -69,7 +69,6 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
         return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")
 
     switched = await opened.manifest.edit(edit, lambda m: m.wal_members == wanted)
-    await begin_log(store, opened.manifest, opened.time.now_ms)
     log.info("the WAL is in safekeepers from now on", members=wanted, behind=opened.last_wal_id)
     return switched
 
@@ -160,8 +159,17 @@ def _settings() -> WriterSettings:
     return WriterSettings(flush_interval_ms=0)  # one object at most is written: nothing to space
 
 
-def _compact_settings(store: CasStore) -> CompactSettings:
-    return CompactSettings(database=UrlSettings(url=store.url))
+async def _compact(store: CasStore) -> None:
+    """Compact all of the log, also if a compactor is started again and again meanwhile."""
+    settings = CompactSettings(database=UrlSettings(url=store.url))
+    for attempt in range(1, COMPACTIONS_MAX):
+        try:
+            await merge_tail(store, settings, holder="switch")
+        except Superseded:
+            await store.pause(attempt)
+        else:
+            return
+    await merge_tail(store, settings, holder="switch")
 
 
 async def _check_mode(store: CasStore, mode: WalMode) -> Manifest:

@@ -262,4 +262,5 @@ def test_the_log_of_safekeepers_begins_behind_ids_that_are_left_out() -> None:
     entered = enter_quorum(before, WRITER, members("abc"), 5)  # a stray fence was compacted, too
     (left_out,) = entered.wal_ids_left_out
     assert (left_out.start, len(left_out)) == (7, LEFT_OUT_COUNT)
-    assert entered.first_uncompacted_wal_id == left_out.stop + 1
+    assert entered.first_uncompacted_wal_id == left_out.stop
+    assert entered.compactor_epoch == before.compactor_epoch + 1
