@@ -351,11 +351,15 @@ class Writing:
             if not commit.writes:
                 await self._engine.ownership.confirm()
             return reply
-        except _JUDGEMENTS:
-            await self._engine.ownership.confirm()
-            raise
+        except _JUDGEMENTS as error:
+            judgement = error
         finally:
             del future, commit  # their error would hold this frame
+        try:  # not above: what ends the writer would keep each judgement that it stands behind
+            await self._engine.ownership.confirm()
+            raise judgement
+        finally:
+            del judgement
 
     def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
         def settle(outcome: Receipt | ShaleError) -> None:

@@ -225,7 +225,9 @@ class Judge:
             known = self.committed.get(record.lsn)
             if known is None or known.record != record:
                 raise Violation(f"I11: {name} archives record {record.lsn}, which nobody committed")
-            self.archived_by.setdefault(wal_id, known.ballot)
+        last = records[-1]  # one that was left open is complete by what was committed behind it
+        by = self.committed[last.lsn if last.ends_object else last.lsn + 1].ballot
+        self.archived_by.setdefault(wal_id, by)
 
     def claimed(self, epoch: int) -> None:
         """I5: epochs of the manifest never go down."""
