@@ -125,8 +125,11 @@ class Bench:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(self._shape.clients):
                     tasks.create_task(self._work(work, measured))
-        except* ShaleKVError as group:
-            raise group.exceptions[0] from None
+        except BaseExceptionGroup as group:
+            refusals, others = group.split(ShaleKVError)
+            if refusals is None or others is not None:
+                raise
+            raise refusals.exceptions[0] from None
         measured.elapsed_s = time.perf_counter() - began_s
         return measured
 
