@@ -1,6 +1,4 @@
-"""Writes on their way to the log and their replies on the way back: admission, durability,
-idempotency.
-"""
+"""Writes on their way to the log, and their replies: admission, durability, idempotency."""
 
 from __future__ import annotations
 
@@ -342,10 +340,7 @@ class Writing:
             raise still_unknown() from error
 
     async def _confirmed(self, future: asyncio.Future[ReplyT], commit: Commit) -> ReplyT:
-        """The reply, or the refusal; where nothing was written, once the database is ours still.
-
-        What was written proves that by itself.
-        """
+        """The reply, or the refusal; where nothing was written, once the database is ours still."""
         try:
             reply = await future
             if not commit.writes:
