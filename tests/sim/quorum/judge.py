@@ -226,8 +226,10 @@ class Judge:
             if known is None or known.record != record:
                 raise Violation(f"I11: {name} archives record {record.lsn}, which nobody committed")
         last = records[-1]  # one that was left open is complete by what was committed behind it
-        by = self.committed[last.lsn if last.ends_object else last.lsn + 1].ballot
-        self.archived_by.setdefault(wal_id, by)
+        end = self.committed.get(last.lsn if last.ends_object else last.lsn + 1)
+        if end is None:
+            raise Violation(f"I11: {name} archives object {wal_id}, which nothing has ended")
+        self.archived_by.setdefault(wal_id, end.ballot)
 
     def claimed(self, epoch: int) -> None:
         """I5: epochs of the manifest never go down."""
