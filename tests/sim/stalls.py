@@ -44,7 +44,7 @@ BETWEEN_MS = (30.0, 1_000.0, 5_000.0)  # two disturbances
 BUSY = (0.5, 2.0, 6.0)  # how much longer that is in some runs, so that trees get deep
 LIFE_MS = 32_000.0  # no lease or snapshot lives longer, at pace 1
 SWITCHER_LIFE_MS = 620_000.0  # who switches the WAL mode has the default settings
-FINISH_MS = 220_000.0  # all that is due is done by then
+FINISH_MS = 1_000_000.0  # all that is due is done by then, loads of many small files included
 Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 
 
