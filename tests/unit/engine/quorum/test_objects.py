@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shalekv.core.entry import Entry, Kind
@@ -154,6 +154,8 @@ def test_the_merged_object_says_what_its_parts_say(payloads: list[bytes]) -> Non
     """
     records = records_of(payloads)
     parts = [payload for payload in payloads if payload]
+    # A fence is alone in its object: it proves no time, and would lend its own to the others.
+    assume(len(parts) == 1 or opened(parts[-1]).footer.contents.entry_count)
     merged = object_bytes(NAME, records)
     assert state_of(replayed([merged])) == state_of(replayed(parts))
     assert commits_of([merged]) == commits_of(parts)
