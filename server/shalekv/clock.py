@@ -57,5 +57,5 @@ class MachineClock(LoopClock):
         return time.clock_gettime_ns(LAPSED_CLOCK) / 1e6
 
     def wall_ms(self) -> int | None:
-        """What the machine takes for the time of day."""
+        """Milliseconds since the Unix epoch, by the clock of the machine."""
         return time.time_ns() // 1_000_000

@@ -69,12 +69,12 @@ class Growth:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is so much that a part of it may be garbage."""
+        """Whether memory has grown by more than is allowed between two full collections."""
         growth = self._used() - self._before
         return growth > max(self._growth_min, self._before * GROWTH_PERCENT // 100)
 
     def begin(self) -> None:
-        """What is used now was not freed by a full collection."""
+        """Count growth from the present use on: a full collection has just ended."""
         self._before = self._used()
 
 

@@ -24,7 +24,7 @@ def first_write_id(database_id: bytes) -> bytes:
 
 
 def is_untouched(clone: Manifest) -> bool:
-    """Whether no writer and no compactor has ever opened this clone: nothing was written to it."""
+    """True if neither a writer nor a compactor has opened this clone, so that it holds no data."""
     return clone.writer_nonce == clone.compactor_nonce == NO_NONCE
 
 

@@ -140,9 +140,9 @@ class Follower:
 
     @property
     def _is_passed_by(self) -> bool:
-        """Whether the levels hold more than was applied, where nothing more was found.
+        """True if the levels hold slots that were not applied and are not found in the log.
 
-        The log goes on behind ids that a switch to safekeepers left out.
+        Then the log goes on behind ids that a switch to safekeepers left out.
         """
         return self._stored.current.first_uncompacted_wal_id > self.next_wal_id
 

@@ -48,7 +48,7 @@ class LogicalTime:
 
     @property
     def store_now_ms(self) -> int:
-        """What the store's clock should show by now, also where logical time is ahead of it."""
+        """The time of the store's clock, milliseconds; logical time may be ahead of it."""
         return int(self._clock.monotonic_ms() + self._offset_ms)
 
     @property

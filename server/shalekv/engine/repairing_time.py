@@ -8,21 +8,19 @@ changed (protocol, "Logical time").
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import structlog
 
+from shalekv.core.compaction.publish import claim_compactor_epoch
+from shalekv.core.fencing import WriterId, check_owner
 from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import remove_snapshots
-from shalekv.core.time_reset import reset_time
 from shalekv.engine.logical_time import first_time, last_time_ms
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.recover import open_log
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import WriterSettings
 from shalekv.store.cas import CasStore
-
-NONCE_BYTES = 16
 
 log = structlog.get_logger()
 
@@ -50,6 +48,27 @@ async def look_at_time(store: CasStore, jump_max_s: int) -> TimeFound:
     return TimeFound(await last_time_ms(store, current), time.store_now_ms)
 
 
+def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: int) -> Manifest:
+    """Edit a manifest so that logical time is `now_ms`, milliseconds. Raises `Fenced`.
+
+    `last_wal_id` is the last slot of `own`, whose fences stand: whatever an older writer has put
+    into the log, or still will, is before it, and its times do not count any more. A compactor that
+    has read them is superseded. REQUIRES: `own` has finished its opening, and written nothing.
+    """
+    check_owner(manifest, own)
+    recent = (
+        replace(load, logical_time_ms=min(load.logical_time_ms, now_ms))
+        for load in manifest.recent_loads
+    )
+    return replace(
+        claim_compactor_epoch(manifest, own.nonce),
+        logical_time_ms=now_ms,
+        time_reset_wal_id=last_wal_id,
+        recent_loads=tuple(recent),
+        loads_forgotten_ms=min(manifest.loads_forgotten_ms, now_ms),
+    )
+
+
 async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> Manifest:
     """Set logical time back to what the store's clock shows; the manifest that says so.
 
@@ -58,20 +77,13 @@ async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> Manifes
     settings = WriterSettings(flush_interval_ms=0, clock_jump_max_s=jump_max_s)
     opened = await open_log(store, settings, address="", links=links)
     now_ms = opened.time.store_now_ms
-    edit = partial(
-        reset_time,
-        own=opened.manifest.own,
-        now_ms=now_ms,
-        last_wal_id=opened.last_wal_id,
-        compactor_nonce=store.runtime.random.randbytes(NONCE_BYTES),
-    )
 
-    def edit_and_leave(manifest: Manifest) -> Manifest:
-        left = remove_snapshots(edit(manifest), {opened.held.snapshot_id})
+    def edit(manifest: Manifest) -> Manifest:
+        own, last_wal_id = opened.manifest.own, opened.last_wal_id
+        reset = reset_time(manifest, own, now_ms=now_ms, last_wal_id=last_wal_id)
+        left = remove_snapshots(reset, {opened.held.snapshot_id})
         return replace(left, writer_address="")
 
-    repaired = await opened.manifest.edit(
-        edit_and_leave, lambda m: m.time_reset_wal_id == opened.last_wal_id
-    )
+    repaired = await opened.manifest.edit(edit, lambda m: m.time_reset_wal_id == opened.last_wal_id)
     log.info("logical time was set back", ms=now_ms, behind=opened.last_wal_id)
     return repaired

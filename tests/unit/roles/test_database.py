@@ -114,14 +114,18 @@ async def test_who_cannot_be_a_quorum_is_refused() -> None:
     assert not any(node.logs for node in nodes)  # who has made room has got it back
 
 
+def held_creation(database: Database, nodes: Nodes) -> tuple[HeldStore, asyncio.Task[None]]:
+    """A creation that is under way, and the store that holds its edits of the manifest."""
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    quorum = Quorum(InProcessLinks(nodes), ADDRESSES)
+    creation = create_database(store, database.runtime(), StoreSettings(), quorum)
+    return store, asyncio.create_task(creation)
+
+
 async def test_room_is_given_back_when_another_creates_first() -> None:
     """Who comes second is told, and its safekeepers keep nothing of a database that is none."""
     database, nodes = Database(), Nodes()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    quorum = Quorum(InProcessLinks(nodes), ADDRESSES)
-    creating = asyncio.create_task(
-        create_database(store, database.runtime(), StoreSettings(), quorum)
-    )
+    store, creating = held_creation(database, nodes)
     held = await store.arrived(1)
     assert all(node.logs for node in nodes)
     await create_database(database.store, database.runtime(), StoreSettings())
@@ -138,11 +142,7 @@ async def test_room_is_made_again_for_a_creation_that_was_slow(is_open: bool) ->
     they are then, unless a writer has opened the database: that has found a majority.
     """
     database, nodes = Database(), Nodes()
-    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    quorum = Quorum(InProcessLinks(nodes), ADDRESSES)
-    creating = asyncio.create_task(
-        create_database(store, database.runtime(), StoreSettings(), quorum)
-    )
+    store, creating = held_creation(database, nodes)
     held = await store.arrived(1)
     nodes["n1:1"].wipe()
     held.release()

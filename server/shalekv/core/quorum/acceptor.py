@@ -50,7 +50,7 @@ class AcceptorState:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no writer has ever turned to it: nothing was promised, nothing is in the log."""
+        """True if it has promised nothing and its log is empty: no writer has asked it yet."""
         return self.promise == NO_BALLOT and not self.log.last.lsn
 
 

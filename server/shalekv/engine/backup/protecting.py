@@ -1,4 +1,4 @@
-"""What protects a backup that is made is renewed for as long as the copying lasts."""
+"""Renewal of what protects a backup, for as long as the copying lasts."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
     greet      a majority, which changes nobody: what have you promised?
     claim      an epoch above all that was seen, by compare-and-swap in the manifest
     vote       a majority promises to follow nobody older
+    close      the log before, if it was in the object store, has a fence of this epoch
     fetch      from the voter with the highest rank what is not in the archive
     fence      a majority has the first record of this epoch, and so all before it is committed
     replay     the archive, then what was fetched
@@ -17,12 +18,13 @@ import asyncio
 
 import structlog
 
-from shalekv.core.fencing import WriterId, claim_epoch
+from shalekv.core.fencing import Verdict, WriterId, claim_epoch, fenced, judge
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.election import Leader, epoch_to_claim, next_object
 from shalekv.core.quorum.grouping import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
 from shalekv.core.quorum.membership import Configuration
 from shalekv.core.quorum.record import Ballot
+from shalekv.engine.commit import WalContents
 from shalekv.engine.logical_time import LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.opening_steps import (
@@ -32,7 +34,6 @@ from shalekv.engine.opening_steps import (
     replay_log,
     serve_replayed,
 )
-from shalekv.engine.quorum.closing import close_log_before
 from shalekv.engine.quorum.electing import gather_votes, greet
 from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
 from shalekv.engine.quorum.links import DatabasePlace, Links
@@ -43,6 +44,7 @@ from shalekv.engine.quorum.proposing.peer import Way
 from shalekv.engine.quorum.reconfiguring import Reconfiguring
 from shalekv.engine.quorum.slots import Encoding, QuorumSlots
 from shalekv.engine.replay import Replayed, apply_object
+from shalekv.engine.wal import WalSlots, list_wal
 from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
@@ -118,7 +120,7 @@ async def _take_over(
     log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
     time.raise_to(manifest.current.logical_time_ms)
     if not candidacy.donor_log.last.lsn:
-        await close_log_before(store, manifest, time.now_ms)
+        await _close_log_before(store, manifest, settings, time)
     fetched = await fetch_unarchived(store, manifest, way, candidacy)
     fence_wal_id = next_object(
         fetched.last,
@@ -191,6 +193,40 @@ def _configuration(manifest: Manifest) -> Configuration:
             "was opened: open it again"
         )
     return Configuration.of(manifest)
+
+
+async def _close_log_before(
+    store: CasStore, manifest: FencedManifest, settings: WriterSettings, time: LogicalTime
+) -> None:
+    """Put a closing fence into the first free slot of the log before, if there was one.
+
+    By its epoch, which is a new one, a replica that follows that log learns to look at the
+    manifest. It is there before the first record of the new log: what replicas show is fresh only
+    as long as nobody writes at another place.
+    """
+    if not manifest.current.wal_ids_left_out:
+        return  # the log has never been at another place
+    slots = WalSlots(
+        store,
+        manifest.own,
+        database_id=manifest.current.database_id,
+        block_bytes=settings.wal_block_bytes,
+        now_ms=time.now_ms,
+        last_compacted=_nothing,
+    )
+    first = manifest.current.wal_ids_left_out[-1].start
+    while True:
+        wal_id = (await list_wal(store, first)).first_gap
+        occupant = await slots.create(wal_id, WalContents())
+        if occupant is None:
+            return
+        if judge(occupant, slots.own) is Verdict.NEWER:
+            raise fenced(slots.own, occupant.owner.epoch, names.wal_name(wal_id))
+        first = wal_id + 1  # the list may lag
+
+
+async def _nothing() -> None:
+    """Fences are never collected: no slot is filled again."""
 
 
 async def _fence(quorum_log: QuorumLog, slots: QuorumSlots, wal_id: int, way: Way) -> None:

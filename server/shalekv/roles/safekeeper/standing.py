@@ -83,7 +83,7 @@ class Held:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no writer has ever turned to it: then no manifest may have named it yet."""
+        """True if no writer has asked it yet. Then perhaps no manifest has named it either."""
         return self.member.state.is_untouched
 
     @property
