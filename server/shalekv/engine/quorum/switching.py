@@ -23,7 +23,12 @@ import structlog
 
 from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.archiving import is_archived
-from shalekv.core.quorum.membership import check_first_count, check_generation, check_members
+from shalekv.core.quorum.membership import (
+    Member,
+    check_first_count,
+    check_generation,
+    check_members,
+)
 from shalekv.core.quorum.switching import enter_quorum, leave_quorum
 from shalekv.core.snapshot import remove_snapshots
 from shalekv.engine.compaction.wal_tail import merge_tail
@@ -34,13 +39,21 @@ from shalekv.engine.quorum.log import until_failed
 from shalekv.engine.quorum.slots import QuorumSlots
 from shalekv.engine.recover import open_log
 from shalekv.engine.wal import list_wal
-from shalekv.errors import DatabaseMismatch, LogFull, QuorumUnavailable, ShaleError, Superseded
+from shalekv.errors import (
+    DatabaseMismatch,
+    InvalidRequest,
+    LogFull,
+    QuorumUnavailable,
+    ShaleError,
+    Superseded,
+)
 from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import CompactSettings, UrlSettings, WriterSettings
 from shalekv.store.cas import CasStore
 
 ARCHIVE_PATIENCE_MS = 60_000  # without any progress
 LOOK_MS = 50
+ADMISSIONS_MAX = 5  # tries to name members before another edit ends their generation
 COMPACTIONS_MAX = 5  # tries to compact the log while others take over from it
 
 log = structlog.get_logger()
@@ -60,12 +73,23 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     check_members(members)  # before the writer that serves is fenced
     opened = await open_log(store, _settings(), address="")
     await _compact(store)
+    for _ in range(ADMISSIONS_MAX - 1):
+        try:
+            return await _enter_quorum(opened, members, current.wal_generation)
+        except InvalidRequest as error:  # the members may have given up their room meanwhile
+            log.info("the safekeepers are asked for room again", problem=str(error))
+            current = await opened.manifest.refresh()
+            members = await admit(links, place, addresses, request_id)
+    return await _enter_quorum(opened, members, current.wal_generation)
+
+
+async def _enter_quorum(opened: OpenedLog, members: Sequence[Member], generation: int) -> Manifest:
+    """Have them hold the WAL. Raises `InvalidRequest` when `generation` has ended since."""
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
-        check_generation(manifest, current.wal_generation)
-        own = opened.manifest.own
-        entered = enter_quorum(manifest, own, members, opened.last_wal_id)
+        check_generation(manifest, generation)
+        entered = enter_quorum(manifest, opened.manifest.own, members, opened.last_wal_id)
         return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")
 
     switched = await opened.manifest.edit(edit, lambda m: m.wal_members == wanted)

@@ -11,7 +11,7 @@ import pytest
 from shalekv.core.manifest import WalMode
 from shalekv.core.quorum.membership import Member, begin_change, cancel_change, close_generation
 from shalekv.core.quorum.messages import Health
-from shalekv.engine.quorum.changing import Changing, survey
+from shalekv.engine.quorum.changing import Changing, configuration_of, survey
 from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.engine.quorum.switching import switch_to_quorum
 from shalekv.errors import (
@@ -151,23 +151,36 @@ async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> Non
     assert await database.manifest() == before
 
 
+@pytest.mark.parametrize("is_always", [False, True])
 @virtual_time(5)
-async def test_a_switch_names_nobody_when_its_generation_is_over() -> None:
+async def test_a_switch_names_nobody_of_a_generation_that_is_over(is_always: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Safekeepers that have made room may have given it up: they see to it that they are not named
-    any more. The database stays in the mode in which it was.
+    any more. So they are asked again, some times; then the database stays in the mode that it had.
     """
     database = await QuorumDatabase.in_object_store()
+    asked = 0
 
     class LateLinks(InProcessLinks):
         async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
+            nonlocal asked
+            member_id = await super().admit(address, place, request_id)
             if address == "n3:1":
-                await database.edit(partial(close_generation, generation=0))
-            return await super().admit(address, place, request_id)
+                asked += 1
+                if is_always or asked == 1:
+                    await database.edit(partial(close_generation, generation=asked - 1))
+                    database.nodes[address].wipe()
+            return member_id
 
-    links = LateLinks(database.nodes)
-    with pytest.raises(InvalidRequest, match="given up the room"):
-        await switch_to_quorum(database.cas(), links, ["n1:1", "n2:1", "n3:1"])
-    assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
+    switching = switch_to_quorum(
+        database.cas(), LateLinks(database.nodes), ["n1:1", "n2:1", "n3:1"]
+    )
+    if is_always:
+        with pytest.raises(InvalidRequest, match="given up the room"):
+            await switching
+        assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
+        return
+    named = configuration_of(await switching).members
+    assert [each.id for each in named] == [log.state.member_id for log in database.logs()]
 
 
 @virtual_time(1)
