@@ -25,7 +25,7 @@ from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.stalling import start_stalling
-from tests.servers.proxy import INTERNAL_ERROR
+from tests.servers.proxy import INTERNAL_ERROR, Proxy
 from tests.sim.stored import Stored, gather
 
 WITHIN_S = 120.0  # generous: other tests may have the machine
@@ -39,6 +39,7 @@ IMPATIENT = (
     *("--retry-initial-ms", "20", "--retry-max-ms", "200"),
 )
 BETWEEN_FAULTS_S = 0.1  # of the store, on the average
+WAITING_FAULTS_MAX = 3
 DELAYS_S = (0.1, 3.0)  # the longest are longer than anybody waits for an answer
 
 
@@ -154,16 +155,22 @@ class Fleet:
         proxy = self.bucket.proxy
         try:
             while True:
-                match self.random.randrange(4):
-                    case 0:
-                        proxy.lose_reply("", times=1)
-                    case 1:
-                        proxy.answer(INTERNAL_ERROR, times=1)
-                    case _:
-                        proxy.delay(self.random.uniform(*DELAYS_S), times=1)
+                # A few at most wait for requests: who asks after a pause repeats some times only.
+                proxy.rules[:] = [rule for rule in proxy.rules if not rule.spent]
+                if len(proxy.rules) < WAITING_FAULTS_MAX:
+                    self._add_store_fault(proxy)
                 await asyncio.sleep(self.random.expovariate(1 / BETWEEN_FAULTS_S))
         finally:
             proxy.heal()
+
+    def _add_store_fault(self, proxy: Proxy) -> None:
+        match self.random.randrange(4):
+            case 0:
+                proxy.lose_reply("", times=1)
+            case 1:
+                proxy.answer(INTERNAL_ERROR, times=1)
+            case _:
+                proxy.delay(self.random.uniform(*DELAYS_S), times=1)
 
     def deletions(self) -> int:
         return sum(
