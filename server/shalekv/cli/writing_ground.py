@@ -10,12 +10,18 @@ import structlog
 from shalekv.cli.children import Children, child_commands
 from shalekv.engine.quorum.links import Links
 from shalekv.errors import DatabaseExists
-from shalekv.roles.database import Quorum, check_wal_mode, create_database
+from shalekv.roles.database import (
+    Quorum,
+    check_wal_mode,
+    complete_creation,
+    create_database,
+)
 from shalekv.roles.writer import Writer
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime
 from shalekv.settings import ServeSettings, WalChoice
 from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
 
 _log = structlog.get_logger(__name__)
 
@@ -64,6 +70,9 @@ async def _create(ground: Ground) -> None:
         _log.info("database created", url=store.url)
     except DatabaseExists:
         _log.debug("database exists", url=store.url)
+        if quorum is not None:
+            cas = CasStore(store, ground.runtime, settings.store)
+            await complete_creation(cas, ground.links)
 
 
 def children_of(ground: Ground, writer: Writer) -> Children:

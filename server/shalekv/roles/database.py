@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +19,7 @@ from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
 from shalekv.engine.logical_time import first_time
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, admit_again, retire
 from shalekv.engine.quorum.links import DatabasePlace, Links
-from shalekv.errors import DatabaseExists, DatabaseMismatch
+from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
@@ -98,8 +99,28 @@ async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum)
     except DatabaseExists:  # another process was faster: nobody needs the room that was made
         await retire(quorum.links, manifest.database_id, members)
         raise
-    # Nodes do not wait for ever: if this process has stood still, the room may be gone.
-    present = await admit_again(quorum.links, place, members, request_id)
+    await _name_present(cas, with_members, quorum.links, request_id)
+
+
+async def complete_creation(cas: CasStore, links: Links) -> None:
+    """Do what is left of a creation, if its process has ended early: nobody has opened it yet.
+
+    Raises `DatabaseNotFound` and `StoreError`.
+    """
+    manifest = await StoredManifest(cas).refresh()
+    if manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch:
+        request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
+        with suppress(InvalidRequest):  # others have done it, or opened the database
+            await _name_present(cas, manifest, links, request_id)
+
+
+async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request_id: bytes) -> None:
+    """Have the manifest name members that are there: nodes do not wait for ever to be named."""
+    place, members = (
+        DatabasePlace(manifest.database_id, cas.url),
+        Configuration.of(manifest).members,
+    )
+    present = await admit_again(links, place, members, request_id)
     if present != members:
         texts = tuple(map(str, present))
         edit = partial(name_anew, members=present)

@@ -18,8 +18,14 @@ from shalekv.errors import (
     QuorumUnavailable,
 )
 from shalekv.format import names
-from shalekv.roles.database import Quorum, check_wal_mode, create_database
+from shalekv.roles.database import (
+    Quorum,
+    check_wal_mode,
+    complete_creation,
+    create_database,
+)
 from shalekv.settings import DatabaseSettings, StoreSettings
+from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.nodes import Nodes
@@ -122,6 +128,12 @@ def held_creation(database: Database, nodes: Nodes) -> tuple[HeldStore, asyncio.
     return store, asyncio.create_task(creation)
 
 
+async def complete(database: Database, nodes: Nodes) -> None:
+    """What a process does that finds the database already created."""
+    cas = CasStore(database.another_store(), database.runtime(), StoreSettings())
+    await complete_creation(cas, InProcessLinks(nodes))
+
+
 async def test_room_is_given_back_when_another_creates_first() -> None:
     """Who comes second is told, and its safekeepers keep nothing of a database that is none."""
     database, nodes = Database(), Nodes()
@@ -136,29 +148,47 @@ async def test_room_is_given_back_when_another_creates_first() -> None:
     assert (await database.manifest()).wal_mode is WalMode.OBJECT_STORE
 
 
-@pytest.mark.parametrize("is_open", [False, True])
-async def test_room_is_made_again_for_a_creation_that_was_slow(is_open: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@pytest.mark.parametrize("dies", [False, True])
+async def test_room_is_made_again_for_a_creation_that_was_slow(dies: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Safekeepers do not wait for ever for a manifest. If it comes late, it is made to name who
-    they are then, unless a writer has opened the database: that has found a majority.
+    they are then; if the creation dies before that, whoever starts next does so.
     """
     database, nodes = Database(), Nodes()
     store, creating = held_creation(database, nodes)
     held = await store.arrived(1)
     nodes["n1:1"].wipe()
     held.release()
-    edit = await store.arrived(2)
-    if not is_open:
+    await store.arrived(2)
+    if dies:
+        creating.cancel()
+        await asyncio.wait([creating])
+        await complete(database, nodes)
+    else:
         store.let_go()
         await creating
-        manifest = await database.manifest()
-        logs = [node.log(manifest.database_id) for node in nodes]
-        members = Configuration.of(manifest).members
-        assert [each.id for each in members] == [each.state.member_id for each in logs]
-        return
+    manifest = await database.manifest()
+    logs = [node.log(manifest.database_id) for node in nodes]
+    members = Configuration.of(manifest).members
+    assert [each.id for each in members] == [each.state.member_id for each in logs]
+    await complete(database, nodes)
+    assert await database.manifest() == manifest  # it is complete
+
+
+async def test_a_database_that_was_opened_keeps_its_members() -> None:
+    """Whoever has opened it has found a majority: a creation that is late names no others."""
+    database, nodes = Database(), Nodes()
+    store, creating = held_creation(database, nodes)
+    held = await store.arrived(1)
+    nodes["n1:1"].wipe()
+    held.release()
+    edit = await store.arrived(2)
     await database.edit(lambda manifest: replace(manifest, writer_epoch=1))
+    before = await database.manifest()
+    await complete(database, nodes)
     edit.release()
     with pytest.raises(InvalidRequest, match="a writer has opened"):
         await creating
+    assert await database.manifest() == before
 
 
 async def test_mode_is_compared_if_it_is_named() -> None:
