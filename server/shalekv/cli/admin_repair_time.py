@@ -19,7 +19,8 @@ _HELP = f"""Set logical time back, after a database was written to under a clock
 Expiry follows logical time: the clock of the store, which never goes back. If a writer once took
 over a clock that was days ahead, values have expired early, no value expires until the true time
 has come so far, and idempotency keys count as expired. This command compares logical time with the
-clock of the store; with --set-back it sets it back to that. The clocks of the store and of this
+clock of the store; with --set-back it sets it back to that. Of a log in safekeepers only what is
+archived is compared; with --set-back all of it. The clocks of the store and of this
 machine must be right by then.
 
 \b
@@ -64,13 +65,15 @@ def repair_time_(*, url: str, is_meant: bool, jump_max_s: int, output_format: Fo
 
     async def run(store: CasStore, links: Links) -> TimeFound:
         found = await look_at_time(store, jump_max_s)
-        if is_meant:
-            if found.ahead_ms <= CLOCK_JUMP_MAX_S * 1_000:
-                raise click.UsageError(
-                    f"logical time is {found.ahead_ms / 1_000:g} s ahead of the store's clock: "
-                    f"there is nothing to repair up to {CLOCK_JUMP_MAX_S} s, and nothing was done"
-                )
-            await repair_time(store, links, jump_max_s)
+        done = "nothing was done"
+        if is_meant and (found.needs_repair or not found.is_whole):
+            found = await repair_time(store, links, jump_max_s)
+            done = "only the writer that served was ended"
+        if is_meant and not found.needs_repair:
+            raise click.UsageError(
+                f"logical time is {found.ahead_ms / 1_000:g} s ahead of the store's clock: "
+                f"there is nothing to repair up to {CLOCK_JUMP_MAX_S} s, and {done}"
+            )
         return found
 
     found = with_links(url, run)
@@ -82,5 +85,9 @@ def repair_time_(*, url: str, is_meant: bool, jump_max_s: int, output_format: Fo
             "is_set_back": is_meant,
         }
         print_record(output_format, told)
-    if not is_meant and found.ahead_ms > CLOCK_JUMP_MAX_S * 1_000:
+    if not is_meant and not found.is_whole:
+        click.echo(
+            "Times that are in the safekeepers only were not looked at; --set-back does.", err=True
+        )
+    if not is_meant and found.needs_repair:
         click.echo("Nothing was changed: see --help for what --set-back costs.", err=True)

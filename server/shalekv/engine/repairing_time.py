@@ -13,13 +13,13 @@ import structlog
 
 from shalekv.core.compaction.publish import claim_compactor_epoch
 from shalekv.core.fencing import WriterId, check_owner
-from shalekv.core.manifest import Manifest
-from shalekv.core.snapshot import remove_snapshots
+from shalekv.core.manifest import Manifest, WalMode
+from shalekv.core.snapshot import has_snapshot, remove_snapshots
 from shalekv.engine.logical_time import first_time, last_time_ms
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.recover import open_log
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import WriterSettings
+from shalekv.settings import CLOCK_JUMP_MAX_S, WriterSettings
 from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
@@ -27,25 +27,32 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class TimeFound:
-    """How logical time stands to the store's clock, as far as the object store tells."""
+    """How logical time stands to the store's clock."""
 
     logical_time_ms: int
     store_now_ms: int
+    is_whole: bool = True  # False: safekeepers may hold later times, which nobody has looked at
 
     @property
     def ahead_ms(self) -> int:
         """How far logical time is ahead."""
         return max(0, self.logical_time_ms - self.store_now_ms)
 
+    @property
+    def needs_repair(self) -> bool:
+        """Whether it is further ahead than a clock may jump."""
+        return self.ahead_ms > CLOCK_JUMP_MAX_S * 1_000
+
 
 async def look_at_time(store: CasStore, jump_max_s: int) -> TimeFound:
-    """Compare logical time with the store's clock.
+    """Compare logical time with the store's clock, as far as the object store tells.
 
     Raises `ImplausibleTime` as an opening does, `DatabaseNotFound`, `CorruptObject`, `StoreError`.
     """
     current = await StoredManifest(store).refresh()
     time = await first_time(store, current, jump_max_s)
-    return TimeFound(await last_time_ms(store, current), time.store_now_ms)
+    is_whole = current.wal_mode is WalMode.OBJECT_STORE
+    return TimeFound(await last_time_ms(store, current), time.store_now_ms, is_whole)
 
 
 def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: int) -> Manifest:
@@ -69,21 +76,28 @@ def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: i
     )
 
 
-async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> Manifest:
-    """Set logical time back to what the store's clock shows; the manifest that says so.
+async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> TimeFound:
+    """Set logical time back to what the store's clock shows, if it needs that; how it stood.
 
-    A writer that serves is fenced by it, a compactor superseded. Raises as `open_log`.
+    A writer that serves is fenced in any case; with a repair a compactor is superseded. Raises as
+    `open_log`.
     """
     settings = WriterSettings(flush_interval_ms=0, clock_jump_max_s=jump_max_s)
     opened = await open_log(store, settings, address="", links=links)
-    now_ms = opened.time.store_now_ms
+    found = TimeFound(opened.time.now_ms(), opened.time.store_now_ms)
+    own, snapshot_id, last_wal_id = opened.manifest.own, opened.held.snapshot_id, opened.last_wal_id
 
     def edit(manifest: Manifest) -> Manifest:
-        own, last_wal_id = opened.manifest.own, opened.last_wal_id
-        reset = reset_time(manifest, own, now_ms=now_ms, last_wal_id=last_wal_id)
-        left = remove_snapshots(reset, {opened.held.snapshot_id})
-        return replace(left, writer_address="")
+        left = replace(remove_snapshots(manifest, {snapshot_id}), writer_address="")
+        if not found.needs_repair:
+            return left
+        return reset_time(left, own, now_ms=found.store_now_ms, last_wal_id=last_wal_id)
 
-    repaired = await opened.manifest.edit(edit, lambda m: m.time_reset_wal_id == opened.last_wal_id)
-    log.info("logical time was set back", ms=now_ms, behind=opened.last_wal_id)
-    return repaired
+    def landed(manifest: Manifest) -> bool:
+        is_reset = manifest.time_reset_wal_id == last_wal_id
+        return (is_reset or not found.needs_repair) and not has_snapshot(manifest, snapshot_id)
+
+    await opened.manifest.edit(edit, landed)
+    if found.needs_repair:
+        log.info("logical time was set back", ms=found.store_now_ms, behind=last_wal_id)
+    return found

@@ -6,10 +6,9 @@ from random import Random
 from typing import Any
 
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import Manifest
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
-from shalekv.engine.repairing_time import repair_time
+from shalekv.engine.repairing_time import TimeFound, repair_time
 from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime
 from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
@@ -73,7 +72,7 @@ class ClockedDatabase(QuorumDatabase):
         writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
         return await open_log(self.cas(), writer, address="here:1", links=links)
 
-    async def repair(self, links: InProcessLinks) -> Manifest:
+    async def repair(self, links: InProcessLinks) -> TimeFound:
         return await repair_time(self.cas(), links, CLOCK_JUMP_MAX_S)
 
 

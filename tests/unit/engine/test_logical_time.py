@@ -171,7 +171,8 @@ async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool)
     assert found.ahead_ms == pytest.approx(10 * DAY_MS, abs=60_000)
 
     before = await database.manifest()
-    repaired = await database.repair(links)
+    assert (await database.repair(links)).needs_repair
+    repaired = await database.manifest()
     assert [*succession_findings("manifest", before, repaired)] == []
     compacted = replace(before, logical_time_ms=found.logical_time_ms)
     assert [*succession_findings("manifest", compacted, repaired)] == []
@@ -187,6 +188,28 @@ async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool)
         await compact_store(database.another_store(), database.runtime())
         assert (await database.manifest()).logical_time_ms <= database.store_now_ms()
     assert (await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)).ahead_ms == 0
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 10 * DAY_MS])
+@virtual_time()
+async def test_times_that_only_safekeepers_have_are_repaired(ahead_ms: int) -> None:
+    """What is archived does not show them. If there is nothing to repair nothing is set back."""
+    database, links = await created(WalMode.QUORUM)
+    database.store_ahead_ms = ahead_ms
+    opened = await database.open_at(links, **ANY_JUMP)
+    writing = Writing(opened, links)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(writing.run())
+        await writing.put(b"under it")
+        writing.engine.close()
+    database.store_ahead_ms = 0
+    looked = await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)
+    assert (looked.needs_repair, looked.is_whole) == (False, False)
+
+    assert (await database.repair(links)).needs_repair == bool(ahead_ms)
+    assert bool((await database.manifest()).time_reset_wal_id) == bool(ahead_ms)
+    opened = await database.open_at(links)
+    assert opened.time.now_ms() == pytest.approx(database.store_now_ms(), abs=1_000)
 
 
 def keyed_write(opened: OpenedLog, made_ms: int) -> None:
