@@ -170,9 +170,8 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # its children outlive it in its session
         self.wait_for_exit()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _in_thread(self, function: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=function, args=args, daemon=True)
@@ -180,10 +179,11 @@ class Child:
         return thread
 
     def _read(self, pipe: IO[bytes], into: list[bytes]) -> None:
-        for line in pipe:
-            with self._changed:
-                into.append(line)
-                self._changed.notify_all()
+        with pipe:  # a test may start thousands of processes
+            for line in pipe:
+                with self._changed:
+                    into.append(line)
+                    self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 

@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 _LENGTH = struct.Struct(">I")
 _STATUS = struct.Struct(">i")
@@ -43,11 +43,13 @@ _ROOT = Path(__file__).parents[3]
 class Launched:
     """A process that the launcher has started: what `subprocess.Popen` is for one of our own."""
 
-    def __init__(self, pid: int, status: int, pipes: Sequence[IO[bytes]]) -> None:
-        """`status` is the end of a pipe to read its exit code from."""
+    def __init__(self, pid: int, status: int, stdin: int, stdout: int, stderr: int) -> None:
+        """Ends of pipes: `status` to read its exit code from, `stdin` -1 if there is none."""
         self.pid = pid
         self.returncode: int | None = None
-        self.stdin, self.stdout, self.stderr = pipes
+        self.stdin = None if stdin < 0 else os.fdopen(stdin, "wb")
+        self.stdout = os.fdopen(stdout, "rb")
+        self.stderr = os.fdopen(stderr, "rb")
         self._status = status
 
     def poll(self) -> int | None:
@@ -59,7 +61,9 @@ class Launched:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            ending = select.poll()  # unlike `select` it takes any number of open files
+            ending.register(self._status, select.POLLIN)
+            if not ending.poll(None if timeout is None else timeout * 1_000):
                 raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout or 0)
             code = os.read(self._status, _STATUS.size)
             if self.returncode is None:  # another thread may have read it
@@ -104,10 +108,7 @@ class Launcher:
             pid = _STATUS.unpack(_received(self._socket, _STATUS.size))[0]
         for fd in fds:
             os.close(fd)
-        feed = os.fdopen(stdin_end if feeds else os.open(os.devnull, os.O_WRONLY), "wb")
-        return Launched(
-            pid, status_end, [feed, os.fdopen(stdout_end, "rb"), os.fdopen(stderr_end, "rb")]
-        )
+        return Launched(pid, status_end, stdin_end, stdout_end, stderr_end)
 
     def _close(self) -> None:
         self._socket.close()

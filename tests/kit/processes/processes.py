@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,8 +44,9 @@ class Processes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for child in self._children:
-            child.close()
+        with ExitStack() as closing:
+            for child in self._children:
+                closing.callback(child.close)
 
     def start(
         self,
