@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from shalekv.format.names import WAL_FOLDER
+from shalekv.settings import CLOCK_JUMP_MAX_S
 from tests.sim.callers import Callers, check_i13_one_writer_serves, check_i13_writes_succeed
 from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
@@ -160,7 +161,10 @@ async def jump_clocks(cluster: Cluster) -> None:
 
 
 async def mislead_writers(cluster: Cluster) -> None:
-    """At times the store tells a writer that serves a time that is days ahead."""
+    """At times the store tells a writer that serves a time that is days ahead.
+
+    Not by as much as the clock of its machine: two clocks that agree are believed.
+    """
     world, random = cluster.world, cluster.world.random_for("wrong times for writers")
     while True:
         await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
@@ -168,6 +172,8 @@ async def mislead_writers(cluster: Cluster) -> None:
         if not writers or not world.options.has(Trouble.CLOCKS):
             continue
         name = random.choice(writers)
+        if abs(off_ms - world.clock_of(name).wall_ahead_ms) <= 2 * CLOCK_JUMP_MAX_S * 1_000:
+            continue
         world.store.mislead(name, off_ms)
         world.note(f"{name} is told a time that is {off_ms} ms ahead")
         try:
