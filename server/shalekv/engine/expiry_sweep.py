@@ -206,7 +206,10 @@ class ExpirySweep:
         del below  # which keeps memory as long as anybody holds it
         outcome = await settled
         if isinstance(outcome, ShaleError):
-            raise outcome
+            try:
+                raise outcome
+            finally:  # the error refers to this frame: none of these may refer to the error
+                del outcome, settled
         if outcome.decision is not None:
             self.expired_count += len(outcome.decision.changes)
         return True

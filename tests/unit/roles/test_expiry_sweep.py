@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from shalekv.errors import OutcomeUnknown, StoreBroken
 from shalekv.v1 import kv_pb2
+from tests.kit.cycles import cycles_of
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import (
@@ -13,6 +15,7 @@ from tests.kit.serving.roles import (
     delete_range,
     follow,
     forgotten,
+    opened,
     pairs,
     serving,
 )
@@ -180,3 +183,24 @@ async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(world:
         assert [key for key, _ in await told(database)] == [b"a"]
         await world.sleep_ms(60_000)
         assert len(await database.wal()) == objects + 1
+
+
+@virtual_time(seed=1)
+async def test_a_sweep_whose_writer_ends_leaves_no_cycle() -> None:
+    """What it is told then is freed at once, as what every refused call is told."""
+    writer = await opened(**BY_HAND)
+    running = asyncio.create_task(writer.run())
+    await writer.put(b"a", ttl_ms=TTL_MS)
+    writer.pass_ms(TTL_MS + SECOND_MS)
+    writer.faulty.fail("create", error=StoreBroken("memory://", "create", "wal/", "the disk broke"))
+    ends: list[type[BaseException]] = []
+
+    async def sweep_in_vain() -> None:
+        for coroutine in (writer.engine.expiry.sweep(), running):
+            try:
+                await coroutine
+            except (OutcomeUnknown, StoreBroken) as error:
+                ends.append(type(error))
+
+    assert "OutcomeUnknown" not in await cycles_of(sweep_in_vain)
+    assert ends == [OutcomeUnknown, StoreBroken]
