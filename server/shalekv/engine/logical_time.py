@@ -16,13 +16,15 @@ from shalekv.store.url import UNCHARGED_SCHEMES
 log = structlog.get_logger()
 
 _MS_PER_S = 1_000
+NEAR_MS = 1_500  # stores tell whole seconds, and what they tell is as old as the answer is late
 
 
 class LogicalTime:
     """The time that expiry is judged by.
 
     Taken from the store when the writer opens, carried on by the local clock's pace, and corrected
-    by what the store tells later. What was stored before in WAL objects and manifest is its floor,
+    when the store tells another time later: not by what it cannot tell exactly, so that values
+    live as long as was asked for. What was stored before in WAL objects and manifest is its floor,
     so that a value that had expired for a reader never comes back (I2, I5).
     """
 
@@ -35,7 +37,7 @@ class LogicalTime:
         moved with it, and is another one than that of the store: `has_other_clock`.
         """
         self._clock = clock
-        self._offset_ms = store_now_ms - clock.monotonic_ms()
+        self._store_offset_ms = self._offset_ms = store_now_ms - clock.monotonic_ms()
         self._jump_max_ms = jump_max_ms
         self._has_other_clock = has_other_clock
         self._is_doubted = False
@@ -43,17 +45,17 @@ class LogicalTime:
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch; never less than before."""
-        self._last_ms = max(self._last_ms, self.store_now_ms)
+        self._last_ms = max(self._last_ms, int(self._clock.monotonic_ms() + self._offset_ms))
         return self._last_ms
 
     @property
     def store_now_ms(self) -> int:
         """The time of the store's clock, milliseconds; logical time may be ahead of it."""
-        return int(self._clock.monotonic_ms() + self._offset_ms)
+        return int(self._clock.monotonic_ms() + self._store_offset_ms)
 
     @property
     def ahead_ms(self) -> int:
-        """How far it is ahead of the store's clock, and stands still."""
+        """How far it is ahead of the store's clock; by more than `NEAR_MS` it stands still."""
         return max(0, self._last_ms - self.store_now_ms)
 
     def raise_to(self, floor_ms: int) -> None:
@@ -80,7 +82,9 @@ class LogicalTime:
         expected_ms = self.store_now_ms
         wall_ms = self._clock.wall_ms() if self._has_other_clock else None
         if is_borne_out(store_now_ms, (expected_ms, wall_ms), self._jump_max_ms):
-            self._offset_ms = store_now_ms - self._clock.monotonic_ms()
+            self._store_offset_ms = store_now_ms - self._clock.monotonic_ms()
+            if abs(self._store_offset_ms - self._offset_ms) > NEAR_MS:
+                self._offset_ms = self._store_offset_ms
             self._is_doubted = False
         elif not self._is_doubted:
             self._is_doubted = True

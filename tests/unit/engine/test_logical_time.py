@@ -122,6 +122,17 @@ def test_a_writer_follows_the_store() -> None:
     assert time.now_ms() == start_ms + DAY_MS
 
 
+def test_whole_seconds_move_no_time() -> None:
+    """Many stores tell no more: time goes on evenly, and lives by the store's clock are exact."""
+    clock = StandingClock()
+    told_ms = clock.true_ms // 1_000 * 1_000
+    time = LogicalTime(clock, store_now_ms=told_ms, jump_max_ms=JUMP_MAX_MS)
+    for passed_ms in range(0, 10_000, 370):
+        clock.passed_ms = passed_ms
+        assert time.follow(clock.true_ms // 1_000 * 1_000) == clock.true_ms // 1_000 * 1_000
+        assert time.now_ms() == told_ms + passed_ms
+
+
 def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
     """On file:// both are one clock: somebody who sets it days ahead moves no time."""
     clock = StandingClock()
