@@ -85,7 +85,11 @@ class WholeDatabase:
         """A process that opens the database for writing, with settings drawn from `seed`."""
         self._writes = node = self._node("writer")
         drawn = draw_writer(Random(seed))
-        update = {"skip_memtable_bytes": SKIP_MEMTABLE_BYTES, "idempotency_window_s": 86_400}
+        update = {
+            "skip_memtable_bytes": SKIP_MEMTABLE_BYTES,
+            "idempotency_window_s": 86_400,
+            "uncompacted_loads_max_count": 10_000,  # whether anybody compacts is drawn
+        }
         settings = drawn.model_copy(update={"writer": drawn.writer.model_copy(update=update)})
         self.writer = self._on(
             node, Writer.open(self._store(), settings=settings, runtime=self._runtime())
