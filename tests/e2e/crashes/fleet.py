@@ -20,6 +20,7 @@ from shalekv.cli.exit_codes import ExitCode
 from shalekv.settings import StoreSettings
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store
+from tests.kit.patience import until
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import Cluster
@@ -38,7 +39,7 @@ IMPATIENT = (
     *("--request-timeout-ms", "1200", "--connect-timeout-ms", "1000"),
     *("--retry-initial-ms", "20", "--retry-max-ms", "200"),
 )
-BETWEEN_FAULTS_S = 0.1  # of the store, on the average
+BETWEEN_FAULTS = 10  # requests to the store, on the average
 WAITING_FAULTS_MAX = 3
 DELAYS_S = (0.1, 3.0)  # the longest are longer than anybody waits for an answer
 
@@ -155,13 +156,20 @@ class Fleet:
         proxy = self.bucket.proxy
         try:
             while True:
-                # A few at most wait for requests: who asks after a pause repeats some times only.
+                # So many requests later, not so much time: whoever asks alone is not to meet each.
+                await self._requests(self.random.randint(1, 2 * BETWEEN_FAULTS))
                 proxy.rules[:] = [rule for rule in proxy.rules if not rule.spent]
                 if len(proxy.rules) < WAITING_FAULTS_MAX:
                     self._add_store_fault(proxy)
-                await asyncio.sleep(self.random.expovariate(1 / BETWEEN_FAULTS_S))
         finally:
             proxy.heal()
+
+    async def _requests(self, count: int) -> None:
+        """Wait until the store was asked so often."""
+        assert self.bucket is not None
+        seen = self.bucket.proxy.seen
+        at = len(seen) + count
+        await until(lambda: len(seen) >= at, "requests", within_s=WITHIN_S)
 
     def _add_store_fault(self, proxy: Proxy) -> None:
         match self.random.randrange(4):
