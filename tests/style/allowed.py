@@ -8,7 +8,6 @@ from collections.abc import Mapping
 ALLOWED: Mapping[str, Mapping[str, str]] = {
     "sleeping": {
         "tests/bench/test_watches.py": "writes at the pace that was asked for",
-        "tests/e2e/crashes/fleet.py": "makes faults of a store at moments of chance",
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",
         "tests/e2e/test_writers.py": "kills at a moment of chance",

@@ -16,7 +16,7 @@ from shalekv.store.url import UNCHARGED_SCHEMES
 log = structlog.get_logger()
 
 _MS_PER_S = 1_000
-NEAR_MS = 1_500  # stores tell whole seconds, and what they tell is as old as the answer is late
+NEAR_MS = 1_500  # stores tell whole seconds
 
 
 class LogicalTime:
@@ -73,17 +73,19 @@ class LogicalTime:
                 help="if the store's clock is right, see `shalekv admin repair-time --help`",
             )
 
-    def follow(self, store_now_ms: int) -> int:
+    def follow(self, store_now_ms: int, took_ms: float) -> int:
         """The store's clock shows this now: go on from there, unless nothing bears it out.
 
-        Returns `store_now_ms` as it is believed, for lives by the store's clock. Logical time does
-        not go back for it: it stands still until the store's clock has come so far.
+        `took_ms` is how long it took to ask, and so how old the answer may be. Returns
+        `store_now_ms` as it is believed, for lives by the store's clock. Logical time does not go
+        back for it: it stands still until the store's clock has come so far.
         """
         expected_ms = self.store_now_ms
         wall_ms = self._clock.wall_ms() if self._has_other_clock else None
         if is_borne_out(store_now_ms, (expected_ms, wall_ms), self._jump_max_ms):
             self._store_offset_ms = store_now_ms - self._clock.monotonic_ms()
-            if abs(self._store_offset_ms - self._offset_ms) > NEAR_MS:
+            moved_ms = self._store_offset_ms - self._offset_ms
+            if not -NEAR_MS - took_ms <= moved_ms <= NEAR_MS:
                 self._offset_ms = self._store_offset_ms
             self._is_doubted = False
         elif not self._is_doubted:

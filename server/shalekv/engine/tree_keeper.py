@@ -73,7 +73,7 @@ class TreeKeeper:
         jump: Callable[[Tree], None] | None = None,
         archived: Callable[[], int | None] = lambda: None,
         protected_since_ms: float | None = None,
-        believed_ms: Callable[[int], int] = lambda told_ms: told_ms,
+        believed_ms: Callable[[int, float], int] = lambda told_ms, _took_ms: told_ms,
     ) -> None:
         """`held` is the tree of the current manifest, in which its snapshot stands.
 
@@ -83,7 +83,8 @@ class TreeKeeper:
         read next may be deleted, and up to `archived` it knows that objects are in the store. The
         life of the snapshot began at `protected_since_ms`; None: now. Without `snapshot_ttl_s`
         nothing is protected, and the manifest never edited. `believed_ms` is told what the store's
-        clock shows, each time that snapshots are renewed, and says what to take for it.
+        clock shows, and how long it took to ask, each time that snapshots are renewed, and says
+        what to take for it.
         """
         self._store = store
         self._clock = store.runtime.clock
@@ -255,7 +256,8 @@ class TreeKeeper:
 
     async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
         began_ms = self._clock.monotonic_ms()
-        now_ms = self._believed_ms(await self._store.reads.now_ms())
+        told_ms = await self._store.reads.now_ms()
+        now_ms = self._believed_ms(told_ms, self._clock.monotonic_ms() - began_ms)
         expire_time_s = now_ms // 1_000 + (self._ttl_s or 0)
         seen_wal_id = self._archived()
         renewed = {self.current.snapshot_id, *self._older} - dead

@@ -108,29 +108,31 @@ def test_a_writer_follows_the_store() -> None:
     clock = StandingClock()
     time = LogicalTime(clock, store_now_ms=clock.true_ms, jump_max_ms=JUMP_MAX_MS)
     start_ms = time.now_ms()
-    time.follow(start_ms + 5_000)
+    time.follow(start_ms + 5_000, 0)
     assert time.now_ms() == start_ms + 5_000
-    time.follow(start_ms)
+    time.follow(start_ms, 0)
     assert time.now_ms() == start_ms + 5_000
     clock.passed_ms = 6_000
     assert time.now_ms() == start_ms + 6_000
     for jump_ms in (10 * DAY_MS, -10 * DAY_MS):
-        time.follow(clock.true_ms + jump_ms)
+        time.follow(clock.true_ms + jump_ms, 0)
         assert time.now_ms() == start_ms + 6_000
     clock.passed_ms = clock.suspended_ms = DAY_MS  # nothing but the time of day tells
-    time.follow(clock.true_ms)
+    time.follow(clock.true_ms, 0)
     assert time.now_ms() == start_ms + DAY_MS
 
 
 def test_whole_seconds_move_no_time() -> None:
-    """Many stores tell no more: time goes on evenly, and lives by the store's clock are exact."""
+    """Many stores tell no more, and late: time goes on evenly; snapshots live by what is told."""
     clock = StandingClock()
     told_ms = clock.true_ms // 1_000 * 1_000
     time = LogicalTime(clock, store_now_ms=told_ms, jump_max_ms=JUMP_MAX_MS)
     for passed_ms in range(0, 10_000, 370):
         clock.passed_ms = passed_ms
-        assert time.follow(clock.true_ms // 1_000 * 1_000) == clock.true_ms // 1_000 * 1_000
-        assert time.now_ms() == told_ms + passed_ms
+        for took_ms in (0, 4_000):
+            at_ms = (clock.true_ms - took_ms) // 1_000 * 1_000
+            assert time.follow(at_ms, took_ms) == at_ms
+            assert time.now_ms() == told_ms + passed_ms
 
 
 def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
@@ -140,7 +142,7 @@ def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
         clock, store_now_ms=clock.true_ms, jump_max_ms=JUMP_MAX_MS, has_other_clock=False
     )
     clock.ahead_ms = 10 * DAY_MS
-    time.follow(clock.true_ms + 10 * DAY_MS)
+    time.follow(clock.true_ms + 10 * DAY_MS, 0)
     assert time.now_ms() == clock.true_ms
 
 

@@ -147,6 +147,6 @@ def test_time_never_goes_back(store_now_ms: int, steps: list[int]) -> None:
             finish(clock.sleep_ms(step))
         else:
             time.raise_to(-step)
-            time.follow(store_now_ms)  # as it was at first
+            time.follow(store_now_ms, 0)  # as it was at first
         assert time.now_ms() >= max(shown, -step)
         shown = time.now_ms()
