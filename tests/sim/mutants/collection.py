@@ -69,8 +69,8 @@ async def _whatever_it_shows(store: CasStore, *_: object) -> LogicalTime:
     return LogicalTime(store.runtime.clock, store_now_ms=now_ms, jump_max_ms=3_600_000)
 
 
-def _wherever_it_jumps(self: LogicalTime, store_now_ms: int) -> int:
-    self._offset_ms = store_now_ms - self._clock.monotonic_ms()
+def _wherever_it_jumps(self: LogicalTime, store_now_ms: int, _took_ms: float) -> int:
+    self._store_offset_ms = self._offset_ms = store_now_ms - self._clock.monotonic_ms()
     return store_now_ms
 
 
