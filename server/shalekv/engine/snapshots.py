@@ -27,6 +27,7 @@ from shalekv.core.snapshot import (
 )
 from shalekv.engine.collection.active import read_pinned, unless_overtaken
 from shalekv.engine.editing import EDIT_TIMEOUT_MS, edit_deadline
+from shalekv.engine.logical_time import NEAR_MS
 from shalekv.engine.wal import list_wal
 from shalekv.errors import (
     InvalidRequest,
@@ -83,7 +84,8 @@ class Snapshots:
 
         What is acknowledged before the call is in it, if `gap_wait_ms` are enough for a writer to
         fill a gap before it. `ttl_ms` None: it never expires. `logical_ms` is the latest moment by
-        which a read is known to have judged what has expired.
+        which a read is known to have judged what has expired; the snapshot is judged by it, too,
+        unless the store's clock is further ahead than it can tell.
 
         Raises `SnapshotExists` when another has the name, `InvalidRequest` when it cannot be one,
         `Overloaded` when `count_max` are there, and as `StoredManifest.edit` does.
@@ -106,7 +108,7 @@ class Snapshots:
                     snapshot_id=snapshot_id,
                     expire_time_s=_expire_time_s(now_ms, ttl_ms),
                     name=name,
-                    created_ms=max(now_ms, logical_ms),
+                    created_ms=max(now_ms - NEAR_MS, logical_ms) if logical_ms else now_ms,
                     count_max=count_max,
                 )
                 try:
