@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from shalekv.core.manifest import Snapshot
+from shalekv.engine.logical_time import NEAR_MS
 from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
 from tests.kit.engine.collection import CollectedDatabase
@@ -34,6 +35,23 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
     assert [s.id for s in manifest.snapshots] == [created.id]
     assert created.manifest_id == manifest.manifest_id
     assert manifest.wal_id_last_seen == database.last_wal_id == 4
+
+
+async def test_what_has_expired_is_judged_as_by_the_writer() -> None:
+    """Its time may be behind the store's by what that cannot tell, and no snapshot is ahead of it.
+
+    The time of a replica, to which nothing was written for long, is not waited for.
+    """
+    database = await CollectedDatabase.created()
+    database.pass_time()
+    store_now_ms = await database.store.now_ms()
+    times = {NEAR_MS: -NEAR_MS, 10: -10, -10: 10, 60_000: -NEAR_MS}
+    for behind_ms, ahead_ms in times.items():
+        logical_ms = store_now_ms - behind_ms
+        created = await database.snapshots().create(ttl_ms=None, logical_ms=logical_ms)
+        assert created.created_ms == store_now_ms + ahead_ms
+    created = await database.snapshots().create(ttl_ms=None)
+    assert created.created_ms == store_now_ms
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
