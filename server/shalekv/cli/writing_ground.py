@@ -10,12 +10,7 @@ import structlog
 from shalekv.cli.children import Children, child_commands
 from shalekv.engine.quorum.links import Links
 from shalekv.errors import DatabaseExists
-from shalekv.roles.database import (
-    Quorum,
-    check_wal_mode,
-    complete_creation,
-    create_database,
-)
+from shalekv.roles.database import Quorum, check_wal_mode, complete_creation, create_database
 from shalekv.roles.writer import Writer
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime

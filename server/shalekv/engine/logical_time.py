@@ -16,16 +16,17 @@ from shalekv.store.url import UNCHARGED_SCHEMES
 log = structlog.get_logger()
 
 _MS_PER_S = 1_000
-NEAR_MS = 2_000  # stores tell whole seconds, some of them late
+NEAR_MS = 2_000  # the error of a reading of a store's clock: whole seconds, at times cached
 
 
 class LogicalTime:
     """The time that expiry is judged by.
 
-    Taken from the store when the writer opens, carried on by the local clock's pace, and corrected
-    when the store tells another time later: not by what it cannot tell exactly, so that values
-    live as long as was asked for. What was stored before in WAL objects and manifest is its floor,
-    so that a value that had expired for a reader never comes back (I2, I5).
+    Taken from the store when the writer opens, carried on by the local clock's pace, and set anew
+    when a later reading of the store's clock differs by more than `NEAR_MS`. Smaller differences
+    are errors of the readings, and following them would change how long values live. What was
+    stored before in WAL objects and manifest is its floor, so that a value that had expired for a
+    reader never comes back (I2, I5).
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class LogicalTime:
 
     @property
     def ahead_ms(self) -> int:
-        """How far it is ahead of the store's clock; by more than `NEAR_MS` it stands still."""
+        """Milliseconds ahead of the store's clock; it stands still beyond `NEAR_MS`."""
         return max(0, self._last_ms - self.store_now_ms)
 
     def raise_to(self, floor_ms: int) -> None:
@@ -76,7 +77,7 @@ class LogicalTime:
     def follow(self, store_now_ms: int, took_ms: float) -> int:
         """The store's clock shows this now: go on from there, unless nothing bears it out.
 
-        `took_ms` is how long it took to ask, and so how old the answer may be. Returns
+        `took_ms` is the duration of the request, milliseconds: the answer may be so old. Returns
         `store_now_ms` as it is believed, for lives by the store's clock. Logical time does not go
         back for it: it stands still until the store's clock has come so far.
         """

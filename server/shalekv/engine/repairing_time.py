@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class TimeFound:
-    """How logical time stands to the store's clock."""
+    """Logical time beside the store's clock."""
 
     logical_time_ms: int
     store_now_ms: int
@@ -35,12 +35,12 @@ class TimeFound:
 
     @property
     def ahead_ms(self) -> int:
-        """How far logical time is ahead."""
+        """Milliseconds by which logical time is ahead; 0 if it is not."""
         return max(0, self.logical_time_ms - self.store_now_ms)
 
     @property
     def needs_repair(self) -> bool:
-        """Whether it is further ahead than a clock may jump."""
+        """True if logical time is more than `CLOCK_JUMP_MAX_S` ahead."""
         return self.ahead_ms > CLOCK_JUMP_MAX_S * 1_000
 
 
@@ -77,7 +77,7 @@ def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: i
 
 
 async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> TimeFound:
-    """Set logical time back to what the store's clock shows, if it needs that; how it stood.
+    """Set logical time back to the store's clock if it `needs_repair`; returns what it was.
 
     A writer that serves is fenced in any case; with a repair a compactor is superseded. Raises as
     `open_log`.

@@ -83,9 +83,9 @@ class Snapshots:
         """A snapshot of the current state, the last contiguous WAL object included.
 
         What is acknowledged before the call is in it, if `gap_wait_ms` are enough for a writer to
-        fill a gap before it. `ttl_ms` None: it never expires. `logical_ms` is the latest moment by
-        which a read is known to have judged what has expired; the snapshot is judged by it, too,
-        unless the store's clock is further ahead than it can tell.
+        fill a gap before it. `ttl_ms` None: it never expires. `logical_ms` is the logical time of
+        the server that asks, 0 if none does: values that had expired by then are not in the
+        snapshot. It counts as no more than `NEAR_MS` behind the store's clock.
 
         Raises `SnapshotExists` when another has the name, `InvalidRequest` when it cannot be one,
         `Overloaded` when `count_max` are there, and as `StoredManifest.edit` does.

@@ -103,7 +103,7 @@ async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum)
 
 
 async def complete_creation(cas: CasStore, links: Links) -> None:
-    """Do what is left of a creation, if its process has ended early: nobody has opened it yet.
+    """Finish a creation whose process ended early, of a database that no writer has opened.
 
     Raises `DatabaseNotFound` and `StoreError`.
     """
@@ -115,11 +115,9 @@ async def complete_creation(cas: CasStore, links: Links) -> None:
 
 
 async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request_id: bytes) -> None:
-    """Have the manifest name members that are there: nodes do not wait for ever to be named."""
-    place, members = (
-        DatabasePlace(manifest.database_id, cas.url),
-        Configuration.of(manifest).members,
-    )
+    """Name members that exist: nodes give up their room if no manifest names them for long."""
+    place = DatabasePlace(manifest.database_id, cas.url)
+    members = Configuration.of(manifest).members
     present = await admit_again(links, place, members, request_id)
     if present != members:
         texts = tuple(map(str, present))

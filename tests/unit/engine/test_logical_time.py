@@ -123,7 +123,7 @@ def test_a_writer_follows_the_store() -> None:
 
 
 def test_whole_seconds_move_no_time() -> None:
-    """Many stores tell no more, and late: time goes on evenly; snapshots live by what is told."""
+    """Time goes on evenly under coarse and late readings; the lives of snapshots follow those."""
     clock = StandingClock()
     told_ms = clock.true_ms // 1_000 * 1_000
     time = LogicalTime(clock, store_now_ms=told_ms, jump_max_ms=JUMP_MAX_MS)
@@ -206,7 +206,7 @@ async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool)
 @pytest.mark.parametrize("ahead_ms", [0, 10 * DAY_MS])
 @virtual_time()
 async def test_times_that_only_safekeepers_have_are_repaired(ahead_ms: int) -> None:
-    """What is archived does not show them. If there is nothing to repair nothing is set back."""
+    """Repair of times that are not in the archive yet; a time that is right is left as it is."""
     database, links = await created(WalMode.QUORUM)
     database.store_ahead_ms = ahead_ms
     opened = await database.open_at(links, **ANY_JUMP)

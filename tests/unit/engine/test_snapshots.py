@@ -38,9 +38,10 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
 
 
 async def test_what_has_expired_is_judged_as_by_the_writer() -> None:
-    """Its time may be behind the store's by what that cannot tell, and no snapshot is ahead of it.
+    """A snapshot judges what has expired by the time of the server that makes it.
 
-    The time of a replica, to which nothing was written for long, is not waited for.
+    That counts as `NEAR_MS` behind the store's clock where it is further behind: on a replica,
+    when nothing was written for long.
     """
     database = await CollectedDatabase.created()
     database.pass_time()

@@ -18,12 +18,7 @@ from shalekv.errors import (
     QuorumUnavailable,
 )
 from shalekv.format import names
-from shalekv.roles.database import (
-    Quorum,
-    check_wal_mode,
-    complete_creation,
-    create_database,
-)
+from shalekv.roles.database import Quorum, check_wal_mode, complete_creation, create_database
 from shalekv.settings import DatabaseSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database
@@ -129,7 +124,7 @@ def held_creation(database: Database, nodes: Nodes) -> tuple[HeldStore, asyncio.
 
 
 async def complete(database: Database, nodes: Nodes) -> None:
-    """What a process does that finds the database already created."""
+    """Complete a creation, as a process does that finds the database already created."""
     cas = CasStore(database.another_store(), database.runtime(), StoreSettings())
     await complete_creation(cas, InProcessLinks(nodes))
 
@@ -175,7 +170,7 @@ async def test_room_is_made_again_for_a_creation_that_was_slow(dies: bool) -> No
 
 
 async def test_a_database_that_was_opened_keeps_its_members() -> None:
-    """Whoever has opened it has found a majority: a creation that is late names no others."""
+    """A creation that is late names no other members once a writer has opened the database."""
     database, nodes = Database(), Nodes()
     store, creating = held_creation(database, nodes)
     held = await store.arrived(1)

@@ -187,7 +187,7 @@ async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(world:
 
 @virtual_time(seed=1)
 async def test_a_sweep_whose_writer_ends_leaves_no_cycle() -> None:
-    """What it is told then is freed at once, as what every refused call is told."""
+    """The error of a sweep whose writer ends is freed at once, as that of a refused call."""
     writer = await opened(**BY_HAND)
     running = asyncio.create_task(writer.run())
     await writer.put(b"a", ttl_ms=TTL_MS)

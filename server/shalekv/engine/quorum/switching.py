@@ -84,7 +84,7 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
 
 
 async def _enter_quorum(opened: OpenedLog, members: Sequence[Member], generation: int) -> Manifest:
-    """Have them hold the WAL. Raises `InvalidRequest` when `generation` has ended since."""
+    """Edit the manifest: `members` hold the WAL. Raises `InvalidRequest` in a later generation."""
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
