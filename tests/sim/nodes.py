@@ -86,16 +86,19 @@ class Node:
         """The result of `coro`, which runs on this node, for a caller on another one.
 
         Raises what `coro` raises, and `NodeCrashed` as soon as the node crashes. Cancelling the
-        call cancels `coro`.
+        call cancels `coro`, and nobody is told how it ends then.
         """
         task = self.spawn(coro)
         done: asyncio.Future[None] = self._loop.create_future()
-        task.add_done_callback(lambda _: None if done.done() else done.set_result(None))
+        task.add_done_callback(
+            lambda ended: _forget(ended) if done.done() else done.set_result(None)
+        )
         self._callers[done] = None
         try:
             await done
         except asyncio.CancelledError:
             task.cancel()
+            _forget(task)
             raise
         finally:
             del self._callers[done]
@@ -174,3 +177,9 @@ class Node:
 def current_node(loop: SimLoop) -> Node:
     """The node whose code runs now; the root node where no node was set."""
     return NODE.get(loop.root)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more: if it has failed, that is not told."""
+    if task.done() and not task.cancelled():
+        task.exception()
