@@ -237,14 +237,19 @@ class Shown:
     found: Mapping[bytes, Got]
 
 
+# The next writer may be behind by so much: whole seconds, and the 2 s that a reading may take.
+BEHIND_MS = 3_000
+
+
 @checks(2, "writers", "database")
 def check_i2_nothing_comes_back(order: SerialOrder, seen: Iterable[Seen] = ()) -> None:
     """Every version that is shown is the last one of its key up to the number of the answer.
 
     And once a process has shown that a value has expired, neither it nor one that took over from it
-    shows the value again; the latter may if the clock of the former was ahead of the store's, as
-    only what is written takes the time along. These are all answers of writers and replicas, before
-    and after whatever was compacted, collected and taken over, up to those of the last writer.
+    shows the value again. The latter may where the protocol says so: for `BEHIND_MS` after the
+    value has expired in truth, or if the clock of the former was ahead of the store's, as only what
+    is written takes the time along. These are all answers of writers and replicas, before and after
+    whatever was compacted, collected and taken over, up to those of the last writer.
     """
     gone: dict[tuple[str, bytes, int], tuple[int, int, bool]] = {}  # when, at which rank, in truth
     for shown in sorted(_shown(order, seen), key=lambda each: each.replied_us):
@@ -261,7 +266,8 @@ def check_i2_nothing_comes_back(order: SerialOrder, seen: Iterable[Seen] = ()) -
                 problem = f"I2: {shown} shows {got} of {key!r}, which has become {version}"
                 raise Violation(problem, at_us=shown.replied_us)
             since_us, rank, is_true = gone.get(place, (shown.began_us, 0, False))
-            is_later = rank < shown.rank and is_true
+            ended_ms = version.expire_at_ms - EPOCH_MS + BEHIND_MS
+            is_later = rank < shown.rank and is_true and shown.began_us // 1_000 >= ended_ms
             if since_us < shown.began_us and (is_later or rank == shown.rank):
                 problem = f"I2: {shown} shows {got}, which had expired at {since_us} us"
                 raise Violation(problem, at_us=shown.replied_us)

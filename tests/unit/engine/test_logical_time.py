@@ -10,7 +10,7 @@ import pytest
 from shalekv.core.audit.manifests import succession_findings
 from shalekv.core.manifest import WalMode
 from shalekv.engine.idempotency import Idempotency
-from shalekv.engine.logical_time import LogicalTime
+from shalekv.engine.logical_time import NEAR_MS, LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.repairing_time import look_at_time
 from shalekv.engine.writer_engine import WriterEngine
@@ -144,6 +144,28 @@ def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
     clock.ahead_ms = 10 * DAY_MS
     time.follow(clock.true_ms + 10 * DAY_MS, 0)
     assert time.now_ms() == clock.true_ms
+
+
+@pytest.mark.parametrize(
+    ("replies_ms", "asked", "behind_ms"),
+    [
+        ([NEAR_MS, 0, 0, 0], 1, NEAR_MS),
+        ([NEAR_MS + 1, 0, 0, 0], 2, 0),
+        ([60_000, 60_000, 0, 0], 3, 0),
+        ([9_000, 5_000, 60_000, 0], 3, 5_000),
+        ([5_000, 9_000, 60_000, 0], 3, 5_000),
+    ],
+)
+@virtual_time()
+async def test_a_late_reading_is_taken_again(
+    replies_ms: list[int], asked: int, behind_ms: int
+) -> None:
+    """An opening asks up to three times, and goes by the reading that took least."""
+    database = ClockedDatabase()
+    database.replies_ms = [*replies_ms]
+    time = await first_time(database.cas(), None, CLOCK_JUMP_MAX_S)
+    assert len(database.replies_ms) == len(replies_ms) - asked
+    assert time.now_ms() == database.store_now_ms() - behind_ms
 
 
 @virtual_time()

@@ -85,6 +85,20 @@ def test_i2_expired_value() -> None:
         check_i2_nothing_comes_back(order_of(past))
 
 
+def test_i2_expired_value_of_a_writer_that_is_behind() -> None:
+    """What one writer has shown to be gone its successor shows for 3 s more, and no longer."""
+    past = Past()
+    put = past.put(b"a", ttl_ms=10)
+    attempted(put, 1_000, 3_000, seq=past.landed(2_000, a="v1@12"), answer=TOLD)
+    value = Got(b"v1", 1, EPOCH_MS + 12)
+    past.got(b"a", 12_500, Got(), epoch=1)
+    past.got(b"a", 3_011_000, value, epoch=2)
+    check_i2_nothing_comes_back(order_of(past))
+    past.got(b"a", 3_012_000, value, epoch=2)
+    with pytest.raises(Violation, match=r"^I2: .* had expired"):
+        check_i2_nothing_comes_back(order_of(past))
+
+
 def test_i3_data_of_an_older_writer(past: Past) -> None:
     """Data of an older writer behind those of a newer one are found."""
     log.check_i3_nothing_behind_a_fence_run(Stored((), tuple(past.wal)))
