@@ -206,7 +206,7 @@ class Node:
             for held in self._held.values():
                 held.stop_archiving()
             with contextlib.suppress(StoreBroken):  # which is told below
-                for held in self._held.values():
+                for held in [*self._held.values()]:  # one that is retired meanwhile has settled
                     await held.member.settle()
             syncing.cancel()
         if self._failure is not None:
@@ -226,7 +226,7 @@ class Node:
         if self._has_left:
             return
         self._has_left = True
-        for held in self._held.values():
+        for held in [*self._held.values()]:
             held.member.log.close()
             await held.store.close()
         self._folder.close()

@@ -207,6 +207,21 @@ async def test_retire(tmp_path: Path) -> None:
     assert folders_in(settings) == {DATABASE_ID.hex()}
 
 
+async def test_a_member_goes_while_the_node_stops(tmp_path: Path) -> None:
+    """Whoever retires a member is answered, and the node ends as it should."""
+    await write_manifest(tmp_path, 0, OTHER_ID)
+    async with running_node(safekeeper_settings(tmp_path)) as node:
+        for each in (b"1", b"2"):
+            await node.admit(place(tmp_path, each.decode(), each * 16), REQUEST_ID)
+        member_id = await node.admit(place(tmp_path), REQUEST_ID)
+        waiting = asyncio.create_task(node.find(DATABASE_ID).wait_committed(99))
+        retiring = asyncio.create_task(node.retire(DATABASE_ID, member_id))
+        with pytest.raises(NotAMember):
+            await waiting  # it is about to go
+    await retiring
+    assert held_by(node) == {b"1" * 16, b"2" * 16}
+
+
 async def test_a_backup_was_put_back(tmp_path: Path) -> None:
     """A manifest of before the present writer says nothing of who is of use: no log goes by it."""
     async with running_node(safekeeper_settings(tmp_path)) as node:
