@@ -109,6 +109,11 @@ class Stored:
         """The log, in the pieces in which it became durable."""
         return self.pieces or self.wal
 
+    @property
+    def left_out(self) -> set[range]:
+        """Ids that switches to safekeepers have left out of the log: late fences may be there."""
+        return {ids for each in self.manifests for ids in each.wal_ids_left_out}
+
     @classmethod
     def read(cls, store: SimStore) -> Stored:
         first: dict[str, Applied] = {}

@@ -197,7 +197,7 @@ def check_i4_slots_without_gaps(stored: Stored) -> None:
 
     Of these, only fences of stalled openers may have one.
     """
-    left_out = {ids for each in stored.manifests for ids in each.wal_ids_left_out}
+    left_out = stored.left_out
     behind = {ids.start: ids.stop for ids in left_out}
     expected = 0
     for each in stored.wal:

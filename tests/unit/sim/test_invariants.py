@@ -61,6 +61,20 @@ def test_i1_lost_write(past: Past) -> None:
         answers.check_i1_acknowledged_writes_are_in_the_log(order_of(past))
 
 
+def test_i1_a_late_fence_among_ids_left_out() -> None:
+    """What lands among the ids that a switch has left out holds back nothing of the log."""
+    past = Past()
+    past.landed(9_000)
+    put = past.put(b"a", precondition=kv_pb2.Precondition(absent=True))
+    attempted(put, 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
+    with pytest.raises(Violation, match=r"^I1: .* not durable"):
+        answers.check_i1_acknowledged_writes_are_in_the_log(order_of(past))
+    left_out = manifest(1, wal_ids_left_out=(range(1, 2),))
+    stored = Stored((left_out,), tuple(past.wal))
+    order = SerialOrder(past.history, stored, KEYS)
+    answers.check_i1_acknowledged_writes_are_in_the_log(order)
+
+
 def test_i2_old_version(past: Past) -> None:
     """An answer of a state that shows a version which was replaced before that state is found."""
     past.got(b"a", 6_500, Got(b"v2", 2), epoch=2)
