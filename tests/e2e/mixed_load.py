@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 
 from shalekv.core.key_range import KeyRange
@@ -101,10 +102,14 @@ class MixedLoad:
             check(state)
 
     async def check_end(self, address: str, *, behind_ms: float = 0) -> None:
-        """Judge what a server tells that serves when no more is written, by a time that may be so
-        much behind.
+        """Judge what a server tells of all that was written, by a time that may be so much behind.
+
+        A reader may have to look for the end of it.
         """
         async with self._client(address) as client:
+            await client.get(_key(0))  # it tells which database this is
+            assert client.token is not None
+            client.advance(replace(client.token, seq=self.commits.last_seq))
             for reverse in (False, True):
                 sent_ms = _now_ms() - behind_ms
                 scan = client.scan(reverse=reverse)

@@ -146,7 +146,10 @@ class WriterMachine(RuleBasedStateMachine):
         serve = ServeSettings(
             database=DatabaseSettings(url="memory://model"),
             writer=WriterSettings(
-                max_parallel_writes=k, flush_bytes=4_096, idempotency_window_s=WINDOW_MS // 1_000
+                max_parallel_writes=k,
+                flush_bytes=4_096,
+                idempotency_window_s=WINDOW_MS // 1_000,
+                expiry_sweep_interval_ms=0,  # it would wake up by itself, and take a number
             ),
             limits=LimitSettings(scan_message_bytes=1_024),
         )
