@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -74,7 +74,7 @@ class Node:
         self._sync_workers = sync_workers
         self._runtime = runtime
         self._open_store = open_store
-        self._held: dict[bytes, Held] = {}  # by database
+        self._held: Mapping[bytes, Held] = {}  # by database; replaced, and never changed
         self._changing = asyncio.Lock()  # held by who adds or removes members
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = asyncio.Event()
@@ -206,8 +206,9 @@ class Node:
             for held in self._held.values():
                 held.stop_archiving()
             with contextlib.suppress(StoreBroken):  # which is told below
-                for held in [*self._held.values()]:  # one that is retired meanwhile has settled
-                    await held.member.settle()
+                for held in self._held.values():
+                    if self._has(held):  # else it was retired meanwhile
+                        await held.member.settle()
             syncing.cancel()
         if self._failure is not None:
             raise self._failure
@@ -226,7 +227,7 @@ class Node:
         if self._has_left:
             return
         self._has_left = True
-        for held in [*self._held.values()]:
+        for held in self._held.values():
             held.member.log.close()
             await held.store.close()
         self._folder.close()
@@ -264,7 +265,7 @@ class Node:
         member = Member(member_log, self._syncer, self.settings.safekeeper, self._runtime)
         store = self._open_store(member.identity.url, self._runtime, self.settings.store)
         held = Held(member, store, CasStore(store, self._runtime, self.settings.store))
-        self._held[member.identity.database_id] = held
+        self._held = {**self._held, member.identity.database_id: held}
         return held
 
     async def _create(self, place: DatabasePlace, request_id: bytes) -> Held:
@@ -323,14 +324,14 @@ class Node:
         held.member.end(error)
         held.stop_archiving()
         await held.member.settle()
-        del self._held[held.member.identity.database_id]
+        self._held = {key: each for key, each in self._held.items() if each is not held}
         await held.store.close()
 
     async def _retire_again_and_again(self) -> None:
         try:
             while True:
                 await self._runtime.clock.sleep_ms(self.settings.safekeeper.retire_interval_ms)
-                for held in [*self._held.values()]:
+                for held in self._held.values():
                     async with self._changing:
                         if self._has(held):
                             await self._retire_if_unnamed(held)

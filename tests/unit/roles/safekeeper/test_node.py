@@ -208,7 +208,7 @@ async def test_retire(tmp_path: Path) -> None:
 
 
 async def test_a_member_goes_while_the_node_stops(tmp_path: Path) -> None:
-    """Whoever retires a member is answered, and the node ends as it should."""
+    """A request to retire a member is answered, and the node ends without an error."""
     await write_manifest(tmp_path, 0, OTHER_ID)
     async with running_node(safekeeper_settings(tmp_path)) as node:
         for each in (b"1", b"2"):
