@@ -128,7 +128,7 @@ async def check_run(
     )
     log.check_i5_manifest_ids_in_time(each for each in created if each is not None)
     order = check_all(cluster.history, stored)
-    check_i2_nothing_comes_back(order, seen)
+    check_i2_nothing_comes_back(order, seen, tick_ms=world.store.tick_ms)
     if is_judged(world.seed):
         check_i13_refusals_are_freed()
         check_i14_linearizable(cluster.history, order.timeline.keys)

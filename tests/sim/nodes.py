@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shalekv.errors import ShaleError
 from tests.sim.errors import NodeCrashed, SimulationError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_EXPECTED = (type(None), ShaleError, NodeCrashed, OSError)  # TimeoutError is an OSError
 NODE: ContextVar[Node] = ContextVar("tests.sim.node")
 
 
@@ -86,19 +88,19 @@ class Node:
         """The result of `coro`, which runs on this node, for a caller on another one.
 
         Raises what `coro` raises, and `NodeCrashed` as soon as the node crashes. Cancelling the
-        call cancels `coro`, and nobody is told how it ends then.
+        call cancels `coro`; how it ends then is not told, unless it is by a bug.
         """
         task = self.spawn(coro)
         done: asyncio.Future[None] = self._loop.create_future()
         task.add_done_callback(
-            lambda ended: _forget(ended) if done.done() else done.set_result(None)
+            lambda ended: self._let_end(ended) if done.done() else done.set_result(None)
         )
         self._callers[done] = None
         try:
             await done
         except asyncio.CancelledError:
             task.cancel()
-            _forget(task)
+            self._let_end(task)
             raise
         finally:
             del self._callers[done]
@@ -106,6 +108,12 @@ class Node:
             return task.result()
         finally:
             del task  # an error of it would refer to it, and to all frames on its way, for ever
+
+    def _let_end(self, task: asyncio.Task[Any]) -> None:
+        """Report the error of a task whose caller has gone, unless a caller has to expect it."""
+        ended = task.done() and not task.cancelled()
+        if ended and not isinstance(task.exception(), _EXPECTED):
+            self._tell_error(task)
 
     def crash(self) -> None:
         """Cut the power: nothing of this node runs ever again, no `finally` and no `except`.
@@ -177,9 +185,3 @@ class Node:
 def current_node(loop: SimLoop) -> Node:
     """The node whose code runs now; the root node where no node was set."""
     return NODE.get(loop.root)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for it any more: if it has failed, that is not told."""
-    if task.done() and not task.cancelled():
-        task.exception()

@@ -54,8 +54,12 @@ class SerialOrder:
             self._follow(commit)
         self._acknowledged = _Acknowledged(self)
         self._last_asked_us = self._asked_us()
-        ids_left_out = stored.left_out
-        log = [w for w in stored.durable if not any(w.wal_id in ids for ids in ids_left_out)]
+        left_out = stored.left_out  # what lands there late are fences, or I4 is broken
+        log = [
+            wal
+            for wal in stored.durable
+            if wal.all_entries or not any(wal.wal_id in ids for ids in left_out)
+        ]
         self._prefix_us = list(accumulate(map(self.landed_us, log), max))
         last_seqs = (max((e.seq for e in each.all_entries), default=0) for each in log)
         self._prefix_seq = list(accumulate(last_seqs, max))

@@ -19,10 +19,12 @@ T = TypeVar("T")
 INVARIANTS: Mapping[int, str] = {
     1: "An acknowledged write is in every later recovery. An unknown outcome is all or nothing, "
     "and never a part of a batch.",
-    2: "Nothing that was deleted, overwritten or has expired comes back.",
+    2: "Nothing that was deleted, overwritten or has expired comes back. Two writers in a row may "
+    'differ by some seconds about when a value expires ("Logical time").',
     3: "A WAL slot has one winner; nothing is acknowledged behind a complete fence run of a higher "
     "epoch, whoever stalls and whatever is collected meanwhile.",
-    4: "WAL ids have no gaps from the replay point on; slot order is sequence order.",
+    4: "WAL ids have no gaps from the replay point on, nor before it but for those that a switch "
+    "left out; slot order is sequence order.",
     5: "Manifest ids have no gaps; epochs, sequence numbers and logical time never go down; no "
     "number is issued twice.",
     6: "A replica shows prefixes of the writer's history and never goes back.",

@@ -8,6 +8,7 @@ import gc
 import pytest
 
 from shalekv.clock import LoopClock
+from shalekv.errors import Stopping
 from tests.sim.errors import Deadlock, NodeCrashed, UnhandledErrors
 from tests.sim.run import simulate
 from tests.sim.world import World
@@ -60,6 +61,29 @@ def test_a_run_that_can_not_end_fails() -> None:
 
     with pytest.raises(Deadlock, match=r"Event\.wait"):
         simulate(1, main)
+
+
+@pytest.mark.parametrize("comes_after_ms", [0, 10])
+def test_a_bug_behind_a_call_that_was_given_up_fails_the_run(comes_after_ms: int) -> None:
+    """Errors that a caller expects are not reported once it has given up; all others are."""
+
+    async def main(world: World) -> None:
+        async def fail(error: Exception) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await sleep_ms(comes_after_ms)
+                raise error
+
+        for error in (Stopping("expected"), TimeoutError("expected"), KeyError("a bug")):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await world.node("a").run(fail(error))
+        await sleep_ms(100)
+
+    with pytest.raises(UnhandledErrors, match="a bug") as caught:
+        simulate(1, main)
+    assert "expected" not in str(caught.value)
 
 
 def test_an_error_that_nobody_looks_at_fails_the_run() -> None:
