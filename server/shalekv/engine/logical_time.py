@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import structlog
@@ -11,7 +12,7 @@ from shalekv.core.manifest import Manifest
 from shalekv.core.wording import moment
 from shalekv.engine.replay import read_slot
 from shalekv.engine.wal import list_wal
-from shalekv.errors import ImplausibleTime, ShaleError
+from shalekv.errors import ImplausibleTime, ShaleError, StoreUnavailable
 from shalekv.store.cas import CasStore
 from shalekv.store.url import UNCHARGED_SCHEMES
 
@@ -19,7 +20,8 @@ log = structlog.get_logger()
 
 _MS_PER_S = 1_000
 NEAR_MS = 2_000  # the error of a reading of a store's clock: whole seconds, at times cached
-READINGS_MAX = 3  # of the clock by an opening, until one took no longer than `NEAR_MS`
+READING_MS = 2_000  # an opening asks for the time again when the request took longer
+READINGS_MAX = 3  # so often it asks at most
 
 
 class LogicalTime:
@@ -140,23 +142,30 @@ async def first_time(store: CasStore, manifest: Manifest | None, jump_max_s: int
 
 
 async def _read_clock(store: CasStore) -> int:
-    """What the store's clock shows, milliseconds; it may be as old as the request took.
+    """The time of the store's clock, milliseconds, or a time before it. Raises `StoreError`.
 
-    So it is asked anew, up to `READINGS_MAX` times in all, while that is longer than `NEAR_MS`: a
-    writer that is behind the one before shows again what had expired. The reading that took least
-    counts.
+    An answer may be as old as its request took, and a writer that is behind the one before shows
+    again what had expired. So the clock is read up to `READINGS_MAX` times, until a request took
+    `READING_MS` at most. No answer is ahead of the clock: the latest time that they allow counts.
+    A request after the first is given up when it takes longer than the shortest before it.
     """
     clock = store.runtime.clock
-    least_ms, ahead_ms = math.inf, 0.0
+    offset_ms, shortest_ms = -math.inf, math.inf  # of the store's clock to `monotonic_ms`
     for _ in range(READINGS_MAX):
         began_ms = clock.monotonic_ms()
-        store_now_ms = await store.reads.now_ms()
+        try:
+            async with asyncio.timeout(None if shortest_ms == math.inf else shortest_ms / 1_000):
+                store_now_ms = await store.reads.now_ms()
+        except (StoreUnavailable, TimeoutError):
+            if shortest_ms == math.inf:
+                raise
+            continue
         ended_ms = clock.monotonic_ms()
-        if ended_ms - began_ms < least_ms:
-            least_ms, ahead_ms = ended_ms - began_ms, store_now_ms - ended_ms
-        if least_ms <= NEAR_MS:
+        offset_ms = max(offset_ms, store_now_ms - ended_ms)
+        shortest_ms = min(shortest_ms, ended_ms - began_ms)
+        if shortest_ms <= READING_MS:
             break
-    return round(ahead_ms + clock.monotonic_ms())
+    return round(offset_ms + clock.monotonic_ms())
 
 
 async def last_time_ms(store: CasStore, manifest: Manifest) -> int:

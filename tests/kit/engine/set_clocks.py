@@ -51,19 +51,13 @@ class ClockedDatabase(QuorumDatabase):
     def __init__(self, seed: int = 0) -> None:
         self.clock = SetClock()
         self.store_ahead_ms = 0
-        self.replies_ms: list[int] = []  # how long the next replies of the store's clock take
         super().__init__(seed)
 
     def store_now_ms(self) -> int:
         return self.clock.true_ms + self.store_ahead_ms
 
-    def _tell(self) -> int:
-        told_ms = self.store_now_ms()
-        self.clock.passed_ms += self.replies_ms.pop(0) if self.replies_ms else 0
-        return told_ms
-
     def another_store(self) -> MemoryStore:
-        store = MemoryStore(self._tell, objects=self.objects)
+        store = MemoryStore(self.store_now_ms, objects=self.objects)
         store.url = "s3://clocked"  # it has a clock of its own
         return store
 

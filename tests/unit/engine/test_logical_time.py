@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,14 @@ import pytest
 from shalekv.core.audit.manifests import succession_findings
 from shalekv.core.manifest import WalMode
 from shalekv.engine.idempotency import Idempotency
-from shalekv.engine.logical_time import NEAR_MS, LogicalTime, first_time
+from shalekv.engine.logical_time import READING_MS, LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.repairing_time import look_at_time
 from shalekv.engine.writer_engine import WriterEngine
-from shalekv.errors import Fenced, ImplausibleTime, KeyExpired
-from shalekv.settings import CLOCK_JUMP_MAX_S, WriterSettings
+from shalekv.errors import Fenced, ImplausibleTime, KeyExpired, StoreUnavailable
+from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryStore
 from tests.kit.engine.set_clocks import ANY_JUMP, DAY_MS, ClockedDatabase, SetClock, create_at
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import Writing, until
@@ -146,26 +149,66 @@ def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
     assert time.now_ms() == clock.true_ms
 
 
+FAILS = "fails after 10 s"
+
+
+class SlowClockStore(MemoryStore):
+    """A store that tells its time in so many milliseconds after it has read it, or fails."""
+
+    def __init__(self, database: ClockedDatabase, answers: Sequence[int | str]) -> None:
+        super().__init__(database.store_now_ms)
+        self.url = "s3://clocked"
+        self.asked = 0
+        self._clock = database.clock
+        self._answers = answers
+
+    async def now_ms(self) -> int:
+        answer = self._answers[self.asked]
+        self.asked += 1
+        if isinstance(answer, str):
+            await self._clock.sleep_ms(10_000)
+            raise StoreUnavailable(self.url, "read", "the clock", answer)
+        told_ms = await super().now_ms()
+        await self._clock.sleep_ms(answer)
+        return told_ms
+
+
 @pytest.mark.parametrize(
-    ("replies_ms", "asked", "behind_ms"),
+    ("answers", "asked", "behind_ms"),
     [
-        ([NEAR_MS, 0, 0, 0], 1, NEAR_MS),
-        ([NEAR_MS + 1, 0, 0, 0], 2, 0),
-        ([60_000, 60_000, 0, 0], 3, 0),
-        ([9_000, 5_000, 60_000, 0], 3, 5_000),
-        ([5_000, 9_000, 60_000, 0], 3, 5_000),
+        ([READING_MS], 1, READING_MS),
+        ([READING_MS + 1, 0], 2, 0),
+        ([60_000, 50_000, 0], 3, 0),
+        ([9_000, 5_000, 4_000], 3, 4_000),
+        ([5_000, 9_000, 60_000], 3, 5_000),  # the others are given up after 5 s
+        ([9_000, 60_000, 0], 3, 0),
+        ([5_000, FAILS, FAILS], 3, 5_000),
+        ([30_000, FAILS, 0, 0], 4, 0),
+        ([FAILS, 0, 5_000, 6_000], 4, 0),  # the first request was repeated, and its answer is new
     ],
 )
 @virtual_time()
 async def test_a_late_reading_is_taken_again(
-    replies_ms: list[int], asked: int, behind_ms: int
+    answers: list[int | str], asked: int, behind_ms: int
 ) -> None:
-    """An opening asks up to three times, and goes by the reading that took least."""
+    """An opening reads the clock up to three times; the latest time that was told counts."""
     database = ClockedDatabase()
-    database.replies_ms = [*replies_ms]
-    time = await first_time(database.cas(), None, CLOCK_JUMP_MAX_S)
-    assert len(database.replies_ms) == len(replies_ms) - asked
-    assert time.now_ms() == database.store_now_ms() - behind_ms
+    store = SlowClockStore(database, answers)
+    cas = CasStore(store, database.runtime(), StoreSettings())
+    time = await first_time(cas, None, CLOCK_JUMP_MAX_S)
+    assert store.asked == asked
+    assert time.now_ms() == pytest.approx(database.store_now_ms() - behind_ms, abs=1)
+
+
+@virtual_time()
+async def test_a_clock_that_is_never_told_opens_nothing() -> None:
+    """The error of the first reading is raised when all its requests have failed."""
+    database = ClockedDatabase()
+    store = SlowClockStore(database, [FAILS] * 99)
+    cas = CasStore(store, database.runtime(), StoreSettings(read_attempts=2))
+    with pytest.raises(StoreUnavailable, match=FAILS):
+        await first_time(cas, None, CLOCK_JUMP_MAX_S)
+    assert store.asked == 2
 
 
 @virtual_time()
