@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXPECTED = (type(None), ShaleError, NodeCrashed, OSError)  # TimeoutError is an OSError
+_EXPECTED = (type(None), ShaleError, NodeCrashed, TimeoutError)
 NODE: ContextVar[Node] = ContextVar("tests.sim.node")
 
 
@@ -100,7 +100,8 @@ class Node:
             await done
         except asyncio.CancelledError:
             task.cancel()
-            self._let_end(task)
+            if not done.cancelled():  # else the callback is still to come
+                self._let_end(task)
             raise
         finally:
             del self._callers[done]

@@ -54,7 +54,7 @@ class SerialOrder:
             self._follow(commit)
         self._acknowledged = _Acknowledged(self)
         self._last_asked_us = self._asked_us()
-        left_out = stored.left_out  # what lands there late are fences, or I4 is broken
+        left_out = stored.left_out  # only fences may land there: see I4
         log = [
             wal
             for wal in stored.durable

@@ -10,7 +10,7 @@ import pytest
 from shalekv.clock import LoopClock
 from shalekv.errors import Stopping
 from tests.sim.errors import Deadlock, NodeCrashed, UnhandledErrors
-from tests.sim.run import simulate
+from tests.sim.run import Failure, attempt, simulate
 from tests.sim.world import World
 
 sleep_ms = LoopClock().sleep_ms
@@ -84,6 +84,32 @@ def test_a_bug_behind_a_call_that_was_given_up_fails_the_run(comes_after_ms: int
     with pytest.raises(UnhandledErrors, match="a bug") as caught:
         simulate(1, main)
     assert "expected" not in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_bug_is_reported_once_whenever_its_caller_gives_up(steps: int) -> None:
+    """The error of what has begun reaches its caller, or fails the run."""
+    began: list[bool] = []
+    reached: list[BaseException] = []
+
+    async def fail() -> None:
+        began.append(True)
+        raise KeyError("a bug")
+
+    async def main(world: World) -> None:
+        calling = asyncio.create_task(world.node("a").run(fail()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        calling.cancel()
+        try:
+            await calling
+        except (asyncio.CancelledError, KeyError) as error:
+            reached.extend([error] * isinstance(error, KeyError))
+        await sleep_ms(1)
+
+    outcome = attempt(1, main)
+    reported = str(outcome.error).count("a bug") if isinstance(outcome, Failure) else 0
+    assert reported + len(reached) == len(began)
 
 
 def test_an_error_that_nobody_looks_at_fails_the_run() -> None:
