@@ -146,11 +146,12 @@ async def _read_clock(store: CasStore) -> int:
 
     An answer may be as old as its request took, and a writer that is behind the one before shows
     again what had expired. So the clock is read up to `READINGS_MAX` times, until a request took
-    `READING_MS` at most. No answer is ahead of the clock: the latest time that they allow counts.
-    A request after the first is given up when it takes longer than the shortest before it.
+    `READING_MS` or less; one after the first is given up when it takes longer than the shortest
+    before it. No answer is ahead of the clock: the latest one counts, carried on to now.
     """
     clock = store.runtime.clock
-    offset_ms, shortest_ms = -math.inf, math.inf  # of the store's clock to `monotonic_ms`
+    offset_ms = -math.inf  # of the store's clock to `monotonic_ms`
+    shortest_ms = math.inf  # of the requests so far
     for _ in range(READINGS_MAX):
         began_ms = clock.monotonic_ms()
         try:

@@ -153,7 +153,7 @@ FAILS = "fails after 10 s"
 
 
 class SlowClockStore(MemoryStore):
-    """A store that tells its time in so many milliseconds after it has read it, or fails."""
+    """A store that answers so many milliseconds after it has read its clock, or fails."""
 
     def __init__(self, database: ClockedDatabase, answers: Sequence[int | str]) -> None:
         super().__init__(database.store_now_ms)
@@ -184,6 +184,7 @@ class SlowClockStore(MemoryStore):
         ([9_000, 60_000, 0], 3, 0),
         ([5_000, FAILS, FAILS], 3, 5_000),
         ([30_000, FAILS, 0, 0], 4, 0),
+        ([200_000, *[FAILS] * 8, 0], 10, 0),  # the second reading fails for good
         ([FAILS, 0, 5_000, 6_000], 4, 0),  # the first request was repeated, and its answer is new
     ],
 )
