@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.core.sst_table import ID_BYTES, SstInfo, SstTable
 from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import Piece
 from shalekv.v1 import manifest_pb2
@@ -37,7 +37,12 @@ def table_message(table: SstTable) -> manifest_pb2.SstTable:
 
 
 def table_of(message: manifest_pb2.SstTable) -> SstTable:
-    """The columns in a message. `ValueError` names a column whose length is wrong."""
+    """The columns in a message. `ValueError` names a column whose length is wrong.
+
+    The column of expiries may be missing: nothing expires then that has an id here. `count` is
+    compared with the length of the columns only afterwards, and may be any number.
+    """
+    no_expiries = bytes(_EXPIRY_BYTES * (len(message.ids) // ID_BYTES))
     return SstTable(
         count=message.count,
         ids=message.ids,
@@ -56,7 +61,7 @@ def table_of(message: manifest_pb2.SstTable) -> SstTable:
         tombstone_counts=message.tombstone_counts,
         sizes_bytes=message.sizes_bytes,
         checksums=message.checksums,
-        first_expiries_ms=message.first_expiries_ms or bytes(_EXPIRY_BYTES * message.count),
+        first_expiries_ms=message.first_expiries_ms or no_expiries,
     )
 
 

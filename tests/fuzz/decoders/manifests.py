@@ -90,6 +90,7 @@ DECODERS = (
         decode=_table,
         samples=[table_message(FULL.leveled_ssts).SerializeToString()],
         errors=MESSAGES,
+        found=[manifest_pb2.SstTable(count=2**27).SerializeToString()],
     ),
     Decoder(
         name="row of an SST",
