@@ -187,20 +187,20 @@ clean: ## Remove what the targets above have built (never ./data)
 # and the install of this repository resolves nothing.
 .venv/run.stamp: requirements/run.lock pyproject.toml | .venv/pyvenv.cfg
 	@echo "installing requirements/run.lock"
-	@$(PIP) install --require-hashes -r requirements/run.lock
+	@$(PIP) install --no-deps --require-hashes -r requirements/run.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 # dev.lock has all that run.lock has, in the same versions: after this, `make run` adds nothing.
 .venv/dev.stamp: requirements/dev.lock requirements/run.lock pyproject.toml | .venv/pyvenv.cfg
 	@echo "installing requirements/dev.lock"
-	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP) install --no-deps --require-hashes -r requirements/dev.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch .venv/run.stamp $@
 
 # For `lock` alone: it must not need the locks to agree with pyproject.toml.
 $(BIN)/uv: | .venv/pyvenv.cfg
-	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP) install --no-deps --require-hashes -r requirements/dev.lock
 
 protos/node_modules/.stamp: protos/package.json protos/package-lock.json
 	@command -v npm >/dev/null || { \
