@@ -6,7 +6,7 @@ import enum
 from collections.abc import AsyncIterator
 from itertools import count
 
-from shalekv.errors import StoreBroken, StoreUnavailable
+from shalekv.errors import StoreBroken, StoreRefused, StoreUnavailable
 from shalekv.store.api import ObjectInfo
 from shalekv.store.memory import MemoryStore
 from tests.kit.store import FaultyStore, Lost, Request
@@ -20,6 +20,7 @@ class Fate(enum.Enum):
     REPLY_LOST = enum.auto()  # nobody knows; it was applied
     LATE = enum.auto()  # nobody knows; it is applied right before the next create
     REFUSED = enum.auto()  # unavailable; not applied
+    FORBIDDEN = enum.auto()  # as by a 403
     BROKEN = enum.auto()
 
 
@@ -64,6 +65,9 @@ class ScriptedStore(FaultyStore):
             self._late.append(request)
         if fate in {Fate.REQUEST_LOST, Fate.LATE}:
             raise Lost(fate.name)
+        if fate is Fate.FORBIDDEN:
+            problem = "the script forbids it"
+            raise StoreRefused(self.url, request.operation, request.name, problem, may_pass=True)
         if fate in {Fate.REFUSED, Fate.BROKEN}:
             kind = StoreUnavailable if fate is Fate.REFUSED else StoreBroken
             raise kind(self.url, request.operation, request.name, "the script says so")

@@ -36,6 +36,13 @@ class StoreRefused(StoreError):
 
     reason = "STORE_REFUSED"
 
+    def __init__(
+        self, store: str, operation: str, name: str, problem: str, *, may_pass: bool = False
+    ) -> None:
+        """`may_pass`: a store that has accepted requests before may accept this one later."""
+        super().__init__(store, operation, name, problem)
+        self.may_pass = may_pass
+
 
 class StoreUnfit(StoreError):
     """The store does not keep what the protocol rests on. Use another one, or two-phase CAS."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import structlog
@@ -17,7 +18,7 @@ from shalekv.store.api import (
     nothing_is_collected,
 )
 from shalekv.store.claim import ClaimOutcome, claim
-from shalekv.store.retry import Backoff, RetryingStore
+from shalekv.store.retry import Backoff, RetryingStore, RetryListener
 
 log = structlog.get_logger()
 
@@ -33,14 +34,28 @@ class CasStore:
         self.url = store.url
         self.cas_mode = store.cas_mode
         self.sent = store.sent
-        self.reads: ObjectStore = RetryingStore(
+        retrying = RetryingStore(
             store,
             runtime,
             attempts=settings.read_attempts,
             backoff=self.backoff,
             listener=log_retry,
         )
+        self.reads: ObjectStore = retrying
+        self._refusals = retrying.refusals
         self._store = store
+
+    @contextmanager
+    def opening(self, timeout_ms: float) -> Iterator[None]:
+        """Repeat refused requests for `timeout_ms` inside, once the store has accepted one.
+
+        Outside they are repeated for a second, so that whoever asks is told soon.
+        """
+        window_ms, self._refusals.window_ms = self._refusals.window_ms, timeout_ms
+        try:
+            yield
+        finally:
+            self._refusals.window_ms = window_ms
 
     async def claim(
         self,
@@ -49,18 +64,31 @@ class CasStore:
         metadata: Mapping[str, str] = NO_METADATA,
         *,
         is_patient: bool = False,
+        listener: RetryListener | None = None,
     ) -> ClaimOutcome:
-        """Create `name` unless a rival has, to its end: see `shalekv.store.claim.claim`."""
-        return await claim(
+        """Create `name` unless a rival has, to its end: see `shalekv.store.claim.claim`.
+
+        A refusal is repeated as `opening` says; if `is_patient`, until somebody has mended its
+        cause. `listener` hears of failed attempts, which are logged in any case.
+        """
+
+        def failed(failed_attempts: int, error: BaseException) -> None:
+            log_retry(failed_attempts, error)
+            if listener is not None:
+                listener(failed_attempts, error)
+
+        outcome = await claim(
             self._store,
             name,
             data,
             runtime=self.runtime,
             metadata=metadata,
             backoff=self.backoff,
-            listener=log_retry,
-            is_patient=is_patient,
+            listener=failed,
+            may_pass=(lambda _: True) if is_patient else self._refusals.begin(),
         )
+        self._refusals.accepted()
+        return outcome
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         """Complete what crashed creates have left: see `ObjectStore.recover`."""

@@ -7,13 +7,19 @@ the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, Created, Exists, ObjectStore, Unknown
-from shalekv.store.retry import DEFAULT_BACKOFF, Backoff, RetryListener, repeat, unheard
+from shalekv.store.retry import (
+    DEFAULT_BACKOFF,
+    Backoff,
+    RetryListener,
+    repeat,
+    unheard,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ async def claim(
     metadata: Mapping[str, str] = NO_METADATA,
     backoff: Backoff = DEFAULT_BACKOFF,
     listener: RetryListener = unheard,
-    is_patient: bool = False,
+    may_pass: Callable[[StoreRefused], bool] = lambda _: False,
 ) -> ClaimOutcome:
     """Create `name` with `data` unless a rival has; repeated until it is known who has it.
 
@@ -65,8 +71,7 @@ async def claim(
     There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
     owner cancels when it no longer cares, and the outcome is then unknown. `listener` hears of
     each failed attempt. Raises `StoreBroken` as `create` does: the outcome is unknown as well, and
-    as it is after `StoreRefused`, which is raised unless `is_patient`: then what was refused is
-    repeated too, until somebody has mended its cause.
+    as it is after `StoreRefused`, which is raised unless the refusal `may_pass`.
 
     Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
     """
@@ -78,21 +83,19 @@ async def claim(
             outcome = await _attempt(store, name, data, metadata)
         except _Unresolved as unresolved:
             is_certain = is_certain and unresolved.is_certain
-            if isinstance(unresolved.__cause__, StoreRefused) and not is_patient:
+            if isinstance(unresolved.__cause__, StoreRefused):
                 raise unresolved.__cause__ from None
             raise
         if isinstance(outcome, Taken) and not is_certain:
             return Taken(outcome.data, is_certain=False)
         return outcome
 
-    return await repeat(
-        attempt,
-        runtime,
-        backoff,
-        after=(StoreUnavailable, _Unresolved, *((StoreRefused,) if is_patient else ())),
-        attempts=None,
-        listener=listener,
-    )
+    def is_passing(error: Exception, _failed_attempts: int) -> bool:
+        if isinstance(error, StoreRefused):
+            return may_pass(error)
+        return isinstance(error, StoreUnavailable | _Unresolved)
+
+    return await repeat(attempt, runtime, backoff, is_passing=is_passing, listener=listener)
 
 
 async def _attempt(

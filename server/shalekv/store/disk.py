@@ -128,14 +128,24 @@ class Disk:
             status = self._filesystem.stat_folder(folder)
         except FileNotFoundError:
             self._ensure_folder(parent)
-            with contextlib.suppress(FileExistsError):  # somebody else was faster
-                self._filesystem.mkdir(folder)
+            self._make_folder(folder)
             status = self._filesystem.stat_folder(folder)
         # Folders that were there before are synced too: another process may have made them a
         # moment ago. This ends at the root of the file system.
         if self._filesystem.stat_folder(parent).device == status.device:
             self._make_durable(parent)
         self._durable_folders.add(folder)
+
+    def _make_folder(self, folder: Path) -> None:
+        try:
+            self._filesystem.mkdir(folder)
+        except FileExistsError:
+            return  # somebody else was faster
+        except FileNotFoundError as error:
+            self._filesystem.stat_folder(folder.parent)  # it may have been removed meanwhile
+            # As /proc does, which exists and takes no folders.
+            problem = f"no folder can be made in {folder.parent}"
+            raise OSError(errno.EOPNOTSUPP, problem) from error
 
     def _make_durable(self, parent: Path) -> None:
         try:

@@ -50,7 +50,12 @@ CLOCK_FILE = "clock"  # beside the folders of objects, and so in no list
 _TO_MEND: Mapping[int, str] = MappingProxyType(
     {
         errno.EACCES: "this user must be able to read and write there",
+        errno.EPERM: "the system lets nobody write there",
+        errno.EROFS: "mount it for writing, or choose another folder",
         errno.ENOTDIR: "a file stands where the folder must be",
+        errno.EOPNOTSUPP: "choose another folder",
+        errno.ENAMETOOLONG: "choose a shorter path",
+        errno.ELOOP: "choose a path without such links",
     }
 )
 NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})

@@ -29,6 +29,7 @@ class RequestCounts:
         """Nothing was sent yet."""
         self._counts = dict.fromkeys(RequestKind, 0)
         self._total: RequestCounts | None = None
+        self.was_accepted = False  # the store has answered a request of this process with success
 
     def add(self, kind: RequestKind, count: int = 1) -> None:
         """Count `count` requests more."""

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TypeVar
 
-from shalekv.errors import InvalidSetting, StoreUnavailable
+from shalekv.errors import InvalidSetting, ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
@@ -23,6 +23,7 @@ from shalekv.store.api import (
     StoredObject,
     nothing_is_collected,
 )
+from shalekv.store.requests import RequestCounts
 
 T = TypeVar("T")
 
@@ -63,6 +64,36 @@ class Backoff:
 
 DEFAULT_BACKOFF = Backoff()
 DEFAULT_READ_ATTEMPTS = 5
+DEFAULT_REFUSALS_MS = 1_000.0
+
+
+class RefusalPolicy:
+    """Decides whether a refused request is sent again.
+
+    A store that has accepted a request of this process knows it: a refusal may pass, as while
+    credentials are replaced or a permission travels through a cluster. A store that has accepted
+    none yet refuses for good.
+    """
+
+    def __init__(self, sent: RequestCounts, runtime: Runtime) -> None:
+        """`sent` belongs to the store, and notes whether it has accepted a request."""
+        self._sent = sent
+        self._clock = runtime.clock
+        self.window_ms = DEFAULT_REFUSALS_MS  # after its beginning, a request is not sent again
+
+    def begin(self) -> Callable[[StoreRefused], bool]:
+        """A predicate for the refusals of one request, which begins now."""
+        until_ms = self._clock.monotonic_ms() + self.window_ms
+
+        def may_pass(error: StoreRefused) -> bool:
+            is_known = self._sent.was_accepted and error.may_pass
+            return is_known and self._clock.monotonic_ms() < until_ms
+
+        return may_pass
+
+    def accepted(self) -> None:
+        """Note that the store has accepted a request."""
+        self._sent.was_accepted = True
 
 
 async def repeat(
@@ -70,21 +101,21 @@ async def repeat(
     runtime: Runtime,
     backoff: Backoff,
     *,
-    after: tuple[type[Exception], ...],
-    attempts: int | None,
+    is_passing: Callable[[Exception, int], bool],
     listener: RetryListener,
 ) -> T:
-    """The result of `attempt`, which is repeated after these errors; `attempts` None: for ever.
+    """The result of `attempt`, which is repeated as long as `is_passing` says so.
 
-    The last attempt's error is raised as it is.
+    It is called with the error and the number of failed attempts. What it declines is raised as it
+    is.
     """
     failed_attempts = 0
     while True:
         try:
             return await attempt()
-        except after as error:
+        except Exception as error:
             failed_attempts += 1
-            if failed_attempts == attempts:
+            if not is_passing(error, failed_attempts):
                 raise
             listener(failed_attempts, error)
         await runtime.clock.sleep_ms(backoff.wait_ms(failed_attempts, runtime.random))
@@ -92,6 +123,8 @@ async def repeat(
 
 class RetryingStore(ObjectStore):
     """A store that repeats what is safe to repeat after `StoreUnavailable`, and then raises it.
+
+    `StoreRefused` is repeated as `refusals` decides.
 
     `create` is passed on as it is: what its outcome means, `shalekv.store.claim` decides.
     """
@@ -115,6 +148,7 @@ class RetryingStore(ObjectStore):
         self._attempts = attempts
         self._backoff = backoff
         self._listener = listener
+        self.refusals = RefusalPolicy(inner.sent, runtime)
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
@@ -133,16 +167,18 @@ class RetryingStore(ObjectStore):
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """As the interface says; after a failure it goes on behind the last object it showed."""
         failed_attempts = 0
+        is_passing = self._is_passing()
         while True:
             try:
                 async for info in self._inner.list(prefix, start_after=start_after):
                     failed_attempts = 0
                     start_after = info.name
                     yield info
+                self.refusals.accepted()
                 return
-            except StoreUnavailable as error:
+            except (StoreUnavailable, StoreRefused) as error:
                 failed_attempts += 1
-                if failed_attempts == self._attempts:
+                if not is_passing(error, failed_attempts):
                     raise
                 self._listener(failed_attempts, error)
             wait_ms = self._backoff.wait_ms(failed_attempts, self._runtime.random)
@@ -161,11 +197,26 @@ class RetryingStore(ObjectStore):
         await self._inner.close()
 
     async def _repeat(self, request: Callable[[], Awaitable[T]]) -> T:
-        return await repeat(
-            request,
-            self._runtime,
-            self._backoff,
-            after=(StoreUnavailable,),
-            attempts=self._attempts,
-            listener=self._listener,
-        )
+        try:
+            result = await repeat(
+                request,
+                self._runtime,
+                self._backoff,
+                is_passing=self._is_passing(),
+                listener=self._listener,
+            )
+        except ObjectNotFound:
+            self.refusals.accepted()
+            raise
+        self.refusals.accepted()
+        return result
+
+    def _is_passing(self) -> Callable[[Exception, int], bool]:
+        may_pass = self.refusals.begin()
+
+        def is_passing(error: Exception, failed_attempts: int) -> bool:
+            if isinstance(error, StoreUnavailable):
+                return failed_attempts < self._attempts
+            return isinstance(error, StoreRefused) and may_pass(error)
+
+        return is_passing

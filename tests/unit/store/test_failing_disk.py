@@ -68,7 +68,7 @@ async def test_a_failed_sync_breaks_the_store(
 
 
 @pytest.mark.parametrize("call", ["mkdir", "create", "write", "link"])
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 async def test_a_full_disk_is_told_and_passes(
     tmp_path: Path, disk: FailingFileSystem, call: str, error: int
 ) -> None:
@@ -166,6 +166,27 @@ async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "database", inline_runtime(), filesystem=Boasting())
     await store.create(NAME, b"short")
     assert (await store.get(NAME)).data == b"short"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errno.EROFS, "Read-only file system: mount it for writing"),
+        (errno.EPERM, "Operation not permitted: the system lets nobody"),
+        (errno.ENOENT, "no folder can be made in .*: choose another folder"),
+    ],
+)
+async def test_folders_that_cannot_be_made(
+    tmp_path: Path, disk: FailingFileSystem, error: int, told: str
+) -> None:
+    """What no repetition mends is a refusal, so that a creation ends instead of waiting."""
+    store = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
+    disk.fail("mkdir", error)
+    with pytest.raises(StoreRefused, match=told) as raised:
+        await store.create(NAME, BODY)
+    assert not raised.value.may_pass
+    disk.recover()
+    assert await store.create(NAME, BODY) == Created()
 
 
 async def test_a_file_in_the_place_of_a_folder(store: LocalStore, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.errors import InvalidSetting, ObjectNotFound, StoreUnavailable
+from shalekv.errors import InvalidSetting, ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, ObjectStore, Unknown
-from shalekv.store.retry import Backoff, RetryingStore
+from shalekv.store.cas import CasStore
+from shalekv.store.retry import DEFAULT_REFUSALS_MS, Backoff, RetryingStore
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 
@@ -84,6 +86,40 @@ async def test_what_is_not_repeated(inner: ScriptedStore) -> None:
         await store.create("wal/new", b"")
     assert await store.create("wal/new", b"") == Created()
     assert clock.waits_ms == []
+
+
+@pytest.mark.parametrize("kind", [*READS, "claim"])
+async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
+    inner: ScriptedStore, kind: str
+) -> None:
+    """Once the store has accepted a request of this process, and while the time for it lasts."""
+    clock = InlineClock()
+    cas = CasStore(inner, inline_runtime(clock=clock), StoreSettings())
+    names = iter("abcdef")
+
+    async def ask() -> object:
+        if kind == "claim":
+            return await cas.claim(f"wal/{next(names)}", b"x")
+        return await read(cas.reads, kind)
+
+    refused = [Fate.FORBIDDEN] * 3
+    inner.read_fates, inner.creates = list(refused), list(refused)
+    with pytest.raises(StoreRefused):
+        await ask()
+    assert clock.waits_ms == []  # nobody knows these credentials
+    inner.read_fates, inner.creates = [], []
+    assert (await cas.reads.head("wal/1")).name == "wal/1"
+    inner.read_fates, inner.creates = list(refused), list(refused)
+    assert await ask()
+    assert len(clock.waits_ms) == 3
+    inner.read_fates, inner.creates = [Fate.FORBIDDEN] * 99, [Fate.FORBIDDEN] * 99
+    with pytest.raises(StoreRefused):
+        await ask()
+    assert DEFAULT_REFUSALS_MS / 2 < sum(clock.waits_ms[3:]) < 3 * DEFAULT_REFUSALS_MS
+    clock.waits_ms.clear()
+    with cas.opening(60_000), pytest.raises(StoreRefused):
+        await ask()
+    assert 60_000 <= sum(clock.waits_ms) < 65_000
 
 
 async def test_deletes_take_any_names(inner: ScriptedStore) -> None:

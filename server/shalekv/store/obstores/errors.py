@@ -141,5 +141,7 @@ def store_error(failure: Failure, store: str, operation: str, name: str) -> Stor
     """The error to raise for a failed request."""
     if failure.is_of_object and operation in _READS_OF_ONE:
         return ObjectNotFound(store, operation, name, "no object has this name")
-    kind = StoreRefused if failure.is_refusal else StoreUnavailable
-    return kind(store, operation, name, failure.problem)
+    if not failure.is_refusal:
+        return StoreUnavailable(store, operation, name, failure.problem)
+    may_pass = failure.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+    return StoreRefused(store, operation, name, failure.problem, may_pass=may_pass)

@@ -65,6 +65,18 @@ REFUSALS: Final = {
     "MethodNotAllowed": "{place} does not allow to {operation}: is it an S3 server and bucket?",
 }
 
+# Refusals of any request, whoever sends it: the URL or the endpoint is wrong.
+MISPLACED: Final = frozenset(
+    {
+        "NoSuchBucket",
+        "InvalidBucketName",
+        "PermanentRedirect",
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "MethodNotAllowed",
+    }
+)
+
 
 def refusal(code: str, place: Place, operation: str, region: str | None = None) -> str:
     """The problem, and what to do. `region` is that of the bucket, where the store has told."""

@@ -21,7 +21,7 @@ from botocore.parsers import ResponseParserError
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.aws.credentials import CONFIGURATION, CredentialsFailed, not_configured
 from shalekv.store.aws.discretion import masked, named
-from shalekv.store.s3.advice import REFUSALS, Place, refusal
+from shalekv.store.s3.advice import MISPLACED, REFUSALS, Place, refusal
 
 # All that botocore and aiohttp raise when a request fails.
 FAILURES = (
@@ -70,6 +70,7 @@ class Failure:
 
     verdict: Verdict
     problem: str
+    may_pass: bool = False  # a refusal, of a store that may know better later
 
     def error(self, store: str, operation: str, name: str) -> StoreError:
         """What a caller is told who cannot use the verdict itself."""
@@ -77,7 +78,7 @@ class Failure:
             case Verdict.ABSENT:
                 return ObjectNotFound(store, operation, name, "no object has this name")
             case Verdict.REFUSED | Verdict.BEHIND_THE_END:
-                return StoreRefused(store, operation, name, self.problem)
+                return StoreRefused(store, operation, name, self.problem, may_pass=self.may_pass)
             case Verdict.NOT_APPLIED | Verdict.UNCERTAIN | Verdict.EXISTS:
                 return StoreUnavailable(store, operation, name, self.problem)
 
@@ -107,7 +108,8 @@ def _judge_credentials(error: CredentialsFailed, place: Place) -> Failure:
     told = error.told(place)
     if isinstance(error.cause, CONFIGURATION):
         return _not_configured(told)
-    return Failure(Verdict.NOT_APPLIED if error.may_pass else Verdict.REFUSED, told)
+    verdict = Verdict.NOT_APPLIED if error.may_pass else Verdict.REFUSED
+    return Failure(verdict, told, may_pass=True)
 
 
 def _not_configured(told: str) -> Failure:
@@ -142,10 +144,11 @@ def judge_reply(
     code = str(details.get("Code", ""))
     status = int(metadata.get("HTTPStatusCode", 0))
     if code == "RequestTimeTooSkewed":
-        return Failure(Verdict.REFUSED, _skew(metadata.get("HTTPHeaders", {})))
+        return Failure(Verdict.REFUSED, _skew(metadata.get("HTTPHeaders", {})), may_pass=True)
     if code in REFUSALS:
         region = details.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
-        return Failure(Verdict.REFUSED, refusal(code, place, operation, region))
+        problem = refusal(code, place, operation, region)
+        return Failure(Verdict.REFUSED, problem, may_pass=code not in MISPLACED)
     if is_head and status == 404 and code in _NO_CODE:  # noqa: PLR2004
         return Failure(Verdict.ABSENT, f"{place.endpoint} answered {status}")
     if not is_head and status == 500 and code in {"", "500"}:  # noqa: PLR2004
@@ -159,7 +162,8 @@ def judge_part(details: Mapping[str, Any], place: Place, operation: str) -> Fail
     """What an error about one object of many says, in a reply that is a success as a whole."""
     code = str(details.get("Code", ""))
     if code in REFUSALS:
-        return Failure(Verdict.REFUSED, refusal(code, place, operation))
+        problem = refusal(code, place, operation)
+        return Failure(Verdict.REFUSED, problem, may_pass=code not in MISPLACED)
     verdict = Verdict.ABSENT if code == "NoSuchKey" else Verdict.UNCERTAIN
     return Failure(verdict, f"{place.endpoint} answered {code}")
 
@@ -183,7 +187,8 @@ def _judge_status(status: int, code: str, message: str, place: Place, operation:
         )
         return Failure(Verdict.REFUSED, problem)
     if status in {401, 403}:
-        return Failure(Verdict.REFUSED, f"{told}. {refusal('AccessDenied', place, operation)}")
+        problem = f"{told}. {refusal('AccessDenied', place, operation)}"
+        return Failure(Verdict.REFUSED, problem, may_pass=True)
     if 400 <= status < 500:  # noqa: PLR2004
         said = masked(message)
         return Failure(Verdict.REFUSED, f"{told}: {said}" if said else told)

@@ -212,9 +212,10 @@ class DynamoRecords(RecordStore):
         return client
 
     def _error(self, error: Exception, operation: str, name: str) -> StoreError:
-        refused = answer_in(error) is Answer.REFUSED
-        kind = StoreRefused if refused else StoreUnavailable
-        return kind(self.url, operation, name, problem_in(error, self.url))
+        problem = problem_in(error, self.url)
+        if answer_in(error) is not Answer.REFUSED:
+            return StoreUnavailable(self.url, operation, name, problem)
+        return StoreRefused(self.url, operation, name, problem, may_pass=True)
 
 
 def _key(destination: Destination) -> dict[str, Any]:

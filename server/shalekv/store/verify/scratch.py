@@ -124,13 +124,16 @@ class Scratch:
                 attempt,
                 self.runtime,
                 self._backoff,
-                after=(StoreUnavailable, _NoAnswer),
-                attempts=self.effort.create_attempts,
+                is_passing=self._is_passing,
                 listener=self._listener,
             )
         except _NoAnswer as unanswered:
             raise StoreUnavailable(store.url, "create", name, str(unanswered)) from None
         return outcome, is_first
+
+    def _is_passing(self, error: Exception, failed_attempts: int) -> bool:
+        is_unanswered = isinstance(error, StoreUnavailable | _NoAnswer)
+        return is_unanswered and failed_attempts != self.effort.create_attempts
 
     async def created(
         self,
