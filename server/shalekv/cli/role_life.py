@@ -63,7 +63,7 @@ class Life(Protocol):
         """Accept nothing more; `run` returns when what was accepted has come to its end."""
         ...
 
-    async def leave(self) -> None:
+    async def leave(self, timeout_ms: float) -> None:
         """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
         ...
 
@@ -156,7 +156,7 @@ async def run_role(role: Life, server: Server, stop: StopRequest, grace_ms: int)
     await server.stop()
     if failure is not None:
         raise failure
-    await role.leave()
+    await role.leave(stop.left_ms(grace_ms))
 
 
 def asked_to_stop() -> Stopping:

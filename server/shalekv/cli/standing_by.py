@@ -178,7 +178,7 @@ class _Turn:
         if failure is not None:
             raise failure
         await self._let_go(is_released=True)  # before the children end, who may take their time
-        await writer.leave()
+        await writer.leave(self._ending.left_ms(grace_ms))
 
     def _refusal(self) -> Stopping:
         return asked_to_stop() if self._stop.asked.is_set() else self._standing.refusal()

@@ -13,6 +13,7 @@ from typing import Self
 import structlog
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LAST_STEP_MS = 1_000.0  # what comes after the grace gets this much all the same
 SIGNALLED = 128  # a process that a signal ends has this plus its number as exit code
 
 _log = structlog.get_logger(__name__)
@@ -24,13 +25,21 @@ class Ending:
     def __init__(self) -> None:
         """Nobody has asked yet."""
         self.asked = asyncio.Event()
+        self._asked_s = 0.0  # by the clock of the loop
         self._interrupted: asyncio.Task[object] | None = None
 
     def ask(self) -> None:
         """It shall end."""
+        if not self.asked.is_set():
+            self._asked_s = asyncio.get_running_loop().time()
         self.asked.set()
         if self._interrupted is not None:
             self._interrupted.cancel()
+
+    def left_ms(self, grace_ms: float) -> float:
+        """The rest of `grace_ms` since the request, at least `LAST_STEP_MS`."""
+        gone_ms = 1_000 * (asyncio.get_running_loop().time() - self._asked_s)
+        return max(LAST_STEP_MS, grace_ms - gone_ms)
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:

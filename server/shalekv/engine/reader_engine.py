@@ -23,7 +23,7 @@ from shalekv.engine.replay import Replayed, apply_in_order
 from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.tailed_replica import TailedReplica
 from shalekv.engine.tailing import Tailing
-from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.tree_keeper import LEAVE_TIMEOUT_MS, TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.watching.feed import CommitFeed
 from shalekv.errors import (
@@ -315,16 +315,12 @@ class ReaderEngine:
         if failure is not None:
             raise failure
 
-    async def leave(self) -> None:
-        """Remove the snapshots of this process; an error is logged: they expire by themselves.
+    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+        """Remove the snapshots of this process, as `TreeKeeper.close`.
 
         REQUIRES: nobody reads any more.
         """
-        try:
-            async with asyncio.timeout(self._settings.reader_open_timeout_ms / 1_000):
-                await self.levels.close()
-        except (ShaleError, TimeoutError) as error:
-            log.warning("snapshots are left to expire", error=str(error))
+        await self.levels.close(timeout_ms)
 
     async def _follow(self) -> None:
         try:

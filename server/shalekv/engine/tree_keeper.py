@@ -29,6 +29,7 @@ from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
 from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.memtable import Memtable
 from shalekv.engine.progress import Progress
+from shalekv.errors import ShaleError
 from shalekv.manifest.named import named_manifest
 from shalekv.manifest.stored import Edit, Landed
 from shalekv.store.cas import CasStore
@@ -37,6 +38,7 @@ log = structlog.get_logger()
 
 SNAPSHOT_ID_BYTES = 16
 RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
+LEAVE_TIMEOUT_MS = 10_000.0  # for the edit that removes the snapshots of a process that ends
 WAIT_MS = 5  # between two looks whether something is over that takes some milliseconds
 # A snapshot lives for whole seconds, and for a little less by a clock that runs ahead.
 UNSURE_MS, UNSURE_PARTS = 1_000, 100
@@ -227,8 +229,21 @@ class TreeKeeper:
         manifest = self._manifest.current
         return all(has_snapshot(manifest, each) for each in held.snapshot_ids)
 
-    async def close(self) -> None:
-        """Remove all snapshots of this process: nothing is read from now on."""
+    async def close(self, timeout_ms: float) -> None:
+        """Remove all snapshots of this process: nothing is read from now on.
+
+        After `timeout_ms`, and after an error, they are left to expire by themselves.
+        """
+        problem = f"the object store did not take the edit within {timeout_ms:.0f} ms"
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._remove_snapshots()
+        except TimeoutError:
+            log.warning("snapshots are left to expire", problem=problem)
+        except ShaleError as error:
+            log.warning("snapshots are left to expire", problem=str(error))
+
+    async def _remove_snapshots(self) -> None:
         await self.ssts.origins.close()
         if self._ttl_s is None:
             return

@@ -31,7 +31,7 @@ from shalekv.engine.overlay import Overlay
 from shalekv.engine.ownership import Ownership
 from shalekv.engine.prefix import Prefix
 from shalekv.engine.snapshot_views import SnapshotViews
-from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.tree_keeper import LEAVE_TIMEOUT_MS, TreeKeeper
 from shalekv.engine.view import View
 from shalekv.engine.watching.feed import CommitFeed, Position
 from shalekv.engine.watching.showing import Showing
@@ -310,17 +310,13 @@ class WriterEngine:
         except ShaleError as error:
             self.log.stop(error)
 
-    async def leave(self) -> None:
-        """Remove the snapshots of this process; an error is logged: they expire by themselves.
+    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+        """Remove the snapshots of this process, as `TreeKeeper.close`.
 
         REQUIRES: nobody reads any more.
         """
         await self.slots.close()
-        try:
-            async with asyncio.timeout(self._settings.open_timeout_ms / 1_000):
-                await self.levels.close()
-        except (ShaleError, TimeoutError) as error:
-            log.warning("snapshots are left to expire", error=str(error))
+        await self.levels.close(timeout_ms)
 
     def _poll_ms(self) -> int:
         poll_ms = self._settings.fence_poll_ms

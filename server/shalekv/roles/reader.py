@@ -11,6 +11,7 @@ from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.snapshot_pins import SnapshotPins
+from shalekv.engine.tree_keeper import LEAVE_TIMEOUT_MS
 from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.engine_watches import watches_of
@@ -70,7 +71,8 @@ class Reader:
         began_ms = runtime.clock.monotonic_ms()
         counting = CountingStore(store)
         cas = CasStore(counting, runtime, settings.store)
-        engine = await _join(cas, settings, links)
+        with cas.opening(settings.reader.reader_open_timeout_ms):
+            engine = await _join(cas, settings, links)
         open_ms = runtime.clock.monotonic_ms() - began_ms
         log.info(
             "database joined",
@@ -108,9 +110,9 @@ class Reader:
         """Wait until this replica follows no more: what ended it, None after `close`."""
         return await self.engine.ended()
 
-    async def leave(self) -> None:
+    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
         """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
-        await self.engine.leave()
+        await self.engine.leave(timeout_ms)
 
     def close(self) -> None:
         """Follow no more; `run` returns."""

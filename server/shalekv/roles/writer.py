@@ -8,6 +8,7 @@ from shalekv.clock import Clock
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.recover import open_log
 from shalekv.engine.snapshot_pins import SnapshotPins
+from shalekv.engine.tree_keeper import LEAVE_TIMEOUT_MS
 from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
 from shalekv.roles.engine_watches import watches_of
@@ -74,16 +75,17 @@ class Writer:
         began_ms = clock.monotonic_ms()
         counting = CountingStore(store)
         cas = CasStore(counting, runtime, settings.store)
-        opened = await open_log(
-            cas,
-            settings.writer,
-            address=advertise,
-            retry=retry,
-            cache=settings.cache,
-            disk=open_disk_cache(settings.disk_cache, runtime),
-            links=links,
-            quorum=settings.quorum,
-        )
+        with cas.opening(settings.writer.open_timeout_ms):
+            opened = await open_log(
+                cas,
+                settings.writer,
+                address=advertise,
+                retry=retry,
+                cache=settings.cache,
+                disk=open_disk_cache(settings.disk_cache, runtime),
+                links=links,
+                quorum=settings.quorum,
+            )
         is_quorum = opened.slots.is_quorum
         writer_settings = with_flush_interval(settings.writer, store.url, is_quorum=is_quorum)
         open_ms = clock.monotonic_ms() - began_ms
@@ -127,9 +129,9 @@ class Writer:
         finally:
             self.kv.scans.views.close()
 
-    async def leave(self) -> None:
+    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
         """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
-        await self.engine.leave()
+        await self.engine.leave(timeout_ms)
 
     async def ended(self) -> ShaleError | None:
         """Wait until nothing more is accepted: what stopped the writer, None after `close`.

@@ -14,7 +14,7 @@ from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.loaded_tree import Pin
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.prefix import Prefix
-from shalekv.engine.tree_keeper import TreeKeeper
+from shalekv.engine.tree_keeper import LEAVE_TIMEOUT_MS, TreeKeeper
 from shalekv.engine.view import View
 from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
@@ -237,7 +237,7 @@ async def test_close_removes_all_that_is_ours() -> None:
     old = keeping.keeper.current
     await keeping.compact(1, slot=keeping.slot)
     assert has_snapshot(await keeping.keep(), old.snapshot_id)
-    await keeping.keeper.close()
+    await keeping.keeper.close(LEAVE_TIMEOUT_MS)
     assert (await keeping.database.manifest()).snapshots == (FOREIGN,)
 
 

@@ -222,8 +222,9 @@ class Node:
         """Take nothing more; `run` returns when what was taken is durable."""
         self._end(Stopping("this safekeeper is shutting down"))
 
-    async def leave(self) -> None:
+    async def leave(self, timeout_ms: float = 0.0) -> None:
         """Close all files. REQUIRES: `run` has returned, or never began."""
+        del timeout_ms  # nothing here waits for anybody
         if self._has_left:
             return
         self._has_left = True
