@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.style.sources import Source
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 
 _VAGUE = frozenset(

@@ -14,7 +14,7 @@ Rule = Callable[[Source], Iterator[str]]
 LONG = "\n".join(f"    x{n} = {n}" for n in range(60))
 
 BREAKS: list[tuple[Rule, str, str]] = [
-    (rules.long_file, "a.py", "x = 1\n" * 401),
+    (rules.long_file, "a.py", "x = 1\n" * (rules.FILE_LINES_MAX + 1)),
     (rules.missing_docstring, "a.py", "x = 1\n"),
     (rules.vague_name, "store/utils.py", ""),
     (rules.vague_name, "store/file_manager.py", ""),
@@ -56,7 +56,7 @@ BREAKS: list[tuple[Rule, str, str]] = [
 ]
 
 KEEPS: list[tuple[Rule, str, str]] = [
-    (rules.long_file, "a.py", "x = 1\n" * 400),
+    (rules.long_file, "a.py", "x = 1\n" * rules.FILE_LINES_MAX),
     (rules.missing_docstring, "a/__init__.py", ""),
     (rules.vague_name, "store/database.py", ""),
     (rules.long_function, "a.py", "def f():\n    return 1\n"),

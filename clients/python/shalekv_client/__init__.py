@@ -72,7 +72,13 @@ from shalekv_client.levels_status import (
 )
 from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.policies import Consistency, ReadPolicy
-from shalekv_client.process_status import CallStatus, ReaderState, ReaderStatus, WatchStatus
+from shalekv_client.process_status import (
+    CallStatus,
+    ReaderState,
+    ReaderStatus,
+    Readiness,
+    WatchStatus,
+)
 from shalekv_client.quorum_status import QuorumMemberStatus, QuorumStatus, WalMode
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
@@ -167,6 +173,7 @@ __all__ = [
     "ReadStatus",
     "ReaderState",
     "ReaderStatus",
+    "Readiness",
     "ReplyTooLarge",
     "RequestKind",
     "RetryPolicy",

@@ -104,7 +104,8 @@ class Coalescer:
             self._refuse_while_failing()
         size_bytes = operation.size_bytes + OVERHEAD_BYTES
         future: asyncio.Future[ResultT] = self._loop.create_future()
-        pending = Pending(next(self._numbers), operation, future, size_bytes, timeout_ms)
+        due_s = self._loop.time() + timeout_ms / 1_000
+        pending = Pending(next(self._numbers), operation, future, size_bytes, timeout_ms, due_s)
         bucket = self._deadlines.add(pending, timeout_ms)
         self._outbox.add(pending)
         if self._stream is None:

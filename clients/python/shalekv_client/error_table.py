@@ -56,6 +56,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "FENCED": errors.Fenced,
         "STANDING_BY": errors.Stopping,
         "OUTCOME_UNKNOWN": errors.OutcomeUnknown,
+        "WRITE_TIMED_OUT": errors.DeadlineExceeded,
         "DATABASE_NOT_FOUND": errors.NotApplied,
         "DATABASE_EXISTS": errors.NotApplied,
         "DATABASE_MISMATCH": errors.NotApplied,
@@ -106,13 +107,18 @@ class _FailedCall(Protocol):
     def details(self) -> str | None: ...
 
 
-def error_of(address: str, call: _FailedCall) -> ShaleKVError:
-    """The error for a call to the server at `address` that gRPC reports as failed."""
+def error_of(address: str, call: _FailedCall, *, timeout_ms: float | None = None) -> ShaleKVError:
+    """The error for a call to the server at `address` that gRPC reports as failed.
+
+    `timeout_ms` is what the call was given, for the message of gRPC's own DEADLINE_EXCEEDED.
+    """
     code = call.code().name
     message = call.details() or code
     status = _rich_status(call)
     info = _error_info(status)
     if info is None:
+        if code == "DEADLINE_EXCEEDED" and timeout_ms is not None:
+            message = f"no answer within {timeout_ms:.0f} ms"
         return _bare(address, code, message)
     advice_ms = _retry_after_ms(status)
     return _told(ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms))

@@ -30,7 +30,8 @@ class Pending:
     operation: Operation[Any]
     future: asyncio.Future[Any]
     size_bytes: int
-    timeout_ms: float = 0.0  # within which it is to be answered, for the message of the error
+    timeout_ms: float = 0.0  # within which it is to be answered; 0: while the session lasts
+    due_s: float = 0.0  # when that is, by the clock of the loop
     is_sent: bool = False  # from then on nobody knows whether it was applied, until it is answered
 
     def fail(self, error: ShaleKVError) -> None:

@@ -42,6 +42,16 @@ class ReaderStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether calls of one kind, reads or writes, succeed at a server."""
+
+    is_ready: bool
+    cause: str = ""  # in two words, such as "store unreachable"
+    problem: str = ""  # the last error
+    unready_ms: int = 0  # since the last success
+
+
+@dataclass(frozen=True, slots=True)
 class WatchStatus:
     """The watches of a process."""
 
@@ -138,3 +148,8 @@ def call_of(status: admin_pb2.CallStatus) -> CallStatus:
         total_us=status.total_us,
         histogram_us=tuple(status.histogram_us),
     )
+
+
+def readiness_of(status: admin_pb2.Readiness) -> Readiness:
+    """The readiness that a message tells."""
+    return Readiness(status.is_ready, status.cause, status.problem, status.unready_ms)

@@ -18,9 +18,11 @@ from shalekv_client.levels_status import (
 from shalekv_client.process_status import (
     CallStatus,
     ReaderStatus,
+    Readiness,
     WatchStatus,
     call_of,
     reader_of,
+    readiness_of,
     watches_of,
 )
 from shalekv_client.quorum_status import QuorumStatus, WalMode, quorum_of
@@ -105,6 +107,8 @@ class Status:
     watches: WatchStatus | None = None  # None: the server does not tell
     calls: tuple[CallStatus, ...] = ()  # methods that were called, by name
     quorum: QuorumStatus | None = None  # None without safekeepers, and at a reader
+    read_readiness: Readiness | None = None  # None: the server does not tell
+    write_readiness: Readiness | None = None  # None at a reader, too
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
@@ -131,6 +135,12 @@ def status_of(reply: admin_pb2.StatusReply) -> Status:
         watches=watches_of(reply.watches) if reply.HasField("watches") else None,
         calls=tuple(map(call_of, reply.calls)),
         quorum=quorum_of(reply.quorum) if reply.HasField("quorum") else None,
+        read_readiness=(
+            readiness_of(reply.read_readiness) if reply.HasField("read_readiness") else None
+        ),
+        write_readiness=(
+            readiness_of(reply.write_readiness) if reply.HasField("write_readiness") else None
+        ),
     )
 
 

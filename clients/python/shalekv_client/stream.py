@@ -99,14 +99,16 @@ class Stream:
             self._call.cancel()
 
     def _request(self, message: Message) -> kv_pb2.SessionRequest:
+        now_s = asyncio.get_running_loop().time()
         if not self._unanswered:
-            self.heard_at_s = asyncio.get_running_loop().time()
+            self.heard_at_s = now_s
         request = kv_pb2.SessionRequest()
         add = request.operations.add
         for pending in message:
             self._unanswered[pending.number] = pending
             operation = pending.operation
-            add(id=pending.number, **{operation.name: operation.request})
+            left_ms = max(1, int(1_000 * (pending.due_s - now_s))) if pending.due_s else 0
+            add(id=pending.number, timeout_ms=left_ms, **{operation.name: operation.request})
         return request
 
     async def _read(self) -> ShaleKVError:

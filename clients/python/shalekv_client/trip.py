@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shalekv_client.endpoints import Endpoint
 from shalekv_client.errors import (
+    DeadlineExceeded,
     DeadlinePassed,
     NotSent,
     NotTheWriter,
@@ -76,7 +77,7 @@ class Trip:
         self.last = endpoint
         self.tried.add(endpoint)
         self.verdict = verdict(error, self.destination, is_repeatable=self.aim.is_repeatable)
-        if isinstance(error, OutcomeUnknown):
+        if isinstance(error, OutcomeUnknown) and not self._says_more(error):
             self.unknown = error
         if isinstance(error, TooStale | SeqNotReached):
             self.behind = error
@@ -86,9 +87,16 @@ class Trip:
         if self.destination is Destination.BY_POLICY:
             if self.behind is not None and self.behind is not error and not error.reason:
                 return self.behind, error
-        elif self.unknown is not None and isinstance(error, _AT_THE_DOOR):
+        elif self.unknown is not None and (
+            isinstance(error, _AT_THE_DOOR) or self._says_more(error)
+        ):
             return self.unknown, error
         return error, None
+
+    def _says_more(self, error: ShaleKVError) -> bool:
+        """Whether a server has told before what keeps it, and now no answer came in time."""
+        is_silence = isinstance(error, DeadlineExceeded) and not error.reason
+        return is_silence and self.unknown is not None and bool(self.unknown.reason)
 
     def delay_ms(
         self, error: ShaleKVError, chance: float, left_ms: float, *, has_choice: bool

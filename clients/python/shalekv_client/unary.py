@@ -65,7 +65,7 @@ async def attempt(
     try:
         return await method(request, timeout=timeout_ms / 1000.0)
     except grpc.aio.AioRpcError as error:
-        raise error_of(address, error) from error
+        raise error_of(address, error, timeout_ms=timeout_ms) from error
     except asyncio.CancelledError:
         if is_task_cancelled():
             raise

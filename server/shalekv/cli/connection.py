@@ -252,12 +252,14 @@ def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     lines = []
     if isinstance(error, NoWriter):
         lines.append("Does one run? --addr names others, `shalekv serve --help` starts one.")
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, DeadlineExceeded) and not error.reason:
         lines.append(f"It had {target.timeout_ms:,} ms (--timeout-ms); its log may say why.")
     if not mutates or isinstance(error, _WRONG_REQUEST):
         return lines
     if isinstance(error, NotApplied):
         return [*lines, "Nothing was changed."]
+    if error.reason == "WRITE_TIMED_OUT":  # which says so itself
+        return lines
     unknown = "Whether it was applied is not known: read the key to find out, or do it again."
     return [*lines, unknown]
 

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from shalekv.cli.connection import Target, target_options
+from shalekv.core.trouble import READ, WRITE
 
 NOT_SERVING = 1  # the one code of failure that Docker knows; 2 is reserved there
 _CHECK = "/grpc.health.v1.Health/Check"
@@ -17,15 +18,22 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 # As a client connects: directly, whatever the environment says about the web.
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
-_HELP = """Tell whether a server serves: what its gRPC health service says of it as a whole.
+_HELP = """Tell whether a server serves, as its gRPC health service has it.
 
-A writer that is opening its database, that shuts down or that was fenced does not serve. Compactor
-and collector have no port and no such answer: they are well as long as their process runs.
+A writer serves while reads are answered and writes become durable, a reader while reads are. A
+server does not serve while it opens its database, stands by, shuts down, or was fenced; nor, after
+some seconds, while its object store is unreachable, or no majority of its safekeepers answers.
+With --service one of both is asked for: a writer whose disk is full still answers reads. `shalekv
+status` tells the reason.
+
+Compactor and collector have no port and no such answer: they are well as long as their process
+runs.
 
 \b
 Examples:
   shalekv health
   shalekv health --addr 10.0.0.5:7654 --timeout-ms 2000 || echo down
+  shalekv health --service shalekv.read
 """
 
 _EXIT_CODES = """\b
@@ -37,13 +45,18 @@ Exit codes:
 
 
 @click.command(help=_HELP, epilog=_EXIT_CODES)
+@click.option(
+    "--service",
+    type=click.Choice([READ, WRITE]),
+    help="Ask for reads or for writes alone.  [default: all that the server is for]",
+)
 @target_options
-def health(*, target: Target) -> None:
+def health(*, service: str | None, target: Target) -> None:
     """Ask, and print the answer."""
     # The core of gRPC writes lines of its own to stderr; what follows tells what there is to know.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        answer = _ask(target).status
+        answer = _ask(target, service or "").status
     except grpc.RpcError as error:
         # Which it has, as a call that failed; the type of what is raised does not say so.
         problem = getattr(error, "details", str)()
@@ -54,7 +67,7 @@ def health(*, target: Target) -> None:
         raise SystemExit(NOT_SERVING)
 
 
-def _ask(target: Target) -> health_pb2.HealthCheckResponse:
+def _ask(target: Target, service: str) -> health_pb2.HealthCheckResponse:
     with grpc.insecure_channel(target.address, options=_OPTIONS) as channel:
         check = channel.unary_unary(
             _CHECK,
@@ -62,6 +75,6 @@ def _ask(target: Target) -> health_pb2.HealthCheckResponse:
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
         reply: health_pb2.HealthCheckResponse = check(
-            health_pb2.HealthCheckRequest(), timeout=target.timeout_ms / 1_000
+            health_pb2.HealthCheckRequest(service=service), timeout=target.timeout_ms / 1_000
         )
     return reply

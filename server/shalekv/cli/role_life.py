@@ -23,11 +23,13 @@ import structlog
 from shalekv.cli.garbage import collect_when_grown, tame_garbage_collector
 from shalekv.cli.stopping import Ending, StopRequest
 from shalekv.clock import MachineClock
+from shalekv.core.trouble import Trouble
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.roles.memory_use import MemoryUse
+from shalekv.roles.readiness import Readiness
 from shalekv.roles.service import AdminService, KvService, WatchService
 from shalekv.rpc.safekeeper_links import GrpcLinks
-from shalekv.rpc.server import Server
+from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import QuorumSettings, ReadSettings, SafekeepSettings, ServeSettings
 from shalekv.store.api import ObjectStore
@@ -35,6 +37,7 @@ from shalekv.store.opening import open_store
 
 # Whatever is asked of a role that failed fails at once: the answers have to get out, no more.
 FAILED_GRACE_MS = 1_000
+READINESS_POLL_MS = 500
 
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +64,10 @@ class Life(Protocol):
 
     def close(self) -> None:
         """Accept nothing more; `run` returns when what was accepted has come to its end."""
+        ...
+
+    def readiness(self) -> Readiness | None:
+        """Whether reads and writes succeed; None: it answers neither."""
         ...
 
     async def leave(self, timeout_ms: float) -> None:
@@ -146,7 +153,7 @@ async def start_serving(role: Role, server: Server, announce: Callable[[str], No
     memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
     _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
     tame_garbage_collector()
-    await server.start(role.kv, role.admin, role.watches)
+    await server.start(role.kv, role.admin, role.watches, role.readiness() or READY)
     announce(server.listen)
 
 
@@ -177,12 +184,15 @@ async def role_to_its_end(
             tasks.create_task(_end_when_asked(role, server, ending, grace_ms, refusal)),
             tasks.create_task(_refuse_when_stopped(role, server)),
         )
+        reporting = tasks.create_task(_report_readiness(role, server))
         try:
             await role.run()
         except Exception as error:  # noqa: BLE001 - returned, when the calls have been answered
             failure = error
             for task in watching:
                 task.cancel()
+        finally:
+            reporting.cancel()
     if failure is not None:
         await server.refuse(_refusal(failure))
         await server.drain(FAILED_GRACE_MS)
@@ -197,6 +207,21 @@ async def _end_when_asked(
     role.close()  # a writer uploads at once what is queued, which answers the calls that wait
     if not await server.drain(grace_ms):
         _log.warning("calls are cut off", shutdown_grace_ms=grace_ms)
+
+
+async def _report_readiness(role: Life, server: Server) -> None:
+    """Tell health checks, and in the log, when reads or writes begin to fail and succeed again."""
+    clock, failing = MachineClock(), dict[str, Trouble]()
+    while (readiness := role.readiness()) is not None:
+        await server.report(readiness)
+        for calls, trouble in (("reads", readiness.reads), ("writes", readiness.writes)):
+            if trouble is not None and calls not in failing:
+                problem = trouble.text(clock.monotonic_ms())
+                _log.error("not ready", calls=calls, problem=problem)
+                failing[calls] = trouble
+            elif trouble is None and failing.pop(calls, None) is not None:
+                _log.info("ready again", calls=calls)
+        await clock.sleep_ms(READINESS_POLL_MS)
 
 
 async def _refuse_when_stopped(role: Life, server: Server) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
+from shalekv.core.trouble import duration_text
 from shalekv_client import CallStatus, QuorumStatus, Status
 
 _US_PER_MS = 1_000.0
 _IN_ROWS = ("members", "archiver_id")  # of a quorum
+
+
+def troubles(status: Status) -> Iterator[str]:
+    """Yield a sentence for reads and for writes, where they do not succeed."""
+    found = {"reads": status.read_readiness, "writes": status.write_readiness}
+    for calls, readiness in found.items():
+        if readiness is not None and not readiness.is_ready:
+            duration = duration_text(readiness.unready_ms)
+            yield f"{calls} fail: {readiness.cause} for {duration}: {readiness.problem}"
 
 
 def print_heading(text: str) -> None:

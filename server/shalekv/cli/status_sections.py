@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
-from shalekv.cli.status_process import print_heading, print_process
+from shalekv.cli.status_process import print_heading, print_process, troubles
 from shalekv.core.wording import counted
 from shalekv_client import CacheStatus, LevelsStatus, QuorumStatus, ReadStatus, Status
 
@@ -24,6 +24,8 @@ def print_sections(status: Status) -> None:
     print_heading(f"{status.url}, served by version {status.version}")
     parts = {"view": record_of(view), "uptime_ms": status.uptime_ms}
     print_record(Format.TABLE, parts)
+    for trouble in troubles(status):
+        print_line(trouble)
     if status.writer is not None:
         print_heading("Writes")
         print_record(Format.TABLE, record_of(status.writer))
@@ -83,8 +85,6 @@ def remarks_on(status: Status) -> Iterator[str]:
 
 
 def _quorum_remarks(quorum: QuorumStatus) -> Iterator[str]:
-    if quorum.problem:
-        yield f"writes are refused: {quorum.problem}"
     away = [each.address for each in quorum.members if not each.is_connected]
     if away:
         yield (

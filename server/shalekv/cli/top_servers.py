@@ -83,6 +83,13 @@ def role_of(status: Status) -> str:
 
 def _state(status: Status) -> Text:
     reader = status.reader
+    failing = {
+        calls
+        for calls, each in (("reads", status.read_readiness), ("writes", status.write_readiness))
+        if each is not None and not each.is_ready
+    }
+    if failing:
+        return Text("fails" if len(failing) > 1 else f"{failing.pop()} fail", style="red")
     if reader is None:
         return Text("serves" if status.writer else "-")
     state = reader.state.name.lower().replace("_", " ") if reader.state else "?"

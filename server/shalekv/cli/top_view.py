@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shalekv.cli.measures import US_PER_MS, moment, rate, share, size, time
+from shalekv.cli.status_process import troubles
 from shalekv.cli.top_rates import Between
 from shalekv.cli.top_servers import Seen, ServerLines, alarming, plain_table, role_of
 from shalekv_client import (
@@ -35,6 +36,12 @@ def picture(servers: Sequence[Seen]) -> RenderableType:
         Text(f"{each.address}: {each.problem}; trying again", style="red")
         for each in servers
         if each.problem
+    ]
+    parts += [
+        Text(f"{each.address}: {trouble}", style="red")
+        for each in servers
+        if each.after is not None
+        for trouble in troubles(each.after)
     ]
     if shown is not None and shown.after is not None:
         parts += [

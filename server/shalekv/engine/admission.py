@@ -29,12 +29,19 @@ class _Writer:
 class Admission:
     """Counts bytes in and out. `size_bytes` of a write is its accounted memory."""
 
-    def __init__(self, settings: WriterSettings, *, memtable_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: WriterSettings,
+        *,
+        memtable_bytes: Callable[[], int],
+        explain: Callable[[], str] = lambda: "",
+    ) -> None:
         """Bounds come from `queued_bytes_max`, `waiting_bytes_max` and `memtable_bytes_max`.
 
         `memtable_bytes` tells what the memtable holds now: it shrinks when runs are merged, and
-        no write may be needed to notice that.
+        no write may be needed to notice that. `explain` tells why the queue does not move.
         """
+        self._explain = explain
         self._settings = settings
         self._memtable_bytes = memtable_bytes
         self._line: dict[_Writer, None] = {}  # in the order of their arrival
@@ -57,11 +64,13 @@ class Admission:
         self.queued_bytes += size_bytes
         return True
 
-    async def wait(self, size_bytes: int, *, is_kept: bool = True) -> None:
+    async def wait(
+        self, size_bytes: int, *, is_kept: bool = True, within_ms: float | None = None
+    ) -> None:
         """Wait in line until there is room, then take it; not `is_kept`: not in the memtable.
 
-        After `queue_wait_ms`, or at once if too many bytes wait already, raises `QueueFull`, or
-        `MemtableFull` if that is why; and what `close` was given.
+        After `queue_wait_ms`, or `within_ms` if that is less, or at once if too many bytes wait
+        already, raises `QueueFull`, or `MemtableFull` if that is why; and what `close` was given.
         """
         # There may be room by now, and nobody to say so later.
         if self.try_admit(size_bytes, is_kept=is_kept):
@@ -70,12 +79,14 @@ class Admission:
         kept_bytes = size_bytes if is_kept else 0
         if self.waiting_bytes + size_bytes > settings.waiting_bytes_max:
             raise self._full(kept_bytes, f"{self.waiting_bytes} bytes wait already")
+        wait_ms = settings.queue_wait_ms if within_ms is None else within_ms
+        wait_ms = min(wait_ms, settings.queue_wait_ms)
         writer = _Writer(size_bytes, kept_bytes, new_waiter())
         self._line[writer] = None
         self.waiting_bytes += size_bytes
         try:
             with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
-                async with asyncio.timeout(settings.queue_wait_ms / 1000):
+                async with asyncio.timeout(wait_ms / 1000):
                     await writer.admitted
                 return
             self._leave(writer)
@@ -84,7 +95,7 @@ class Admission:
             raise
         finally:
             del writer  # its error would hold this frame
-        raise self._full(kept_bytes, f"no room within {settings.queue_wait_ms} ms")
+        raise self._full(kept_bytes, f"no room within {wait_ms:.0f} ms")
 
     def take_more(self, size_bytes: int) -> None:
         """A write that was let in has turned out to be larger: those behind it wait longer."""
@@ -145,9 +156,14 @@ class Admission:
             return self._memtable_full(kept_bytes)
         message = (
             f"{self.queued_bytes} bytes of writes are queued or being uploaded, and "
-            f"queued_bytes_max is {settings.queued_bytes_max}: {detail}. Try again later"
+            f"queued_bytes_max is {settings.queued_bytes_max}: {detail}{self._why()}. Try again "
+            "later"
         )
         return QueueFull(message, retry_after_ms=settings.retry_after_ms)
+
+    def _why(self) -> str:
+        why = self._explain()
+        return f" ({why})" if why else ""
 
     def _memtable_full(self, size_bytes: int) -> MemtableFull:
         settings = self._settings

@@ -86,7 +86,7 @@ class GroupCommit:
         self.next_seq = next_seq
         self.next_wal_id = prefix.next_wal_id  # after the last object that a group went into
         slots.begin(self.next_wal_id)
-        self.patience = Patience()  # those who wait for commits
+        self.patience = Patience(self._explain)  # those who wait for commits
         slots.on_unavailable = self.patience.lose
         self.land_load: Callable[[CommittedLoad], None] = lambda _: None  # to be set by its owner
         self.landed: Callable[[Group], None] = lambda _: None  # the same: the memtable has it
@@ -381,9 +381,18 @@ class GroupCommit:
             self.overlay.add(commit)
 
     def _unknown(self) -> OutcomeUnknown:
-        return outcome_unknown(
-            "a majority of the safekeepers" if self.is_quorum else "the object store"
-        )
+        return outcome_unknown(self._keeper)
+
+    @property
+    def _keeper(self) -> str:
+        return "a majority of the safekeepers" if self.is_quorum else "the object store"
+
+    def _explain(self) -> str:
+        """Tell what keeps commits from becoming durable."""
+        trouble = self._slots.trouble(after_ms=0.0)
+        if trouble is None:
+            return f"{self._keeper} has not answered yet"
+        return trouble.text(self._clock.monotonic_ms())
 
     def _fail_group(self, group: Group, error: ShaleError) -> None:
         """A group will not be acknowledged."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shalekv.core.fencing import Occupant, WriterId
+from shalekv.core.trouble import Trouble
 from shalekv.engine.commit import WalContents
 from shalekv.format.sst import Sst
+from shalekv.store.reachability import UNREACHABLE_AFTER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ class LogSlots(Protocol):
 
     def report(self) -> QuorumReport | None:
         """The state of the quorum; None: there is none."""
+        ...
+
+    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
+        """The reason why groups do not become durable, if that has been so for `after_ms`."""
         ...
 
     async def run(self) -> None:

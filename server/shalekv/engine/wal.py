@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shalekv.core.fencing import Occupant, WriterId
+from shalekv.core.trouble import Trouble
 from shalekv.engine.commit import WalContents
 from shalekv.engine.slots import QuorumReport
 from shalekv.errors import OutcomeUnknown
@@ -15,7 +16,8 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.store.cas import CasStore
-from shalekv.store.claim import Taken
+from shalekv.store.claim import ClaimOutcome, Taken
+from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 
 # A larger object is encoded by a worker, off the event loop: this much takes about 2 ms.
 ENCODE_INLINE_COUNT = 4_000
@@ -50,6 +52,7 @@ class WalSlots:
         self._now_ms = now_ms
         self._next_wal_id = 0
         self.own = own
+        self._uploads = Reachability(store.runtime.clock)
         self.on_unavailable: Callable[[], None] = lambda: None  # never called
 
     @property
@@ -87,6 +90,10 @@ class WalSlots:
         """There is no quorum."""
         return None
 
+    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
+        """The reason why uploads do not succeed, if none has for `after_ms`."""
+        return self._uploads.trouble(after_ms)
+
     async def run(self) -> None:
         """Nothing goes on beside the writer."""
 
@@ -119,13 +126,28 @@ class WalSlots:
         else:
             run = self._store.runtime.workers.run
             data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
-        metadata = {EPOCH_METADATA: str(self.own.epoch)}
-        outcome = await self._store.claim(name, data, metadata, is_patient=any(contents))
+        outcome = await self._claim(name, data, is_patient=any(contents))
         if isinstance(outcome, Taken):
             if not outcome.is_certain:
                 await self._check_not_compacted(wal_id)
             return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
         return None
+
+    async def _claim(self, name: str, data: bytes, *, is_patient: bool) -> ClaimOutcome:
+        metadata = {EPOCH_METADATA: str(self.own.epoch)}
+        number = self._uploads.begin()
+        try:
+            outcome = await self._store.claim(
+                name,
+                data,
+                metadata,
+                is_patient=is_patient,
+                listener=lambda _, error: self._uploads.fail(number, error),
+            )
+            self._uploads.succeed()
+            return outcome
+        finally:
+            self._uploads.end(number)
 
     async def _check_not_compacted(self, wal_id: int) -> None:
         """A slot that was collected can be filled again: only above c it is ours or another's."""

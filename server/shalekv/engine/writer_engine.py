@@ -72,7 +72,7 @@ class WriterEngine:
         levels: LevelSettings | None = None,
     ) -> None:
         """REQUIRES: `settings.flush_interval_ms` is set."""
-        self._clock = clock
+        self._clock, self._settings = clock, settings
         self.manifest, self.slots = opened.manifest, opened.slots
         self.time, self.memtable = opened.time, opened.memtable
         self.objects_replayed = opened.objects_replayed
@@ -82,12 +82,12 @@ class WriterEngine:
         )
         self.idempotency.land(opened.records)
         self._compare_count_max = (limits or LimitSettings()).compare_count_max
-        self.admission = Admission(settings, memtable_bytes=lambda: self.memory_bytes)
+        self.admission = Admission(
+            settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
+        )
         self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
         self.feed = CommitFeed(self._position)
-        showing = Showing(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
-        self.prefix.show = showing.show
-        self._settings = settings
+        self.prefix.show = self._showing().show
         self.skip_memtable_bytes = settings.skip_memtable_bytes
         self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
         self.snapshots = SnapshotViews(
@@ -122,6 +122,9 @@ class WriterEngine:
         self.loads = self._loads(opened, levels or LevelSettings())
         self.log.land_load = self._land_load
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
+
+    def _showing(self) -> Showing:
+        return Showing(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
 
     def _look_below(self) -> LookBelow:
         return LookBelow(
@@ -264,6 +267,11 @@ class WriterEngine:
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         durable = view.below(group.run for group in self.prefix.landed_ahead())
         return NewestState(overlay, durable, self.time.now_ms(), self._compare_count_max, below)
+
+    def _explain_queue(self) -> str:
+        """Tell what keeps the queue from moving; empty where nothing does."""
+        trouble = self.slots.trouble(after_ms=0.0)
+        return "" if trouble is None else trouble.text(self._clock.monotonic_ms())
 
     def close(self) -> None:
         """Accept no more writes; `run` returns when all that were accepted are durable."""

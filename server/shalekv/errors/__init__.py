@@ -33,6 +33,7 @@ ShaleError
 │   ├── Superseded             because another compactor has taken over
 │   └── StandingBy             because another process is elected as the writer
 ├── OutcomeUnknown             a write was sent to the store and nobody can tell what became of it
+│   └── WriteTimedOut          it was not durable by the deadline of its call
 ├── QuorumUnavailable          no majority of the safekeepers answers; nothing was applied
 ├── NotAMember                 a safekeeper does not have this database, or as another member
 ├── LogDamaged                 a safekeeper has lost records, and waits to be filled again
@@ -134,6 +135,7 @@ from shalekv.errors.requests import (
     QueueFull,
     RangeTooCostly,
     ReplyTooLarge,
+    WriteTimedOut,
 )
 from shalekv.errors.root import (
     ShaleError,
@@ -214,5 +216,6 @@ __all__ = [
     "WalCollected",
     "WalUnprotected",
     "WatchTooSlow",
+    "WriteTimedOut",
     "WrongObject",
 ]

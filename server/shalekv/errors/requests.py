@@ -101,3 +101,9 @@ class OutcomeUnknown(ShaleError):
     """The write may be applied now, later, or never. Read to find out, or repeat it."""
 
     reason = "OUTCOME_UNKNOWN"
+
+
+class WriteTimedOut(OutcomeUnknown):
+    """The write was not durable by the deadline of its call. It may be applied now or later."""
+
+    reason = "WRITE_TIMED_OUT"

@@ -12,9 +12,6 @@ from shalekv.roles.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
-# An answer that says how far this server has come must be on its way before the caller gives up.
-ANSWER_PARTS, ANSWER_MS_MAX = 10, 100
-
 
 class Freshness:
     """Waits until the state of an engine is as new as a read demands."""
@@ -49,7 +46,5 @@ class Freshness:
         return 0 < header.max_staleness_ms < self._engine.staleness_ms
 
     def _wait_ms(self, call: Call) -> float:
-        if call.deadline_ms is None:
-            return self._limits.seq_wait_ms_max
-        left_ms = call.deadline_ms - self._clock.monotonic_ms()
-        return max(left_ms - min(left_ms / ANSWER_PARTS, ANSWER_MS_MAX), 0)
+        left_ms = call.answer_within_ms(self._clock.monotonic_ms())
+        return self._limits.seq_wait_ms_max if left_ms is None else left_ms

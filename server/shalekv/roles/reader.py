@@ -19,6 +19,7 @@ from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse, measure_reads
 from shalekv.roles.reader_admin import ReaderAdmin
 from shalekv.roles.reader_kv import ReaderKv
+from shalekv.roles.readiness import Readiness
 from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
 from shalekv.roles.watching import Watches
 from shalekv.runtime import Runtime
@@ -69,7 +70,7 @@ class Reader:
         `IllegalState`, `StoreError`.
         """
         began_ms = runtime.clock.monotonic_ms()
-        counting = CountingStore(store)
+        counting = CountingStore(store, runtime.clock)
         cas = CasStore(counting, runtime, settings.store)
         with cas.opening(settings.reader.reader_open_timeout_ms):
             engine = await _join(cas, settings, links)
@@ -95,9 +96,14 @@ class Reader:
             LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder),
             url=store.url,
             open_ms=open_ms,
+            readiness=lambda: Readiness(counting.reads.trouble(), takes_writes=False),
         )
         admin.watches = watches
         return cls(engine, kv, admin, watches, runtime.clock)
+
+    def readiness(self) -> Readiness:
+        """Whether the store answers reads."""
+        return self.admin.readiness()
 
     async def run(self) -> None:
         """Follow the writer until `close`, or raise what ended it."""

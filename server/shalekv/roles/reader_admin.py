@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import shalekv
@@ -13,6 +14,7 @@ from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.reader_kv import reader_header
+from shalekv.roles.readiness import Readiness
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
@@ -26,7 +28,7 @@ _State = admin_pb2.ReaderStatus.State
 class ReaderAdmin:
     """Implements `roles.service.AdminService` on a `ReaderEngine`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a status is about
         self,
         engine: ReaderEngine,
         settings: ReaderSettings,
@@ -37,9 +39,11 @@ class ReaderAdmin:
         *,
         url: str,
         open_ms: float,
+        readiness: Callable[[], Readiness],
     ) -> None:
         """`url` without credentials; `open_ms` is how long joining took."""
         self.watches: Watches | None = None  # to be set by who has them
+        self.readiness = readiness
         self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
         self.memory = memory
         self.store_use = store_use
@@ -56,6 +60,7 @@ class ReaderAdmin:
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
         reply = self._reply()
+        self.readiness().fill(reply, self._clock.monotonic_ms())
         await self._levels.fill(reply)
         return reply
 

@@ -20,6 +20,9 @@ from shalekv.errors import ShaleError
 from shalekv.roles.turns import Turns
 from shalekv.v1 import admin_pb2, kv_pb2
 
+# An answer that explains why there is no other must be on its way before the caller gives up.
+ANSWER_PARTS, ANSWER_MS_MAX = 10, 100
+
 ReplyT = TypeVar("ReplyT")
 Answer: TypeAlias = ReplyT | Awaitable[ReplyT]
 
@@ -31,6 +34,13 @@ class Call:
     peer: str = ""  # for logs
     deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
     line: Turns | None = None  # in which the writes of one session take effect; None: in none
+
+    def answer_within_ms(self, now_ms: float) -> float | None:
+        """The time until an answer must be on its way; None: there is no deadline."""
+        if self.deadline_ms is None:
+            return None
+        left_ms = self.deadline_ms - now_ms
+        return max(left_ms - min(left_ms / ANSWER_PARTS, ANSWER_MS_MAX), 0.0)
 
 
 class KvService(Protocol):

@@ -14,6 +14,7 @@ from shalekv.errors import ShaleError
 from shalekv.roles.engine_watches import watches_of
 from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.memory_use import MemoryUse, measure_reads
+from shalekv.roles.readiness import Readiness
 from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
 from shalekv.roles.watching import Watches
 from shalekv.roles.writer_admin import WriterAdmin
@@ -73,7 +74,7 @@ class Writer:
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
-        counting = CountingStore(store)
+        counting = CountingStore(store, clock)
         cas = CasStore(counting, runtime, settings.store)
         with cas.opening(settings.writer.open_timeout_ms):
             opened = await open_log(
@@ -102,8 +103,7 @@ class Writer:
         kv = WriterKv(engine, settings.limits, runtime)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         memory = _memory_use(settings, engine, kv, watches)
-        pins = SnapshotPins(cas)
-        report = LevelsReport(engine, settings.compactor, pins, counting.counts_by_folder)
+        pins, requests = SnapshotPins(cas), counting.counts_by_folder
         admin = WriterAdmin(
             engine,
             writer_settings,
@@ -112,7 +112,8 @@ class Writer:
             _store_use(store, settings.store, clock, began_ms),
             url=store.url,
             open_ms=open_ms,
-            levels=report,
+            levels=LevelsReport(engine, settings.compactor, pins, requests),
+            readiness=lambda: Readiness(counting.reads.trouble(), opened.slots.trouble()),
         )
         admin.watches = watches
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)
@@ -121,6 +122,10 @@ class Writer:
     def epoch(self) -> int:
         """The epoch that this opening has won."""
         return self.engine.manifest.own.epoch
+
+    def readiness(self) -> Readiness:
+        """Whether the store answers reads, and writes become durable."""
+        return self.admin.readiness()
 
     async def run(self) -> None:
         """Serve until `close`, or raise what ended it: `Fenced`, `IllegalState`, `StoreBroken`."""

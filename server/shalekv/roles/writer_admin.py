@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import shalekv
 from shalekv.clock import Clock
 from shalekv.engine.writer_engine import WriterEngine
@@ -11,6 +13,7 @@ from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.quorum_status import quorum_status
+from shalekv.roles.readiness import Readiness
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
@@ -22,7 +25,7 @@ from shalekv.v1 import admin_pb2, kv_pb2
 class WriterAdmin:
     """Implements `roles.service.AdminService` on a `WriterEngine`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a status is about
         self,
         engine: WriterEngine,
         settings: WriterSettings,
@@ -33,6 +36,7 @@ class WriterAdmin:
         url: str,
         open_ms: float,
         levels: LevelsReport | None = None,
+        readiness: Callable[[], Readiness] = Readiness,
     ) -> None:
         """`url` without credentials; `open_ms` is how long opening took.
 
@@ -42,6 +46,7 @@ class WriterAdmin:
         self.store_use = store_use
         self._levels = levels
         self.watches: Watches | None = None  # to be set by who has them
+        self.readiness = readiness
         self._engine = engine
         self._ingests = Ingests(engine.loads, self._header)
         self.snapshots = SnapshotAdmin(engine, self._header)
@@ -56,6 +61,7 @@ class WriterAdmin:
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
         reply = self._reply()
+        self.readiness().fill(reply, self._clock.monotonic_ms())
         return reply if self._levels is None else self._with_levels(reply, self._levels)
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:

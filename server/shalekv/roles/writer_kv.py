@@ -26,7 +26,7 @@ class WriterKv:
         self._clock = runtime.clock
         self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
-        self._writing = Writing(engine, self.header)
+        self._writing = Writing(engine, self.header, runtime.clock)
         self._reads = Reads(engine, limits, runtime, header=self.header)
 
     @property
@@ -49,18 +49,18 @@ class WriterKv:
         self._check_write(request.header, call)
         if request.HasField("precondition"):
             order = transactions.put_order(request, self._limits)
-            return self._writing.transact(order, request, reply_form.PUT, call.line)
+            return self._writing.transact(order, request, reply_form.PUT, call)
         change = requests.put_change(request, self._limits, self._engine.time.now_ms)
-        return self._writing.commit([change], request, reply_form.PUT, call.line)
+        return self._writing.commit([change], request, reply_form.PUT, call)
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
         self._check_write(request.header, call)
         if request.HasField("precondition"):
             order = transactions.delete_order(request)
-            return self._writing.transact(order, request, reply_form.DELETE, call.line)
+            return self._writing.transact(order, request, reply_form.DELETE, call)
         change = requests.delete_change(request)
-        return self._writing.commit([change], request, reply_form.DELETE, call.line)
+        return self._writing.commit([change], request, reply_form.DELETE, call)
 
     def delete_range(
         self, request: kv_pb2.DeleteRangeRequest, call: Call
@@ -68,7 +68,7 @@ class WriterKv:
         """Delete all keys of a range."""
         self._check_write(request.header, call)
         order = transactions.delete_range_order(request)
-        return self._writing.transact(order, request, reply_form.DELETE_RANGE, call.line)
+        return self._writing.transact(order, request, reply_form.DELETE_RANGE, call)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
@@ -76,14 +76,14 @@ class WriterKv:
         changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
         if changes is None:
             order = transactions.write_order(request, self._limits)
-            return self._writing.transact(order, request, reply_form.WRITE, call.line)
-        return self._writing.commit(changes, request, reply_form.WRITE, call.line)
+            return self._writing.transact(order, request, reply_form.WRITE, call)
+        return self._writing.commit(changes, request, reply_form.WRITE, call)
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""
         self._check_write(request.header, call)
         order = transactions.txn_order(request, self._limits)
-        return self._writing.transact(order, request, reply_form.TXN, call.line)
+        return self._writing.transact(order, request, reply_form.TXN, call)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
 
+from shalekv.clock import Clock
 from shalekv.core.transaction import Change, Decision, Needs
 from shalekv.engine.below import NOTHING_BELOW, Below
 from shalekv.engine.commit import (
@@ -42,7 +43,7 @@ from shalekv.roles.requests import (
     QUORUM,
     DurabilityValue,
 )
-from shalekv.roles.service import Answer
+from shalekv.roles.service import Answer, Call
 from shalekv.roles.transactions import Order
 from shalekv.roles.turns import Turns
 from shalekv.v1 import kv_pb2
@@ -75,6 +76,7 @@ class _Write(Generic[ReplyT]):
     load: Callable[[Settled, Claim | None], Awaitable[Commit]] | None
     key: bytes  # of idempotency; empty: none
     request_hash: bytes
+    call: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,13 @@ class _Loose:
 class Writing:
     """Submits writes to the log of a `WriterEngine`, and answers them."""
 
-    def __init__(self, engine: WriterEngine, header: Header) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id."""
+    def __init__(self, engine: WriterEngine, header: Header, clock: Clock) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id.
+
+        Deadlines of calls are times of `clock`.
+        """
         self._engine = engine
+        self._clock = clock
         self._header = header
         self._turns = Turns()
         self._patience = engine.log.patience
@@ -119,9 +125,9 @@ class Writing:
         changes: Sequence[Change],
         request: WriteRequest,
         form: ReplyForm[ReplyT],
-        line: Turns | None,
+        call: Call,
     ) -> Answer[ReplyT]:
-        """Commit changes, whatever is in the database; see `_answer` for `line`.
+        """Commit changes, whatever is in the database; see `_answer` for the line of `call`.
 
         A large batch goes into files of its own, past the memtable.
         """
@@ -149,17 +155,18 @@ class Writing:
             load=load if is_load else None,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
+            call=call,
         )
-        return self._answer(write, line)
+        return self._answer(write)
 
     def transact(
         self,
         order: Order,
         request: WriteRequest,
         form: ReplyForm[ReplyT],
-        line: Turns | None,
+        call: Call,
     ) -> Answer[ReplyT]:
-        """Commit what a transaction decides to do; see `_answer` for `line`."""
+        """Commit what a transaction decides to do; see `_answer` for the line of `call`."""
         log = self._engine.log
         durability = requests.durability(request.durability, is_quorum=self._is_quorum)
         is_confirmed = False
@@ -184,16 +191,17 @@ class Writing:
             load=None,
             key=key,
             request_hash=_hash(request, form.kind) if key else b"",
+            call=call,
         )
-        return self._answer(write, line)
+        return self._answer(write)
 
-    def _answer(self, write: _Write[ReplyT], line: Turns | None) -> Answer[ReplyT]:
+    def _answer(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
         """Submit at once if all is known and there is room; a repeat gets the first reply.
 
         What has to be read first is overtaken by other writes, but not by those behind it in
-        `line`.
+        the line of the call.
         """
-        engine = self._engine
+        engine, line = self._engine, write.call.line
         if write.key:
             known = engine.idempotency.find(write.key, write.request_hash)
             if known is not None:
@@ -250,7 +258,9 @@ class Writing:
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for room, and until those have gone on who came before and got it, too."""
         admission = self._engine.admission
-        await admission.wait(write.size_bytes, is_kept=write.load is None)
+        await admission.wait(
+            write.size_bytes, is_kept=write.load is None, within_ms=self._left_ms(write)
+        )
         try:
             await turn
         except asyncio.CancelledError:
@@ -297,7 +307,7 @@ class Writing:
         else:
             if begun.pending is not None:
                 begun.pending.commit = commit
-        self._patience.begin(begun.future)
+        self._patience.begin(begun.future, within_ms=self._left_ms(write))
         return self._answered(write, begun.future)
 
     def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
@@ -310,7 +320,7 @@ class Writing:
         future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         known.waiting.append(self._settle(write, future))
         if known.commit is None:
-            self._patience.begin(future)
+            self._patience.begin(future, within_ms=self._left_ms(write))
             return future
         return self._reply_of(write, known.commit, future)
 
@@ -322,7 +332,7 @@ class Writing:
             seq = commit.seq if commit.writes else self._engine.prefix.landed_seq
             reply.header.CopyFrom(self._header(seq, None))
             return reply
-        self._patience.begin(future)
+        self._patience.begin(future, within_ms=self._left_ms(write))
         answer = self._confirmed(future, commit) if write.is_confirmed else future
         return self._answered(write, answer)
 
@@ -331,6 +341,9 @@ class Writing:
         if self._is_quorum and write.durability == ARCHIVED:
             return archived_reply(self._engine.slots, answer)
         return answer
+
+    def _left_ms(self, write: _Write[ReplyT]) -> float | None:
+        return write.call.answer_within_ms(self._clock.monotonic_ms())
 
     def _check_hope(self) -> None:
         """Nobody waits for a copy of his write that has been given up."""

@@ -174,6 +174,7 @@ class Adapter:
                     room=self._session_room,
                     describe=self._operation_error,
                     counts=self.counts,
+                    now_ms=self._runtime.clock.monotonic_ms,
                 )
                 await self._run_duplex(session, _requests(SessionRequest, messages), context)
 

@@ -1,8 +1,12 @@
-"""`grpc.health.v1`: whether this process serves, as a whole and service by service."""
+"""`grpc.health.v1`: whether this process serves, as a whole and service by service.
+
+Beside the gRPC services there are two names for readiness: `shalekv.read` and `shalekv.write`. The
+whole server, and `shalekv.v1.KV`, are SERVING while both hold, or the first at a reader.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -18,7 +22,7 @@ class Health:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._servicer = aio.HealthServicer()
-        self._known: dict[str, None] = {WHOLE_SERVER: None}
+        self._told: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
 
     def methods(self) -> grpc.GenericRpcHandler:
         """The methods of the health service.
@@ -39,19 +43,15 @@ class Health:
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def serve(self, services: Iterable[str]) -> None:
-        """Report the whole server and each of `services` (full names) as SERVING."""
-        await self._report(services, health_pb2.HealthCheckResponse.SERVING)
+    async def report(self, serves: Mapping[str, bool]) -> None:
+        """Report each of these (full names) as SERVING or NOT_SERVING, also to those who watch."""
+        for service, is_serving in serves.items():
+            if self._told.get(service) is is_serving:
+                continue
+            self._told[service] = is_serving
+            status = health_pb2.HealthCheckResponse
+            await self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, services: Iterable[str] = ()) -> None:
-        """Report everything, `services` too, as NOT_SERVING, to those who watch as well."""
-        await self._report(services, health_pb2.HealthCheckResponse.NOT_SERVING)
-
-    async def _report(
-        self,
-        services: Iterable[str],
-        status: int,
-    ) -> None:
-        self._known |= dict.fromkeys(services)
-        for service in self._known:
-            await self._servicer.set(service, status)
+        """Report everything, `services` too, as NOT_SERVING."""
+        await self.report(dict.fromkeys([*self._told, *services], False))

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from shalekv.core.trouble import READ, WRITE
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
+from shalekv.roles.readiness import Readiness
 from shalekv.roles.service import AdminService, KvService, WatchService
 from shalekv.rpc import admin, health, kv
 from shalekv.rpc.adapter import Adapter
@@ -46,6 +48,7 @@ LAST_CALLS_S = 0.1
 LAST_EDITS_S = 1.0
 GRPC_LOGGER = "grpc._cython.cygrpc"
 OWN_SERVICES = (kv.SERVICE, admin.SERVICE)
+READY = Readiness()
 
 
 class Server:
@@ -89,23 +92,38 @@ class Server:
         kv_service: KvService,
         admin_service: AdminService,
         watches: WatchService,
+        readiness: Readiness = READY,
     ) -> None:
-        """Serve from now on."""
+        """Serve from now on; `readiness` is that of the beginning."""
         self._adapter = self._new_adapter()  # that of a server that stands by turns all away
         self._methods.become(
             kv.kv_methods(kv_service, watches, self._adapter, self._limits),
             admin.admin_methods(admin_service, self._adapter),
         )
         self._is_refusing = False
-        await self._health.serve(OWN_SERVICES)
+        await self.report(readiness)
         await self._listen(OWN_SERVICES)
+
+    async def report(self, readiness: Readiness) -> None:
+        """Tell the health service; nothing while new calls are refused."""
+        if self._is_refusing:
+            return
+        await self._health.report(
+            {
+                health.WHOLE_SERVER: readiness.is_whole,
+                kv.SERVICE: readiness.is_whole,
+                admin.SERVICE: True,
+                READ: readiness.reads is None,
+                WRITE: readiness.is_ready_for_writes,
+            }
+        )
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
         """Serve as a safekeeper from now on."""
         from shalekv.rpc import safekeeper  # noqa: PLC0415 - 30 modules that no other role needs
 
         self._methods.become(safekeeper.safekeeper_methods(service, self._adapter))
-        await self._health.serve([safekeeper.SERVICE])
+        await self._health.report({health.WHOLE_SERVER: True, safekeeper.SERVICE: True})
         await self._listen([safekeeper.SERVICE])
 
     async def stand_by(self, error: ShaleError) -> None:
@@ -113,10 +131,11 @@ class Server:
 
         What is in progress is cut off: `refuse` and `drain` come before.
         """
+        self._is_refusing = True
         before, self._adapter = self._adapter, self._new_adapter()
         self._adapter.refuse(error)
         self._methods.become(self._adapter.turning_away(OWN_SERVICES))
-        await self._health.stop(OWN_SERVICES)
+        await self._health.stop((*OWN_SERVICES, READ, WRITE))
         await self._listen(OWN_SERVICES)
         before.refuse(error)
         before.cut_off()

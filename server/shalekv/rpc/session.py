@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -46,10 +47,11 @@ class Session:
         room: ResultRoom | None = None,
         describe: Describe,
         counts: CallCounts,
+        now_ms: Callable[[], float],
     ) -> None:
         """`describe` makes of the exception of an operation what its client is told.
 
-        All sessions of a server share `room`.
+        `now_ms` is the clock of deadlines. All sessions of a server share `room`.
         """
         self._limits = limits
         self._all = room or ResultRoom(limits.sessions_bytes_max)
@@ -64,6 +66,7 @@ class Session:
             "write": service.write,
             "txn": service.txn,
         }
+        self._now_ms = now_ms
         self._now_ns = counts.now_ns
         self._counts = counts.of_operations(self._methods)
         self._waiting: dict[int, int] = {}  # id -> bytes of the operation
@@ -196,7 +199,10 @@ class Session:
             raise InvalidRequest(f"operations[{index}]", "no operation is set")
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        return self._methods[kind](getattr(operation, kind), self._call)
+        call = self._call
+        if operation.timeout_ms:
+            call = replace(call, deadline_ms=self._now_ms() + operation.timeout_ms)
+        return self._methods[kind](getattr(operation, kind), call)
 
     def _done(
         self, operation_id: int, kind: str, began_ns: int, future: asyncio.Future[_Outcome]

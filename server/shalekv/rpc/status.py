@@ -82,6 +82,7 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.Superseded: Row(_Code.UNAVAILABLE, _NO),
     errors.StandingBy: Row(_Code.UNAVAILABLE, _NO),
     errors.OutcomeUnknown: Row(_Code.UNKNOWN, _UNKNOWN),
+    errors.WriteTimedOut: Row(_Code.DEADLINE_EXCEEDED, _UNKNOWN),
     # Raised before anything is sent to a safekeeper: what was sent ends as unknown.
     errors.QuorumUnavailable: Row(_Code.UNAVAILABLE, _NO),
     errors.NotAMember: Row(_Code.FAILED_PRECONDITION, _NO, log=True),

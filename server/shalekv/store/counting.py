@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from shalekv.errors import StoreBroken, StoreUnavailable
+from shalekv.clock import Clock, MachineClock
+from shalekv.errors import ObjectNotFound, StoreBroken, StoreRefused, StoreUnavailable
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.store.api import (
     NO_METADATA,
@@ -24,6 +25,7 @@ from shalekv.store.api import (
     Unknown,
     nothing_is_collected,
 )
+from shalekv.store.reachability import Reachability
 
 
 class Operation(enum.StrEnum):
@@ -56,13 +58,15 @@ class Count:
         self.transferred_bytes += other.transferred_bytes
 
 
+_READS = frozenset({Operation.GET, Operation.GET_RANGE, Operation.HEAD, Operation.LIST})
 FOLDERS = tuple(name.rstrip("/") for name in (MANIFEST_FOLDER, WAL_FOLDER, LEVELS_FOLDER))
 
 
 class CountingStore(ObjectStore):
-    """Passes everything on to `inner`, and counts."""
+    """Passes everything on to `inner`, and counts; `reads` tells whether reads succeed."""
 
-    def __init__(self, inner: ObjectStore) -> None:
+    def __init__(self, inner: ObjectStore, clock: Clock | None = None) -> None:
+        self.reads = Reachability(clock or MachineClock())
         self.url = inner.url
         self.sent = inner.sent
         self.cas_mode = inner.cas_mode
@@ -123,6 +127,7 @@ class CountingStore(ObjectStore):
         with self._request(Operation.LIST, prefix) as count:
             async for info in self._inner.list(prefix, start_after=start_after):
                 count.objects += 1
+                self.reads.succeed()
                 yield info
 
     async def delete(self, names: Iterable[str]) -> None:
@@ -153,12 +158,22 @@ class CountingStore(ObjectStore):
         for count in kept:
             count.requests += 1
         seen = Count()
+        number = self.reads.begin() if operation in _READS else None
         try:
             yield seen
-        except (StoreUnavailable, StoreBroken):
-            seen.failures += 1
+            if number is not None:
+                self.reads.succeed()
+        except ObjectNotFound:
+            self.reads.succeed()
+            raise
+        except (StoreUnavailable, StoreBroken, StoreRefused) as error:
+            seen.failures += not isinstance(error, StoreRefused)
+            if number is not None:
+                self.reads.fail(number, error)
             raise
         finally:
+            if number is not None:
+                self.reads.end(number)
             for count in kept:
                 count.add(seen)
 

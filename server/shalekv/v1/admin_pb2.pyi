@@ -108,6 +108,8 @@ class StatusReply(_message.Message):
     WATCHES_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     QUORUM_FIELD_NUMBER: _builtins.int
+    READ_READINESS_FIELD_NUMBER: _builtins.int
+    WRITE_READINESS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the server, such as "0.1.0"."""
     url: _builtins.str
@@ -174,6 +176,16 @@ class StatusReply(_message.Message):
     def quorum(self) -> Global___QuorumStatus:
         """The safekeepers, as the writer knows them. Not set where there are none, and at a reader."""
 
+    @_builtins.property
+    def read_readiness(self) -> Global___Readiness:
+        """Whether reads are answered: what the health service says of "shalekv.read"."""
+
+    @_builtins.property
+    def write_readiness(self) -> Global___Readiness:
+        """Whether writes become durable: what the health service says of "shalekv.write". Not set at a
+        reader.
+        """
+
     def __init__(
         self,
         *,
@@ -194,14 +206,50 @@ class StatusReply(_message.Message):
         watches: Global___WatchStatus | None = ...,
         calls: _abc.Iterable[Global___CallStatus] | None = ...,
         quorum: Global___QuorumStatus | None = ...,
+        read_readiness: Global___Readiness | None = ...,
+        write_readiness: Global___Readiness | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "reader", b"reader", "reads", b"reads", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "compaction", b"compaction", "header", b"header", "levels", b"levels", "manifest", b"manifest", "memory", b"memory", "memtable", b"memtable", "quorum", b"quorum", "read_readiness", b"read_readiness", "reader", b"reader", "reads", b"reads", "snapshots", b"snapshots", "store_requests", b"store_requests", "uptime_ms", b"uptime_ms", "url", b"url", "version", b"version", "watches", b"watches", "write_readiness", b"write_readiness", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class Readiness(_message.Message):
+    """Whether calls of one kind succeed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_READY_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    UNREADY_MS_FIELD_NUMBER: _builtins.int
+    is_ready: _builtins.bool
+    """Whether they do, as far as the server knows. An outage is known after some seconds."""
+    cause: _builtins.str
+    """Why not, in two words: "store unreachable", "no quorum", "log full". Empty when ready."""
+    problem: _builtins.str
+    """The last error. Empty when ready."""
+    unready_ms: _builtins.int
+    """Milliseconds since the last success. 0 when ready."""
+    def __init__(
+        self,
+        *,
+        is_ready: _builtins.bool = ...,
+        cause: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        unready_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "is_ready", b"is_ready", "problem", b"problem", "unready_ms", b"unready_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Readiness: _TypeAlias = Readiness  # noqa: Y015
 
 @_typing.final
 class QuorumStatus(_message.Message):

@@ -1330,8 +1330,13 @@ class SessionOperation(_message.Message):
     DELETE_RANGE_FIELD_NUMBER: _builtins.int
     WRITE_FIELD_NUMBER: _builtins.int
     TXN_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client; comes back in the result. Unique among the operations in flight."""
+    timeout_ms: _builtins.int
+    """How long the caller waits for the result, milliseconds from the arrival of the operation: what
+    the deadline is of a call of its own. 0: until the session ends.
+    """
     @_builtins.property
     def get(self) -> Global___GetRequest:
         """As KV.Get."""
@@ -1371,10 +1376,11 @@ class SessionOperation(_message.Message):
         delete_range: Global___DeleteRangeRequest | None = ...,
         write: Global___WriteRequest | None = ...,
         txn: Global___TxnRequest | None = ...,
+        timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_get", b"batch_get", "delete", b"delete", "delete_range", b"delete_range", "get", b"get", "operation", b"operation", "put", b"put", "txn", b"txn", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_get", b"batch_get", "delete", b"delete", "delete_range", b"delete_range", "get", b"get", "id", b"id", "operation", b"operation", "put", b"put", "txn", b"txn", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_get", b"batch_get", "delete", b"delete", "delete_range", b"delete_range", "get", b"get", "id", b"id", "operation", b"operation", "put", b"put", "timeout_ms", b"timeout_ms", "txn", b"txn", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["get", "batch_get", "put", "delete", "delete_range", "write", "txn"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015

@@ -317,11 +317,25 @@ def test_safekeepers_have_a_section(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_stands_out_of_safekeepers() -> None:
-    """Those that do not follow, and why writes are refused."""
+    """Those that do not follow."""
     (away,) = remarks_on(status_of(with_quorum()))
     assert away.startswith("sk2:7655 do not follow")
-    refused, _ = remarks_on(status_of(with_quorum(problem="no majority answers")))
-    assert refused == "writes are refused: no majority answers"
+
+
+def test_trouble_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Reads and writes that fail are told above all else, and in a line for the server in `top`."""
+    message = reply()
+    message.write_readiness.CopyFrom(
+        admin_pb2.Readiness(cause="no quorum", problem="1 of 3 answers", unready_ms=61_700)
+    )
+    message.read_readiness.is_ready = True
+    found = status_of(message)
+    print_sections(found)
+    told = "writes fail: no quorum for 62 s: 1 of 3 answers"
+    assert told in capsys.readouterr().out.split("Writes", maxsplit=1)[0]
+    text = drawn(Seen("here:1", None, found))
+    assert f"here:1: {told}" in text
+    assert "writes fail" in text.splitlines()[1]
 
 
 def _remarks(changed: admin_pb2.StatusReply) -> list[str]:

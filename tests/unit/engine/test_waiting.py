@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shalekv.engine.logical_time import LogicalTime
 from shalekv.engine.patience import Patience
 from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
-from shalekv.errors import OutcomeUnknown, Overloaded
+from shalekv.errors import OutcomeUnknown, Overloaded, WriteTimedOut
 from tests.kit.inline_runtime import InlineClock, finish
 
 
@@ -22,7 +22,7 @@ def waits() -> asyncio.Future[int]:
 
 async def test_all_who_wait_are_told_once() -> None:
     """When no answer is to be expected they hear that nobody knows, and nothing afterwards."""
-    patience = Patience()
+    patience = Patience(lambda: "")
     early, late, last = waits(), waits(), waits()
     for future in (early, late, last):
         patience.begin(future)
@@ -38,7 +38,7 @@ async def test_all_who_wait_are_told_once() -> None:
 
 async def test_callers_who_have_gone_are_let_be() -> None:
     """A call that was cancelled, or ended before it began to wait, is not counted."""
-    patience = Patience()
+    patience = Patience(lambda: "")
     gone, done = waits(), waits()
     patience.begin(gone)
     gone.cancel()
@@ -49,6 +49,21 @@ async def test_callers_who_have_gone_are_let_be() -> None:
     assert gone.cancelled()
     assert not patience.end(gone)
     assert await done == 1
+
+
+async def test_who_has_a_deadline_is_told_in_time_and_why() -> None:
+    """And once; what is answered before needs no timer, and others wait on."""
+    patience = Patience(lambda: "the disk is full")
+    late, early, endless = waits(), waits(), waits()
+    patience.begin(late, within_ms=5)
+    patience.begin(early, within_ms=5)
+    patience.begin(endless)
+    assert patience.end(early)
+    early.set_result(1)
+    with pytest.raises(WriteTimedOut, match="the disk is full"):
+        await late
+    assert not patience.end(late)
+    assert (await early, len(patience), endless.done()) == (1, 1, False)
 
 
 LARGE = SMALL_BYTES + 1

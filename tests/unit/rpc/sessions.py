@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status.rpc_status import aio
 
+from shalekv.clock import LoopClock
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
 from shalekv.roles.service import Call, KvService
@@ -108,6 +109,7 @@ class DrivenSession:
             room=room,
             describe=described,
             counts=CallCounts(),
+            now_ms=LoopClock().monotonic_ms,
         )
         self.read_count = 0  # messages that were asked for
         self._requests: asyncio.Queue[kv_pb2.SessionRequest | None] = asyncio.Queue()

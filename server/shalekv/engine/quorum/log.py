@@ -16,6 +16,7 @@ import structlog
 
 from shalekv.core.quorum.archiving import Appointment, Candidate, is_archived
 from shalekv.core.quorum.membership import Configuration, Member
+from shalekv.core.trouble import Trouble
 from shalekv.engine.quorum.links import LinkBroken
 from shalekv.engine.quorum.proposing.chain import Chain
 from shalekv.engine.quorum.proposing.ledger import Ledger
@@ -49,6 +50,7 @@ class QuorumLog:
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
         self._appointment = Appointment()
         self._without_majority_since_ms: float | None = None
+        self._trouble_since_ms: float | None = None
         self._is_unavailable = False
         self._set_peers()
 
@@ -101,6 +103,18 @@ class QuorumLog:
                 raise problem
         finally:
             del problem  # it holds this frame
+
+    def trouble(self) -> Trouble | None:
+        """The reason why nothing can be committed."""
+        problem = self._problem()
+        if problem is None:
+            self._trouble_since_ms = None
+            return None
+        now_ms = self._clock.monotonic_ms()
+        if self._trouble_since_ms is None:
+            self._trouble_since_ms = now_ms - self._silent_ms()
+        cause = "log full" if isinstance(problem, LogFull) else "no quorum"
+        return Trouble(cause, str(problem), self._trouble_since_ms)
 
     def report(self) -> QuorumReport:
         """How far each member is."""

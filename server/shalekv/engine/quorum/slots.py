@@ -21,6 +21,7 @@ from shalekv.core.quorum.archiving import is_archived
 from shalekv.core.quorum.election import Leader
 from shalekv.core.quorum.grouping import Grouping, GroupingPolicy, Place
 from shalekv.core.quorum.record import Record
+from shalekv.core.trouble import Trouble
 from shalekv.engine.commit import WalContents
 from shalekv.engine.quorum.log import RETRY_AFTER_MS, QuorumLog
 from shalekv.engine.quorum.objects import object_bytes
@@ -35,6 +36,7 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.runtime import Runtime
 from shalekv.settings import QuorumSettings
+from shalekv.store.reachability import UNREACHABLE_AFTER_MS
 
 log = structlog.get_logger()
 
@@ -205,6 +207,19 @@ class QuorumSlots:
     def report(self) -> QuorumReport | None:
         """How far each member is."""
         return self._log.report()
+
+    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
+        """The reason why nothing is committed; it counts from `quorum_timeout_ms` on."""
+        del after_ms
+        trouble = self._log.trouble()
+        since_ms = self._full_since_ms
+        if trouble is not None or since_ms is None:
+            return trouble
+        try:
+            self.check_available()
+        except LogFull as full:
+            return Trouble("log full", str(full), since_ms)
+        return None
 
     async def run(self) -> None:
         """Follow members and the manifest, and end objects, until cancelled.

@@ -222,6 +222,9 @@ class Node:
         """Take nothing more; `run` returns when what was taken is durable."""
         self._end(Stopping("this safekeeper is shutting down"))
 
+    def readiness(self) -> None:
+        """Nothing: a safekeeper answers neither reads nor writes of clients."""
+
     async def leave(self, timeout_ms: float = 0.0) -> None:
         """Close all files. REQUIRES: `run` has returned, or never began."""
         del timeout_ms  # nothing here waits for anybody

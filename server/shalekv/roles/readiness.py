@@ -1,0 +1,43 @@
+"""Whether a role answers reads and takes writes at present, for health checks and operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shalekv.core.trouble import Trouble
+from shalekv.v1 import admin_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The state of both, as of now."""
+
+    reads: Trouble | None = None  # None: they are answered
+    writes: Trouble | None = None  # None: they become durable, where this role takes any
+    takes_writes: bool = True  # False: a reader
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the role does all that it is for."""
+        return self.reads is None and self.writes is None
+
+    @property
+    def is_ready_for_writes(self) -> bool:
+        """Whether a write may be sent here."""
+        return self.takes_writes and self.writes is None
+
+    def fill(self, reply: admin_pb2.StatusReply, now_ms: float) -> None:
+        """Add both to a status; `now_ms` is the monotonic clock of this process."""
+        reply.read_readiness.CopyFrom(_message(self.reads, now_ms))
+        if self.takes_writes:
+            reply.write_readiness.CopyFrom(_message(self.writes, now_ms))
+
+
+def _message(trouble: Trouble | None, now_ms: float) -> admin_pb2.Readiness:
+    if trouble is None:
+        return admin_pb2.Readiness(is_ready=True)
+    return admin_pb2.Readiness(
+        cause=trouble.cause,
+        problem=trouble.problem,
+        unready_ms=int(max(0.0, now_ms - trouble.since_ms)),
+    )

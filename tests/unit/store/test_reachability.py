@@ -1,0 +1,97 @@
+"""Outages as an operator is told of them: from when on, for how long, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.store.counting import CountingStore
+from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
+from tests.kit.engine.hand_clock import HandClock
+from tests.kit.scripted_store import Fate, ScriptedStore
+
+AFTER_MS = UNREACHABLE_AFTER_MS
+
+
+def failure(problem: str) -> StoreUnavailable:
+    return StoreUnavailable("file:///db", "create", "wal/1", problem)
+
+
+def test_an_outage_is_told_after_a_while() -> None:
+    """From the beginning of the first request that failed, with the last problem, until one is
+    answered.
+    """
+    clock = HandClock()
+    requests = Reachability(clock)
+    first = requests.begin()
+    clock.advance(10)
+    requests.fail(first, failure("disk full"))
+    assert requests.trouble() is None
+    clock.advance(AFTER_MS - 11)
+    assert requests.trouble() is None
+    clock.advance(1)
+    second = requests.begin()
+    requests.fail(second, failure("no route"))
+    trouble = requests.trouble()
+    assert trouble is not None
+    assert trouble.text(clock.monotonic_ms()) == "store unreachable for 5 s: no route"
+    requests.succeed()
+    assert requests.trouble() is None
+    clock.advance(AFTER_MS)
+    requests.end(first)
+    requests.end(second)
+    assert requests.trouble() is None  # nobody asks, so nobody knows
+
+
+def test_silence_is_an_outage() -> None:
+    """A request without an answer counts, but not while others are answered."""
+    clock = HandClock()
+    requests = Reachability(clock)
+    silent = requests.begin()
+    for _ in range(3):
+        clock.advance(AFTER_MS - 1)
+        assert requests.trouble() is None
+        requests.succeed()
+    clock.advance(AFTER_MS)
+    trouble = requests.trouble()
+    assert trouble is not None
+    assert trouble.text(clock.monotonic_ms()) == "store unreachable for 5 s: no answer"
+    requests.end(silent)
+    assert requests.trouble() is None
+
+
+def test_problems_are_told_from_the_first_on() -> None:
+    """Who asks for less than an outage hears what has been going on for milliseconds."""
+    clock = HandClock()
+    requests = Reachability(clock)
+    assert requests.trouble(0) is None
+    number = requests.begin()
+    cause = RuntimeError("nobody knows whether it was created")
+    cause.__cause__ = failure("connection refused")
+    requests.fail(number, cause)
+    clock.advance(40)
+    trouble = requests.trouble(0)
+    assert trouble is not None
+    assert trouble.text(clock.monotonic_ms()) == "store unreachable for 40 ms: connection refused"
+
+
+async def test_a_store_that_counts_knows_of_its_reads() -> None:
+    """Failures and refusals are trouble; an object that is not there is an answer, and what writes
+    meet says nothing of reads.
+    """
+    clock, inner = HandClock(), ScriptedStore()
+    store = CountingStore(inner, clock)
+    for fate, kind in ((Fate.REFUSED, StoreUnavailable), (Fate.FORBIDDEN, StoreRefused)):
+        inner.read_fates = [fate]
+        with pytest.raises(kind):
+            await store.head("wal/1")
+        clock.advance(AFTER_MS)
+        assert store.reads.trouble() is not None
+        with pytest.raises(ObjectNotFound):
+            await store.get("wal/1")
+        assert store.reads.trouble() is None
+    inner.creates = [Fate.REFUSED]
+    with pytest.raises(StoreUnavailable):
+        await store.create("wal/1", b"")
+    clock.advance(AFTER_MS)
+    assert store.reads.trouble() is None
