@@ -6,16 +6,19 @@ import asyncio
 import os
 import select
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from random import Random, SystemRandom
 from subprocess import PIPE, Popen
 
 import pytest
 
+from shalekv.cli.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from shalekv.core.compaction.jobs import WalJob
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
+from shalekv.format.names import wal_name
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
@@ -47,6 +50,15 @@ async def database(tmp_path: Path) -> CompactedDatabase:
         if slot == 0:
             await database.run(WalJob(range(1), "the first"))
     await database.save(tmp_path)
+    return database
+
+
+async def saved(path: Path, slots: int = 3) -> CompactedDatabase:
+    """A small database in the folder, nothing of it compacted."""
+    database = await CompactedDatabase.begun()
+    for slot in range(slots):
+        await database.write([put(KEYS[slot], b"v" * 100)])
+    await database.save(path)
     return database
 
 
@@ -175,3 +187,71 @@ async def test_no_database_is_told(processes: Processes, tmp_path: Path) -> None
     """At a URL without a database it ends with the exit code that says so."""
     child = start(processes, tmp_path / "nothing")
     assert await child.exited() == 3, child.report()
+
+
+def urls(*paths: Path) -> list[str]:
+    return [part for path in paths for part in ("--url", path.as_uri())]
+
+
+def is_told(event: str, path: Path) -> Callable[[Line], bool]:
+    return lambda line: line.get("event") == event and line["url"] == path.as_uri()
+
+
+async def test_what_fails_for_one_database_does_not_end_the_others(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """One is compacted, one is damaged, one is created later, one is taken over: every line says
+    which; SIGTERM ends it with 0, and its lease with it.
+    """
+    good, damaged, later, taken = (tmp_path / name for name in ("good", "bad", "later", "taken"))
+    compacted = await saved(good)
+    await saved(damaged)
+    (damaged / wal_name(1)).write_bytes(b"no object of ours")
+    await saved(taken)
+    child = processes.start("compactor", *urls(good, damaged, later, taken), *SMALL)
+    await child.line(is_told("compacted", good))
+    failed = await child.line(is_told("compactor ended by an error", damaged))
+    assert failed["reason"] == "TRUNCATED"
+    failed = await child.line(is_told("compactor ended by an error", later))
+    assert failed["reason"] == "DATABASE_NOT_FOUND"
+    created = await saved(later)
+    await child.line(is_told("compacted", later))
+    newer = start(processes, taken)
+    await newer.line(is_told("compacting", taken))
+    given_up = await child.line(is_told("database given up", taken))
+    assert given_up["reason"] == "SUPERSEDED"
+    assert await child.stop() == ExitCode.OK, child.report()
+    about = [line for line in child.lines() if line["event"] not in {"asked to stop", "stopped"}]
+    assert all("url" in line for line in about), child.report()
+    for database, path in ((compacted, good), (created, later)):
+        manifest = await check(database, path)
+        assert manifest.first_uncompacted_wal_id == len(database.written)
+        assert not manifest.leases
+    assert newer.running
+
+
+async def test_taken_over_everywhere_it_ends(processes: Processes, tmp_path: Path) -> None:
+    """Once the last of its databases has another compactor, with the exit code of one database."""
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        await saved(path)
+    older = processes.start("compactor", *urls(*paths), *SMALL)
+    for path in paths:
+        await older.line(is_told("compacting", path))
+    newer = processes.start("compactor", *urls(*paths), *SMALL)
+    assert await older.exited() == ExitCode.FENCED, older.report()
+    assert newer.running
+
+
+async def test_once_compacts_every_database(processes: Processes, tmp_path: Path) -> None:
+    """It ends with the code of the first that failed; the others are compacted all the same."""
+    paths = [tmp_path / name for name in ("one", "none", "two")]
+    databases = {path: await saved(path) for path in (paths[0], paths[2])}
+    failing = await processes.run(
+        "compactor", *urls(*paths), "--once", *SMALL, code=ExitCode.DATABASE_NOT_FOUND
+    )
+    assert any(map(is_told("compactor ended by an error", paths[1]), failing.lines()))
+    for path, database in databases.items():
+        manifest = await check(database, path)
+        assert manifest.first_uncompacted_wal_id == len(database.written)
+    await processes.run("compactor", *urls(*databases), "--once", *SMALL, code=ExitCode.OK)

@@ -38,7 +38,6 @@ from shalekv.settings import (
     CompactSettings,
     LevelCodec,
     LevelSettings,
-    UrlSettings,
 )
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -168,7 +167,6 @@ async def compact(roles: Household, codec: LevelCodec, *, l0_trigger_count: int 
     """Merge what there is into SSTs with this codec."""
     levels = LevelSettings(sst_bytes=64 * KIB, block_bytes=KIB, codec=codec, filter_bits=10)
     settings = CompactSettings(
-        database=UrlSettings(url="memory://unused"),
         levels=levels,
         compactor=CompactorSettings(
             wal_trigger_count=1,

@@ -29,7 +29,6 @@ from shalekv.settings import (
     CompactSettings,
     LevelSettings,
     StoreSettings,
-    UrlSettings,
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -183,7 +182,6 @@ def row(entry: Entry) -> dict[str, Any]:
 
 async def compact(store: ObjectStore, *, seed: int) -> None:
     settings = CompactSettings(
-        database=UrlSettings(url=store.url),
         levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
         compactor=CompactorSettings(
             wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1, base_level_bytes=64 * KIB

@@ -23,7 +23,6 @@ from shalekv.settings import (
     CompactSettings,
     LevelSettings,
     StoreSettings,
-    UrlSettings,
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -73,9 +72,7 @@ class Household:
             writer.close()
 
     async def compact(self) -> None:
-        settings = CompactSettings(
-            database=UrlSettings(url="memory://unused"), levels=SMALL_LEVELS, compactor=EAGER
-        )
+        settings = CompactSettings(levels=SMALL_LEVELS, compactor=EAGER)
         compactor = await Compactor.open(
             self.store(), settings=settings, runtime=self.runtime, hurry=asyncio.Event()
         )

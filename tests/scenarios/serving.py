@@ -119,7 +119,7 @@ class CompactorProcess(Jobs[Compactor]):
 
     def begin_open(self, options: Options) -> None:
         compactor = CompactorSettings.model_validate({**_COMPACTOR, **options})
-        settings = CompactSettings(database=UrlSettings(url=URL), compactor=compactor)
+        settings = CompactSettings(compactor=compactor)
         self.begin_job(self._open(settings))
 
     async def opened(self) -> Compactor:

@@ -57,7 +57,7 @@ class Roles:
         url, (compactor, collector, reader) = UrlSettings(url=URL), ROLES[1:]
         compacting = await Compactor.open(
             self.stores[compactor],
-            settings=CompactSettings(database=url),
+            settings=CompactSettings(),
             runtime=self._runtimes[compactor],
             hurry=asyncio.Event(),
         )

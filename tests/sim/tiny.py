@@ -15,7 +15,6 @@ from shalekv.settings import (
     LevelCodec,
     LevelSettings,
     ServeSettings,
-    UrlSettings,
     WriterSettings,
 )
 
@@ -94,9 +93,7 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
             "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
         }
     )
-    return CompactSettings(
-        database=UrlSettings(url="memory://sim"), levels=levels, compactor=compactor
-    )
+    return CompactSettings(levels=levels, compactor=compactor)
 
 
 def draw_collector(random: Random, pace: float) -> CollectorSettings:

@@ -8,16 +8,14 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 import click
 import structlog
-import uvloop
 
-from shalekv.cli.bucket import checked_url
 from shalekv.cli.child_reports import telling_parent
 from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
+from shalekv.cli.databases import chosen_urls, open_places, run_to_end, urls_option
 from shalekv.cli.exit_codes import ExitCode, exit_code_of, exit_codes_text
 from shalekv.cli.flags import SettingsCommand, settings_flags
 from shalekv.cli.logs import configure_logs
@@ -29,10 +27,8 @@ from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Plan, Report
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.roles.collector import Collector
-from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import CollectSettings, Settings, UrlSettings
+from shalekv.settings import CollectSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.opening import open_store
 
 DRY_COLUMNS = ("name", "size_bytes", "modified", "fate", "reason", "detail")
 Row = tuple[str | int, ...]
@@ -41,6 +37,10 @@ _HELP = """Delete the objects of databases that no reader, no snapshot and no jo
 
 Several collectors of one database do no harm. What is younger than --collect-age-s stays, as does
 what was published, leased or pinned by a snapshot when a collection began, or comes later.
+
+A database that fails, or is not there yet, is logged with its URL and tried again after
+--collect-interval-ms; the others go on. It is given up when a sync of its disk fails. When all are
+given up, the process ends.
 
 \b
 Examples:
@@ -56,22 +56,9 @@ class _CollectCommand(SettingsCommand):
     model = CollectSettings
 
 
-class _OneDatabase(Settings):
-    """Where environment and file may name the database."""
-
-    database: UrlSettings
-
-
 @click.command(cls=_CollectCommand, help=_HELP, epilog=exit_codes_text())
 @settings_flags(CollectSettings)
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    metavar="URL",
-    help="A database, such as file:///var/lib/shalekv; may be given several times.  "
-    "[SHALEKV_DATABASE__URL]",
-)
+@urls_option
 @click.option("--once", is_flag=True, help="Collect each database once, and end.")
 @click.option(
     "--dry-run", is_flag=True, help="Delete nothing: print what would become of each object, why."
@@ -103,70 +90,39 @@ def collector(
     """Read the settings, collect, and exit with a documented code."""
     try:
         settings = load_settings(flags, config, CollectSettings)
-        if not urls:
-            urls = (load_settings({}, config, _OneDatabase).database.url,)
+        places = chosen_urls(urls, config)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    places = list(dict.fromkeys(map(checked_url, urls)))
     configure_logs(settings.server.log_format, settings.server.log_level, role="collector")
     if dry_run:
         _print_plans(places, asyncio.run(_plans(places, settings)), output_format)
     elif once:
         outcomes = asyncio.run(_collect_once(places, settings))
-        sys.exit(_exit_code(each for each in outcomes if isinstance(each, ShaleError)))
+        sys.exit(_exit_code(each for each in outcomes if isinstance(each, Exception)))
     else:
-        sys.exit(_collect(places, settings, with_parent=with_parent))
-
-
-def _collect(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> ExitCode:
-    log = structlog.get_logger(__name__)
-    try:
-        uvloop.run(_run(places, settings, with_parent=with_parent))
-    except Exception as error:  # noqa: BLE001 - logged, in the format that was asked for
-        code = exit_code_of(error)
-        ended = log.bind(exit_code=code.value)
-        if isinstance(error, ShaleError):
-            ended.error("ended by an error", reason=error.reason, problem=str(error))
-        else:
-            ended.exception("ended by an unexpected error")
-        return code
-    return ExitCode.OK
+        sys.exit(run_to_end(_run(places, settings, with_parent=with_parent)))
 
 
 async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> None:
     """Collect until a signal asks to stop, or the parent is gone."""
     log = structlog.get_logger(__name__)
-    failure: Exception | None = None
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         if with_parent:
-            await stack.enter_async_context(parent_pipe(stop.asked))
+            await stack.enter_async_context(parent_pipe(stop))
         databases, clock = await stack.enter_async_context(_databases(places, settings))
         if with_parent:
             stack.enter_context(telling_parent([database.sent for database in databases]))
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
         log.info("collecting", urls=[database.url for database in databases])
-
-        async def run() -> None:
-            nonlocal failure
-            try:
-                await role.run()
-            except Exception as error:  # noqa: BLE001 - raised below as what it is
-                failure = error
-            stop.asked.set()
-
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(run())
-            await stop.asked.wait()
-            running.cancel()
-    if failure is not None:
-        raise failure
+        with stop.interrupts():
+            await role.run()
     log.info("stopped")
 
 
 async def _collect_once(
     places: Sequence[str], settings: CollectSettings
-) -> Sequence[Report | ShaleError]:
+) -> Sequence[Report | Exception]:
     async with _databases(places, settings) as (databases, clock):
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
         return await role.run_once()
@@ -187,19 +143,9 @@ async def _plans(places: Sequence[str], settings: CollectSettings) -> list[Plan 
 async def _databases(
     places: Sequence[str], settings: CollectSettings
 ) -> AsyncIterator[tuple[list[Collecting], MachineClock]]:
-    """Each database with a store of its own."""
-    clock = MachineClock()
-    workers = ThreadWorkers(settings.store.threads)
-    runtime = Runtime(clock=clock, random=SystemRandom(), workers=workers)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(asyncio.to_thread, workers.close)
-        databases = []
-        for place in places:
-            store = open_store(place, runtime, settings.store)
-            stack.push_async_callback(store.close)
-            cas = CasStore(store, runtime, settings.store)
-            databases.append(Collecting(cas, settings.collector))
-        yield databases, clock
+    async with open_places(places, settings.store) as opened:
+        stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]
+        yield [Collecting(store, settings.collector) for store in stores], MachineClock()
 
 
 def _print_plans(
@@ -244,5 +190,5 @@ def _summary(plan: Plan | ShaleError) -> str:
     )
 
 
-def _exit_code(errors: Iterable[ShaleError]) -> ExitCode:
+def _exit_code(errors: Iterable[Exception]) -> ExitCode:
     return next(map(exit_code_of, errors), ExitCode.OK)

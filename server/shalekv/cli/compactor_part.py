@@ -14,6 +14,7 @@ from random import SystemRandom
 
 import uvloop
 from pydantic import BaseModel, ConfigDict, Field
+from structlog.contextvars import bind_contextvars
 
 from shalekv.cli.logs import configure_logs
 from shalekv.clock import MachineClock
@@ -64,7 +65,8 @@ async def run_task() -> None:
     if not line.endswith(b"\n"):
         os._exit(_ABANDONED)
     task = PartTask.model_validate_json(line)
-    configure_logs(task.process.log_format, task.process.log_level)
+    configure_logs(task.process.log_format, task.process.log_level, role="compactor")
+    bind_contextvars(url=task.url)
     lifted = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(_watch(stdin, lifted))

@@ -80,7 +80,7 @@ class ProcessParts:
     async def _run(self, process: Process, part: Part, is_lifted: Callable[[], bool]) -> PartResult:
         settings = self._settings
         task = PartTask(
-            url=settings.database.url, part=part, store=settings.store, process=settings.server
+            url=self._store.url, part=part, store=settings.store, process=settings.server
         )
         try:
             line = await _converse(process, task, is_lifted)

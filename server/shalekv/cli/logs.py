@@ -22,6 +22,7 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, *, role: str = ""
     `role` is named in each line, where it is not that of the writer: processes share their stderr.
     """
     of_any_line: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *([_named(role)] if role else []),

@@ -16,6 +16,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from shalekv.cli.stopping import Ending
 from shalekv.errors import InvalidSetting
 
 HURRY = b"hurry"
@@ -25,17 +26,15 @@ _LINE_BYTES_MAX = 1_024  # no line of ours is longer; what is, is dropped
 
 
 @asynccontextmanager
-async def parent_pipe(
-    stop: asyncio.Event, hurry: asyncio.Event | None = None
-) -> AsyncIterator[None]:
-    """Set `stop` at the end of standard input, and `hurry` at each line `hurry`.
+async def parent_pipe(ending: Ending, hurry: asyncio.Event | None = None) -> AsyncIterator[None]:
+    """Ask for the `ending` at the end of standard input, and set `hurry` at each line `hurry`.
 
-    Both are only ever set: who waits for `hurry` clears it. Raises `InvalidSetting` when standard
+    The latter is only ever set: who waits for it clears it. Raises `InvalidSetting` when standard
     input is no pipe.
     """
     loop = asyncio.get_running_loop()
     pipe = os.fdopen(_duplicate_of_standard_input(), "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: _Lines(stop, hurry), pipe)
+    transport, _ = await loop.connect_read_pipe(lambda: _Lines(ending, hurry), pipe)
     try:
         yield
     finally:
@@ -55,9 +54,9 @@ def _duplicate_of_standard_input() -> int:
 class _Lines(asyncio.Protocol):
     """What arrives, as lines."""
 
-    def __init__(self, stop: asyncio.Event, hurry: asyncio.Event | None) -> None:
+    def __init__(self, ending: Ending, hurry: asyncio.Event | None) -> None:
         """Nothing has arrived."""
-        self._stop = stop
+        self._ending = ending
         self._hurry = hurry
         self._begun = b""
 
@@ -70,4 +69,5 @@ class _Lines(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the end is the end
         """The parent has closed the pipe, or is gone; the same when this process leaves it."""
-        self._stop.set()
+        if not self._ending.asked.is_set():
+            self._ending.ask()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from shalekv.clock import Clock
 from shalekv.engine.collection.collecting import Collecting
@@ -18,7 +19,7 @@ log = structlog.get_logger()
 class Collector:
     """Collects each of its databases every `interval_ms`; none of them waits for another.
 
-    A collection that fails is logged, and tried again when the next one is due.
+    A collection that fails, however it fails, is logged, and tried again when the next one is due.
     """
 
     def __init__(self, databases: Sequence[Collecting], clock: Clock, *, interval_ms: int) -> None:
@@ -36,7 +37,7 @@ class Collector:
             loops = [tasks.create_task(self._repeat(each)) for each in self._databases]
         raise loops[0].result()
 
-    async def run_once(self) -> Sequence[Report | ShaleError]:
+    async def run_once(self) -> Sequence[Report | Exception]:
         """Collect each database once: what was done, or why not."""
         return [await self._collect(each) for each in self._databases]
 
@@ -45,10 +46,16 @@ class Collector:
         while True:
             outcome = await self._collect(database)
             if isinstance(outcome, StoreBroken):
+                given_up = log.bind(url=database.url, reason=outcome.reason)
+                given_up.error("database given up", problem=str(outcome))
                 return outcome
             await self._clock.sleep_ms(self._interval_ms)
 
-    async def _collect(self, database: Collecting) -> Report | ShaleError:
+    async def _collect(self, database: Collecting) -> Report | Exception:
+        with bound_contextvars(url=database.url):
+            return await self._collected(database)
+
+    async def _collected(self, database: Collecting) -> Report | Exception:
         began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
         told = log.bind(url=database.url)
         try:
@@ -56,6 +63,9 @@ class Collector:
         except ShaleError as error:
             # It says all there is to know: a traceback would only hide it.
             told.error("collection failed", reason=error.reason, problem=str(error))
+            return error
+        except Exception as error:  # noqa: BLE001 - told, and the other databases go on
+            told.error("collection failed unexpectedly", exc_info=error)
             return error
         told.info(
             "collected",

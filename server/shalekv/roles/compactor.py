@@ -16,6 +16,7 @@ import structlog
 
 from shalekv.core.compaction.jobs import MergeJob, WalJob
 from shalekv.core.compaction.policy import CompactionState, LeveledPolicy
+from shalekv.core.compaction.publish import CompactorId
 from shalekv.core.compaction.reserving import reservations
 from shalekv.core.idle_poll import IdlePoll
 from shalekv.core.manifest import Manifest
@@ -24,7 +25,7 @@ from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.engine.compaction.claiming import claim_compaction
 from shalekv.engine.compaction.leases import Leases
 from shalekv.engine.compaction.parts import OwnProcessParts, PartRunner
-from shalekv.engine.compaction.run import Compactions
+from shalekv.engine.compaction.run import Compactions, MergeSlots
 from shalekv.errors import (
     LeaseLost,
     ManifestConflict,
@@ -39,6 +40,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.retry import Backoff
 
 _FAILURES_MAX = 10  # in a row; an object that is not there after so many will not come back
 _NOW_KEPT_MS = 60_000
@@ -58,6 +60,7 @@ class Compactor:
         *,
         hurry: asyncio.Event,
         parts: PartRunner,
+        slots: MergeSlots | None,
     ) -> None:
         """For `open`."""
         self._store = store
@@ -68,15 +71,16 @@ class Compactor:
         self._hurry = hurry
         self._hurried_until = 0  # the slot before which all is to be compacted at once
         self._policy = LeveledPolicy(settings.compactor, settings.levels)
-        self._compactions = Compactions(store, manifest, leases, settings, parts)
+        self._compactions = Compactions(store, manifest, leases, settings, parts, slots)
         self._merging: asyncio.Task[None] | None = None
         self._merge_failure: ShaleError | None = None
         self._merge_over = asyncio.Event()
         self._store_now_ms = 0
         self._asked_at_ms = -math.inf
-        self._poll = IdlePoll(
-            self._settings.compactor_poll_ms, self._settings.compactor_idle_poll_ms
-        )
+        idle_poll_ms = self._settings.compactor_idle_poll_ms
+        self._poll = IdlePoll(self._settings.compactor_poll_ms, idle_poll_ms)
+        first_ms, longest_ms = store.backoff.first_ms, store.backoff.longest_ms
+        self._failing = Backoff(first_ms, max(longest_ms, idle_poll_ms))
         self.counters = self._compactions.counters
 
     @classmethod
@@ -88,17 +92,22 @@ class Compactor:
         runtime: Runtime,
         hurry: asyncio.Event,
         parts: PartRunner | None = None,
+        slots: MergeSlots | None = None,
         holder: str = "compactor",
+        after: CompactorId | None = None,
     ) -> Compactor:
-        """Take over from any other compactor of the database in `store`.
+        """Take over from any other compactor of the database in `store`; with `after`, from that
+        one only.
 
         `hurry` is set by whoever sees that what is not compacted holds writes back, and cleared
         here. `parts` runs the parts of merges; not given, this process does, one after the other.
-        Raises `DatabaseNotFound`, `CorruptObject` and `StoreError`.
+        `slots` are those that the databases of this process share.
+        Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
+        taken over from `after`.
         """
         cas = CasStore(store, runtime, settings.store)
         leases = Leases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
-        manifest = await claim_compaction(cas, leases)
+        manifest = await claim_compaction(cas, leases, after=after)
         log.info("compacting", epoch=manifest.own.epoch, url=store.url)
         return cls(
             cas,
@@ -107,6 +116,7 @@ class Compactor:
             settings,
             hurry=hurry,
             parts=parts or OwnProcessParts(cas),
+            slots=slots,
         )
 
     @property
@@ -114,11 +124,17 @@ class Compactor:
         """The epoch that this compactor has won."""
         return self._manifest.own.epoch
 
+    @property
+    def own(self) -> CompactorId:
+        """The epoch that this compactor has won, and its nonce."""
+        return self._manifest.own
+
     async def run(self, *, is_once: bool = False) -> None:
         """Compact until cancelled; with `is_once`, until nothing is due.
 
         Raises `Superseded` when another compactor has taken over, and what does not pass: damaged
-        objects, a store that can't be written to.
+        objects, a store that can't be written to. With `is_once`, also what has failed many times
+        in a row.
         """
         failure: ShaleError | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -147,9 +163,10 @@ class Compactor:
             except (StoreError, LeaseLost, PartFailed, ManifestConflict) as error:
                 failures = failures + 1 if self.counters.jobs == jobs else 1
                 log.warning("compaction failed", failures=failures, problem=str(error))
-                if isinstance(error, ObjectNotFound) and failures >= _FAILURES_MAX:
+                is_lasting = is_once or isinstance(error, ObjectNotFound)
+                if is_lasting and failures >= _FAILURES_MAX:
                     raise
-                await self._store.pause(failures)
+                await self._pause(failures)
                 continue
             if self.counters.jobs > jobs:
                 failures = 0
@@ -157,7 +174,18 @@ class Compactor:
                 continue
             if is_once and self._merging is None:
                 return
-            await self._wait()
+            await self._wait(self._poll.wait_ms)
+
+    async def _pause(self, failures: int) -> None:
+        """Wait after so many failures in a row: ever longer, since each may have cost a merge.
+
+        A hurry ends it, but not before the store's own longest delay.
+        """
+        wait_ms = self._failing.wait_ms(failures, self._store.runtime.random)
+        at_least_ms = min(wait_ms, self._store.backoff.longest_ms)
+        await self._clock.sleep_ms(at_least_ms)
+        if wait_ms > at_least_ms:
+            await self._wait(wait_ms - at_least_ms)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> bool:
         """Look once, and do what is due; whether there may be more to do at once."""
@@ -219,11 +247,11 @@ class Compactor:
         manifest = self._manifest.current
         return self._hurry.is_set() or manifest.first_uncompacted_wal_id < self._hurried_until
 
-    async def _wait(self) -> None:
-        """Wait for the next poll, a hurry, or the end of the merge."""
+    async def _wait(self, longest_ms: float) -> None:
+        """Wait for so long, for a hurry, or for the end of the merge."""
         async with asyncio.TaskGroup() as waits:
             reasons = (
-                waits.create_task(self._clock.sleep_ms(self._poll.wait_ms)),
+                waits.create_task(self._clock.sleep_ms(longest_ms)),
                 waits.create_task(self._hurry.wait()),
                 waits.create_task(self._merge_over.wait()),
             )

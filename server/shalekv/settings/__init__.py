@@ -206,9 +206,8 @@ class EverySetting(ServeSettings):
 
 
 class CompactSettings(Settings):
-    """Everything that `shalekv compactor` needs."""
+    """Everything that `shalekv compactor` needs but its databases."""
 
-    database: UrlSettings
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     levels: LevelSettings = Field(default_factory=LevelSettings)
     compactor: CompactorSettings = Field(default_factory=CompactorSettings)
@@ -216,7 +215,7 @@ class CompactSettings(Settings):
 
 
 class CollectSettings(Settings):
-    """Everything that `shalekv collector` needs."""
+    """Everything that `shalekv collector` needs but its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     collector: CollectorSettings = Field(default_factory=CollectorSettings)

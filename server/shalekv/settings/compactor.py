@@ -21,8 +21,8 @@ class CompactorSettings(Settings):
         ge=10,
         le=3_600_000,
         description="The longest time between two looks of a compactor, milliseconds: as long as "
-        "it finds nothing new, it waits twice as long each time. A server that holds writes back "
-        "wakes its own compactor at once.",
+        "it finds nothing new, or fails, it waits twice as long each time. A server that holds "
+        "writes back wakes its own compactor at once.",
     )
     wal_trigger_bytes: int = Field(
         default=22 * MIB,
@@ -104,8 +104,8 @@ class CompactorSettings(Settings):
         default=0,
         ge=0,
         le=64 * GIB,
-        description="Bytes that compactions of levels read and write in a second; 0: no bound. "
-        "What holds writes back does not count.",
+        description="Bytes that compactions of levels read and write in a second, those of all "
+        "databases of a process together; 0: no bound. What holds writes back does not count.",
     )
     compactor_lease_ttl_s: int = Field(
         default=600,

@@ -108,5 +108,9 @@ class StoreSettings(Settings):
         description="How often a read or a list is sent before its error is reported.",
     )
     threads: int = Field(
-        default=8, ge=1, le=256, description="Threads for calls that block, such as file I/O."
+        default=8,
+        ge=1,
+        le=256,
+        description="Threads for calls that block, such as file I/O; for each database, where a "
+        "process has several.",
     )

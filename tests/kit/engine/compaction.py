@@ -35,7 +35,6 @@ from shalekv.settings import (
     LevelCodec,
     LevelSettings,
     StoreSettings,
-    UrlSettings,
 )
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -75,7 +74,6 @@ def small_settings(
         }
     )
     return CompactSettings.model_construct(
-        database=UrlSettings(url="memory://compacted"),
         levels=levels,
         compactor=compactor,
         store=StoreSettings(),

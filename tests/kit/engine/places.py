@@ -32,7 +32,6 @@ from shalekv.settings import (
     CompactSettings,
     LevelSettings,
     StoreSettings,
-    UrlSettings,
 )
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.cas import CasStore
@@ -111,7 +110,6 @@ class Place:
         """A compactor merges all that is there, in small SSTs, and goes."""
         compactor = {"wal_trigger_age_ms": 0, "wal_trigger_count": 1, "l0_trigger_count": 1}
         chosen = CompactSettings(
-            database=UrlSettings(url=self.url),
             levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
             compactor=CompactorSettings.model_validate(compactor | settings),
         )

@@ -37,7 +37,6 @@ from shalekv.settings import (
     CompactSettings,
     LevelSettings,
     StoreSettings,
-    UrlSettings,
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -187,7 +186,6 @@ class Cluster:
             given[name.removeprefix("--").replace("-", "_")] = value
         levels = {name: given.pop(name) for name in LevelSettings.model_fields if name in given}
         settings = CompactSettings(
-            database=UrlSettings(url=self.url),
             levels=LevelSettings.model_validate(levels),
             compactor=CompactorSettings.model_validate(given),
             store=self._settings,

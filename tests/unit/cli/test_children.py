@@ -218,17 +218,15 @@ def test_children_are_told_the_settings_of_their_server() -> None:
             given.update(flags)
 
         argv = commands[role][commands[role].index(role) + 1 :]
-        if model is CollectSettings:  # which takes its databases by a flag of its own
-            at = argv.index("--url")
-            assert argv[at + 1] == "file:///there"
-            del argv[at : at + 2]
+        at = argv.index("--url")  # a flag of both commands, and no setting
+        assert argv[at + 1] == "file:///there"
+        del argv[at : at + 2]
         command(argv, standalone_mode=False)
         assert given.pop("parent_pipe") is True
         return load_settings(given, None, model)
 
     assert read_back("compactor", CompactSettings) == CompactSettings.model_validate(
         {
-            "database": {"url": "file:///there"},
             "server": {"log_format": "json"},
             "levels": SETTINGS.levels,
             "compactor": SETTINGS.compactor,

@@ -15,7 +15,7 @@ from shalekv.clock import LoopClock
 from shalekv.engine.compaction.part import PartResult
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
 from shalekv.runtime import Runtime
-from shalekv.settings import CompactSettings, StoreSettings, UrlSettings
+from shalekv.settings import CompactSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind
@@ -44,7 +44,7 @@ def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasSt
     """What runs parts in processes that all give this reply, and the store that it counts at."""
     runtime = Runtime(LoopClock(), Random(0), InlineWorkers())
     store = CasStore(MemoryStore(lambda: 0), runtime, StoreSettings())
-    settings = CompactSettings(database=UrlSettings(url="file:///there"))
+    settings = CompactSettings()
     return ProcessParts(
         store, settings, [sys.executable, "-c", program, reply.model_dump_json()]
     ), store

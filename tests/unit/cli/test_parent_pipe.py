@@ -13,13 +13,14 @@ import pytest
 CHILD = """
 import asyncio, sys, uvloop
 from shalekv.cli.parent_pipe import parent_pipe
+from shalekv.cli.stopping import Ending
 
 async def child():
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    async with parent_pipe(stop, hurry), asyncio.TaskGroup() as tasks:
+    ending, hurry = Ending(), asyncio.Event()
+    async with parent_pipe(ending, hurry), asyncio.TaskGroup() as tasks:
         print("ready", flush=True)
         listening = tasks.create_task(listen(hurry))
-        await stop.wait()
+        await ending.asked.wait()
         listening.cancel()
     print("stopped", flush=True)
 

@@ -20,7 +20,7 @@ from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.compactor import Compactor
 from shalekv.runtime import Runtime
-from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings, UrlSettings
+from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database
@@ -246,9 +246,7 @@ DEADLINE_S = 60
 
 async def compact(store: ObjectStore, runtime: Runtime) -> None:
     """Compact what is in the log, and publish it."""
-    settings = CompactSettings(
-        database=UrlSettings(url=store.url), compactor=CompactorSettings(wal_trigger_age_ms=0)
-    )
+    settings = CompactSettings(compactor=CompactorSettings(wal_trigger_age_ms=0))
     hurry = asyncio.Event()
     compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
     await compactor.run(is_once=True)

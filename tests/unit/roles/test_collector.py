@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from shalekv.engine.collection.plan import Report
 from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
@@ -92,5 +93,22 @@ async def test_broken_store_does_not_end_the_others() -> None:
     broken = failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
     databases = [database.collecting(broken), database.collecting(counting)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
-    await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
+    with capture_logs() as lines:
+        await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
     assert len(broken.asked("now_ms")) == 1
+    assert [line["url"] for line in lines if line["event"] == "database given up"] == [broken.url]
+
+
+async def test_an_error_that_nobody_expects_does_not_end_the_others() -> None:
+    """It is told with its traceback, and the database is tried again."""
+    first, second = await with_garbage(), await with_garbage()
+    counting = CountingStore(second.store)
+    strange = FaultyStore(first.store)
+    strange.fail("now_ms", error=KeyError("a bug"))
+    databases = [first.collecting(strange), second.collecting(counting)]
+    role = Collector(databases, YieldingClock(), interval_ms=1_000)
+    with capture_logs() as lines:
+        await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
+    (failed,) = [line for line in lines if "unexpected" in line["event"]]
+    assert isinstance(failed["exc_info"], KeyError)
+    assert first.names() == await first.needed()

@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
-from shalekv.errors import ObjectNotFound, ShaleError, Superseded
+from shalekv.errors import ObjectNotFound, ShaleError, StoreRefused, Superseded
 from shalekv.format import names
 from shalekv.roles.compactor import Compactor
 from shalekv.settings import CompactSettings
@@ -214,6 +214,29 @@ async def test_a_store_that_fails_for_a_while_is_asked_again(operation: str) -> 
     await driven(database, compactor, step_ms=1_000)
     assert len(flaky.asked(operation)) > 30
     await check(database)
+
+
+async def test_what_fails_again_and_again_is_tried_ever_less_often() -> None:
+    """Each attempt may cost a merge. Writes that wait end the pause."""
+    database = await written()
+    store, hurry = FaultyStore(database.store), asyncio.Event()
+    refused = StoreRefused("memory://compacted", "create", names.LEVELS_FOLDER, "no room")
+    store.fail("create", names.LEVELS_FOLDER, refused, times=10**6)
+    compactor = await opened(database, store, hurry=hurry)
+
+    async def attempts_in(seconds: int) -> int:
+        before = len(store.asked("create", names.LEVELS_FOLDER))
+        for _ in range(10 * seconds):
+            database.clock.advance(100)
+            for _ in range(50):
+                await asyncio.sleep(0)
+        return len(store.asked("create", names.LEVELS_FOLDER)) - before
+
+    async with running(compactor):
+        await attempts_in(60)
+        assert 8 <= await attempts_in(150) <= 22  # one each 7.5 to 15 s
+        hurry.set()
+        assert await attempts_in(3) >= 1
 
 
 async def test_an_object_that_stays_away_ends_the_compactor() -> None:

@@ -19,7 +19,6 @@ from shalekv.settings import (
     CompactorSettings,
     CompactSettings,
     LevelSettings,
-    UrlSettings,
 )
 from shalekv.store.cas import CasStore
 from shalekv_spark.arguments import Key, key_bytes, settings_of
@@ -72,7 +71,6 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
     """
     place = Place.of(url, store)
     settings = CompactSettings(
-        database=UrlSettings(url=url),
         levels=settings_of(LevelSettings, levels, prefix="levels."),
         compactor=settings_of(CompactorSettings, compactor, prefix="compactor."),
         store=place.settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shalekv.core.compaction.publish import (
     CompactorId,
+    check_compactor,
     check_unclaimed,
     claim_compactor_epoch,
 )
@@ -18,14 +19,21 @@ from shalekv.store.cas import CasStore
 _NONCE_BYTES = 16
 
 
-async def claim_compaction(store: CasStore, leases: Leases) -> CompactedManifest:
+async def claim_compaction(
+    store: CasStore, leases: Leases, *, after: CompactorId | None = None
+) -> CompactedManifest:
     """Take over from any other compactor, and put a lease for the first job into `leases`.
 
-    Raises `Superseded` when another one begins at the same time and wins, `DatabaseNotFound`,
-    `OriginLost`, `CorruptObject` and `StoreError`.
+    With `after`, only from that one: a process that begins again must not take back what another
+    one has taken over meanwhile.
+    Raises `Superseded` when it has, or when another one begins at the same time and wins;
+    `DatabaseNotFound`, `OriginLost`, `CorruptObject` and `StoreError`.
     """
     stored = StoredManifest(store)
     seen = await stored.refresh()
+    # A lower epoch is that of an older state, put in place of what `after` has compacted.
+    if after is not None and seen.compactor_epoch >= after.epoch:
+        check_compactor(seen, after)
     await check_pins(store, seen)
     nonce = store.runtime.random.randbytes(_NONCE_BYTES)
     held = await leases.new()

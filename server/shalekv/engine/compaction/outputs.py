@@ -20,7 +20,7 @@ from shalekv.core.key_range import END_OF_KEYS, KeyRange
 from shalekv.core.lease import leased_sst_id
 from shalekv.core.range_tombstones import NONE, Fragment, RangeTombstones
 from shalekv.core.sst_table import SstInfo
-from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.pace import Pace, answered
 from shalekv.errors import IllegalState
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Columns, columns_of
@@ -84,12 +84,18 @@ class LevelWriter:
         )
 
     async def create(self, writer: SstWriter, level: int) -> SstInfo:
-        """Upload a finished SST, until it is known to be there, and say how `level` lists it."""
+        """Upload a finished SST, and say how `level` lists it.
+
+        Raises `StoreUnavailable` when it is not known to be there after a long time: then it may
+        be there, and nothing names it.
+        """
         data, footer = writer.finish()
         await self._pace.take(len(data))
         self.written_bytes += len(data)
         name = footer.properties.name
-        if isinstance(await self._store.claim(name, data), Taken):
+        async with answered(self._store.url, "create", name, len(data)):
+            outcome = await self._store.claim(name, data)
+        if isinstance(outcome, Taken):
             message = f"{name} exists with other bytes, although its id was drawn at random"
             raise IllegalState(message)
         return replace(footer.info(level), first_expiry_ms=writer.first_expiry_ms)

@@ -1,13 +1,37 @@
-"""How fast a compaction may read and write."""
+"""How fast a compaction may read and write, and how slowly a store may answer it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from shalekv.clock import Clock
+from shalekv.errors import StoreUnavailable
+from shalekv.settings import KIB
 
 _MS_PER_S = 1_000
 _BURST_MS = 100  # what was not used before counts for so long at most
+ANSWER_S = 120  # of one object or piece of it, all attempts together, and longer if it is large:
+SLOWEST_BYTES_PER_S = 256 * KIB
+
+
+@asynccontextmanager
+async def answered(
+    store_url: str, operation: str, name: str, size_bytes: int
+) -> AsyncIterator[None]:
+    """Raise `StoreUnavailable` when a request of a merge is not answered in time.
+
+    A merge holds memory, and other databases of its process may wait for that: it must not wait
+    for ever for a disk that is full or a store that is silent.
+    """
+    limit_s = ANSWER_S + size_bytes / SLOWEST_BYTES_PER_S
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        problem = f"not done within {limit_s:.0f} s, however often it was tried"
+        raise StoreUnavailable(store_url, operation, name, problem) from None
 
 
 class Pace:

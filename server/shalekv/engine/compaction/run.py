@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from shalekv.manifest.compacted import CompactedManifest
 from shalekv.settings import CompactSettings
 from shalekv.store.cas import CasStore
 
+_NO_BOUND = 1 << 30
 _WAL_MEMORY_SHARE = 2  # of the memory of a subcompaction, what the entries of WAL objects take
 
 log = structlog.get_logger()
@@ -49,6 +51,18 @@ class CompactionCounters:
     written_bytes: int = 0
 
 
+class MergeSlots:
+    """How many merges run at once, of all databases of a process: their memory is bounded by that.
+
+    Who waits gets its turn in order, so a database that always has work waits for all others.
+    """
+
+    def __init__(self, count: int) -> None:
+        """So many merges of the WAL, and as many of levels: writes wait for the former."""
+        self.wal = asyncio.Semaphore(count)
+        self.levels = asyncio.Semaphore(count)
+
+
 class Compactions:
     """Runs jobs; several at once, if none has an input that is in another's inputs or outputs."""
 
@@ -59,12 +73,15 @@ class Compactions:
         leases: Leases,
         settings: CompactSettings,
         parts: PartRunner,
+        slots: MergeSlots | None = None,
     ) -> None:
+        """Without `slots`, there is no bound on how many of its jobs run at once."""
         self._store = store
         self._manifest = manifest
         self._leases = leases
         self._settings = settings
         self._parts = parts
+        self._slots = slots or MergeSlots(_NO_BOUND)
         self.counters = CompactionCounters()
 
     async def run(
@@ -122,20 +139,22 @@ class Compactions:
             logical_time_ms=manifest.logical_time_ms,
         )
         if isinstance(job, WalJob):
-            return await self._merge_wal(job, manifest, author)
+            async with self._slots.wal:
+                return await self._merge_wal(job, manifest, author)
         if job.is_move:
             return Ran(move_result(job))
-        parts = await divide(
-            self._store,
-            job,
-            tree,
-            author,
-            compactor=self._settings.compactor,
-            levels=self._settings.levels,
-            is_parallel=self._parts.is_parallel,
-            origins=manifest.origins,
-        )
-        results = await self._parts.run(parts, is_lifted)
+        async with self._slots.levels:
+            parts = await divide(
+                self._store,
+                job,
+                tree,
+                author,
+                compactor=self._settings.compactor,
+                levels=self._settings.levels,
+                is_parallel=self._parts.is_parallel,
+                origins=manifest.origins,
+            )
+            results = await self._parts.run(parts, is_lifted)
         outputs = [info for result in results for info in result.outputs]
         return Ran(
             MergeResult(job, outputs),

@@ -14,7 +14,7 @@ from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
 from shalekv.core.sst_table import SstInfo
 from shalekv.engine.compaction.merging import first_versions
-from shalekv.engine.compaction.pace import Pace
+from shalekv.engine.compaction.pace import Pace, answered
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
 from shalekv.format.columns import NO_ROWS, Columns
@@ -51,8 +51,9 @@ class LevelReader:
     async def _read(self, info: SstInfo, start: int, length: int) -> bytes:
         await self._pace.take(length)
         self.read_bytes += length
-        reads = self._origins.locate(info.id).store.reads
-        return await reads.get_range(level_name(info.id), start, length)
+        store, name = self._origins.locate(info.id).store, level_name(info.id)
+        async with answered(store.url, "get_range", name, length):
+            return await store.reads.get_range(name, start, length)
 
 
 def columns_of_blocks(index: BlockIndex, numbers: range, data: bytes) -> Columns:

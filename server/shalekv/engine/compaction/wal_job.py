@@ -20,6 +20,7 @@ from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL
 from shalekv.engine.compaction.merging import first_versions, newest, visible
 from shalekv.engine.compaction.outputs import LevelWriter, Outputs
+from shalekv.engine.compaction.pace import answered
 from shalekv.engine.compaction.sources import ENTRY_BYTES, joined
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
@@ -27,9 +28,11 @@ from shalekv.format.columns import Columns
 from shalekv.format.load_record import decode_load
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
+from shalekv.settings import MIB
 from shalekv.store.cas import CasStore
 
 PARALLEL_READS = 8
+_OBJECT_BYTES = 64 * MIB  # of a WAL object, few are larger
 _EVERYTHING = KeyRange(b"", b"")
 # L0 stands above all else: whatever is deleted there may be below.
 _ANYTHING_BELOW = OlderKeys((b"",), (END_OF_KEYS,))
@@ -194,7 +197,8 @@ async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | Shale
     """One object, or why it cannot be read, which is told when it is its turn."""
     name = names.wal_name(wal_id)
     try:
-        stored = await store.reads.get(name)
+        async with answered(store.url, "get", name, _OBJECT_BYTES):
+            stored = await store.reads.get(name)
         return open_sst(name, stored.data, database_id=database_id)
     except ShaleError as error:
         return error

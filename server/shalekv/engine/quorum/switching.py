@@ -48,7 +48,7 @@ from shalekv.errors import (
     Superseded,
 )
 from shalekv.manifest.stored import StoredManifest
-from shalekv.settings import CompactSettings, UrlSettings, WriterSettings
+from shalekv.settings import CompactSettings, WriterSettings
 from shalekv.store.cas import CasStore
 
 ARCHIVE_PATIENCE_MS = 60_000  # without any progress
@@ -185,7 +185,7 @@ def _settings() -> WriterSettings:
 
 async def _compact(store: CasStore) -> None:
     """Compact all of the log, also if a compactor is started again and again meanwhile."""
-    settings = CompactSettings(database=UrlSettings(url=store.url))
+    settings = CompactSettings()
     for attempt in range(1, COMPACTIONS_MAX):
         try:
             await merge_tail(store, settings, holder="switch")
