@@ -22,29 +22,40 @@ class Freshness:
         self._limits = limits
         self._clock = clock
 
-    def is_due(self, header: kv_pb2.RequestHeader) -> bool:
-        """Whether the read has to wait, or to be refused."""
-        return header.min_seq > self._engine.prefix.seq or self._is_too_stale(header)
+    def judge(self, header: kv_pb2.RequestHeader) -> int | None:
+        """The staleness of the state, which the reply must tell; None: the read has to `reach`.
 
-    async def reach(self, header: kv_pb2.RequestHeader, call: Call) -> None:
-        """Return when the state is as new as demanded. Raises `SeqNotReached` and `TooStale`."""
+        It is measured once. Measured again for the reply, later, it could exceed what was judged;
+        what is read after this call is at least as new.
+        """
+        if header.min_seq > self._engine.prefix.seq:
+            return None
+        staleness_ms = self._engine.staleness_ms
+        return None if _is_too_stale(header, staleness_ms) else staleness_ms
+
+    async def reach(self, header: kv_pb2.RequestHeader, call: Call) -> int:
+        """Return the staleness, as `judge` does, when the state is as new as demanded.
+
+        Raises `SeqNotReached` and `TooStale`.
+        """
         engine, min_seq = self._engine, header.min_seq
         with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
             async with asyncio.timeout(self._wait_ms(call) / 1_000):
                 is_behind = header.min_seq > engine.prefix.seq and not engine.is_told
-                if is_behind or self._is_too_stale(header):
+                if is_behind or _is_too_stale(header, engine.staleness_ms):
                     await engine.catch_up()
                 await engine.prefix.cover(min_seq)
         if min_seq > engine.prefix.seq:
             raise SeqNotReached(min_seq=min_seq, seq=engine.prefix.seq)
-        if self._is_too_stale(header):
-            raise TooStale(
-                staleness_ms=engine.staleness_ms, max_staleness_ms=header.max_staleness_ms
-            )
-
-    def _is_too_stale(self, header: kv_pb2.RequestHeader) -> bool:
-        return 0 < header.max_staleness_ms < self._engine.staleness_ms
+        staleness_ms = engine.staleness_ms
+        if _is_too_stale(header, staleness_ms):
+            raise TooStale(staleness_ms=staleness_ms, max_staleness_ms=header.max_staleness_ms)
+        return staleness_ms
 
     def _wait_ms(self, call: Call) -> float:
         left_ms = call.answer_within_ms(self._clock.monotonic_ms())
         return self._limits.seq_wait_ms_max if left_ms is None else left_ms
+
+
+def _is_too_stale(header: kv_pb2.RequestHeader, staleness_ms: int) -> bool:
+    return 0 < header.max_staleness_ms < staleness_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from shalekv.core.entry import Entry
 from shalekv.core.transaction import RESULT_FRAME_BYTES
@@ -29,6 +29,14 @@ Lookup: TypeAlias = Callable[[bytes], Entry | None]  # the version of a key in o
 Reading: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader, int], ReadReplyT]
 Again: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+
+class _Read(NamedTuple, Generic[ReadReplyT]):
+    """A read of some keys, whose freshness was judged."""
+
+    keys: Sequence[bytes]
+    answer: Reading[ReadReplyT]
+    staleness_ms: int  # of the state when it was judged
 
 
 class Reads:
@@ -59,11 +67,7 @@ class Reads:
         level = self._read_level(request.header, call)
         requests.check_key(request.key, "key")
         answer = partial(_get_reply, request.key)
-        if request.header.snapshot_id:
-            return self._snapshots.look_up(request.header, (request.key,), answer)
-        if self._freshness.is_due(request.header):
-            return self._read_fresh(request.header, call, level, (request.key,), answer)
-        return self._read(level, (request.key,), answer)
+        return self._read_keys(request.header, call, level, (request.key,), answer)
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
@@ -72,11 +76,7 @@ class Reads:
         level = self._read_level(request.header, call)
         requests.check_keys(request, self._limits)
         answer = partial(_batch_get_reply, request)
-        if request.header.snapshot_id:
-            return self._snapshots.look_up(request.header, request.keys, answer)
-        if self._freshness.is_due(request.header):
-            return self._read_fresh(request.header, call, level, request.keys, answer)
-        return self._read(level, request.keys, answer)
+        return self._read_keys(request.header, call, level, request.keys, answer)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
@@ -89,6 +89,21 @@ class Reads:
         self._engine.check_serving()
         return level
 
+    def _read_keys(
+        self,
+        header: kv_pb2.RequestHeader,
+        call: Call,
+        level: LevelValue,
+        keys: Sequence[bytes],
+        answer: Reading[ReadReplyT],
+    ) -> Answer[ReadReplyT]:
+        if header.snapshot_id:
+            return self._snapshots.look_up(header, keys, answer)
+        staleness_ms = self._freshness.judge(header)
+        if staleness_ms is None:
+            return self._read_fresh(header, call, level, keys, answer)
+        return self._read(level, _Read(keys, answer, staleness_ms))
+
     async def _read_fresh(
         self,
         header: kv_pb2.RequestHeader,
@@ -98,13 +113,11 @@ class Reads:
         answer: Reading[ReadReplyT],
     ) -> ReadReplyT:
         """Answer when the state is as new as the header demands."""
-        await self._freshness.reach(header, call)
-        found = self._read(level, keys, answer)
+        staleness_ms = await self._freshness.reach(header, call)
+        found = self._read(level, _Read(keys, answer, staleness_ms))
         return await found if isinstance(found, Awaitable) else found
 
-    def _read(
-        self, level: LevelValue, keys: Sequence[bytes], answer: Reading[ReadReplyT]
-    ) -> Answer[ReadReplyT]:
+    def _read(self, level: LevelValue, read: _Read[ReadReplyT]) -> Answer[ReadReplyT]:
         """Answer from the newest state of the level: at once if it is there and known to be ours.
 
         A read shows a prefix of the log, as a scan does. While objects land out of order it waits
@@ -113,50 +126,43 @@ class Reads:
         """
         engine = self._engine
         if level == LINEARIZABLE:
-            return self._read_confirmed(keys, answer)
+            return self._read_confirmed(read)
         if level == UNCOMMITTED:
-            return self._look_up(keys, answer, engine.newest, engine.newest_seq, None, None)
+            return self._look_up(read, engine.newest, engine.newest_seq, None, None)
         if not engine.prefix.is_whole:
-            return self._read_view(keys, answer)
-        return self._read_whole(keys, answer, LOST_TREES_MAX)
+            return self._read_view(read)
+        return self._read_whole(read, LOST_TREES_MAX)
 
-    async def _read_confirmed(
-        self, keys: Sequence[bytes], answer: Reading[ReadReplyT]
-    ) -> ReadReplyT:
+    async def _read_confirmed(self, read: _Read[ReadReplyT]) -> ReadReplyT:
         await self._engine.confirm()
-        return await self._read_view(keys, answer)
+        return await self._read_view(read)
 
     async def _read_view(
-        self, keys: Sequence[bytes], answer: Reading[ReadReplyT], trees_left: int = LOST_TREES_MAX
+        self, read: _Read[ReadReplyT], trees_left: int = LOST_TREES_MAX
     ) -> ReadReplyT:
         engine = self._engine
         if engine.prefix.is_whole:
-            found = self._read_whole(keys, answer, trees_left)
+            found = self._read_whole(read, trees_left)
         else:
             view = await engine.committed_view()
-            again = self._again(keys, answer, trees_left)
-            found = self._look_up(keys, answer, view.get, view.seq, view.wal_id, again)
+            again = self._again(read, trees_left)
+            found = self._look_up(read, view.get, view.seq, view.wal_id, again)
         return await found if isinstance(found, Awaitable) else found
 
-    def _read_whole(
-        self, keys: Sequence[bytes], answer: Reading[ReadReplyT], trees_left: int
-    ) -> Answer[ReadReplyT]:
+    def _read_whole(self, read: _Read[ReadReplyT], trees_left: int) -> Answer[ReadReplyT]:
         engine, prefix = self._engine, self._engine.prefix
-        again = self._again(keys, answer, trees_left)
-        return self._look_up(keys, answer, engine.committed, prefix.seq, prefix.wal_id, again)
+        again = self._again(read, trees_left)
+        return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, again)
 
-    def _again(
-        self, keys: Sequence[bytes], answer: Reading[ReadReplyT], trees_left: int
-    ) -> Again[ReadReplyT] | None:
+    def _again(self, read: _Read[ReadReplyT], trees_left: int) -> Again[ReadReplyT] | None:
         """How to read once more, in another tree, if this one was lost while it was read."""
         if not trees_left:
             return None
-        return lambda: self._read_view(keys, answer, trees_left - 1)
+        return lambda: self._read_view(read, trees_left - 1)
 
     def _look_up(
         self,
-        keys: Sequence[bytes],
-        answer: Reading[ReadReplyT],
+        read: _Read[ReadReplyT],
         in_memory: Lookup,
         seq: int,
         wal_id: int | None,
@@ -166,7 +172,9 @@ class Reads:
 
         The levels are those of this moment: what memory lets go of later is in them.
         """
+        keys, answer, staleness_ms = read
         header = self._header(seq, wal_id)
+        header.staleness_ms = staleness_ms
         held = self._engine.held
         if held.tree.is_empty:
             return answer(in_memory, header, self._engine.time.now_ms())

@@ -143,17 +143,18 @@ class Scans:
         kept = Kept()
         rest = keys
         if token is None:
-            if self._freshness.is_due(request.header):
-                await self._freshness.reach(request.header, call)
-            opened = await self._open(level)
+            staleness_ms = self._freshness.judge(request.header)
+            if staleness_ms is None:
+                staleness_ms = await self._freshness.reach(request.header, call)
+            opened = await self._open(level, staleness_ms)
         else:
             kept.view_id = cast("int", token.view)
             opened = self._views.find(kept.view_id)
             self._views.keep(opened, kept.view_id)
             rest = token.rest(keys, reverse=request.reverse)
+            staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.fresh_ms)
         header = self._header(opened.view.seq, opened.view.wal_id)
-        if token is not None:  # its first page was told how old it was then
-            header.staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.fresh_ms)
+        header.staleness_ms = staleness_ms
         ahead = self._ahead(opened)
         scan = OpenScan(opened, self._slices(opened, rest, reverse=request.reverse))
         del opened  # which `scan` may let go
@@ -228,13 +229,14 @@ class Scans:
                 raise
             raise await self._engine.explain(missing, view.held) from missing
 
-    async def _open(self, level: LevelValue) -> OpenView:
+    async def _open(self, level: LevelValue, staleness_ms: int) -> OpenView:
+        """The newest view of the level; `staleness_ms` is that of the state at this moment."""
         engine = self._engine
+        fresh_ms = self._clock.monotonic_ms() - staleness_ms
         if level == LINEARIZABLE:
             await engine.confirm()
         if level == UNCOMMITTED:
             view = await engine.newest_view()
         else:
             view = await engine.committed_view()
-        fresh_ms = self._clock.monotonic_ms() - engine.staleness_ms
         return OpenView(view, engine.time.now_ms(), fresh_ms)

@@ -170,8 +170,10 @@ class RequestHeader(_message.Message):
     """
     max_staleness_ms: _builtins.int
     """Of a read: the state must not be older than this many milliseconds. A reader that is behind
-    looks for news first, and then refuses with FAILED_PRECONDITION (reason TOO_STALE). Holds at the
-    writer, and for a snapshot, whatever the number. Ignored by writes. 0: no requirement.
+    looks for news first, and then refuses with FAILED_PRECONDITION (reason TOO_STALE). The value
+    that is compared is the `staleness_ms` of the reply, which is never greater. It is compared
+    once for a scan: further pages are read from the view of the first one, at any age. Holds at
+    the writer, and for a snapshot, whatever the number. Ignored by writes. 0: no requirement.
     """
     snapshot_id: _builtins.bytes
     """Of a read: read at this snapshot: 16 bytes, as returned by Admin.CreateSnapshot, at any server
@@ -238,11 +240,12 @@ class ReplyHeader(_message.Message):
     there is none, as for a write acknowledged from memory.
     """
     staleness_ms: _builtins.int
-    """How old the view may be, in milliseconds: everything that was acknowledged so long ago is in
-    it. Measured as lapsed time since the reader has asked the store and found nothing newer, so no
-    clock but its own matters; where safekeepers hold the log, since a majority of them was asked, or
-    else by the store's clock (server/docs/reading.md). 0 in a view of a snapshot, and at the writer, but for further pages of
-    a scan, which tell how old their view has become.
+    """How old the view may be, in milliseconds: everything that was acknowledged so long before the
+    server began to read is in it. What reading and sending take is not included. Measured as
+    lapsed time since the reader has asked the store and found nothing newer, so no clock but its
+    own matters; where safekeepers hold the log, since a majority of them was asked, or else by
+    the store's clock (server/docs/reading.md). 0 in a view of a snapshot, and at the writer, but
+    for further pages of a scan, which tell how old their view has become.
     """
     def __init__(
         self,

@@ -62,12 +62,16 @@ async def _read_past_gaps(self: Follower, first: int, count: int) -> tuple[Seque
     return found, not found
 
 
-def _any_seq(self: Freshness, header: kv_pb2.RequestHeader) -> bool:
-    return self._is_too_stale(header)
+def _any_seq(self: Freshness, header: kv_pb2.RequestHeader) -> int | None:
+    return _real_judge(self, kv_pb2.RequestHeader(max_staleness_ms=header.max_staleness_ms))
 
 
-async def _not_waited(_self: Freshness, _header: kv_pb2.RequestHeader, _call: Call) -> None:
+async def _not_waited(self: Freshness, _header: kv_pb2.RequestHeader, _call: Call) -> int:
     """What is there will do."""
+    return self._engine.staleness_ms
+
+
+_real_judge = Freshness.judge
 
 
 def _anything(self: Progress, seq: int, wal_id: int | None) -> None:
@@ -98,7 +102,7 @@ _real_keep_forced = TreeKeeper._keep
 REPLICAS = (
     mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=22),
     mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=35),
-    mutant("min_seq ignored", (Freshness, "is_due", _any_seq), (Freshness, "reach", _not_waited)),
+    mutant("min_seq ignored", (Freshness, "judge", _any_seq), (Freshness, "reach", _not_waited)),
     mutant(
         "a replica goes backwards",
         (TreeKeeper, "_keep", _leave_what_was_applied),

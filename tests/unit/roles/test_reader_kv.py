@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shalekv.clock import Clock, LoopClock
 from shalekv.errors import (
     CorruptObject,
     NotTheWriter,
@@ -33,17 +34,32 @@ from tests.kit.virtual_time import virtual_time
 NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_cache_bytes": 0})
 
 
+class SteppingClock(LoopClock):
+    """The clock of the loop, on which a millisecond passes whenever somebody reads it."""
+
+    def __init__(self) -> None:
+        self._read_count = 0
+
+    def monotonic_ms(self) -> float:
+        self._read_count += 1
+        return super().monotonic_ms() + self._read_count
+
+
 async def opened(
-    database: ReplicatedDatabase, store: ObjectStore | None = None, **settings: Any
+    database: ReplicatedDatabase,
+    store: ObjectStore | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> Reader:
     read = ReadSettings(
         database=UrlSettings(url="memory://replica"),
         cache=NO_CACHE,
         reader=ReaderSettings.model_validate(BY_HAND | settings),
     )
-    return await Reader.open(
-        store or database.another_store(), settings=read, runtime=database.local_runtime()
-    )
+    runtime = database.local_runtime()
+    if clock is not None:
+        runtime = replace(runtime, clock=clock)
+    return await Reader.open(store or database.another_store(), settings=read, runtime=runtime)
 
 
 @asynccontextmanager
@@ -214,3 +230,36 @@ async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
         with pytest.raises(TooStale) as stale:
             await get(reader, b"a", max_staleness_ms=1_000)
         assert stale.value.staleness_ms == 2_000
+
+
+@pytest.mark.parametrize("method", ["get", "batch_get", "scan"])
+@virtual_time(seed=1)
+async def test_no_reply_tells_more_staleness_than_the_read_allows(method: str) -> None:
+    """However the clock moves while a reply is made, it tells the staleness that was judged."""
+    database = await ReplicatedDatabase.created()
+    await database.put(a=b"1")
+    await database.compact()  # so that a read has more to do than to look into memory
+    reader = await opened(database, clock=SteppingClock())
+    told_ms = []
+    async with running(reader):
+        for more_ms in range(8):  # so one is judged when it is as old as it may be
+            await reader.engine.catch_up()
+            await pass_s(1)
+            allowed_ms = reader.engine.staleness_ms + more_ms
+            header = kv_pb2.RequestHeader(max_staleness_ms=allowed_ms)
+            reply = await _first_reply(reader, method, header)
+            assert reply.header.staleness_ms <= allowed_ms
+            told_ms.append(reply.header.staleness_ms)
+    assert min(told_ms) < 1_000 < max(told_ms)  # some had to look for news, others had not
+
+
+async def _first_reply(reader: Reader, method: str, header: kv_pb2.RequestHeader) -> Any:
+    requests: dict[str, Any] = {
+        "get": kv_pb2.GetRequest(header=header, key=b"a"),
+        "batch_get": kv_pb2.BatchGetRequest(header=header, keys=[b"a"]),
+        "scan": kv_pb2.ScanRequest(header=header),
+    }
+    answer = getattr(reader.kv, method)(requests[method], Call())
+    if method == "scan":
+        return (await gathered(answer))[0]
+    return await answer if isinstance(answer, Awaitable) else answer
