@@ -15,8 +15,10 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
+from click.testing import CliRunner
 
 from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.main import shalekv
 from tests.e2e.bucket_commands import BUCKET, ENDPOINT, URL, of
 from tests.kit.processes.child import Child
 from tests.kit.processes.processes import Processes
@@ -30,6 +32,20 @@ SERVE = ("serve", "--listen", "127.0.0.1:0", "--log-format", "json")
 CREATE = (*SERVE, "--create")
 COMPACT = ("compactor", "--once", "--log-format", "json")
 FSCK, VERIFY = ("fsck",), ("store", "verify")
+READ = ("reader", "--listen", "127.0.0.1:0", "--log-format", "json")
+COLLECT = ("collector", "--once", "--log-format", "json")
+OF_A_URL = (
+    FSCK,
+    ("manifest",),
+    ("wal",),
+    ("levels",),
+    ("snapshot", "list"),
+    ("consumers", "list"),
+    ("admin", "recover"),
+    ("admin", "leases", "list"),
+    ("clone", "--to", f"s3://{BUCKET}/implied-clone"),
+    ("backup", "create", "--to", f"s3://{BUCKET}/implied-backups"),
+)
 CAS, RECORDS = "SHALEKV_STORE__CAS", "SHALEKV_STORE__RECORDS_URL"
 NOBODY = f"127.0.0.1:{free_port()}"
 PAGE = b"<!doctype html><title>It works!</title>"
@@ -235,6 +251,23 @@ async def test_a_database_of_the_other_mode(
     for command in refused:
         problem = await problem_of(command, ExitCode.USAGE)
         assert f"{url} was created with --cas {modes[0]}, and cannot be changed with" in problem
+
+
+async def test_records_imply_two_phase(processes: Processes, s3: S3Server, tmp_path: Path) -> None:
+    """No command that takes a URL needs --cas beside the records of the database."""
+    url = f"s3://{BUCKET}/implied"
+    env = of(s3) | {RECORDS: f"sqlite://{tmp_path}/records.db"}
+    server = await processes.serve(url, env=env)
+    reader = processes.start(*READ, "--url", url, env=env)
+    await reader.ready()
+    assert await server.stop() == ExitCode.OK, server.report()
+    assert await reader.stop() == ExitCode.OK, reader.report()
+    ending = [processes.start(*argv, "--url", url, env=env) for argv in (COMPACT, COLLECT)]
+    for each in ending:
+        assert await each.exited() == ExitCode.OK, each.report()
+    for argv in OF_A_URL:
+        result = await asyncio.to_thread(CliRunner(env=env).invoke, shalekv, [*argv, "--url", url])
+        assert result.exit_code == ExitCode.OK, (argv, result.output)
 
 
 async def test_a_store_that_ignores_conditions(processes: Processes) -> None:

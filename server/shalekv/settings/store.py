@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shalekv.settings.model import GIB, MIB, Settings
 
@@ -46,7 +47,7 @@ class StoreSettings(Settings):
         default=CasChoice.NATIVE,
         description="Who decides which of two creates wins: the store, by conditional writes, or "
         "for a store that has none the transactional store of records_url. A database keeps to "
-        "one of them.",
+        "one of them. Where records_url is set and this is not: two_phase.",
     )
     records_url: str = Field(
         default="",
@@ -114,3 +115,11 @@ class StoreSettings(Settings):
         description="Threads for calls that block, such as file I/O; for each database, where a "
         "process has several.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_by_records(cls, given: Any) -> Any:
+        """`records_url` has one use: where nothing else is said, it chooses two_phase."""
+        if isinstance(given, dict) and given.get("records_url") and "cas" not in given:
+            return {**given, "cas": CasChoice.TWO_PHASE}
+        return given

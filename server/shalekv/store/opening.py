@@ -22,11 +22,14 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
     store = _open(url, runtime, settings)
     if settings.cas is CasChoice.NATIVE:
         if settings.records_url:
-            raise InvalidSetting("records_url is for --cas two_phase alone")
+            raise InvalidSetting(
+                "records_url is for --cas two_phase alone: take it out, or --cas native"
+            )
         return store
     if not isinstance(store, PlainStore):
         raise InvalidSetting(
-            f"{store.url} has conditional writes: --cas two_phase is for s3:// stores without them"
+            f"{store.url} has conditional writes: --cas two_phase and records_url are for s3:// "
+            "stores without them"
         )
     from shalekv.store.two_phase.belonging import BelongingStore  # noqa: PLC0415  (see above)
     from shalekv.store.two_phase.opening import open_records  # noqa: PLC0415

@@ -30,7 +30,8 @@ STORE_OPTIONS: Mapping[str, str] = {
     "region": "The region of the bucket.",
     "path_style": "Whether the bucket stands in the path, and not in the name of the host.",
     "anonymous": "Whether requests are sent without credentials.",
-    "cas": "How objects are created, as the database demands: native or two-phase.",
+    "cas": "How objects are created, as the database demands: native, or two_phase, which "
+    "--records-url implies.",
     "records_url": "Where the records of two-phase creates are.",
 }
 SWITCHES = frozenset({"path_style", "anonymous"})
