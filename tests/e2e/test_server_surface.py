@@ -21,9 +21,10 @@ from shalekv.cli.exit_codes import ExitCode
 from shalekv.cli.welcome import commands_to_try
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.processes.child import Child, event
-from tests.kit.processes.processes import SHALEKV, Processes
+from tests.kit.processes.processes import SERVE, SHALEKV, Processes
 
 GRPCURL = str(Path(__file__).parents[2] / ".cache" / "bin" / "grpcurl")
+CHANNELZ = "grpc.channelz.v1.Channelz"
 CALL_S = 60.0
 SERVICES = [
     "grpc.health.v1.Health",
@@ -66,6 +67,29 @@ async def test_grpcurl_needs_no_proto_files(processes: Processes, tmp_path: Path
     stream = await _grpcurl(processes, "-d", "{}", server.listen, "shalekv.v1.KV/Watch")
     for part in ("InvalidArgument", "INVALID_REQUEST", "neither create, cancel nor ack"):
         assert part in stream.stderr(), stream.report()
+
+
+async def test_debug_services_show_connections(processes: Processes, tmp_path: Path) -> None:
+    """Of each role grpcurl lists and describes channelz, and finds its own connection by it."""
+    url = _url(tmp_path)
+    keeps = ("--data", f"{tmp_path}/data", "--url", f"file://{tmp_path}/archive")
+    started = [
+        await processes.serve(url, "--debug-services"),
+        await processes.read(url, "--debug-services"),
+        processes.start("safekeeper", *keeps, *SERVE[1:], "--debug-services"),
+    ]
+    for server in started:
+        await server.ready()
+        listed = await _grpcurl(processes, server.listen, "list")
+        assert CHANNELZ in listed.stdout().split(), listed.report()
+        described = await _grpcurl(processes, server.listen, "describe", CHANNELZ)
+        assert "rpc GetServerSockets" in described.stdout(), described.report()
+        shown = await _grpcurl(processes, server.listen, f"{CHANNELZ}/GetServers")
+        (only,) = json.loads(shown.stdout())["server"]
+        which = json.dumps({"server_id": only["ref"]["serverId"]})
+        method = f"{CHANNELZ}/GetServerSockets"
+        sockets = await _grpcurl(processes, "-d", which, server.listen, method)
+        assert "ipv4:127.0.0.1:" in sockets.stdout(), sockets.report()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -74,6 +74,7 @@ class Server:
         self._adapter = self._new_adapter()
         self._methods = CurrentMethods()
         self._health = health.Health()
+        self._has_debug_services = settings.debug_services
         self._is_started = self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")
         # Of a name with several addresses grpc is content with one: two servers would share a port.
@@ -174,15 +175,22 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
+        listed = [*services, health.SERVICE]
+        if self._has_debug_services:
+            listed.append(_add_channelz(self._server))
         self._server.add_generic_rpc_handlers(
-            [
-                self._methods,
-                self._health.methods(),
-                *reflection_methods([*services, health.SERVICE]),
-            ]
+            [self._methods, self._health.methods(), *reflection_methods(listed)]
         )
         logging.getLogger(GRPC_LOGGER).addFilter(_is_news)
         await self._server.start()
+
+
+def _add_channelz(server: grpc.aio.Server) -> str:
+    """Add the service that tells what grpc counts of its connections; the full name."""
+    from grpc_channelz.v1 import channelz, channelz_pb2  # noqa: PLC0415 - for debugging alone
+
+    channelz.add_channelz_servicer(server)
+    return channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 
 
 def channel_options(settings: EndpointSettings) -> Sequence[tuple[str, int]]:
@@ -205,6 +213,8 @@ def channel_options(settings: EndpointSettings) -> Sequence[tuple[str, int]]:
         # By default clients that keep an idle connection alive are sent away.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", settings.ping_interval_min_ms),
+        # grpc counts for channelz by default, also where no service shows it.
+        ("grpc.enable_channelz", int(settings.debug_services)),
     ]
 
 

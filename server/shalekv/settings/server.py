@@ -104,6 +104,12 @@ class EndpointSettings(ProcessSettings):
         le=3_600_000,
         description="Clients that ping more often without data are sent away.",
     )
+    debug_services: bool = Field(
+        default=False,
+        description="Serve grpc.channelz.v1.Channelz as well: the connections of this process, "
+        "with the addresses of peers and counts of calls and messages, for whoever reaches the "
+        "port. It shows no keys, values or metadata.",
+    )
 
     @model_validator(mode="after")
     def _listen_has_a_port(self) -> Self:

@@ -11,6 +11,7 @@ from contextlib import closing
 import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_channelz.v1 import channelz_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
@@ -119,6 +120,32 @@ async def test_calls_are_logged_at_debug_level() -> None:
             ]
             assert calls[0]["peer"].startswith("ipv4:127.0.0.1:")
             assert calls[0]["duration_ms"] >= 0
+
+
+async def test_debug_services_are_absent_by_default() -> None:
+    """Neither listed nor answered, and grpc does not even count for them."""
+    service = "/grpc.channelz.v1.Channelz"
+    async with serving() as it:
+        failed = await failure(it.raw.unary(f"{service}/GetServers", b""))
+        assert failed.code is grpc.StatusCode.UNIMPLEMENTED
+    async with serving(debug_services=True) as it, serving():
+        reply = await it.raw.unary(f"{service}/GetServers", b"")
+        assert len(channelz_pb2.GetServersResponse.FromString(reply).server) == 1
+        unknown = channelz_pb2.GetSocketRequest(socket_id=2**62).SerializeToString()
+        failed = await failure(it.raw.unary(f"{service}/GetSocket", unknown))
+        assert failed.code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_debug_services_answer_while_standing_by() -> None:
+    """They tell of the process, whether it serves a database or not."""
+    server = Server(ServerSettings(listen="127.0.0.1:0", debug_services=True), runtime())
+    await server.stand_by(Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8))
+    async with grpc.aio.insecure_channel(server.listen) as channel:
+        asked: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        asked = channel.unary_unary("/grpc.channelz.v1.Channelz/GetServers")
+        servers = channelz_pb2.GetServersResponse.FromString(await asked(b"")).server
+    await server.stop()
+    assert len(servers) == 1
 
 
 async def test_callers_that_have_gone_are_no_error(caplog: pytest.LogCaptureFixture) -> None:
