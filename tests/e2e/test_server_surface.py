@@ -165,6 +165,11 @@ async def test_a_taken_port_fences_nobody(processes: Processes, tmp_path: Path) 
         ([], ExitCode.USAGE, "--url is missing"),
         (["--url", "memory://x", "--queue-wait-ms", "-1"], ExitCode.USAGE, "--queue-wait-ms"),
         (["--url", "memory://x", "--listen", "0.0.0.0:0"], ExitCode.USAGE, "--insecure"),
+        (
+            ["--url", "memory://x", "--open-once", "--elect", "bucket"],
+            ExitCode.USAGE,
+            "--open-once cannot be used with --elect",
+        ),
     ],
 )
 async def test_what_cannot_be_served_is_refused(

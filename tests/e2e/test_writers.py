@@ -62,6 +62,31 @@ SCHEDULES = {
         fenced second
         check third
     """,
+    "opened once at the same time: the first serves on, the other ends": """
+        serve before --fence-poll-ms 100
+        load before 50
+        stalling other 'before create manifest/ 1' serve --open-once
+        stalled other
+        serve first --open-once --fence-poll-ms 100
+        load first 50
+        fenced before
+        resume other
+        ends other CONFLICT
+        never_served other
+        load first 50
+        check first
+    """,
+    "opened once where neither found a database: the first serves on, the other ends": """
+        stalling other 'before create manifest/ 1' serve --open-once --create
+        stalled other
+        serve first --open-once --fence-poll-ms 100
+        load first 50
+        resume other
+        ends other CONFLICT
+        never_served other
+        load first 50
+        check first
+    """,
     "an opener is stopped before its fence: the writer before it goes on until then": f"""
         serve before --max-parallel-writes 4 {NO_POLL}
         load before 50

@@ -58,10 +58,10 @@ class Household:
         with suppress(DatabaseExists):
             await create_database(self.store(), self.runtime, StoreSettings())
 
-    async def open_writer(self, *, retry: bool = True, **settings: Any) -> Writer:
+    async def open_writer(self, **settings: Any) -> Writer:
         """A writer that has taken over, and that does not run yet."""
         chosen = serve_settings(writer={"flush_interval_ms": 0} | settings)
-        return await Writer.open(self.store(), settings=chosen, runtime=self.runtime, retry=retry)
+        return await Writer.open(self.store(), settings=chosen, runtime=self.runtime)
 
     @asynccontextmanager
     async def writing(self, **settings: Any) -> AsyncIterator[Writer]:

@@ -232,18 +232,16 @@ class WriterProcess(ServingProcess[Writer]):
     """A writer."""
 
     def begin_open(self, options: Options) -> None:
-        retry = options.pop("retry", "True") == "True"
         writer = WriterSettings.model_validate({**_WRITER, **options})
         settings = ServeSettings(database=DatabaseSettings(url=URL), writer=writer)
         self.is_told = False
-        self.begin(self._live(settings, retry=retry))
+        self.begin(self._live(settings))
 
-    async def _live(self, settings: ServeSettings, *, retry: bool) -> None:
+    async def _live(self, settings: ServeSettings) -> None:
         writer = await Writer.open(
             self.world.store_for(self.node),
             settings=settings,
             runtime=self.world.runtime_for(self.node),
-            retry=retry,
         )
         self.has_role(writer)
         await writer.run()

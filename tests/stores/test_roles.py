@@ -89,7 +89,7 @@ async def test_a_writer_is_fenced_with_many_uploads_in_flight(it: Household) -> 
 async def test_of_openers_at_once_one_is_left(it: Household) -> None:
     """Of writers that open at the same time, the last one serves, and the others cannot."""
     outcomes = await asyncio.gather(
-        *(it.open_writer(retry=False) for _ in range(OPENERS)), return_exceptions=True
+        *(it.open_writer(open_once=True) for _ in range(OPENERS)), return_exceptions=True
     )
     writers = [each for each in outcomes if isinstance(each, Writer)]
     refused = [each for each in outcomes if isinstance(each, BaseException)]

@@ -20,8 +20,9 @@ from shalekv.settings import ServeSettings
 _HELP = """Serve a database to gRPC clients, as its one writer.
 
 Opening takes over from a writer that serves the same database elsewhere: that one is fenced,
-which is safe, and ends with exit code 4. With --elect the server stands by until a lease lets it
-try, and stands by again when it has lost the lease or the database.
+which is safe, and ends with exit code 4. With --open-once it does not take over from a writer that
+opens the database at the same time and is first: it ends with exit code 8. With --elect the server
+stands by until a lease lets it try, and stands by again when it has lost the lease or the database.
 
 \b
 Examples:
@@ -55,9 +56,18 @@ def serve(config: Path | None, **flags: Any) -> None:
     """Read the settings, serve, and exit with a documented code."""
     try:
         settings = serving_settings(flags, config, ServeSettings)
+        _refuse_elected_once(settings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     sys.exit(run_server(settings, serve_database, _greet))
+
+
+def _refuse_elected_once(settings: ServeSettings) -> None:
+    if settings.writer.open_once and settings.election.elect:
+        raise InvalidSetting(
+            "--open-once cannot be used with --elect: a server that stands by opens the database "
+            "again and again, and the lease decides when. Leave one of them out"
+        )
 
 
 def _greet(listen: str) -> None:

@@ -22,7 +22,6 @@ from shalekv.cli.stopping import Ending, StopRequest
 from shalekv.cli.writing_ground import Ground, children_of, open_writer
 from shalekv.errors import (
     ManifestConflict,
-    ManifestVersionExists,
     QuorumUnavailable,
     StandingBy,
     Stopping,
@@ -37,7 +36,6 @@ from shalekv.store.cas import CasStore
 _ENDS_A_TERM = (
     Stopping,
     ManifestConflict,
-    ManifestVersionExists,
     QuorumUnavailable,
     StoreUnavailable,
 )

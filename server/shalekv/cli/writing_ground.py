@@ -10,7 +10,13 @@ import structlog
 from shalekv.cli.children import Children, child_commands
 from shalekv.engine.quorum.links import Links
 from shalekv.errors import DatabaseExists
-from shalekv.roles.database import Quorum, check_wal_mode, complete_creation, create_database
+from shalekv.roles.database import (
+    Quorum,
+    check_wal_mode,
+    complete_creation,
+    create_database,
+    writer_epoch,
+)
 from shalekv.roles.writer import Writer
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime
@@ -41,11 +47,19 @@ class Ground:
 async def open_writer(ground: Ground) -> Writer:
     """Open the database as its writer; create it first, if the settings want that."""
     settings, runtime, store = ground.settings, ground.runtime, ground.store
+    since_epoch = None
+    if settings.writer.open_once:  # others may create the database, and open it, before we do
+        since_epoch = await writer_epoch(store, runtime, settings.store)
     if settings.database.create:
         await _create(ground)
     await check_wal_mode(store, runtime, settings.store, settings.database)
     return await Writer.open(
-        store, settings=settings, runtime=runtime, advertise=ground.address, links=ground.links
+        store,
+        settings=settings,
+        runtime=runtime,
+        advertise=ground.address,
+        since_epoch=since_epoch,
+        links=ground.links,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from shalekv.core.manifest import Manifest
 from shalekv.core.snapshot import create_snapshot, has_snapshot, remove_snapshots
-from shalekv.errors import Fenced, IllegalState
+from shalekv.errors import Fenced, IllegalState, ManifestVersionExists
 
 AIM_SLOTS_MAX = 512  # how far ahead of an older writer fences are put
 SEQ_GAP = 1 << 32  # more numbers than one writer can show before one of them is durable
@@ -205,6 +205,7 @@ def claim_epoch(
     address: str,
     snapshot_expire_time_s: int,
     epoch_min: int = 1,
+    since_epoch: int | None = None,
 ) -> Manifest:
     """The edit that opens a database for writing (protocol, "Epochs and fences").
 
@@ -212,7 +213,17 @@ def claim_epoch(
     never shrinks here: the writers that it speaks of are not fenced yet. A claim that is made
     again, because another followed it before it could be seen to count (F2), leaves one snapshot.
     The epoch is not below `epoch_min`: safekeepers may have promised themselves to a higher one.
+
+    Raises `ManifestVersionExists` if another writer has claimed an epoch after `since_epoch`, that
+    of the manifest when this opening began. None: it is fenced.
     """
+    if since_epoch is not None and manifest.writer_epoch > since_epoch:
+        where = f" at {manifest.writer_address}" if manifest.writer_address else ""
+        raise ManifestVersionExists(
+            f"another writer{where} has opened the database in epoch {manifest.writer_epoch} while "
+            "this one was opening it, and keeps it because of --open-once. To start this one again "
+            "takes over from it"
+        )
     claimed = create_snapshot(manifest, nonce, expire_time_s=snapshot_expire_time_s)
     return replace(
         claimed,

@@ -61,7 +61,7 @@ async def open_log(
     settings: WriterSettings,
     *,
     address: str,
-    retry: bool = True,
+    since_epoch: int | None = None,
     cache: CacheSettings | None = None,
     disk: DiskCache | None = None,
     links: Links | None = None,
@@ -71,8 +71,11 @@ async def open_log(
 
     `links` lead to the safekeepers, of a database that has its WAL there.
 
+    With the setting `open_once` a writer that has claimed an epoch since this opening began is not
+    fenced. `since_epoch` is the writer epoch at that moment; None: the opening begins now.
+
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ImplausibleTime`, `Fenced` when another opens
-    at the same time and wins, `ManifestVersionExists` on a conflict if not `retry`,
+    at the same time and wins, `ManifestVersionExists` when it must not be fenced,
     `ManifestConflict` after `open_timeout_ms` of conflicts, `OriginLost`, `CorruptObject`,
     `IllegalState`, `StoreError`; with safekeepers also `QuorumUnavailable`, `NotAMember` and
     `LogBehindArchive`.
@@ -80,6 +83,10 @@ async def open_log(
     stored = StoredManifest(store)
     current = await stored.refresh()
     stored.check_cas_mode(current)
+    if not settings.open_once:
+        since_epoch = None
+    elif since_epoch is None:
+        since_epoch = current.writer_epoch
     await check_pins(store, current)
     if current.wal_mode is WalMode.QUORUM and links is not None:
         from shalekv.engine.quorum.opening import open_quorum_log  # noqa: PLC0415 - 25 modules
@@ -91,13 +98,15 @@ async def open_log(
             quorum=quorum or QuorumSettings(),
             links=links,
             address=address,
-            retry=retry,
+            since_epoch=since_epoch,
             cache=cache,
             disk=disk,
         )
     check_openable(current)
     keeper = WalKeeper(store, settings, await first_time(store, current, settings.clock_jump_max_s))
-    manifest = await _win_epoch(stored, store, settings, keeper, address=address, retry=retry)
+    manifest = await _win_epoch(
+        stored, store, settings, keeper, address=address, since_epoch=since_epoch
+    )
     return await _open_fenced(store, stored, manifest, settings, keeper, cache, disk)
 
 
@@ -157,7 +166,7 @@ async def _win_epoch(
     keeper: WalKeeper,
     *,
     address: str,
-    retry: bool,
+    since_epoch: int | None,
 ) -> FencedManifest:
     """Raise the writer epoch by one and put our nonce beside it.
 
@@ -171,9 +180,10 @@ async def _win_epoch(
         max_parallel_writes=settings.max_parallel_writes,
         address=address,
         snapshot_expire_time_s=keeper.expire_time_s,
+        since_epoch=since_epoch,
     )
     async with opening_deadline(store, settings):
-        won = await stored.edit(edit, lambda m: m.writer_nonce == nonce, retry=retry)
+        won = await stored.edit(edit, lambda m: m.writer_nonce == nonce)
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
 
 

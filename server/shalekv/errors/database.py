@@ -45,7 +45,10 @@ class OriginLost(DatabaseError):
 
 
 class ManifestVersionExists(DatabaseError):
-    """Another process edited the manifest first, and the caller asked not to retry."""
+    """Another process edited the manifest first, and the caller asked not to try again.
+
+    With `--open-once`: another writer opened the database at the same time.
+    """
 
     reason = "MANIFEST_VERSION_EXISTS"
 

@@ -101,7 +101,7 @@ class StoredManifest:
             if not retry:
                 message = (
                     f"{names.manifest_name(current.manifest_id + 1)} was written by another "
-                    "process first. Try again, or open with retry"
+                    "process first. Try again"
                 )
                 raise ManifestVersionExists(message)
             conflicts += 1

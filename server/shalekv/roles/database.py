@@ -19,7 +19,7 @@ from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
 from shalekv.engine.logical_time import first_time
 from shalekv.engine.quorum.changing import REQUEST_ID_BYTES, admit, admit_again, retire
 from shalekv.engine.quorum.links import DatabasePlace, Links
-from shalekv.errors import DatabaseExists, DatabaseMismatch, InvalidRequest
+from shalekv.errors import DatabaseExists, DatabaseMismatch, DatabaseNotFound, InvalidRequest
 from shalekv.manifest.stored import StoredManifest
 from shalekv.runtime import Runtime
 from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
@@ -123,6 +123,14 @@ async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request
         texts = tuple(map(str, present))
         edit = partial(name_anew, members=present)
         await StoredManifest(cas).edit(edit, lambda m: m.wal_members == texts)
+
+
+async def writer_epoch(store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> int:
+    """The epoch of the last writer that has opened the database; 0: none has, or there is none."""
+    try:
+        return (await StoredManifest(CasStore(store, runtime, settings)).refresh()).writer_epoch
+    except DatabaseNotFound:
+        return 0
 
 
 async def check_wal_mode(

@@ -64,7 +64,7 @@ class Writer:
         settings: ServeSettings,
         runtime: Runtime,
         advertise: str = "",
-        retry: bool = True,
+        since_epoch: int | None = None,
         links: Links | None = None,
     ) -> Writer:
         """Take over the database in `store`; raises as `engine.recover.open_log`.
@@ -81,7 +81,7 @@ class Writer:
                 cas,
                 settings.writer,
                 address=advertise,
-                retry=retry,
+                since_epoch=since_epoch,
                 cache=settings.cache,
                 disk=open_disk_cache(settings.disk_cache, runtime),
                 links=links,

@@ -109,6 +109,12 @@ class WriterSettings(Settings):
         le=3_600_000,
         description="How long opening tries to win the manifest before it gives up.",
     )
+    open_once: bool = Field(
+        default=False,
+        description="Do not fence a writer that has opened the database since this process began "
+        "to: end with exit code 8 instead. One that had opened it before is fenced, as without "
+        "this. Not for servers with elect.",
+    )
     clock_jump_max_s: int = Field(
         default=CLOCK_JUMP_MAX_S,
         ge=60,

@@ -50,12 +50,12 @@ class Database:
         return MemoryStore(lambda: STORE_NOW_MS, objects=self.objects)
 
     async def open(
-        self, store: ObjectStore | None = None, *, k: int = 1, retry: bool = True, **settings: Any
+        self, store: ObjectStore | None = None, *, k: int = 1, **settings: Any
     ) -> OpenedLog:
         """Open it for writing with `k` uploads in flight."""
         writer = WriterSettings.model_validate({"max_parallel_writes": k} | settings)
         cas = CasStore(store or self.store, self.runtime(), StoreSettings())
-        return await open_log(cas, writer, address="here:1", retry=retry)
+        return await open_log(cas, writer, address="here:1")
 
     async def manifest(self) -> Manifest:
         cas = CasStore(self.store, self.runtime(), StoreSettings())

@@ -14,9 +14,10 @@ import pytest
 from shalekv.core.fencing import SEQ_GAP
 from shalekv.core.manifest import CasMode, Manifest, WalMode
 from shalekv.core.snapshot import find_snapshot
+from shalekv.engine.commit import WalContents
 from shalekv.engine.opened_log import OpenedLog
 from shalekv.engine.recover import open_log
-from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict
+from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict, ManifestVersionExists
 from shalekv.format import names
 from shalekv.manifest.stored import StoredManifest
 from shalekv.roles.database import create_database
@@ -67,6 +68,35 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     with pytest.raises(DatabaseMismatch):
         await database.open()
     assert await database.manifest() == before
+
+
+async def test_of_openers_at_once_that_open_once_the_first_is_not_fenced() -> None:
+    """Only one claims an epoch; the other learns of it, and touches neither manifest nor log."""
+    database = await Database.created()
+    before = await database.open()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    losing = asyncio.create_task(database.open(store, open_once=True))
+    await store.arrived(1)
+    winner = await database.open(open_once=True)
+    store.let_go()
+    with pytest.raises(ManifestVersionExists, match="at here:1 has opened the database in epoch 2"):
+        await losing
+    assert await is_owner(winner)
+    assert not await is_owner(before)  # which had opened it before
+    assert await winner.slots.create(winner.last_wal_id + 1, WalContents(), position=0) is None
+
+
+async def test_who_opens_once_loses_to_no_compactor() -> None:
+    """Edits of the manifest by others than writers are built upon."""
+    database = await Database.created()
+    store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
+    opening = asyncio.create_task(database.open(store, open_once=True))
+    late = await store.arrived(1)
+    await database.edit(lambda m: replace(m, compactor_epoch=m.compactor_epoch + 1))
+    late.release()
+    await store.arrived(2)
+    store.let_go()
+    assert await is_owner(await opening)
 
 
 @virtual_world(3)

@@ -69,11 +69,14 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     quorum: QuorumSettings,
     links: Links,
     address: str,
-    retry: bool = True,
+    since_epoch: int | None = None,
     cache: CacheSettings | None = None,
     disk: DiskCache | None = None,
 ) -> OpenedLog:
     """Take over the database in `store`, whose manifest was read.
+
+    If a `since_epoch` is given, a writer with a later epoch is not fenced: then it raises
+    `ManifestVersionExists`.
 
     Raises `QuorumUnavailable` when no majority answers, `NotAMember` when a majority has lost its
     logs, `LogBehindArchive` when what it has is older than the archive, `Fenced` when another opens
@@ -84,7 +87,9 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     way = Way(links, place, quorum, store.runtime)
     time = await first_time(store, stored.current, settings.clock_jump_max_s)
     keeper = WalKeeper(store, settings, time)
-    manifest = await _win_epoch(store, stored, settings, way, keeper, address=address, retry=retry)
+    manifest = await _win_epoch(
+        store, stored, settings, way, keeper, address=address, since_epoch=since_epoch
+    )
     slots, fetched, fence_wal_id = await _take_over(store, manifest, settings, way, time)
     replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, keeper)
     await _replay_records(store, replayed, fetched, manifest.current.database_id)
@@ -157,7 +162,7 @@ async def _win_epoch(
     keeper: WalKeeper,
     *,
     address: str,
-    retry: bool,
+    since_epoch: int | None,
 ) -> FencedManifest:
     """Claim an epoch above the manifest's and above all that a majority has promised."""
     before = stored.current
@@ -179,10 +184,11 @@ async def _win_epoch(
             address=address,
             snapshot_expire_time_s=keeper.expire_time_s,
             epoch_min=epoch_to_claim(manifest.writer_epoch, greetings.values()),
+            since_epoch=since_epoch,
         )
 
     async with opening_deadline(store, settings):
-        won = await stored.edit(claim, lambda m: m.writer_nonce == nonce, retry=retry)
+        won = await stored.edit(claim, lambda m: m.writer_nonce == nonce)
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
 
 

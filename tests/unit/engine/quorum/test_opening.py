@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,12 +19,23 @@ from shalekv.engine.quorum.electing import gather_votes
 from shalekv.engine.quorum.links import DatabasePlace, Link
 from shalekv.engine.quorum.proposing.peer import Way
 from shalekv.engine.quorum.recovering import Recovering, Recovery
+from shalekv.engine.recover import open_log
 from shalekv.engine.wal import WalSlots
-from shalekv.errors import Fenced, IllegalState, InvalidRequest, NotAMember, QuorumUnavailable
-from shalekv.settings import QuorumSettings
+from shalekv.errors import (
+    Fenced,
+    IllegalState,
+    InvalidRequest,
+    ManifestVersionExists,
+    NotAMember,
+    QuorumUnavailable,
+)
+from shalekv.format.names import MANIFEST_FOLDER
+from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
+from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
-from tests.kit.quorum.log import QuorumDatabase, runtime, until
+from tests.kit.quorum.log import TIMES, QuorumDatabase, runtime, until
+from tests.kit.store import HeldStore
 from tests.kit.virtual_time import virtual_time
 
 
@@ -44,6 +56,29 @@ async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None
     opened = await database.opened()
     assert contents(opened) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
     assert opened.slots.report().archived_wal_id == 2  # type: ignore[union-attr]
+
+
+@virtual_time(3)
+async def test_who_opens_once_does_not_fence_who_was_first() -> None:
+    """As with the log in the object store: no member promises itself to the loser."""
+    database = await QuorumDatabase.created()
+    store = HeldStore(database.objects, folder=MANIFEST_FOLDER)
+    losing = asyncio.create_task(
+        open_log(
+            CasStore(store, runtime(1), StoreSettings()),
+            WriterSettings(open_once=True),
+            address="there:1",
+            links=database.links(),
+            quorum=QuorumSettings.model_validate(TIMES),
+        )
+    )
+    await store.arrived(1)
+    async with database.writing() as writing:
+        store.let_go()
+        with pytest.raises(ManifestVersionExists):
+            await losing
+        await writing.put(b"a")
+    assert {kept.state.promise.epoch for kept in database.logs()} == {1}
 
 
 async def _nothing() -> None:
