@@ -12,7 +12,7 @@ from shalekv.store.filesystem import FileSystem
 PIECE_BYTES = 1_000  # the most that one call reads or writes
 _NOTED = (
     "create open open_folder open_update allocate sync_data fsync link unlink mkdir rename append "
-    "touch touch_open list_files"
+    "touch touch_open try_lock list_files"
 ).split()
 
 

@@ -10,6 +10,8 @@ lock                                 locked by the process that uses the folder
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from itertools import count
 from pathlib import Path
@@ -57,8 +59,8 @@ class DataFolder:
             Disk(filesystem, str(path)).ensure_folder(path)
             lock = filesystem.try_lock(path / LOCK_NAME)
         except OSError as error:
-            problem = f"the folder of the logs cannot be used: {error.strerror}"
-            raise StoreRefused(str(path), "lock", LOCK_NAME, problem) from error
+            problem = _problem(path, error)
+            raise StoreRefused(str(path), "open", "data folder", problem) from error
         if lock is None:
             raise StoreRefused(str(path), "lock", LOCK_NAME, "another safekeeper uses this folder")
         files = Files(filesystem, str(path), free_bytes_min=free_bytes_min)
@@ -68,15 +70,20 @@ class DataFolder:
         """The logs of all members, and the folders that were set aside just now.
 
         A folder is set aside when nobody can tell any more what its member has promised: then the
-        node has no such member.
+        node has no such member. Raises `StoreRefused` when a log belongs to another user.
         """
         logs: list[MemberLog] = []
         set_aside: list[Path] = []
         for name in self.files.list_folders(self.path):
             folder = self.path / name
-            if name.endswith((NEW_SUFFIX, REMOVED_SUFFIX)):
+            is_leftover = name.endswith((NEW_SUFFIX, REMOVED_SUFFIX))
+            is_member = _MEMBER.fullmatch(name) is not None
+            if (is_leftover or is_member) and not self.files.filesystem.may_write(folder):
+                error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                raise StoreRefused(str(self.path), "open", name, _problem(folder, error))
+            if is_leftover:
                 delete_folder(self.files, folder)
-            if not _MEMBER.fullmatch(name):
+            if not is_member:
                 continue
             try:
                 logs.append(self._open(folder))
@@ -126,3 +133,20 @@ class DataFolder:
         self.files.rename(folder, self.path / name)
         self.files.sync_folder(self.path)
         return self.path / name
+
+
+def _problem(path: Path, error: OSError) -> str:
+    """Why the folder cannot be used, and what mends that."""
+    uid, gid = os.geteuid(), os.getegid()
+    match error.errno:
+        case errno.EACCES | errno.EPERM if path.exists():
+            advice = f"make this user its owner (chown -R {uid}:{gid} {path})"
+        case errno.EACCES | errno.EPERM:
+            advice = f"create it for this user (install -d -o {uid} -g {gid} {path})"
+        case errno.EROFS:
+            advice = "mount a writable volume there, or choose another folder with --data"
+        case errno.ENOSPC | errno.EDQUOT:
+            advice = "make room on this disk, or choose another folder with --data"
+        case _:
+            advice = "choose another folder with --data"
+    return f"user {uid} cannot write it: {error.strerror}: {advice}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from shalekv.core.quorum.record import Mark
 from shalekv.errors import StoreRefused, UnsupportedVersion
 from shalekv.format.coding import crc32c
 from shalekv.store.member_log.folder import DataFolder
+from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
     IDENTITY,
     SEGMENT_BYTES,
@@ -50,6 +53,42 @@ def test_members_are_found(path: Path) -> None:
     assert set_aside == []
 
 
+@pytest.mark.parametrize(
+    ("operation", "number", "advice"),
+    [
+        ("try_lock", errno.EACCES, "make this user its owner (chown -R {owner} {path})"),
+        ("mkdir", errno.EACCES, "create it for this user (install -d -o {uid} -g {gid} {path})"),
+        ("try_lock", errno.EROFS, "mount a writable volume there, or choose another folder"),
+        ("mkdir", errno.ENOSPC, "make room on this disk, or choose another folder with --data"),
+    ],
+)
+def test_a_folder_that_cannot_be_written(
+    path: Path, operation: str, number: int, advice: str
+) -> None:
+    """One line names the folder, the user and what to do."""
+    disk = FailingFileSystem()
+    disk.fail(operation, number)
+    with pytest.raises(StoreRefused) as raised:
+        DataFolder.open(path, filesystem=disk)
+    uid, gid = os.geteuid(), os.getegid()
+    told = advice.format(owner=f"{uid}:{gid}", uid=uid, gid=gid, path=path)
+    line = f"{path}: open data folder: user {uid} cannot write it: {os.strerror(number)}: {told}"
+    assert str(raised.value).startswith(line)
+
+
+def test_a_log_of_another_user(path: Path) -> None:
+    """A folder inside that this user cannot write is refused, and nothing is changed."""
+    disk = FailingFileSystem()
+    folder = DataFolder.open(path, segment_bytes=SEGMENT_BYTES, filesystem=disk)
+    folder.create(IDENTITY).close()
+    log_path = path / IDENTITY.database_id.hex()
+    disk.fail("may_write", errno.EACCES)
+    with pytest.raises(StoreRefused, match=f"make this user its owner .*{log_path}"):
+        folder.open_logs()
+    disk.recover()
+    assert [log.identity for log in folder.open_logs()[0]] == [IDENTITY]
+
+
 def test_two_cannot_share_it(path: Path) -> None:
     """As long as one has the folder open, it is refused to others."""
     folder = opened(path)
@@ -63,7 +102,9 @@ def test_a_folder_that_cannot_be_made_is_told(path: Path) -> None:
     """A file in its way, as a missing permission, is an error that names the folder."""
     path.parent.mkdir()
     path.write_bytes(b"")
-    with pytest.raises(StoreRefused, match=r"safekeeper.*cannot be used"):
+    with pytest.raises(
+        StoreRefused, match=r"safekeeper: .*cannot write it: Not a directory: choose another"
+    ):
         opened(path)
 
 
