@@ -49,7 +49,8 @@ def credentials(context: pytest.FixtureRequest, key: str, secret: str, region: s
 def place_of(kind: str, context: pytest.FixtureRequest) -> tuple[str, StoreSettings]:
     """The URL of a new database on a store of this kind, and the settings that reach it.
 
-    A kind of `RECORDS` is S3 with two-phase compare-and-swap, decided by these records.
+    A kind of `RECORDS` is S3 with two-phase compare-and-swap, decided by these records; `minio+`
+    before it makes that MinIO.
     """
     if kind == "file":
         return f"file://{context.getfixturevalue('tmp_path')}/new/database", StoreSettings()
@@ -64,12 +65,14 @@ def place_of(kind: str, context: pytest.FixtureRequest) -> tuple[str, StoreSetti
         bucket = f"bucket-{uuid4()}"
         google.create_bucket(bucket)
         return f"gs://{bucket}", StoreSettings(endpoint_url=google.endpoint, anonymous=True)
-    s3 = context.getfixturevalue("moto_server" if kind == "moto" else "s3_server")
+    server = next((name for name in ("moto", "minio") if kind.startswith(name)), "s3")
+    s3 = context.getfixturevalue(f"{server}_server")
     credentials(context, s3.access_key, s3.secret_key, s3.region)
     settings: dict[str, Any] = {"endpoint_url": s3.endpoint}
-    if kind in RECORDS:
+    records = kind.removeprefix("minio+")
+    if records in RECORDS:
         # The credentials of both servers are the same.
-        settings |= {"cas": CasChoice.TWO_PHASE, **records_settings(kind, context, "records")}
+        settings |= {"cas": CasChoice.TWO_PHASE, **records_settings(records, context, "records")}
     return f"s3://{BUCKET}/{uuid4()}", StoreSettings(**settings)
 
 

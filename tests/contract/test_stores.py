@@ -57,6 +57,12 @@ class TestOnVersitygw(HttpStoreContract):
     """S3."""
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["minio"])
+class TestOnMinio(HttpStoreContract):
+    """S3."""
+
+
 @pytest.mark.parametrize("kind", ["moto"])
 class TestOnMoto(RaceContract, ListContract):
     rounds = 2

@@ -362,7 +362,7 @@ async def test_a_table_that_was_dropped(
         await records.insert(record("wal/1"))
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("minio+sqlite", marks=pytest.mark.soak)])
 class TestDecidedBySqlite(HttpStoreContract):
     rounds = 4
     many = 60  # lists and reads are those of the plain store

@@ -11,6 +11,7 @@ from tests.servers.object_stores import (
     GoogleServer,
     azurite,
     google,
+    minio,
     moto,
     versitygw,
 )
@@ -33,6 +34,14 @@ BUCKET = "tests"  # a test uses a folder of it that no other test has
 def s3_server() -> Iterator[S3Server]:
     """A real server, whose conditions hold under races."""
     with versitygw() as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def minio_server() -> Iterator[S3Server]:
+    """MinIO, for long tests only."""
+    with minio() as server:
         server.create_bucket(BUCKET)
         yield server
 

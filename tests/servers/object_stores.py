@@ -1,4 +1,4 @@
-"""Servers of objects: versitygw, moto, s3rver, Azurite, and fake-gcs-server."""
+"""Servers of objects: versitygw, MinIO, moto, s3rver, Azurite, and fake-gcs-server."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ def versitygw() -> Iterator[S3Server]:
         env = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
         argv += ["posix", *_metadata(work), str(_made(work / "data"))]
         with running(Program(argv, env), work / "log", answers_http(server.endpoint)):
+            yield server
+
+
+@contextmanager
+def minio() -> Iterator[S3Server]:
+    """S3 over a folder, by the server that many have. It is built when it is first asked for."""
+    program = obtained("minio") / "bin" / "minio"
+    with folder() as work:
+        port = free_port()
+        server = S3Server(f"http://127.0.0.1:{port}")
+        argv = [str(program), "server", "--address", f"127.0.0.1:{port}", str(_made(work / "data"))]
+        env = {"MINIO_ROOT_USER": server.access_key, "MINIO_ROOT_PASSWORD": server.secret_key}
+        env |= {"MINIO_SITE_REGION": server.region, "HOME": str(work)}
+        env |= {"MINIO_BROWSER": "off", "MINIO_UPDATE": "off"}
+        ready = answers_http(f"{server.endpoint}/minio/health/cluster")
+        with running(Program(argv, env), work / "log", ready):
             yield server
 
 

@@ -7,6 +7,7 @@
     mariadb      Debian's archive, or what is installed
     postgres     Debian's archive, or what is installed
     etcd         Debian's archive, or what is installed
+    minio        Go's module proxy, built here, which takes minutes: only if it is named
 
 moto is not among them: it is a package of the Python environment. A server is
 installed again when the file or the version that names it here has changed.
@@ -31,6 +32,8 @@ from tests.servers.debian import ObtainFailed, installed_usr, run, unpack
 HERE = Path(__file__).parent
 SERVERS = HERE.parents[1] / ".cache" / "servers"
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+# The last version of all: the repository is archived.
+MINIO = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c"
 GOOGLE = "github.com/fsouza/fake-gcs-server@v1.56.1"
 NPM_FILES = ("package.json", "package-lock.json")
 POM = HERE / "maven" / "pom.xml"
@@ -44,6 +47,7 @@ class Recipe:
 
     version: str
     install: Callable[[Path], None]
+    is_for_all: bool = True  # False: only long tests need it
 
 
 def obtained(name: str) -> Path:
@@ -68,13 +72,14 @@ def obtained(name: str) -> Path:
 
 
 def main(names: list[str]) -> int:
-    """Obtain the servers of these names, or all; what failed is told on standard error."""
+    """Obtain the servers of these names, or those that all need; failures go to standard error."""
     recipes = _recipes()
+    names = names or [name for name, recipe in recipes.items() if recipe.is_for_all]
     unknown = set(names) - set(recipes)
     if unknown:
         return _tell(f"no such server: {', '.join(sorted(unknown))}; there are {list(recipes)}")
     with ThreadPoolExecutor() as pool:
-        failures = [failure for failure in pool.map(_attempt, names or recipes) if failure]
+        failures = [failure for failure in pool.map(_attempt, names) if failure]
     return _tell("\n\n".join(failures)) if failures else 0
 
 
@@ -98,6 +103,7 @@ def _tell(text: str) -> int:
 def _recipes() -> Mapping[str, Recipe]:
     return {
         "versitygw": Recipe(VERSITYGW, partial(_go, VERSITYGW)),
+        "minio": Recipe(MINIO, partial(_go, MINIO), is_for_all=False),
         "google": Recipe(GOOGLE, partial(_go, GOOGLE)),
         "npm": Recipe(_digest(*(HERE / "npm" / name for name in NPM_FILES)), _npm),
         "dynamodb": Recipe(_digest(POM), _dynamodb),

@@ -23,7 +23,8 @@ HTTP_TICK_MS = 2_000  # HTTP tells whole seconds
 
 open_store = contract.open_store  # a fixture
 
-one_of_each = pytest.mark.parametrize("kind", ["file", "s3", "sqlite"])
+on_minio = pytest.param("minio", marks=pytest.mark.soak)
+one_of_each = pytest.mark.parametrize("kind", ["file", "s3", "sqlite", on_minio])
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ async def test_of_openers_at_once_one_is_left(it: Household) -> None:
     assert done == [max(writer.epoch for writer in writers)]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3", "google", "sqlite"])
+@pytest.mark.parametrize("kind", ["file", "s3", "google", "sqlite", on_minio])
 async def test_a_stalled_writer_stays_fenced_after_collection(it: Household) -> None:
     """Rule F1: what the collector deletes makes no room for a write that nobody would read."""
     stalled = await it.open_writer()
