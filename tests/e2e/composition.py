@@ -1,32 +1,48 @@
-"""Runs what docker/compose.yaml says as plain processes, without containers.
+"""Runs what the compose files of docker/ say as plain processes, without containers.
 
 Each has the arguments and the environment of the file, where names of hosts have become addresses
-of this machine, and nothing of the environment of the test but PATH. Servers of others, such as the
-S3 server, run already.
+of this machine, and mount points have become folders; and nothing of the environment of the test
+but PATH. Servers of others run already, unless their image is built here.
+
+A volume is a folder with the owner and the mode that Docker gives a new one: those of its mount
+point in the image, and root's where the image has none. Processes run as the user of their image,
+who may write what is theirs and read everything: Python may be in a folder of root's. Both need
+root; without it everything belongs to the user of the tests, and what would be root's is read-only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.kit.compose_file import DOCKER, PORT, Service
+from tests.kit.compose_file import DOCKER, PORT, SAFEKEEPER_PORT, Service
+from tests.kit.dockerfile import Folder, Image, read_dockerfile
 from tests.kit.processes.child import EXIT_S, Child
+from tests.servers.obtain import SERVERS
 from tests.servers.process import free_port
 
 HEALTHY_S = 120.0
 SCRIPTS = "/opt/shalekv/scripts"  # where the Dockerfile puts those of docker/
-PROGRAMS = (Path(sys.executable).parent, DOCKER.parent / ".cache" / "bin")
+CACHE = DOCKER.parent / ".cache"
+PROGRAMS = (Path(sys.executable).parent, CACHE / "bin", SERVERS / "minio" / "bin")
+IS_ROOT = os.geteuid() == 0
+OF_ROOT = Folder(0, 0, 0o755)
+
+_ADDRESS = re.compile(rf"([\w.-]*)([:/])(?:{PORT}|{SAFEKEEPER_PORT}|9000)\b")
+_SELF = ("", "0.0.0.0", "127.0.0.1")  # noqa: S104 - words of the files
 
 
 class Composition:
-    """The services of ours, each a process."""
+    """The services whose images are built here, each a process."""
 
     def __init__(
         self,
@@ -35,11 +51,15 @@ class Composition:
         home: Path,
         settings: Mapping[str, str],
     ) -> None:
-        """`hosts` says where HOST:PORT of the file is here; `settings` are beside those there."""
+        """`hosts` says where HOST:PORT of the file is here; `settings` are beside those there.
+
+        `home` has the volumes; every user must be able to enter it.
+        """
         self._services = services
         self._hosts = dict(hosts)
         path = os.pathsep.join([*map(str, PROGRAMS), os.environ["PATH"]])
         self._environment = {"PATH": path, "HOME": str(home)}
+        self._home = home
         self._settings = settings
         self._running: dict[str, Child] = {}
         self._all: list[Child] = []
@@ -69,7 +89,7 @@ class Composition:
     async def up(self, names: Sequence[str]) -> None:
         """Start these and what they depend on, each once what it waits for has come about."""
         for name in names:
-            if name in self._running or not self._services[name].is_ours:
+            if name in self._running or not self._services[name].dockerfile:
                 continue
             waits_for = self._services[name].depends_on
             await self.up(list(waits_for))
@@ -77,29 +97,46 @@ class Composition:
                 await self._come_to(other, condition)
             self.start(name)
 
-    def start(self, name: str, *, address: str | None = None) -> Child:
-        """Start a service, once more if it runs already, and don't wait."""
+    def start(
+        self, name: str, *, address: str | None = None, mount_point: str | None = None
+    ) -> Child:
+        """Start a service, once more if it runs already, and don't wait.
+
+        `mount_point` is where its one volume is mounted instead of where the file says.
+        """
         service = self._services[name]
-        where = address or self.address(name)
-        child = self.run(*service.argv, env=dict(service.environment), at=where)
+        image = read_dockerfile(Path(service.dockerfile).name)
+        argv = service.argv if "entrypoint" in service.text else [*image.entrypoint, *service.argv]
+        places = {
+            point: str(self._volume(volume, image, mount_point or point))
+            for point, volume in service.volumes.items()
+        }
+        self._addresses[name] = address or self.address(name)
+        child = self._child(name, [*as_user(image.user), *argv], places)
         self._running[name] = child
         return child
 
-    def run(self, *argv: str, env: Mapping[str, str] | None = None, at: str = "") -> Child:
-        """Start a process as those of the services; `at` is where it serves, or whom it asks."""
-        assert not set(env or {}) & set(self._settings)
-        settings = self._settings if env else {}
-        environment = {k: self._here(v, at) for k, v in (env or {}).items()}
-        child = Child(
-            [self._here(argument, at) for argument in argv],
-            env=self._environment | environment | dict(settings),
-            stdin=None,
-        )
-        self._all.append(child)
-        return child
+    def run(self, *argv: str, name: str = "") -> Child:
+        """Start a process beside the services, or what `docker exec` starts in one of them."""
+        return self._child(name, argv)
+
+    def _child(
+        self, name: str, argv: Sequence[str], places: Mapping[str, str] | None = None
+    ) -> Child:
+        environment = dict(self._environment)
+        if name:
+            service = self._services[name]
+            for variable, value in service.environment.items():
+                environment[variable] = self._here(value, name)
+            if service.is_ours:
+                assert not set(service.environment) & set(self._settings)
+                environment |= self._settings
+        words = [self._here(word, name, places) for word in argv]
+        self._all.append(Child(words, env=environment, stdin=None))
+        return self._all[-1]
 
     async def is_healthy(self, name: str) -> bool:
-        check = self.run(*self._services[name].health, at=self.address(name))
+        check = self.run(*self._services[name].health, name=name)
         return await check.exited() == 0
 
     async def healthy(self, name: str) -> None:
@@ -115,7 +152,7 @@ class Composition:
         return await child.exited(within_s=EXIT_S)
 
     async def _come_to(self, name: str, condition: str) -> None:
-        if not self._services[name].is_ours:
+        if not self._services[name].dockerfile:
             return  # it was started before, and answers
         match condition:
             case "service_healthy":
@@ -125,11 +162,45 @@ class Composition:
             case other:
                 raise ValueError(other)
 
-    def _here(self, text: str, address: str) -> str:
-        places = self._hosts | {SCRIPTS: str(DOCKER)}
-        if address:
-            names = [*self._services, "0.0.0.0", "127.0.0.1"]  # noqa: S104 - a word of the file
-            places |= {f"{name}:{PORT}": address for name in names}
-        for there, here in places.items():
+    def _volume(self, name: str, image: Image, point: str) -> Path:
+        path = self._home / name
+        if path.exists():
+            return path
+        path.mkdir()
+        folder = image.folders.get(point, OF_ROOT)
+        if IS_ROOT:
+            os.chown(path, folder.uid, folder.gid)
+            path.chmod(folder.mode)
+        else:
+            path.chmod(folder.mode if (folder.uid, folder.gid) == image.user else 0o555)
+        return path
+
+    def _here(self, text: str, name: str, places: Mapping[str, str] | None = None) -> str:
+        """A word of the file, or of an argument, as it is for the process of the service `name`."""
+
+        def address(found: re.Match[str]) -> str:
+            host, between = found.groups()
+            if host in _SELF and name:
+                host = name
+            return self.address(host).replace(":", between) if host in self._services else found[0]
+
+        for there, here in {**self._hosts, SCRIPTS: str(DOCKER), **(places or {})}.items():
             text = text.replace(there, here)
-        return text
+        return _ADDRESS.sub(address, text)
+
+
+@cache
+def as_user(user: tuple[int, int]) -> list[str]:
+    """What starts a program as this user of an image; nothing when the tests may not do that."""
+    if not IS_ROOT:
+        return []
+    change = ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups"]
+    reading = [f"--{kind}-caps=+dac_read_search" for kind in ("inh", "ambient")]
+    tried = []
+    for argv in ([*change, *reading], change):  # some containers lack the right to read everything
+        probe = [*argv, sys.executable, "-c", "import shalekv"]
+        done = subprocess.run(probe, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return argv
+        tried.append(done.stderr)
+    raise AssertionError(f"Python cannot run as another user than root: {tried}")

@@ -1,9 +1,13 @@
-"""What docker/compose.yaml starts, as plain processes on a real S3 server and a real MariaDB."""
+"""What the compose files of docker/ start, as plain processes with the users and the folders that
+their images give them, on a real S3 server and a real MariaDB.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +18,16 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from shalekv.cli.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.e2e.composition import Composition
-from tests.kit.compose_file import read_compose
+from tests.e2e.composition import IS_ROOT, Composition
+from tests.kit.compose_file import DOCKER, DOCKERFILE, MINIO, Service, read_compose
+from tests.kit.dockerfile import read_dockerfile
 from tests.kit.processes.child import Line
 from tests.servers.object_stores import versitygw
-from tests.servers.process import free_port, free_ports
+from tests.servers.process import folder, free_port
 from tests.servers.record_stores import MariaServer, mariadb
 from tests.servers.s3 import S3Server
 
+README = (DOCKER / "README.md").read_text(encoding="utf-8")
 Accept = Callable[[Line], bool]
 
 # So that a compaction and a collection come within the time of a test.
@@ -46,7 +52,6 @@ class Roles:
 NATIVE = Roles("writer", "compactor", "collector", ("reader-1", "reader-2"))
 TWO_PHASE = Roles("writer-two-phase", "compactor-two-phase", "collector-two-phase")
 QUORUM = Roles("writer-quorum", "compactor-quorum", "collector-quorum", ("reader-quorum",))
-SAFEKEEPERS = ("safekeeper-1", "safekeeper-2", "safekeeper-3")
 
 
 @pytest.fixture(scope="module")
@@ -63,32 +68,40 @@ def records() -> Iterator[MariaServer]:
         yield running
 
 
-def composition(s3: S3Server, records: MariaServer | None, home: Path) -> Composition:
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Where volumes are: unlike the folders of pytest, every user may enter it."""
+    with folder() as made:
+        made.chmod(0o755)
+        yield made
+
+
+def composition(
+    home: Path, s3: S3Server | None, records: MariaServer | None = None, *more: str
+) -> Composition:
+    """What compose.yaml starts on these servers, or with `more` files on those that it starts."""
     variables = {
-        "SHALEKV_S3_ACCESS_KEY": s3.access_key,
-        "SHALEKV_S3_SECRET_KEY": s3.secret_key,
+        "SHALEKV_S3_ACCESS_KEY": s3.access_key if s3 else "shalekv",
+        "SHALEKV_S3_SECRET_KEY": s3.secret_key if s3 else "shalekv-secret",
         "SHALEKV_MARIADB_PASSWORD": records.password if records else "of-nobody",
     }
-    hosts = {"s3:9000": s3.endpoint.removeprefix("http://")}
-    for name, port in zip(SAFEKEEPERS, free_ports(len(SAFEKEEPERS)), strict=True):
-        hosts[f"{name}:7655"] = f"127.0.0.1:{port}"
-        hosts[f"/var/lib/{name}"] = str(home / name)
+    hosts = {"s3:9000": s3.endpoint.removeprefix("http://")} if s3 else {}
     if records is not None:
         hosts["mariadb:3306"] = f"{records.host}:{records.port}"
-    return Composition(read_compose(variables), hosts, home, IMPATIENT)
+    return Composition(read_compose(variables, *more), hosts, home, IMPATIENT)
 
 
-async def test_what_compose_starts_works(s3: S3Server, tmp_path: Path) -> None:
+async def test_what_compose_starts_works(s3: S3Server, home: Path) -> None:
     """From an empty S3 server to data that outlives a kill; all end with 0 when asked to."""
-    with composition(s3, None, tmp_path) as services:
+    with composition(home, s3) as services:
         await lives(services, NATIVE)
 
 
 async def test_what_the_profile_two_phase_starts_works(
-    s3: S3Server, records: MariaServer, tmp_path: Path
+    s3: S3Server, records: MariaServer, home: Path
 ) -> None:
     """The same with commits that MariaDB decides, on the same S3 server."""
-    with composition(s3, records, tmp_path) as services:
+    with composition(home, s3, records) as services:
         await lives(services, TWO_PHASE)
     engine = create_async_engine(records.url())
     async with engine.connect() as connection:
@@ -97,18 +110,77 @@ async def test_what_the_profile_two_phase_starts_works(
     assert tables, "nothing was decided there"
 
 
-async def test_what_the_profile_quorum_starts_works(s3: S3Server, tmp_path: Path) -> None:
+async def test_what_the_profile_quorum_starts_works(s3: S3Server, home: Path) -> None:
     """The same with a log that two of three safekeepers have, while the third is down."""
-    with composition(s3, None, tmp_path) as services:
+    with composition(home, s3) as services:
         await services.up([QUORUM.writer])
         await services.healthy(QUORUM.writer)  # all three have to be there when it is created
         assert await services.stop("safekeeper-2") == ExitCode.OK
         await lives(services, QUORUM)
 
 
-async def test_a_fenced_container_stays_down(s3: S3Server, tmp_path: Path) -> None:
+async def test_a_volume_that_belongs_to_root(s3: S3Server, home: Path) -> None:
+    """A mount point that the image lacks is root's: the safekeeper ends at once and says so."""
+    with composition(home, s3) as services:
+        await services.up(["bucket"])
+        assert await services["bucket"].exited() == ExitCode.OK
+        child = services.start("safekeeper-1", mount_point="/var/lib/safekeeper-1")
+        assert await child.exited() == ExitCode.STORE, child.report()
+        (line,) = child.lines()
+    own = (os.geteuid(), os.getegid())
+    uid, gid = read_dockerfile("Dockerfile").user if IS_ROOT else own
+    path = home / "safekeeper-1"
+    assert line["problem"] == (
+        f"{path}: open data folder: user {uid} cannot write it: Permission denied: "
+        f"make this user its owner (chown -R {uid}:{gid} {path})"
+    )
+
+
+@pytest.mark.soak
+async def test_what_compose_starts_works_on_minio(records: MariaServer, home: Path) -> None:
+    """MinIO serves a database of each profile, and refuses a volume that belongs to root."""
+    with composition(home, None, records, MINIO) as services:
+        refused = services.start("s3", mount_point="/srv/data")
+        assert await refused.exited() != 0
+        assert "access denied" in refused.report()
+        (home / "minio").rmdir()
+        services.start("s3")
+        await services.healthy("s3")
+        await services.up(["bucket"])
+        await services["bucket"].exited()
+        verify = services.run("shalekv", "store", "verify", name="writer")
+        assert await verify.exited() == ExitCode.OK, verify.report()
+        for roles in (NATIVE, TWO_PHASE, QUORUM):
+            await lives(services, roles)
+        assert await services.stop("s3") == 0, services["s3"].report()
+
+
+async def test_a_database_in_a_volume(home: Path) -> None:
+    """The container that docker/README.md runs keeps database and cache in volumes of its user."""
+    (command,) = re.findall(r"^docker run --detach(.*?[^\\])\n", README, re.MULTILINE | re.DOTALL)
+    given, _, argv = command.replace("\\\n", " ").partition("shalekv:local")
+    volumes = re.findall(r"--volume (\S+)", given)
+    container = {"build": {"dockerfile": DOCKERFILE}, "command": argv.split(), "volumes": volumes}
+    json_logs = {"SHALEKV_SERVER__LOG_FORMAT": "json"}
+    with Composition({"it": Service("it", container)}, {}, home, json_logs) as services:
+        services.start("it")
+        async with Client(await services["it"].ready()) as client:
+            await client.put(b"key", b"value")
+        assert await services.stop("it") == ExitCode.OK, services["it"].report()
+        again = services.start("it")
+        async with Client(await again.ready()) as client:
+            found = await client.get(b"key")
+        assert found is not None
+        assert found.value == b"value"
+        assert await services.stop("it") == ExitCode.OK, again.report()
+        assert {line["level"] for line in again.lines()} == {"info"}, again.report()
+    assert list((home / "shalekv" / "main" / "wal").iterdir())
+    assert (home / "shalekv-cache").is_dir()
+
+
+async def test_a_fenced_container_stays_down(s3: S3Server, home: Path) -> None:
     """It ends with 0, which `restart: on-failure` takes for an end, and its successor serves on."""
-    with composition(s3, None, tmp_path) as services:
+    with composition(home, s3) as services:
         await services.up(["writer"])
         await services.healthy("writer")
         await put(services, "writer", b"before", b"1")

@@ -1,4 +1,4 @@
-"""Reads docker/compose.yaml as `docker compose` does, as far as that file goes."""
+"""Reads the compose files of docker/ as `docker compose` does, as far as those files go."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 DOCKER = Path(__file__).parents[2] / "docker"
-PORT = 7654  # where a writer listens in its container
+COMPOSE, MINIO = "compose.yaml", "compose.minio.yaml"
+PORT = 7654  # where a writer, or a reader, listens in its container
+SAFEKEEPER_PORT = 7655
+DOCKERFILE = "docker/Dockerfile"
 
-_VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}")
+_REPLACED = ("command", "entrypoint", "test")  # lists of which the last file's counts
 
 
 class VariableMissing(KeyError):
@@ -47,25 +51,62 @@ class Service:
         return {name: each["condition"] for name, each in self.text.get("depends_on", {}).items()}
 
     @property
+    def dockerfile(self) -> str:
+        """What its image is built from; empty for an image of others."""
+        return str(self.text.get("build", {}).get("dockerfile", ""))
+
+    @property
     def is_ours(self) -> bool:
-        return "build" in self.text
+        return self.dockerfile == DOCKERFILE
+
+    @property
+    def volumes(self) -> Mapping[str, str]:
+        """The volume of each mount point."""
+        return {_mount_point(each): each.split(":")[0] for each in self.text.get("volumes", [])}
 
     @property
     def profiles(self) -> list[str]:
         return list(self.text.get("profiles", []))
 
 
-def read_compose(variables: Mapping[str, str]) -> dict[str, Service]:
-    """The services of all profiles. Raises `VariableMissing`."""
-    text = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
-    services = _filled(yaml.safe_load(text), variables)["services"]
+def read_compose(variables: Mapping[str, str], *more: str) -> dict[str, Service]:
+    """The services of all profiles; `more` are files that change the first.
+
+    Raises `VariableMissing`.
+    """
+    services = _filled(read_files(*more), variables)["services"]
     return {name: Service(name, each) for name, each in services.items()}
+
+
+def read_files(*more: str) -> dict[str, Any]:
+    """What compose.yaml says with these files, as it is before variables are filled in."""
+    merged: Any = {}
+    for name in (COMPOSE, *more):
+        merged = _merged("", merged, yaml.safe_load((DOCKER / name).read_text(encoding="utf-8")))
+    return dict(merged)
 
 
 def variables_of(text: str) -> Iterator[tuple[str, str]]:
     """Each variable that `text` names, with its default; "" for those that have none."""
     for name, kind, default in _VARIABLE.findall(text):
-        yield name, default if kind == "-" else ""
+        if name:
+            yield name, default if kind == "-" else ""
+
+
+def _merged(name: str, old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        both = {key: _merged(key, old[key], new[key]) for key in old.keys() & new.keys()}
+        return {**old, **new, **both}
+    if name == "volumes" and isinstance(old, list):
+        points = {_mount_point(each): each for each in [*old, *new]}
+        return list(points.values())
+    if isinstance(new, list) and isinstance(old, list) and name not in _REPLACED:
+        raise ValueError(f"nothing here knows how lists named {name} are merged")
+    return new
+
+
+def _mount_point(volume: str) -> str:
+    return volume.split(":")[1]
 
 
 def _filled(value: Any, variables: Mapping[str, str]) -> Any:
@@ -80,6 +121,8 @@ def _filled(value: Any, variables: Mapping[str, str]) -> Any:
 
 def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
     name, kind, rest = found.groups()
+    if name is None:
+        return "$"  # $$
     if variables.get(name):
         return variables[name]
     if kind == "-":

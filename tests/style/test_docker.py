@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,13 +17,18 @@ from shalekv.cli.main import shalekv
 from shalekv.settings import CasChoice, EverySetting, ReadSettings, ServerSettings, ServeSettings
 from shalekv.store.url import BucketUrl, parse_url
 from tests.kit.compose_file import (
+    COMPOSE,
     DOCKER,
+    MINIO,
     PORT,
+    SAFEKEEPER_PORT,
     Service,
     VariableMissing,
     read_compose,
     variables_of,
 )
+from tests.kit.dockerfile import Image, read_dockerfile
+from tests.servers.obtain import MINIO as MINIO_PACKAGE
 from tests.style.sources import ROOT
 
 EXAMPLE = dict(
@@ -33,6 +37,8 @@ EXAMPLE = dict(
     if line and not line.startswith("#")
 )
 SERVICES = read_compose(EXAMPLE)
+WITH_MINIO = read_compose(EXAMPLE, MINIO)
+OF_OURS, OF_MINIO = read_dockerfile("Dockerfile"), read_dockerfile("minio.Dockerfile")
 OURS = {name: service for name, service in SERVICES.items() if service.is_ours}
 WRITERS = {name: service for name, service in OURS.items() if "serve" in service.argv}
 READERS = {name: service for name, service in OURS.items() if "reader" in service.argv}
@@ -40,15 +46,6 @@ SERVERS = WRITERS | READERS
 SAFEKEEPERS = {name: service for name, service in OURS.items() if "safekeeper" in service.argv}
 SCRIPTS = "/opt/shalekv/scripts/"
 OF_S3 = re.compile("AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
-
-
-def instructions() -> Iterator[tuple[str, str]]:
-    """Each instruction of the Dockerfile with its arguments, on one line."""
-    text = re.sub(r"^#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.strip():
-            word, _, rest = line.strip().partition(" ")
-            yield word, " ".join(rest.split())
 
 
 def parsed(argv: list[str]) -> click.Context:
@@ -61,11 +58,10 @@ def parsed(argv: list[str]) -> click.Context:
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    """The Dockerfile keeps the rules that Dockerfiles are held to."""
+    """The Dockerfiles keep the rules that Dockerfiles are held to."""
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run(
-        [hadolint, DOCKER / "Dockerfile"], capture_output=True, text=True, check=False
-    )
+    files = [DOCKER / "Dockerfile", DOCKER / "minio.Dockerfile"]
+    done = subprocess.run([hadolint, *files], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -125,14 +121,16 @@ def test_there_are_readers() -> None:
 
 def test_nothing_else_is_published() -> None:
     """Who is on the machine reaches writers and readers, and neither the S3 server nor MariaDB."""
-    assert {name for name, service in SERVICES.items() if "ports" in service.text} == set(SERVERS)
-    published = [port for service in SERVERS.values() for port in service.text["ports"]]
-    assert len(set(published)) == len(published)
+    for services in (SERVICES, WITH_MINIO):
+        published = {name for name, service in services.items() if "ports" in service.text}
+        assert published == set(SERVERS)
+    ports = [port for service in SERVERS.values() for port in service.text["ports"]]
+    assert len(set(ports)) == len(ports)
 
 
 def test_the_health_check_is_that_of_the_image() -> None:
     """Servers are asked what the image asks; what has no port is told to Docker not to be asked."""
-    (of_image,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
+    (of_image,) = OF_OURS.arguments("HEALTHCHECK")
     _, _, command = of_image.partition("CMD ")
     for name, service in OURS.items():
         assert bool(service.health) == (name in SERVERS | SAFEKEEPERS), name
@@ -140,24 +138,25 @@ def test_the_health_check_is_that_of_the_image() -> None:
     for writer in SERVERS.values():
         assert writer.health == json.loads(command)
         parsed(writer.health[1:])
-    for name, safekeeper in SAFEKEEPERS.items():
-        listen = parsed(safekeeper.argv[2:]).params["listen"]
-        assert listen == f"{name}:7655"
-        assert parsed(safekeeper.health[1:]).params["addr"] == (listen,)
+    for safekeeper in SAFEKEEPERS.values():
+        assert parsed(safekeeper.argv[2:]).params["listen"] == f"0.0.0.0:{SAFEKEEPER_PORT}"
+        asked = parsed(safekeeper.health[1:]).params["addr"]
+        assert asked == (f"127.0.0.1:{SAFEKEEPER_PORT}",)
 
 
 def test_writers_know_their_safekeepers() -> None:
     """The one that has its log in safekeepers names all of them."""
     flags = parsed(WRITERS["writer-quorum"].argv[2:]).params
     assert flags["wal"] == "quorum"
-    assert flags["safekeepers"] == ",".join(f"{name}:7655" for name in SAFEKEEPERS)
+    assert flags["safekeepers"] == ",".join(f"{name}:{SAFEKEEPER_PORT}" for name in SAFEKEEPERS)
 
 
-def test_what_waits_for_health_waits_for_a_health_check() -> None:
+@pytest.mark.parametrize("services", [SERVICES, WITH_MINIO], ids=[COMPOSE, MINIO])
+def test_what_waits_for_health_waits_for_a_health_check(services: dict[str, Service]) -> None:
     """Compose refuses to wait for the health of a service that has no check."""
-    for service in SERVICES.values():
+    for service in services.values():
         for name, condition in service.depends_on.items():
-            other = SERVICES[name]
+            other = services[name]
             if condition == "service_healthy":
                 assert other.health
             if condition == "service_completed_successfully":
@@ -174,25 +173,32 @@ def test_what_is_fenced_stays_down() -> None:
             assert service.argv[1] == f"{SCRIPTS}stay_down.py"
 
 
-def test_nothing_runs_with_rights_that_it_does_not_need() -> None:
-    """The image has a user by number that is not root; its containers have no capabilities."""
-    users = [rest for word, rest in instructions() if word == "USER"]
-    assert len(users) == 1
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[0])
-    for service in OURS.values():
-        assert "user" not in service.text
-        assert service.text["read_only"] is True
-        assert service.text["cap_drop"] == ["ALL"]
-    for service in SERVICES.values():
+@pytest.mark.parametrize("image", [OF_OURS, OF_MINIO], ids=["ours", "MinIO"])
+def test_images_have_a_user(image: Image) -> None:
+    """It is a number, so that an orchestrator can see that it is not root."""
+    assert len(image.arguments("USER")) == 1
+    assert all(number >= 1_000 for number in image.user)
+
+
+@pytest.mark.parametrize("services", [SERVICES, WITH_MINIO], ids=[COMPOSE, MINIO])
+def test_nothing_runs_with_rights_that_it_does_not_need(services: dict[str, Service]) -> None:
+    """What is built here runs as the user of its image, without capabilities, and changes nothing
+    but its volumes.
+    """
+    for service in services.values():
         assert service.text["security_opt"] == ["no-new-privileges:true"]
         assert "privileged" not in service.text
+        assert "user" not in service.text
+        if service.dockerfile:
+            assert service.text["read_only"] is True
+            assert service.text["cap_drop"] == ["ALL"]
 
 
 def test_what_the_image_copies_is_there_and_let_through() -> None:
     """Every source of COPY is in the repository, and .dockerignore keeps nothing of it back."""
     allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     kept = {path for pattern in allowed for path in ROOT.glob(pattern)}
-    copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY"]
+    copied = [rest.split()[:-1] for rest in OF_OURS.arguments("COPY")]
     sources = [s for each in copied if not each[0].startswith("--from") for s in each]
     assert sources
     for source in sources:
@@ -202,7 +208,7 @@ def test_what_the_image_copies_is_there_and_let_through() -> None:
 
 def test_images_can_be_chosen_and_have_versions() -> None:
     """Each image of others is a variable with a default, which names a version."""
-    text = (DOCKER / "compose.yaml").read_text()
+    text = (DOCKER / COMPOSE).read_text()
     defaults = dict(variables_of(text))
     for name, service in SERVICES.items():
         if service.is_ours:
@@ -210,9 +216,28 @@ def test_images_can_be_chosen_and_have_versions() -> None:
         variable = f"SHALEKV_{name.upper()}_IMAGE"
         assert defaults[variable] == service.text["image"]
         assert re.search(r":v?\d+\.\d+", service.text["image"]), service.text["image"]
-    froms = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
-    assert set(froms) == {"${PYTHON_IMAGE}"}
-    assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in list(instructions())
+
+
+@pytest.mark.parametrize("image", [OF_OURS, OF_MINIO], ids=["ours", "MinIO"])
+def test_images_are_made_of_versions_that_can_be_chosen(image: Image) -> None:
+    """What an image is made with is an argument, whose default names a version."""
+    defaults = dict(rest.split("=") for rest in image.arguments("ARG"))
+    for each in image.arguments("FROM"):
+        name = re.match(r"\$\{(\w+)\}", each)
+        assert name is not None, each
+        assert re.search(r":[a-z\d]", defaults[name[1]]), each
+
+
+def test_minio_is_that_of_the_tests() -> None:
+    """The image has the version that the contract of object stores is tested with."""
+    (version,) = [
+        rest.removeprefix("MINIO_VERSION=")
+        for rest in OF_MINIO.arguments("ARG")
+        if rest.startswith("MINIO_VERSION=")
+    ]
+    assert f"github.com/minio/minio@{version}" == MINIO_PACKAGE
+    (install,) = [rest for rest in OF_MINIO.arguments("RUN") if rest.startswith("go install")]
+    assert '"github.com/minio/minio@${MINIO_VERSION}"' in install
 
 
 def test_a_secret_that_is_missing_is_told() -> None:
@@ -222,19 +247,23 @@ def test_a_secret_that_is_missing_is_told() -> None:
             read_compose({k: v for k, v in EXAMPLE.items() if k != name})
 
 
-def test_variables_of_the_file_are_explained() -> None:
-    """Each variable that compose.yaml reads is in docker/README.md."""
+@pytest.mark.parametrize("file", [COMPOSE, MINIO])
+def test_variables_of_the_files_are_explained(file: str) -> None:
+    """Each variable that a file reads is in docker/README.md."""
     readme = (DOCKER / "README.md").read_text()
-    names = {name for name, _ in variables_of((DOCKER / "compose.yaml").read_text())}
+    names = {name for name, _ in variables_of((DOCKER / file).read_text())}
     assert sorted(name for name in names if f"`{name}`" not in readme) == []
 
 
 def test_the_image_installs_by_hash() -> None:
-    """What the image holds is what the lock holds, byte for byte, and this repository."""
-    installs = [rest for word, rest in instructions() if word == "RUN" and " install" in rest]
+    """What the image holds is what the lock holds, byte for byte, and this repository. Nothing is
+    resolved again: a release that is newer than the lock changes nothing.
+    """
+    installs = [rest for rest in OF_OURS.arguments("RUN") if rest.startswith("pip ")]
     assert "--require-hashes" in installs[0]
     assert "requirements/stores.lock" in installs[0]
-    assert all("--no-deps" in rest and "--no-index" in rest for rest in installs[1:])
+    assert all("--no-deps" in rest for rest in installs)
+    assert all("--no-index" in rest for rest in installs[1:])
     assert (ROOT / "requirements" / "stores.lock").is_file()
 
 
