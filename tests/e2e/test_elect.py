@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.elected import elected, epochs_of
 from tests.kit.processes.load import ONE_ATTEMPT
 from tests.kit.processes.processes import Processes
+from tests.servers.kubernetes import NAMESPACE, KubernetesApi
 from tests.servers.record_stores import EtcdServer
 
 TAKE_OVERS, TAKE_OVERS_SOAK = 1, 50
 SHORT = ("--lease-ttl-ms", "1000")  # where servers may take over from each other at any moment
 STEADY = ("--lease-ttl-ms", "4000")
 LONG = ("--lease-ttl-ms", "120000")  # where a take-over does not wait for the lease
+LEASE = "shale.db"
 COMPACTOR, COLLECTOR = "compactor", "collector"
 
 
@@ -27,8 +30,14 @@ def key_of(etcd: EtcdServer, folder: Path) -> str:
     return f"etcd://{etcd.address}/test{folder}"
 
 
-async def take_over(cluster: Cluster, elect: str, count: int) -> None:
-    async with elected(cluster, *[elect] * 3, flags=SHORT) as group:
+def in_kubernetes(api: KubernetesApi) -> tuple[str, str, str]:
+    """Where the Lease is, and the flags beside that."""
+    elect = f"kubernetes://{NAMESPACE}/{LEASE}"
+    return elect, "--kubernetes-credentials-path", api.credentials
+
+
+async def take_over(cluster: Cluster, elect: str, count: int, *flags: str) -> None:
+    async with elected(cluster, *[elect] * 3, flags=(*SHORT, *flags)) as group:
         for _ in range(count):
             await group.take_over()
 
@@ -54,17 +63,62 @@ async def test_take_over_for_long_by_a_lease_in_etcd(
     await take_over(Cluster(processes, tmp_path), elect, TAKE_OVERS_SOAK)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_take_over_for_long_by_a_lease_of_kubernetes(
+    processes: Processes, tmp_path: Path, kubernetes: KubernetesApi
+) -> None:
+    """As above, by processes that find the API server as in a pod."""
+    elect, *flags = in_kubernetes(kubernetes)
+    cluster = Cluster(processes, tmp_path, env=kubernetes.environment)
+    await take_over(cluster, elect, TAKE_OVERS_SOAK, *flags)
+
+
 async def test_take_over_by_a_lease_in_etcd(
     processes: Processes, tmp_path: Path, etcd_server: EtcdServer
 ) -> None:
     """By a kill; and when the lease is deleted by hand, the writer stands by, and does not end."""
     elect = key_of(etcd_server, tmp_path)
-    async with elected(Cluster(processes, tmp_path), elect, elect, flags=SHORT) as group:
+    cluster = Cluster(processes, tmp_path)
+    await take_over_and_step_down(cluster, elect, lambda: etcd_server.delete(f"test{tmp_path}"))
+
+
+async def test_take_over_by_a_lease_of_kubernetes(
+    processes: Processes, tmp_path: Path, kubernetes: KubernetesApi
+) -> None:
+    """As in etcd, by processes that find the API server as in a pod."""
+    elect, *flags = in_kubernetes(kubernetes)
+    cluster = Cluster(processes, tmp_path, env=kubernetes.environment)
+    await take_over_and_step_down(cluster, elect, lambda: kubernetes.delete(LEASE), *flags)
+
+
+async def take_over_and_step_down(
+    cluster: Cluster, elect: str, delete: Callable[[], None], *flags: str
+) -> None:
+    async with elected(cluster, elect, elect, flags=(*SHORT, *flags)) as group:
         await group.take_over()
         before = group.writer
-        await asyncio.to_thread(etcd_server.delete, f"test{tmp_path}")
+        await asyncio.to_thread(delete)
         await before.line(steps_down)
         assert before.running
+
+
+async def test_a_server_outside_of_kubernetes_ends_at_once(
+    processes: Processes, tmp_path: Path, kubernetes: KubernetesApi
+) -> None:
+    """And so does one that may not use the Lease: with the exit code of a setting, and a line that
+    says what is missing.
+    """
+    kubernetes.verbs.clear()
+    outside, forbidden = (
+        processes.start_serve(
+            f"file://{tmp_path}/db", "--elect", *in_kubernetes(kubernetes), env=env
+        )
+        for env in ({}, kubernetes.environment)
+    )
+    for child, problem in ((outside, "works in a pod of Kubernetes"), (forbidden, "A Role of")):
+        assert await child.exited() == ExitCode.USAGE, child.report()
+        assert problem in child.lines()[-1]["problem"]
 
 
 async def test_take_over_with_safekeepers(processes: Processes, tmp_path: Path) -> None:

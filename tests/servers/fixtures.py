@@ -1,11 +1,16 @@
-"""Servers that are started once, when the first test wants one; each object store has `BUCKET`."""
+"""Servers that are started once, when the first test wants one; each object store has `BUCKET`.
+
+That of Kubernetes runs in the event loop of a test, and each test has its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.servers.kubernetes import KubernetesApi, kubernetes_api
 from tests.servers.object_stores import (
     AzureServer,
     GoogleServer,
@@ -96,3 +101,10 @@ def etcd_server() -> Iterator[EtcdServer]:
     """A real etcd, of one member."""
     with etcd() as server:
         yield server
+
+
+@pytest.fixture
+async def kubernetes(tmp_path: Path) -> AsyncIterator[KubernetesApi]:
+    """An API server of Kubernetes without Leases."""
+    async with kubernetes_api(tmp_path / "kubernetes") as api:
+        yield api

@@ -14,6 +14,7 @@ lease, and that alone keeps the history right: with two that were elected, one i
 from __future__ import annotations
 
 import asyncio
+import os
 
 import structlog
 
@@ -52,7 +53,12 @@ async def serve_when_elected(ground: Ground, stop: StopRequest) -> None:
     standing = _Standing(ground)
     store = CasStore(ground.store, ground.runtime, settings.store)
     async with open_elector(
-        settings.election, store, ground.runtime, holder=ground.address, told=standing.told
+        settings.election,
+        store,
+        ground.runtime,
+        holder=ground.address,
+        told=standing.told,
+        environment=os.environ,
     ) as elector:
         await standing.begin()
         _log.info("standing by", listen=ground.server.listen, elect=settings.election.elect)

@@ -18,6 +18,8 @@ HOLD_SHARE = 0.9  # of the TTL: after that, a holder that could not renew has lo
 RENEWALS = 3  # are tried within a TTL
 POLLS = 10  # of a candidate within a TTL, at least
 
+OVER_MS = 1  # after its end a lease is over, however a clock is rounded
+
 KEPT = 8  # leases before the current one, for those who look at them now
 
 
@@ -68,6 +70,13 @@ def renew_wait_ms(ttl_ms: int) -> float:
 def poll_wait_ms(ttl_ms: int, chance: float) -> float:
     """How long a candidate waits before it looks again; `chance` is a random number of 0 to 1."""
     return ttl_ms / POLLS * (0.5 + 0.5 * chance)
+
+
+def look_wait_ms(seen: Sighting | None, ttl_ms: int, chance: float, now_ms: float) -> float:
+    """How long a candidate waits that has seen this lease: not beyond the end of the lease."""
+    wait_ms = poll_wait_ms(ttl_ms, chance)
+    left_ms = 0.0 if seen is None else seen.left_ms(now_ms)
+    return min(wait_ms, left_ms + OVER_MS) if left_ms > 0 else wait_ms
 
 
 def is_outdated(lease_id: int, current_id: int) -> bool:

@@ -13,7 +13,8 @@ class ElectionSettings(Settings):
     elect: str = Field(
         default="",
         description="Where a lease decides who tries to be the writer: bucket (of the database), "
-        "or etcd://HOST:PORT,HOST:PORT/name/of/the/key. Without the lease the server stands by. "
+        "etcd://HOST:PORT,HOST:PORT/name/of/the/key, or kubernetes://NAMESPACE/NAME of a Lease, "
+        "where an empty NAMESPACE means that of the pod. Without the lease the server stands by. "
         "Not set: the server opens the database at once, and takes over from whoever has it.",
     )
     lease_ttl_ms: int = Field(
@@ -21,6 +22,12 @@ class ElectionSettings(Settings):
         ge=500,
         le=600_000,
         description="A lease that was not renewed for so long may be taken by another process. It "
-        "is renewed each third of that. etcd counts whole seconds, and has a least time of its "
-        "own.",
+        "is renewed each third of that. etcd and Kubernetes count whole seconds, and etcd has a "
+        "least time of its own.",
+    )
+    kubernetes_credentials_path: str = Field(
+        default="/var/run/secrets/kubernetes.io/serviceaccount",
+        description="The folder with token, ca.crt and namespace of a service account, for "
+        "--elect kubernetes://. Kubernetes mounts it into each pod; the files are read again when "
+        "they change.",
     )

@@ -26,7 +26,13 @@ from shalekv.format.names import (
     parse_manifest_name,
     parse_wal_name,
 )
-from shalekv.roles.electors.place import BucketPlace, EtcdAddress, EtcdPlace, parse_place
+from shalekv.roles.electors.place import (
+    BucketPlace,
+    EtcdAddress,
+    EtcdPlace,
+    KubernetesPlace,
+    parse_place,
+)
 
 TTL_MS = 3_000
 LEASE = ElectionLease("there:7654", b"n" * 16, TTL_MS)
@@ -117,13 +123,17 @@ def test_names_are_their_own(lease_id: int) -> None:
 
 
 def test_places() -> None:
-    """The bucket, and a key of etcd with one server or several."""
+    """The bucket, a key of etcd with one server or several, and a Lease of Kubernetes."""
     assert parse_place("bucket") == BucketPlace()
     assert parse_place("etcd://a:2379/db") == EtcdPlace((EtcdAddress("a", 2379),), "db")
     several = parse_place("etcd://a.b:1,[::1]:2/shale/db-1")
     assert several == EtcdPlace((EtcdAddress("a.b", 1), EtcdAddress("::1", 2)), "shale/db-1")
     assert isinstance(several, EtcdPlace)
     assert [str(each) for each in several.addresses] == ["a.b:1", "[::1]:2"]
+    assert parse_place("kubernetes://db/shale.kv-1") == KubernetesPlace("db", "shale.kv-1")
+    assert parse_place("kubernetes:///shale") == KubernetesPlace("", "shale")
+    longest = KubernetesPlace("n" * 63, "l" * 253)
+    assert parse_place(f"kubernetes://{longest.namespace}/{longest.name}") == longest
 
 
 @pytest.mark.parametrize(
@@ -140,6 +150,20 @@ def test_places() -> None:
         "etcd://a:1,/db",
         "etcd://a:1/d b",
         "http://a:1/db",
+        "kubernetes://",
+        "kubernetes://db",
+        "kubernetes://db/",
+        "kubernetes:///",
+        "kubernetes://db/Shale",
+        "kubernetes://db/shale_kv",
+        "kubernetes://db/-shale",
+        "kubernetes://db/shale.",
+        "kubernetes://db/shale..kv",
+        "kubernetes://db/shale/kv",
+        "kubernetes://d.b/shale",
+        "kubernetes://DB/shale",
+        f"kubernetes://{'n' * 64}/shale",
+        f"kubernetes://db/{'l' * 254}",
     ],
 )
 def test_other_texts_are_refused(elect: str) -> None:

@@ -1,9 +1,8 @@
 """What the system asks of an elector, and what electors are made of.
 
 An elector may be wrong: it may elect two at once, or nobody for a while. Epochs and fences keep
-the history right whatever it says (protocol, "Epochs and fences"). Another kind of elector, such
-as a lease of Kubernetes, is one more implementation of `Elector` and `RenewableLease`, and one
-more case in `opening`.
+the history right whatever it says (protocol, "Epochs and fences"). Another kind of elector is one
+more implementation of `Elector` and `RenewableLease`, and one more case in `place` and `opening`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import structlog
 
-from shalekv.core.leasing import KEPT, ElectionLease, Sighting, is_outdated, poll_wait_ms, sight
+from shalekv.core.leasing import KEPT, ElectionLease, Sighting, is_outdated, look_wait_ms, sight
 from shalekv.errors import ObjectNotFound, StoreError, StoreUnavailable
 from shalekv.format.election import NONCE_BYTES, decode_lease, encode_lease
 from shalekv.format.names import (
@@ -36,7 +36,6 @@ from shalekv.store.cas import CasStore
 from shalekv.store.claim import Claimed, Taken
 
 FIRST_ID = 0
-OVER_MS = 1  # after its end a lease is over, however a clock is rounded
 RELEASE_ATTEMPTS = 3  # a renewal that was cut off may stand where the release wants to
 
 _log = structlog.get_logger(__name__)
@@ -66,15 +65,9 @@ class BucketElector:
                 tenure = None
             if tenure is not None:
                 return tenure
-            await self._clock.sleep_ms(self._wait_ms())
-
-    def _wait_ms(self) -> float:
-        """Until the next look: no longer than the lease that was seen lasts."""
-        wait_ms = poll_wait_ms(self._ttl_ms, self._random.random())
-        if self._seen is None:
-            return wait_ms
-        left_ms = self._seen.left_ms(self._clock.monotonic_ms())
-        return min(wait_ms, left_ms + OVER_MS) if left_ms > 0 else wait_ms
+            now_ms = self._clock.monotonic_ms()
+            chance = self._random.random()
+            await self._clock.sleep_ms(look_wait_ms(self._seen, self._ttl_ms, chance, now_ms))
 
     async def _attempt(self) -> Tenure | None:
         seen = self._seen

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from shalekv.core.leasing import RENEWALS
 from shalekv.errors import InvalidSetting
 from shalekv.roles.electors.api import Elector, Told
 from shalekv.roles.electors.bucket import BucketElector
-from shalekv.roles.electors.place import BucketPlace, EtcdPlace, parse_place
+from shalekv.roles.electors.place import BucketPlace, EtcdPlace, KubernetesPlace, parse_place
 from shalekv.runtime import Runtime
 from shalekv.settings import ElectionSettings
 from shalekv.store.cas import CasStore
 
-TIMEOUT_MS_MIN = 250  # of a request to etcd, which syncs its disk
+TIMEOUT_MS_MIN = 250  # of a request to etcd or Kubernetes, which sync a disk
 
 
 @asynccontextmanager
 async def open_elector(
-    settings: ElectionSettings, store: CasStore, runtime: Runtime, *, holder: str, told: Told
+    settings: ElectionSettings,
+    store: CasStore,
+    runtime: Runtime,
+    *,
+    holder: str,
+    told: Told,
+    environment: Mapping[str, str],
 ) -> AsyncIterator[Elector]:
     """The elector of `settings` for the database in `store`; raises `InvalidSetting`.
 
     `holder` is the HOST:PORT under which clients reach this process; `told` hears of the holder.
+    `environment` says where Kubernetes is, in a pod.
     """
     ttl_ms = settings.lease_ttl_ms
     match parse_place(settings.elect):
@@ -33,6 +40,20 @@ async def open_elector(
         case EtcdPlace() as place:
             async with _open_etcd(place, runtime, holder=holder, ttl_ms=ttl_ms, told=told) as it:
                 yield it
+        case KubernetesPlace() as place:
+            from shalekv.roles.electors import kubernetes  # noqa: PLC0415 - brings an HTTP client
+            from shalekv.roles.electors.kubernetes_api import open_leases  # noqa: PLC0415 - as above
+
+            path, timeout_ms = settings.kubernetes_credentials_path, _timeout_ms(ttl_ms)
+            async with open_leases(place, environment, path, timeout_ms=timeout_ms) as leases:
+                yield kubernetes.KubernetesElector(
+                    leases, runtime, holder=holder, ttl_ms=ttl_ms, told=told
+                )
+
+
+def _timeout_ms(ttl_ms: int) -> float:
+    """How long a request may take: two of them fit between two renewals."""
+    return max(TIMEOUT_MS_MIN, ttl_ms / RENEWALS / 2)
 
 
 @asynccontextmanager
@@ -47,8 +68,7 @@ async def _open_etcd(
             "--elect etcd:// needs etcd3gw, which is not installed: "
             "pip install 'shalekv[server,etcd]'"
         ) from error
-    timeout_ms = max(TIMEOUT_MS_MIN, ttl_ms / RENEWALS / 2)  # two servers are asked in time
-    client = EtcdClient(place.addresses, place.key, timeout_ms=timeout_ms)
+    client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms))
     try:
         yield EtcdElector(client, runtime, holder=holder, ttl_ms=ttl_ms, told=told)
     finally:

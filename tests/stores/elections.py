@@ -1,0 +1,95 @@
+"""Places of an election, on real servers, and electors that campaign there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from random import SystemRandom
+
+from shalekv.clock import MachineClock
+from shalekv.roles.electors.api import Elector
+from shalekv.roles.electors.opening import open_elector
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import ElectionSettings, StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.memory import MemoryObjects, MemoryStore
+from tests.kit.store import STORE_NOW_MS
+from tests.servers.kubernetes import NAMESPACE, KubernetesApi
+from tests.servers.record_stores import EtcdServer
+
+DEADLINE_S = 60
+LEASE = "shale"  # the name of the Lease
+
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """Where an election is held."""
+
+    elect: str
+    ttl_ms: int = 2_000
+    lasting_ttl_ms: int = 3_000  # so long that whoever waits for the machine renews in time
+    taken: str = "b has taken the lease"  # what "a" is told when "b" has it
+    environment: Mapping[str, str] = field(default_factory=dict)
+    credentials: str = ""
+    delete: Callable[[], None] = lambda: None  # by hand
+    objects: MemoryObjects = field(default_factory=MemoryObjects)
+
+    @asynccontextmanager
+    async def electors(
+        self, *names: str, ttl_ms: int | None = None
+    ) -> AsyncIterator[tuple[list[Elector], dict[str, str]]]:
+        """Electors of these names, and what each was told last."""
+        told: dict[str, str] = {}
+        settings = ElectionSettings(
+            elect=self.elect,
+            lease_ttl_ms=ttl_ms or self.ttl_ms,
+            kubernetes_credentials_path=self.credentials,
+        )
+        async with AsyncExitStack() as stack:
+            made = []
+            for name in names:
+                workers = ThreadWorkers(1)
+                stack.callback(workers.close)
+                runtime = Runtime(MachineClock(), SystemRandom(), workers)
+                store = MemoryStore(lambda: STORE_NOW_MS, objects=self.objects)
+                opening = open_elector(
+                    settings,
+                    CasStore(store, runtime, StoreSettings()),
+                    runtime,
+                    holder=name,
+                    told=partial(told.__setitem__, name),
+                    environment=self.environment,
+                )
+                made.append(await stack.enter_async_context(opening))
+            async with asyncio.timeout(DEADLINE_S):
+                yield made, told
+
+
+def in_bucket() -> Election:
+    return Election("bucket")
+
+
+def in_etcd(server: EtcdServer) -> Election:
+    key = f"unit/{next(_numbers)}"
+    return Election(
+        f"etcd://{server.address}/{key}",
+        ttl_ms=6_000,
+        lasting_ttl_ms=9_000,
+        taken="the lease has ended in etcd",
+        delete=lambda: server.delete(key),
+    )
+
+
+def in_kubernetes(api: KubernetesApi) -> Election:
+    return Election(
+        f"kubernetes://{NAMESPACE}/{LEASE}",
+        environment=api.environment,
+        credentials=api.credentials,
+        delete=lambda: api.delete(LEASE),
+    )
