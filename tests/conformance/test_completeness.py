@@ -34,6 +34,7 @@ REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "SEQ_NOT_REACHED": "is the end of a wait: tests/unit/roles/test_reader_kv.py",
     "WAL_COLLECTED": OF_WATCHES,
     "WATCH_TOO_SLOW": OF_WATCHES,
+    "STREAM_TOO_SLOW": "takes clients that take no results: tests/e2e/test_unread_scans.py",
     "WAL_UNPROTECTED": OPERATOR,
     "BACKUP_NOT_FOUND": OPERATOR,
     "BACKUP_BUSY": OPERATOR,
@@ -84,6 +85,7 @@ LIMITS_WITHOUT_CASE: Mapping[str, str] = {
     "snapshot_view_count_max": "what is kept ready is the server's affair",
     "snapshot_view_bytes_max": "as above",
     "result_wait_ms": "takes clients that take no results: tests/unit/roles/test_scan_stream.py",
+    "result_stalled_ms": "as above: tests/e2e/test_unread_scans.py",
 }
 
 

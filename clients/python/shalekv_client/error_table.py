@@ -55,6 +55,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "STOPPING": errors.Stopping,
         "FENCED": errors.Fenced,
         "STANDING_BY": errors.Stopping,
+        "STREAM_TOO_SLOW": errors.StreamTooSlow,
         "OUTCOME_UNKNOWN": errors.OutcomeUnknown,
         "WRITE_TIMED_OUT": errors.DeadlineExceeded,
         "DATABASE_NOT_FOUND": errors.NotApplied,

@@ -32,6 +32,7 @@ ShaleKVError
     ├── DeadlineExceeded  no answer within the time given
     ├── Cancelled         the server or something between gave the call up
     ├── Abandoned         this client, or its session, was closed while the call was under way
+    ├── StreamTooSlow     results were not taken while others waited for the server's memory
     ├── KeyExpired        the idempotency key is too old to tell whether it was used
     └── ServerFailed      the server could not do it; `reason` says why
 
@@ -267,6 +268,13 @@ class Cancelled(OutcomeUnknown):
 
 class Abandoned(OutcomeUnknown):
     """This client, or its session, was closed while the call was under way."""
+
+
+class StreamTooSlow(OutcomeUnknown):
+    """The server has ended a scan or a session: its results were not taken for too long.
+
+    What had come is good. A scan that is resumable goes on by itself.
+    """
 
 
 class KeyExpired(OutcomeUnknown):

@@ -21,11 +21,15 @@ from shalekv_client.errors import (
     Overloaded,
     SeqNotReached,
     ShaleKVError,
+    StreamTooSlow,
     Unreachable,
 )
 
 # Outcomes that another attempt may settle. Subclasses are left out on purpose.
-_OPEN = (OutcomeUnknown, Unreachable, ConnectionLost, DeadlineExceeded, Cancelled)
+_OPEN = (
+    *(OutcomeUnknown, Unreachable, ConnectionLost, DeadlineExceeded, Cancelled),
+    StreamTooSlow,
+)
 
 DOUBLINGS_MAX = 40  # no delay is that long, and 2.0 ** 1024 would be an error
 

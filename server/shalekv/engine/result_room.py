@@ -1,7 +1,8 @@
 """Memory for what is on its way to clients: the less is left, the less each may take at once.
 
 Nobody waits for room for something small: a client that does not take its results must not stop
-the others. So the bound is passed by at most `SMALL_BYTES` for each stream that is open.
+the others. So the bound is passed by at most `SMALL_BYTES` for each stream that is open. While one
+waits for what is not small, streams that are stalled are ended, the oldest first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from shalekv.engine.stalls import Stalls
 from shalekv.engine.waiting import Waiter, new_waiter, tell
 from shalekv.errors import Overloaded
 
@@ -19,9 +21,10 @@ SMALL_BYTES = 4 * 1024
 class ResultRoom:
     """Counts bytes in and out. What is taken must be given back."""
 
-    def __init__(self, bytes_max: int) -> None:
-        """All of `bytes_max` is free."""
+    def __init__(self, bytes_max: int, stalls: Stalls | None = None) -> None:
+        """All of `bytes_max` is free. `stalls` knows the streams that hold it."""
         self._bytes_max = bytes_max
+        self.stalls = stalls
         self._line: dict[Waiter, int] = {}  # bytes that are needed, in the order of arrival
         self.used_bytes = 0
 
@@ -43,10 +46,13 @@ class ResultRoom:
         else:
             self.give_back(-more_bytes)
 
-    async def take_when_free(self, needed_bytes: int, wished_bytes: int, *, wait_ms: int) -> int:
+    async def take_when_free(
+        self, needed_bytes: int, wished_bytes: int, *, wait_ms: int, stalls: Stalls | None = None
+    ) -> int:
         """The same, but wait in line for what is not small. Raises `Overloaded` after `wait_ms`.
 
-        What is larger than all room there is waits until it is alone.
+        What is larger than all room there is waits until it is alone. Of `stalls`, or of those of
+        the room, streams are ended for the first in the line.
         """
         if needed_bytes <= SMALL_BYTES or (not self._line and self._has_room(needed_bytes)):
             return self.take(needed_bytes, wished_bytes)
@@ -55,7 +61,7 @@ class ResultRoom:
         try:
             with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
                 async with asyncio.timeout(wait_ms / 1000):
-                    await waiter
+                    await self._turn(waiter, stalls or self.stalls)
                 return self.take(needed_bytes, wished_bytes)
         finally:
             self._line.pop(waiter, None)
@@ -67,18 +73,29 @@ class ResultRoom:
         )
 
     @asynccontextmanager
-    async def held(self, size_bytes: int, *, wait_ms: int) -> AsyncIterator[None]:
-        """Room for so many bytes as long as it is entered; raises as `take_when_free`."""
-        taken_bytes = await self.take_when_free(size_bytes, 0, wait_ms=wait_ms)
+    async def held(
+        self, size_bytes: int, *, wait_ms: int, stalls: Stalls | None = None
+    ) -> AsyncIterator[Share]:
+        """Room for so many bytes, until it is left or given back; raises as `take_when_free`."""
+        share = Share(self)
+        await share.take(size_bytes, 0, wait_ms=wait_ms, stalls=stalls)
         try:
-            yield
+            yield share
         finally:
-            self.give_back(taken_bytes)
+            share.give_back()
 
     def give_back(self, taken_bytes: int) -> None:
         """Let others have it."""
         self.used_bytes -= taken_bytes
         self._admit()
+
+    async def _turn(self, waiter: Waiter, stalls: Stalls | None) -> None:
+        """Wait until told that there is room; end stalled streams when first in the line."""
+        while stalls is not None and not waiter.done():
+            is_first = next(iter(self._line)) is waiter
+            if not is_first or not await stalls.end_oldest():
+                await asyncio.wait([waiter], timeout=stalls.look_ms / 1_000)
+        await waiter
 
     def _has_room(self, needed_bytes: int) -> bool:
         return self.used_bytes == 0 or needed_bytes <= self.free_bytes
@@ -88,3 +105,30 @@ class ResultRoom:
         waiter = next(iter(self._line), None)
         if waiter is not None and self._has_room(self._line[waiter]):
             tell(waiter)
+
+
+class Share:
+    """What one stream has of a room. It is given back once, whoever comes first."""
+
+    def __init__(self, room: ResultRoom) -> None:
+        """Nothing is taken yet."""
+        self._room = room
+        self.taken_bytes = 0
+
+    async def take(
+        self, needed_bytes: int, wished_bytes: int, *, wait_ms: int, stalls: Stalls | None = None
+    ) -> None:
+        """Give back what was taken, and take anew; raises as `ResultRoom.take_when_free`."""
+        self.give_back()
+        self.taken_bytes = await self._room.take_when_free(
+            needed_bytes, wished_bytes, wait_ms=wait_ms, stalls=stalls
+        )
+
+    def keep(self, kept_bytes: int) -> None:
+        """Give back what is not needed after all."""
+        self._room.give_back(max(0, self.taken_bytes - kept_bytes))
+        self.taken_bytes = min(self.taken_bytes, kept_bytes)
+
+    def give_back(self) -> None:
+        """Let others have it."""
+        self.keep(0)

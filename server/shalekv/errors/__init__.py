@@ -6,6 +6,7 @@ ShaleError
 │   ├── QueueFull              too many bytes wait for their upload
 │   ├── LogFull                a majority of the safekeepers has no room
 │   └── MemtableFull           too many bytes are not compacted yet
+├── StreamTooSlow              results were not taken while others waited for memory
 ├── ReplyTooLarge              the reply would pass the message limit
 ├── RangeTooCostly             a condition on a range would look at too many deleted keys
 ├── ConditionFailed            what a write demanded of its key does not hold
@@ -135,6 +136,7 @@ from shalekv.errors.requests import (
     QueueFull,
     RangeTooCostly,
     ReplyTooLarge,
+    StreamTooSlow,
     WriteTimedOut,
 )
 from shalekv.errors.root import (
@@ -209,6 +211,7 @@ __all__ = [
     "StoreRefused",
     "StoreUnavailable",
     "StoreUnfit",
+    "StreamTooSlow",
     "Superseded",
     "TooStale",
     "Truncated",

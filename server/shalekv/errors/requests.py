@@ -40,6 +40,16 @@ class MemtableFull(Overloaded):
     reason = "MEMTABLE_FULL"
 
 
+class StreamTooSlow(ShaleError):
+    """A stream was ended: its client did not take its results while others waited for memory.
+
+    A scan goes on behind the last key that came. What became of the writes of a session that are
+    not answered is unknown.
+    """
+
+    reason = "STREAM_TOO_SLOW"
+
+
 class ReplyTooLarge(ShaleError):
     """The reply would pass the message limit. Ask for less at once."""
 

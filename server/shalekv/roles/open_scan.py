@@ -40,11 +40,16 @@ class OpenScan:
         if not self._is_running:  # otherwise it ends when its slice has come
             await self.aclose()
 
-    async def aclose(self) -> None:
-        """Read no more."""
-        slices, self._slices, self._opened = self._slices, None, None
+    async def stop(self) -> None:
+        """Read no more, but keep the view. REQUIRES: the caller asks for no more."""
+        slices, self._slices = self._slices, None
         if slices is not None:
             await slices.aclose()
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        self._opened = None
+        await self.stop()
 
     def __aiter__(self) -> Self:
         return self

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
@@ -13,8 +20,9 @@ from shalekv.clock import Clock
 from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
 from shalekv.engine.read_engine import ReadEngine
-from shalekv.engine.result_room import ResultRoom
+from shalekv.engine.result_room import ResultRoom, Share
 from shalekv.engine.scan import scan_slices
+from shalekv.engine.stalls import Stalls
 from shalekv.engine.view import OpenView
 from shalekv.errors import ObjectNotFound
 from shalekv.roles import requests
@@ -23,7 +31,7 @@ from shalekv.roles.open_scan import OpenScan
 from shalekv.roles.open_views import OpenViews
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue
-from shalekv.roles.scan_stream import scan_messages
+from shalekv.roles.scan_stream import Outlet, scan_messages
 from shalekv.roles.service import Call
 from shalekv.roles.snapshot_reads import SnapshotReads
 from shalekv.settings import KIB, LimitSettings
@@ -68,7 +76,9 @@ class Scans:
         self._snapshots = snapshots
         self._header = header
         self._views = OpenViews(limits, random)
-        self.room = ResultRoom(limits.result_bytes_max)  # for messages that were not taken
+        self._stalls = Stalls(clock, limits.result_stalled_ms)
+        # For messages that were not taken.
+        self.room = ResultRoom(limits.result_bytes_max, self._stalls)
         self._database_id = engine.database_id
         # Since when a message waits to be taken; None: it is being read. In the order of beginning.
         self._open_scans: dict[OpenScan, float | None] = {}
@@ -110,11 +120,11 @@ class Scans:
         if request.page_token:
             token = decode_page_token(self._database_id, request, keys)
         if request.header.snapshot_id:
-            return self._at_snapshot(request, keys, token)
+            return self._at_snapshot(request, keys, token, call)
         return self._at_view(request, keys, token, level, call)
 
     async def _at_snapshot(
-        self, request: kv_pb2.ScanRequest, keys: KeyRange, token: PageToken | None
+        self, request: kv_pb2.ScanRequest, keys: KeyRange, token: PageToken | None, call: Call
     ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
         """Nothing is kept for it here: its tokens name the snapshot, and any server goes on."""
         snapshots, snapshot_id = self._snapshots, request.header.snapshot_id
@@ -126,10 +136,12 @@ class Scans:
             return PageToken(snapshot_id, last_key).encode(self._database_id, request, keys)
 
         header = snapshots.header(opened.view)
-        messages = self._messages(slices, request, header, next_page)
-        async with self._ahead(opened), aclosing(slices), aclosing(messages):
-            async for message in messages:
-                yield message
+        async with self._ahead(opened) as ahead, aclosing(slices):
+            outlet = self._outlet(slices.aclose, ahead, call)
+            messages = self._messages(slices, request, header, outlet, next_page)
+            async with aclosing(messages):
+                async for message in messages:
+                    yield message
 
     async def _at_view(
         self,
@@ -163,16 +175,18 @@ class Scans:
             kept.view_id = self._views.keep(scan.opened, kept.view_id)
             return PageToken(kept.view_id, last_key).encode(self._database_id, request, keys)
 
-        messages = self._messages(scan, request, header, next_page)
         self._open_scans[scan] = None
         try:
-            async with ahead, aclosing(scan), aclosing(messages):  # it all goes with the caller
-                with self._left(scan, kept, is_resumable=request.resumable):
-                    async for message in messages:
-                        self._open_scans[scan] = self._clock.monotonic_ms()
-                        yield message
-                        self._open_scans[scan] = None
-                        kept.is_ended = not message.page_token
+            async with aclosing(scan), ahead as share:  # it all goes with the caller
+                outlet = self._outlet(scan.stop, share, call)
+                messages = self._messages(scan, request, header, outlet, next_page)
+                async with aclosing(messages):
+                    with self._left(scan, kept, is_resumable=request.resumable):
+                        async for message in messages:
+                            self._open_scans[scan] = self._clock.monotonic_ms()
+                            yield message
+                            self._open_scans[scan] = None
+                            kept.is_ended = not message.page_token
         finally:
             del self._open_scans[scan]
 
@@ -193,25 +207,36 @@ class Scans:
         slices: AsyncIterable[list[Entry]],
         request: kv_pb2.ScanRequest,
         header: kv_pb2.ReplyHeader,
+        outlet: Outlet,
         next_page: Callable[[bytes], bytes],
     ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
         return scan_messages(
-            slices,
-            request,
-            header,
-            message_bytes=self._limits.scan_message_bytes,
-            room=self.room,
-            wait_ms=self._limits.result_wait_ms,
-            clock=self._clock,
-            next_page=next_page,
+            slices, request, header, outlet, clock=self._clock, next_page=next_page
         )
 
-    def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[None]:
+    def _outlet(
+        self, stop_reading: Callable[[], Awaitable[None]], ahead: Share | None, call: Call
+    ) -> Outlet:
+        async def close() -> None:
+            if ahead is not None:
+                ahead.give_back()
+            await stop_reading()
+
+        return Outlet(
+            self.room,
+            message_bytes=self._limits.scan_message_bytes,
+            wait_ms=self._limits.result_wait_ms,
+            close=close,
+            call=call,
+        )
+
+    def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[Share | None]:
         """Room to read the levels, of which there is little where many scans stand still."""
         held = opened.view.held
         if held is None:
             return nullcontext()
-        return held.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=self._limits.result_wait_ms)
+        wait_ms = self._limits.result_wait_ms
+        return held.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=wait_ms, stalls=self._stalls)
 
     async def _slices(
         self, opened: OpenView, keys: KeyRange, *, reverse: bool

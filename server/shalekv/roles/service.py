@@ -34,6 +34,8 @@ class Call:
     peer: str = ""  # for logs
     deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
     line: Turns | None = None  # in which the writes of one session take effect; None: in none
+    # Ends a stream with an error although its client does not take what was written before.
+    end: Callable[[ShaleError], None] | None = None
 
     def answer_within_ms(self, now_ms: float) -> float | None:
         """The time until an answer must be on its way; None: there is no deadline."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
-from grpc_status import rpc_status
 
 from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import (
@@ -26,10 +25,12 @@ from shalekv.errors import (
     OutcomeUnknown,
     Overloaded,
     ShaleError,
+    StreamTooSlow,
 )
 from shalekv.roles.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.current_methods import MethodsOf
+from shalekv.rpc.ending import Context, end, forget_frames
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
@@ -38,7 +39,6 @@ from shalekv.v1 import kv_pb2
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 SessionRequest = kv_pb2.SessionRequest
 WatchRequest = kv_pb2.WatchRequest
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -54,13 +54,20 @@ class Adapter:
     """Makes method handlers of services, counts the calls in progress, and turns calls away."""
 
     def __init__(
-        self, runtime: Runtime, *, calls_max: int, session_room: ResultRoom | None = None
+        self,
+        runtime: Runtime,
+        *,
+        calls_max: int,
+        limits: LimitSettings | None = None,
+        session_room: ResultRoom | None = None,
     ) -> None:
         """At most `calls_max` calls are in progress; more are refused with `Overloaded`.
 
         All sessions share `session_room`.
         """
-        self._session_room = session_room or ResultRoom(LimitSettings().sessions_bytes_max)
+        limits = limits or LimitSettings()
+        self._session_room = session_room or ResultRoom(limits.sessions_bytes_max)
+        self._stalled_ms = limits.result_stalled_ms
         self._runtime = runtime
         self.counts = CallCounts()
         self._calls_max = calls_max
@@ -69,7 +76,7 @@ class Adapter:
         self._streams: set[DuplexStream] = set()
         self._leaving: set[asyncio.Task[None]] = set()  # which nobody cuts off but `leave`
         self._in_calls: set[asyncio.Task[Any]] = set()
-        self._cut_off: set[asyncio.Task[Any]] = set()  # of them, by us
+        self._cut_off: dict[asyncio.Task[Any], ShaleError] = {}  # of them, by us, and why
         self._awaited = 0  # of the calls, those that come to their end when all is answered
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,8 +96,8 @@ class Adapter:
 
     def cut_off(self) -> None:
         """Cancel what is in progress; its clients are told that the outcome is unknown."""
-        self._cut_off |= self._in_calls
-        for task in self._cut_off:
+        for task in self._in_calls:
+            self._cut_off[task] = OutcomeUnknown(CUT_OFF)
             task.cancel()
 
     async def leave(self, timeout_s: float) -> None:
@@ -109,7 +116,7 @@ class Adapter:
 
         async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
             assert self._refusal is not None
-            await _end(context, self._told(self._refusal))
+            await end(context, self._told(self._refusal))
 
         handler: Handler = grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
         return MethodsOf(services, handler)
@@ -130,12 +137,12 @@ class Adapter:
                     return reply if isinstance(reply, Message) else await reply
             except asyncio.CancelledError as cancelled:
                 if self._is_cancelled_by_client():
-                    _forget_frames(cancelled)
+                    forget_frames(cancelled)
                     raise
                 told = self._told(cancelled)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
                 told = self._told(error)
-            await _end(context, told)
+            await end(context, told)
             return None
 
         return grpc.unary_unary_rpc_method_handler(handle, None, _serialized)
@@ -225,21 +232,36 @@ class Adapter:
         At its own end the server waits for all streams to end that are to be awaited.
         """
         timed = self._timed(count, is_stream=True)
+        within_ms: float | None = None
         try:
             with timed, self._in_progress(is_awaited=is_awaited):
-                await serve(self._call(context))
+                await serve(self._call(context, self._stream_end(context)))
             return
         except asyncio.CancelledError as cancelled:
             if self._is_cancelled_by_client():
-                _forget_frames(cancelled)
+                forget_frames(cancelled)
                 raise
+            if isinstance(self._cut_off.get(_current_task()), StreamTooSlow):
+                within_ms = self._stalled_ms
             told = self._told(cancelled)
         except grpc.aio.BaseError as gone:
-            _forget_frames(gone)
+            forget_frames(gone)
             raise  # the connection is gone, and with it whoever wants a reply
         except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
             told = self._told(error)
-        await _end(context, told)
+        await end(context, told, within_ms=within_ms)
+
+    def _stream_end(self, context: Context) -> Callable[[ShaleError], None]:
+        """What ends the stream of this task though it waits for its client."""
+        task, peer = _current_task(), context.peer()
+
+        def end_stream(error: ShaleError) -> None:  # which must not hold the context
+            if task in self._in_calls and task not in self._cut_off:
+                self._cut_off[task] = error
+                task.cancel()
+                _log.warning("a stream was ended", peer=peer, problem=str(error))
+
+        return end_stream
 
     async def _run_duplex(
         self, stream: DuplexStream, requests: AsyncIterator[Message], context: Context
@@ -279,8 +301,7 @@ class Adapter:
         if self._calls >= self._calls_max:
             message = f"{self._calls} calls are in progress, and no more are allowed"
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
-        task = asyncio.current_task()
-        assert task is not None
+        task = _current_task()
         self._in_calls.add(task)
         self._calls += 1
         self._awaited += is_awaited
@@ -295,31 +316,32 @@ class Adapter:
             if not self._awaited:
                 self._idle.set()
 
-    def _call(self, context: Context) -> Call:
+    def _call(
+        self, context: Context, end_stream: Callable[[ShaleError], None] | None = None
+    ) -> Call:
+        deadline_ms: float | None = None
         # The stubs leave out that there may be no deadline.
         remaining_s: float | None = context.time_remaining()
-        if remaining_s is None:
-            return Call(peer=context.peer())
-        if remaining_s <= 0:
-            raise DeadlinePassed("the deadline had passed when the server received the call")
-        now_ms = self._runtime.clock.monotonic_ms()
-        return Call(peer=context.peer(), deadline_ms=now_ms + remaining_s * 1000.0)
+        if remaining_s is not None:
+            if remaining_s <= 0:
+                raise DeadlinePassed("the deadline had passed when the server received the call")
+            deadline_ms = self._runtime.clock.monotonic_ms() + remaining_s * 1000.0
+        return Call(peer=context.peer(), deadline_ms=deadline_ms, end=end_stream)
 
     def _is_cancelled_by_client(self) -> bool:
         """Whether this call was cancelled, and not cut off by us.
 
         If neither, somebody else has cancelled a future that it waited for, which is a bug.
         """
-        task = asyncio.current_task()
-        return task is not None and task not in self._cut_off and task.cancelling() > 0
+        task = _current_task()
+        return task not in self._cut_off and task.cancelling() > 0
 
     def _told(self, error: BaseException) -> status_pb2.Status:
         """What the client of this call is told of its error, which is over then."""
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task in self._cut_off:
-            self._cut_off.discard(task)
+        task = _current_task()
+        if isinstance(error, asyncio.CancelledError) and task in self._cut_off:
             task.uncancel()
-            return self._status_of(OutcomeUnknown(CUT_OFF), "a call")
+            error = self._cut_off.pop(task)
         return self._status_of(error, "a call")
 
     def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
@@ -333,7 +355,7 @@ class Adapter:
             error_id = self._error_id()
             _log.error(f"unexpected error in {of}", error_id=error_id, exc_info=error)
             status = status_of_bug(error_id)
-        _forget_frames(error)
+        forget_frames(error)
         return status
 
     def _logged_id(self, error: ShaleError) -> str:
@@ -346,6 +368,10 @@ class Adapter:
 
     def _error_id(self) -> str:
         return f"{self._runtime.random.getrandbits(48):012x}"
+
+
+def _current_task() -> asyncio.Task[Any]:
+    return cast("asyncio.Task[Any]", asyncio.current_task())
 
 
 def _parsed(request_type: type[RequestT], data: bytes) -> RequestT:
@@ -365,33 +391,6 @@ async def _requests(
 
 def _serialized(reply: Message | bytes) -> bytes:
     return reply if isinstance(reply, bytes) else reply.SerializeToString()
-
-
-async def _end(context: Context, status: status_pb2.Status) -> None:
-    """End the call with `status`, if there is still somebody to tell. To be called last.
-
-    grpc keeps what `abort` raises in the context, and raises it again itself when the handler has
-    returned. It must not hold frames, since those hold the context.
-    """
-    try:
-        await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.AbortError as aborted:
-        _forget_frames(aborted)
-    except grpc.aio.BaseError as gone:  # the deadline has passed, or the connection is lost
-        raise asyncio.CancelledError from gone
-
-
-def _forget_frames(error: BaseException) -> None:
-    """Let go of the frames that an error, and each error behind it, came through.
-
-    A frame that waited for a future holds the future, which holds its error, which holds the frame:
-    a cycle, which only a garbage collection would free. grpc, and groups of tasks, make others.
-    """
-    errors = [error]
-    for each in errors:
-        each.__traceback__ = None
-        behind = (each.__cause__, each.__context__)
-        errors += [other for other in behind if other is not None and other not in errors]
 
 
 async def _close(replies: AsyncIterator[Message]) -> None:

@@ -22,6 +22,7 @@ import grpc
 
 from shalekv.core.trouble import READ, WRITE
 from shalekv.engine.result_room import ResultRoom
+from shalekv.engine.stalls import Stalls
 from shalekv.errors import ShaleError
 from shalekv.roles.readiness import Readiness
 from shalekv.roles.service import AdminService, KvService, WatchService
@@ -68,8 +69,9 @@ class Server:
             maximum_concurrent_rpcs=CALLS_OF_ANY_KIND * settings.concurrent_calls_max,
         )
         self._limits = limits or LimitSettings()
-        self.session_room = ResultRoom(self._limits.sessions_bytes_max)
         self._runtime = runtime
+        stalls = Stalls(runtime.clock, self._limits.result_stalled_ms)
+        self.session_room = ResultRoom(self._limits.sessions_bytes_max, stalls)
         self._calls_max = settings.concurrent_calls_max
         self._adapter = self._new_adapter()
         self._methods = CurrentMethods()
@@ -169,7 +171,12 @@ class Server:
         await self._adapter.leave(LAST_EDITS_S)
 
     def _new_adapter(self) -> Adapter:
-        return Adapter(self._runtime, calls_max=self._calls_max, session_room=self.session_room)
+        return Adapter(
+            self._runtime,
+            calls_max=self._calls_max,
+            limits=self._limits,
+            session_room=self.session_room,
+        )
 
     async def _listen(self, services: Sequence[str]) -> None:
         if self._is_started:

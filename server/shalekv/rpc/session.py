@@ -3,13 +3,15 @@
 A message costs a hundred times what an operation costs, so results that are ready together leave
 together. Reading stops while the operations that are not answered, and the results that the
 client has not taken, hold more than `session_bytes_max` bytes, overhead included, or where all
-sessions together hold more than `sessions_bytes_max`.
+sessions together hold more than `sessions_bytes_max`. Then sessions whose clients take nothing are
+ended for one that goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,7 +19,7 @@ from typing import Any, TypeAlias
 from google.protobuf.message import Message
 
 from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
-from shalekv.errors import InvalidRequest, ShaleError
+from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow
 from shalekv.roles.service import Answer, Call, KvService
 from shalekv.roles.turns import Turns
 from shalekv.rpc.call_counts import CallCounts
@@ -56,6 +58,7 @@ class Session:
         self._limits = limits
         self._all = room or ResultRoom(limits.sessions_bytes_max)
         self._call = Call(peer=call.peer, line=Turns())
+        self._end_call = call.end
         self._describe = describe
         self._methods: dict[str, _Method] = {
             "get": service.get,
@@ -116,16 +119,23 @@ class Session:
                 if has_task or index % TURN_COUNT == TURN_COUNT - 1:
                     await asyncio.sleep(0)
                 while not self._has_room():
-                    self._room.clear()
-                    await self._room.wait()
+                    await self._wait_for_room()
         self._is_read = True
 
     async def replies(self) -> AsyncIterator[kv_pb2.SessionReply]:
         """Results as they become ready, until all operations of a stream that ended have theirs."""
+        stalls = self._all.stalls
         while True:
             self._changed.clear()
             if self._ready:
-                yield self._take()
+                reply, held_bytes = self._take()
+                if stalls is not None:
+                    stalls.offer(self, held_bytes)
+                yield reply
+                if stalls is not None:
+                    stalls.taken(self)
+                self._hold(-held_bytes)
+                self._room.set()
                 continue
             if not self._waiting:
                 if self._failure is not None:
@@ -145,8 +155,19 @@ class Session:
         """The client has gone: what it asked for and nobody waits for any more ends."""
         self._hold(-self._held_bytes)
         self._is_closed = True
+        self._ready.clear()
+        self._waiting.clear()
+        if self._all.stalls is not None:
+            self._all.stalls.taken(self)
         for answer in list(self._answers):
             answer.cancel()
+
+    async def end(self, error: StreamTooSlow) -> None:
+        """Implements `Stream`."""
+        self.close()
+        self.refuse(error)
+        if self._end_call is not None:
+            self._end_call(error)
 
     def _hold(self, more_bytes: int) -> None:
         if not self._is_closed:
@@ -158,6 +179,18 @@ class Session:
         # Where others leave nothing, a session goes on one operation after the other.
         is_crowded = not self._all.free_bytes and held_bytes > SMALL_BYTES
         return held_bytes <= self._limits.session_bytes_max and not is_crowded
+
+    async def _wait_for_room(self) -> None:
+        """Wait for a change; where others leave nothing, end one of those that are stalled."""
+        self._room.clear()
+        stalls = self._all.stalls
+        is_own = self._held_bytes > self._limits.session_bytes_max
+        if stalls is None or is_own or stalls.is_untaken(self):
+            await self._room.wait()  # for the client of this session
+        elif not await stalls.end_oldest():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(stalls.look_ms / 1_000):
+                    await self._room.wait()
 
     def _begin(
         self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
@@ -234,8 +267,8 @@ class Session:
         self._ready.append(result)
         self._changed.set()
 
-    def _take(self) -> kv_pb2.SessionReply:
-        """As many results as a message may hold, at least one."""
+    def _take(self) -> tuple[kv_pb2.SessionReply, int]:
+        """As many results as a message may hold, at least one; and what they hold."""
         count = held_bytes = message_bytes = 0
         for result in self._ready:
             result_bytes = result.ByteSize()
@@ -246,9 +279,7 @@ class Session:
             count += 1
         reply = kv_pb2.SessionReply(results=self._ready[:count])
         del self._ready[:count]
-        self._hold(-held_bytes)
-        self._room.set()
-        return reply
+        return reply, held_bytes
 
 
 async def _outcome(answer: Awaitable[Message]) -> _Outcome:

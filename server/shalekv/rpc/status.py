@@ -73,6 +73,7 @@ TABLE: Mapping[type[errors.ShaleError], Row] = {
     errors.WalCollected: Row(_Code.OUT_OF_RANGE, _NO),
     errors.WalUnprotected: Row(_Code.OUT_OF_RANGE, _NO),
     errors.WatchTooSlow: Row(_Code.ABORTED, _NO),
+    errors.StreamTooSlow: Row(_Code.ABORTED, _UNKNOWN),
     errors.PartFailed: Row(_Code.INTERNAL, _NO, log=True),
     errors.LoadUnknown: Row(_Code.FAILED_PRECONDITION, _UNKNOWN),
     errors.DeadlinePassed: Row(_Code.DEADLINE_EXCEEDED, _NO),

@@ -64,7 +64,7 @@ _FOLLOWERS = (
     # One batch is in memory as a message and as entries.
     _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
     # Some scans, and some sessions, are to have all they want at once.
-    _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 24, 1 * MIB),
+    _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 96, 256 * KIB),
     _Follower("watches", "watch_stream_bytes_max", ("watches", "watch_bytes_max"), 1, 4, 4 * MIB),
     _Follower("limits", "session_bytes_max", ("limits", "sessions_bytes_max"), 1, 2, 8 * MIB),
     _Follower("cache", "read_ahead_bytes_max", ("cache", "scan_ahead_bytes_max"), 1, 24, 1 * MIB),

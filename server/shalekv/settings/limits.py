@@ -92,12 +92,21 @@ class LimitSettings(Settings):
         description="How long a scan waits for room for a large value before it ends with "
         "RESOURCE_EXHAUSTED.",
     )
+    result_stalled_ms: int = Field(
+        default=5_000,
+        ge=10,
+        le=3_600_000,
+        description="A scan or a session whose client has taken nothing for so long is ended with "
+        "ABORTED when another one waits for the memory, the one that waits longest for its client "
+        "first. It is given a second more for each MiB of its message. Should be well below "
+        "result_wait_ms.",
+    )
     scan_message_bytes: int = Field(
-        default=1 * MIB,
+        default=256 * KIB,
         ge=1 * KIB,
         le=STREAM_MESSAGE_BYTES_MAX,
         description="Size at which a scan cuts its stream into messages, bytes. A larger entry "
-        "stands alone.",
+        "stands alone. A client that takes one within result_stalled_ms is not too slow.",
     )
     seq_wait_ms_max: int = Field(
         default=30_000,

@@ -144,7 +144,10 @@ class KVServicer:
         """Reads the keys of a range in order, at one sequence number while writes go on. The stream
         is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last. When
         the client does not take them for so long that writes need the memory of the view, the stream
-        ends with ABORTED (reason PAGE_EXPIRED).
+        ends with ABORTED (reason PAGE_EXPIRED). When it takes none for `result_stalled_ms` (server
+        setting) while others wait for the memory of the messages, the stream ends with ABORTED (reason
+        STREAM_TOO_SLOW); when that is not taken for as long, with a bare CANCELLED. A scan that is
+        `resumable` may go on then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +156,9 @@ class KVServicer:
     def Session(self, request_iterator, context):
         """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
         Operations that change something are ordered as they were sent. The server stops reading
-        while unanswered operations hold more than `session_bytes_max` bytes (server setting).
+        while unanswered operations hold more than `session_bytes_max` bytes (server setting). A
+        session whose client takes no results ends as a scan does, when others wait for its memory:
+        whether operations that are not answered took effect is unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,12 +47,17 @@ class KVStub:
     """Reads the keys of a range in order, at one sequence number while writes go on. The stream
     is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last. When
     the client does not take them for so long that writes need the memory of the view, the stream
-    ends with ABORTED (reason PAGE_EXPIRED).
+    ends with ABORTED (reason PAGE_EXPIRED). When it takes none for `result_stalled_ms` (server
+    setting) while others wait for the memory of the messages, the stream ends with ABORTED (reason
+    STREAM_TOO_SLOW); when that is not taken for as long, with a bare CANCELLED. A scan that is
+    `resumable` may go on then.
     """
     Session: _aio.StreamStreamMultiCallable[_kv_pb2.SessionRequest, _kv_pb2.SessionReply]
     """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
     Operations that change something are ordered as they were sent. The server stops reading
-    while unanswered operations hold more than `session_bytes_max` bytes (server setting).
+    while unanswered operations hold more than `session_bytes_max` bytes (server setting). A
+    session whose client takes no results ends as a scan does, when others wait for its memory:
+    whether operations that are not answered took effect is unknown.
     """
     Watch: _aio.StreamStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchReply]
     """Many watches on one stream: every commit to a range, in order, whole and exactly once. Served
@@ -127,7 +132,10 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         """Reads the keys of a range in order, at one sequence number while writes go on. The stream
         is cut into messages of at most 3.5 MiB; a message holds at least one entry or is the last. When
         the client does not take them for so long that writes need the memory of the view, the stream
-        ends with ABORTED (reason PAGE_EXPIRED).
+        ends with ABORTED (reason PAGE_EXPIRED). When it takes none for `result_stalled_ms` (server
+        setting) while others wait for the memory of the messages, the stream ends with ABORTED (reason
+        STREAM_TOO_SLOW); when that is not taken for as long, with a bare CANCELLED. A scan that is
+        `resumable` may go on then.
         """
 
     @_abc_1.abstractmethod
@@ -138,7 +146,9 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_kv_pb2.SessionReply]:
         """A pipeline of operations with ids; each is answered as soon as it commits, in any order.
         Operations that change something are ordered as they were sent. The server stops reading
-        while unanswered operations hold more than `session_bytes_max` bytes (server setting).
+        while unanswered operations hold more than `session_bytes_max` bytes (server setting). A
+        session whose client takes no results ends as a scan does, when others wait for its memory:
+        whether operations that are not answered took effect is unknown.
         """
 
     @_abc_1.abstractmethod

@@ -63,6 +63,7 @@ class ServerState(State):
         super().__init__()
         self.scan_failure_after: int | None = None  # fail every scan after so many messages
         self.scan_breaks_after: int | None = None  # so many messages, once
+        self.scan_breaks_with: Failure = bare(grpc.StatusCode.UNAVAILABLE)
         self.scan_headers: list[kv_pb2.RequestHeader] = []
         self.views: dict[bytes, tuple[Data, bytes]] = {}  # by page token, with the last key
         self.sessions_begun = 0
@@ -233,7 +234,7 @@ class DictServer:
                 await end(context, refusing(ShaleError("the scan was made to fail")))
             if sent == state.scan_breaks_after:
                 state.scan_breaks_after = None
-                await end(context, bare(grpc.StatusCode.UNAVAILABLE))
+                await end(context, state.scan_breaks_with)
             part = found[at : at + size]
             is_last = at + len(part) == len(found)
             has_token = bool(part) and (more if is_last else request.resumable)

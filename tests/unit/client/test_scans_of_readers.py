@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from shalekv_client import Client, ConnectionLost, PageExpired, RetryPolicy
+from shalekv import errors as server_errors
+from shalekv_client import Client, ConnectionLost, PageExpired, RetryPolicy, StreamTooSlow
+from tests.kit.serving.dict_server import refusing
 from tests.unit.client.cluster import Cluster, Member, cluster
 
 QUICK = RetryPolicy(backoff_initial_ms=1, backoff_max_ms=20)
@@ -99,6 +101,22 @@ async def test_resumable_scan_stays_at_its_server() -> None:
                 member.state.views.clear()
             with pytest.raises(PageExpired):
                 [entry async for entry in scan]
+
+
+async def test_scan_that_was_not_read_goes_on_if_it_may() -> None:
+    """A server that has ended it for others keeps its view: a resumable scan goes on there when its
+    program reads on, and any other raises what happened.
+    """
+    async with cluster() as running:
+        await fill(running)
+        for member in (*running.readers, running.writer):
+            member.state.scan_breaks_with = refusing(server_errors.StreamTooSlow("not taken"))
+        async with Client(running.addresses, retry=QUICK) as client:
+            break_all(running, 1)
+            assert [entry.key async for entry in client.scan(resumable=True)] == KEYS[:4]
+            break_all(running, 1)
+            with pytest.raises(StreamTooSlow, match="not taken"):
+                [entry async for entry in client.scan()]
 
 
 async def test_pages_stay_at_their_server() -> None:

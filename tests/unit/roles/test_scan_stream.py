@@ -19,7 +19,8 @@ from shalekv.format.coding import crc32c
 from shalekv.roles import requests
 from shalekv.roles.open_scan import OpenScan
 from shalekv.roles.page_token import PageToken, decode_page_token
-from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, MESSAGE_COPIES, scan_messages
+from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, MESSAGE_COPIES, Outlet, scan_messages
+from shalekv.roles.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put, run_of
 from tests.kit.engine.running_log import YieldingClock
@@ -37,6 +38,10 @@ def entry(key: bytes, value: bytes = b"v") -> Entry:
     return Entry(key, 7, Kind.PUT, value)
 
 
+async def nothing() -> None:
+    """What an outlet closes in these tests."""
+
+
 async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
     for entries in slices:
         yield entries
@@ -50,9 +55,7 @@ def stream(
         slices,
         kv_pb2.ScanRequest(),
         HEADER,
-        message_bytes=message_bytes,
-        room=room,
-        wait_ms=wait_ms,
+        Outlet(room, message_bytes=message_bytes, wait_ms=wait_ms, close=nothing, call=Call()),
         clock=YieldingClock(),
         next_page=token,
     )

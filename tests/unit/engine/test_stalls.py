@@ -1,0 +1,193 @@
+"""Streams that stall while others wait for memory: which is ended, when, and what is free then."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from shalekv.clock import LoopClock
+from shalekv.engine.result_room import SMALL_BYTES, ResultRoom, Share
+from shalekv.engine.stalls import SLOWEST_BYTES_PER_S, Stalls
+from shalekv.errors import Overloaded, StreamTooSlow
+from tests.kit.virtual_time import virtual_time
+
+STALLED_MS = 1_000
+LARGE = SMALL_BYTES + 1
+WAIT_MS = 10_000
+LATE_MS = 1.2 * STALLED_MS  # by then a stream that stalls now is ended
+
+
+class Client:
+    """A stream with one message at a time, which its client takes when the test says so."""
+
+    def __init__(self, room: ResultRoom) -> None:
+        assert room.stalls is not None
+        self._stalls = room.stalls
+        self._share = Share(room)
+        self.ended_by: StreamTooSlow | None = None
+
+    async def offer(self, size_bytes: int) -> None:
+        await self._share.take(size_bytes, 0, wait_ms=WAIT_MS)
+        self._stalls.offer(self, size_bytes)
+
+    def take(self) -> None:
+        self._stalls.taken(self)
+        self._share.give_back()
+
+    async def end(self, error: StreamTooSlow) -> None:
+        assert self.ended_by is None
+        self.ended_by = error
+        self._share.give_back()
+        await asyncio.sleep(0)
+        self._share.give_back()  # as the call does, too, which ends by this
+
+
+def room_of(size_bytes: int) -> ResultRoom:
+    return ResultRoom(size_bytes, Stalls(LoopClock(), STALLED_MS))
+
+
+async def stalled_clients(room: ResultRoom, count: int, *, apart_ms: float = 10) -> list[Client]:
+    clients = [Client(room) for _ in range(count)]
+    for client in clients:
+        await client.offer(LARGE)
+        await LoopClock().sleep_ms(apart_ms)
+    return clients
+
+
+def are_ended(clients: list[Client]) -> list[bool]:
+    return [client.ended_by is not None for client in clients]
+
+
+async def timed_ms(room: ResultRoom, needed_bytes: int, *, wait_ms: int = WAIT_MS) -> float:
+    """How long it takes to get room, which is given back."""
+    began_ms = LoopClock().monotonic_ms()
+    async with room.held(needed_bytes, wait_ms=wait_ms):
+        return LoopClock().monotonic_ms() - began_ms
+
+
+@virtual_time(orders=5)
+async def test_the_oldest_makes_way() -> None:
+    """As many streams are ended as one who waits needs, those first that stand longest."""
+    room = room_of(4 * LARGE)
+    clients = await stalled_clients(room, 4)
+    assert await timed_ms(room, 2 * LARGE) <= LATE_MS
+    assert are_ended(clients) == [True, True, False, False]
+    assert room.used_bytes == 2 * LARGE
+    assert "taken nothing of this stream for 1" in str(clients[0].ended_by)
+
+
+@virtual_time(orders=5)
+async def test_nobody_is_ended_for_nothing() -> None:
+    """Streams stand still as long as they like while there is room for all."""
+    room = room_of(4 * LARGE)
+    clients = await stalled_clients(room, 3)
+    await LoopClock().sleep_ms(100 * STALLED_MS)
+    assert await timed_ms(room, LARGE) == 0
+    assert await timed_ms(room, SMALL_BYTES) == 0
+    assert are_ended(clients) == [False] * 3
+
+
+@virtual_time(orders=5)
+async def test_a_client_that_goes_on_is_never_ended() -> None:
+    """A message just within the time is progress, however long others wait."""
+    room = room_of(LARGE)
+    slow = Client(room)
+    await slow.offer(LARGE)
+
+    async def go_on() -> None:
+        while True:
+            await LoopClock().sleep_ms(STALLED_MS - 1)
+            slow.take()
+            await slow.offer(LARGE)
+
+    async with asyncio.TaskGroup() as tasks:
+        going_on = tasks.create_task(go_on())
+        # It stands behind this one each time, and gets its turn.
+        times = [await timed_ms(room, LARGE) for _ in range(5)]
+        going_on.cancel()
+    assert max(times) < STALLED_MS
+    assert slow.ended_by is None
+
+
+@virtual_time(orders=5)
+async def test_a_large_message_is_given_more_time() -> None:
+    """A client is ended when it is slower than the slowest that is put up with."""
+    size_bytes = 3 * SLOWEST_BYTES_PER_S
+    room = room_of(size_bytes)
+    client = Client(room)
+    await client.offer(size_bytes)
+    due_ms = STALLED_MS + 3_000
+    waited_ms = await timed_ms(room, LARGE)
+    assert due_ms <= waited_ms <= due_ms + LATE_MS - STALLED_MS
+    assert client.ended_by is not None
+
+
+@virtual_time(orders=5)
+async def test_who_waits_is_served_in_turn() -> None:
+    """Streams are ended for the first in the line, who is not overtaken; one who leaves the line
+    holds nobody up.
+    """
+    room = room_of(4 * LARGE)
+    clients = await stalled_clients(room, 4, apart_ms=100)
+    order: list[int] = []
+
+    async def use(number: int, needed_bytes: int) -> None:
+        async with room.held(needed_bytes, wait_ms=WAIT_MS):
+            order.append(number)
+            await LoopClock().sleep_ms(50)
+
+    async with asyncio.TaskGroup() as tasks:
+        users = []
+        for number, needed_bytes in enumerate((3 * LARGE, 4 * LARGE, LARGE, LARGE)):
+            users.append(tasks.create_task(use(number, needed_bytes)))
+            await LoopClock().sleep_ms(1)
+        await LoopClock().sleep_ms(STALLED_MS / 2)
+        users[1].cancel()
+    assert order == [0, 2, 3]
+    assert are_ended(clients) == [True] * 3 + [False]
+
+
+@virtual_time(orders=5)
+async def test_who_gives_up_has_ended_nobody_who_was_too_young() -> None:
+    """One who cannot wait as long as it takes is refused, and the streams go on."""
+    room = room_of(2 * LARGE)
+    clients = await stalled_clients(room, 2)
+    with pytest.raises(Overloaded):
+        await timed_ms(room, LARGE, wait_ms=STALLED_MS // 2)
+    await LoopClock().sleep_ms(10 * STALLED_MS)
+    assert are_ended(clients) == [False, False]
+    assert room.used_bytes == 2 * LARGE
+
+
+@pytest.mark.parametrize("seed", range(10))
+@virtual_time()
+async def test_room_is_given_back_once(seed: int) -> None:
+    """Clients that take, stall, go or are ended at any moment: the count never goes wrong, and
+    everybody who waits long enough is served.
+    """
+    random = Random(seed)
+    room = room_of(6 * LARGE)
+
+    async def live() -> None:
+        client = Client(room)
+        try:
+            for _ in range(random.randrange(1, 6)):
+                await client.offer(random.randrange(LARGE, 3 * LARGE))
+                assert room.used_bytes <= 6 * LARGE
+                await LoopClock().sleep_ms(random.choice([0, 10, STALLED_MS, 20 * STALLED_MS]))
+                if client.ended_by is not None:
+                    return
+                client.take()
+        finally:
+            client.take()
+
+    async with asyncio.TaskGroup() as tasks:
+        users = []
+        for _ in range(40):
+            users.append(tasks.create_task(live()))
+            await LoopClock().sleep_ms(random.choice([0, 0, 100]))
+            if random.random() < 0.2:
+                random.choice(users).cancel()
+    assert room.used_bytes == 0

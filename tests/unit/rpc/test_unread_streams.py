@@ -1,0 +1,177 @@
+"""Streams whose clients read nothing, ended for others: what is told, and what is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_status.rpc_status import aio
+
+from shalekv.clock import LoopClock
+from shalekv.engine.result_room import ResultRoom
+from shalekv.engine.stalls import Stalls
+from shalekv.errors import StreamTooSlow
+from shalekv.rpc.ending import WATCHING
+from shalekv.settings import KIB, MIB, LimitSettings
+from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from tests.kit.patience import until
+from tests.kit.serving.memory_service import MemoryKv
+from tests.kit.serving.rpc import Failure, Serving, failure_of, serving
+from tests.unit.rpc.sessions import DrivenSession, SocketSession, driven, operation, served_writer
+
+SCAN = kv_pb2.ScanRequest(limit=1_000_000)  # again and again the same message
+ERROR = StreamTooSlow("nothing was taken")
+
+
+@asynccontextmanager
+async def stalled_scan(
+    stalled_ms: int, *, read_count: int = 1
+) -> AsyncIterator[tuple[Serving[MemoryKv], Any]]:
+    """A scan whose client has read so many messages, and whose next one waits."""
+    async with serving(limits=LimitSettings(result_stalled_ms=stalled_ms)) as it:
+        await it.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v" * MIB))
+        call = it.kv.Scan(SCAN)
+        for _ in range(read_count):
+            await call.read()
+        await it.service.scan_opened.wait()
+        await it.kv.Put(kv_pb2.PutRequest(key=b"l"))  # grpc.aio holds on to the last call it got
+        yield it, call
+        call.cancel()
+
+
+async def failure_of_stream(call: Any) -> Failure | None:
+    """Read to the end; None: it is a good one."""
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return failure_of(error, await aio.from_call(call))
+    return None
+
+
+def end(it: Serving[MemoryKv]) -> None:
+    end_call = next(each.end for each in it.service.calls if each.end is not None)
+    end_call(ERROR)
+    end_call(ERROR)  # who comes too late changes nothing
+
+
+def is_held() -> bool:
+    """Whether grpc.aio holds a call of a server of this process."""
+    running = [task.get_coro() for task in asyncio.all_tasks()]
+    return any(getattr(each, "__name__", "") == WATCHING for each in running)
+
+
+async def test_a_client_that_reads_on_is_told() -> None:
+    """The scan is closed at once, though its client reads nothing; when that reads on, it gets what
+    was sent, and then the error.
+    """
+    async with stalled_scan(60_000) as (it, call):
+        end(it)
+        await asyncio.wait_for(it.service.scan_closed.wait(), 30)
+        told = await failure_of_stream(call)
+        assert told is not None
+        assert told.code is grpc.StatusCode.ABORTED
+        assert told.info is not None
+        assert told.info.reason == "STREAM_TOO_SLOW"
+        assert told.message == str(ERROR)
+
+
+@pytest.mark.parametrize("read_count", [0, 1])
+async def test_a_stream_that_stays_unread_is_reset(read_count: int) -> None:
+    """When the error is not taken either, gRPC lets go of the stream, whose client gets CANCELLED
+    in the end; other calls of its connection go on.
+    """
+    async with stalled_scan(10, read_count=read_count) as (it, call):
+        end(it)
+        await asyncio.wait_for(it.service.scan_closed.wait(), 30)
+        await until(lambda: not is_held(), "grpc.aio lets go of the call")
+        told = await failure_of_stream(call)
+        assert told is not None
+        assert (told.code, told.info) == (grpc.StatusCode.CANCELLED, None)
+        assert (await it.kv.Get(kv_pb2.GetRequest(key=b"k"))).found
+
+
+VALUE = b"x" * 4 * KIB
+LIMITS = LimitSettings(
+    session_bytes_max=64 * KIB, sessions_bytes_max=256 * KIB, result_stalled_ms=50
+)
+SILENT = 8  # sessions, half of which take all the room
+
+
+async def fill(session: DrivenSession) -> None:
+    """Ask for much, and take one message; what comes then waits."""
+    for number in range(100):
+        session.send(operation(number, kv_pb2.GetRequest(key=b"a")))
+    await session.take()
+
+
+async def test_silent_sessions_give_way() -> None:
+    """Those that take nothing are ended for one that waits, no more than it needs, and raise what
+    ended them, never what looks like the end.
+    """
+    service = MemoryKv()
+    service.values[b"a"] = VALUE
+    room = ResultRoom(LIMITS.sessions_bytes_max, Stalls(LoopClock(), LIMITS.result_stalled_ms))
+    async with AsyncExitStack() as stack:
+        silent = [
+            await stack.enter_async_context(driven(service, limits=LIMITS, room=room))
+            for _ in range(SILENT)
+        ]
+        for session in silent:
+            await fill(session)
+        await until(lambda: not room.free_bytes, "there is no room left")
+        service.hold = True  # so that a session holds more than a little
+        async with driven(service, limits=LIMITS, room=room) as late:
+            for number in range(20):
+                late.send(operation(number, kv_pb2.PutRequest(key=b"b", value=VALUE)))
+            await until(lambda: len(service.held) > 10, "it goes on in large steps")
+            for answer in service.held:
+                answer.set_result(kv_pb2.PutReply())
+            service.hold = False
+            assert len(await late.rest()) == 20
+        ended = 0
+        for session in silent:
+            try:
+                await session.rest()
+            except StreamTooSlow:
+                ended += 1
+        assert 0 < ended < SILENT
+    assert room.used_bytes == 0
+
+
+async def test_a_session_is_told_that_it_was_ended() -> None:
+    """Over a socket: ABORTED with STREAM_TOO_SLOW when it reads on, soon after writes of another
+    session had to wait. All others get their results.
+    """
+    limits = LIMITS.model_copy(update={"result_stalled_ms": 500})
+    async with served_writer(limits=limits) as (it, _), AsyncExitStack() as stack:
+        room = it.server.session_room
+        assert room.stalls is not None
+        await it.kv.Put(kv_pb2.PutRequest(key=b"a", value=VALUE * 16))
+        silent = []
+        for _ in range(6):
+            options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+            channel = grpc.aio.insecure_channel(it.server.listen, options=options)
+            stub = kv_pb2_grpc.KVStub(await stack.enter_async_context(channel))
+            session = SocketSession(stub)
+            await session.send(operation(1_000, kv_pb2.GetRequest(key=b"none")))
+            await session.take(1)
+            await session.send(*(operation(n, kv_pb2.GetRequest(key=b"a")) for n in range(50)))
+            silent.append(session)
+        await until(lambda: not room.free_bytes, "there is no room left")
+        late, count = SocketSession(it.kv), 0
+        while not room.stalls.ended_count:
+            put = kv_pb2.PutRequest(key=b"b", value=VALUE)
+            await late.send(*(operation(count + n, put) for n in range(20)))
+            count += 20
+            await late.take(count)
+        for session in silent:
+            await session.call.done_writing()
+        told = [await failure_of_stream(session.call) for session in silent]
+        reasons = [each.info.reason for each in told if each is not None and each.info is not None]
+        assert 0 < len(reasons) < len(silent)
+        assert set(reasons) == {"STREAM_TOO_SLOW"}
