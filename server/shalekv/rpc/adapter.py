@@ -339,9 +339,10 @@ class Adapter:
     def _told(self, error: BaseException) -> status_pb2.Status:
         """What the client of this call is told of its error, which is over then."""
         task = _current_task()
-        if isinstance(error, asyncio.CancelledError) and task in self._cut_off:
+        cut_off_by = self._cut_off.pop(task, None)
+        if isinstance(error, asyncio.CancelledError) and cut_off_by is not None:
             task.uncancel()
-            error = self._cut_off.pop(task)
+            error = cut_off_by
         return self._status_of(error, "a call")
 
     def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
