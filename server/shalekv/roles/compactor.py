@@ -97,7 +97,7 @@ class Compactor:
         after: CompactorId | None = None,
     ) -> Compactor:
         """Take over from any other compactor of the database in `store`; with `after`, from that
-        one only.
+        one only, as `claim_compaction`.
 
         `hurry` is set by whoever sees that what is not compacted holds writes back, and cleared
         here. `parts` runs the parts of merges; not given, this process does, one after the other.

@@ -11,9 +11,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
+from shalekv.core.compaction.publish import CompactorId
 from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.engine.compaction.parts import OwnProcessParts
-from shalekv.errors import DatabaseNotFound, ShaleError, StoreBroken, Superseded
+from shalekv.errors import (
+    DatabaseNotFound,
+    ShaleError,
+    StoreBroken,
+    StoreUnavailable,
+    Superseded,
+)
 from shalekv.format import names
 from shalekv.roles.compactor import Compactor
 from shalekv.roles.compactors import CLOSE_S, MERGES_MAX, RETRY_MS_MAX, CompactedPlace, Compactors
@@ -23,7 +30,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.compaction import CompactedDatabase, put, small_settings
 from tests.kit.inline_runtime import InlineWorkers
-from tests.kit.store import FOR_EVER, FaultyStore, Gate, Request
+from tests.kit.store import FOR_EVER, FaultyStore, Gate, Request, nothing
 from tests.kit.virtual_time import virtual_time
 
 EAGER = small_settings(wal_trigger_bytes=1, l0_trigger_count=2, base_level_bytes=2_000)
@@ -218,6 +225,31 @@ async def test_what_was_taken_over_during_a_failure_is_not_taken_back() -> None:
             await passed(A_WHILE_S)
     assert (await database.stored.refresh()).compactor_nonce == newer.own.nonce
     assert [line["url"] for line in lines if line["event"] == "database given up"] == [store.url]
+
+
+@virtual_time()
+async def test_an_own_claim_that_failed_after_it_landed_is_no_rival() -> None:
+    """The list behind the create is not answered: the next claim goes on from there."""
+    _, store = await written("flaky")
+
+    async def claimed(after: CompactorId | None) -> CompactorId:
+        hurry = asyncio.Event()
+        compactor = await Compactor.open(
+            store, settings=EAGER, runtime=runtime(), hurry=hurry, after=after
+        )
+        return compactor.own
+
+    first = await claimed(None)
+
+    async def fail_lists(request: Request) -> None:
+        if request.operation == "create":
+            store.fail("list", MANIFESTS, times=EAGER.store.read_attempts)
+
+    store.after = fail_lists
+    with pytest.raises(StoreUnavailable):
+        await claimed(first)
+    store.after = nothing
+    assert (await claimed(first)).epoch == first.epoch + 2
 
 
 @virtual_time()

@@ -20,22 +20,27 @@ _NONCE_BYTES = 16
 
 
 async def claim_compaction(
-    store: CasStore, leases: Leases, *, after: CompactorId | None = None
+    store: CasStore,
+    leases: Leases,
+    *,
+    after: CompactorId | None = None,
 ) -> CompactedManifest:
     """Take over from any other compactor, and put a lease for the first job into `leases`.
 
-    With `after`, only from that one: a process that begins again must not take back what another
-    one has taken over meanwhile.
+    With `after`, only from that one, and under its nonce: a process that begins again must not take
+    back what another one has taken over meanwhile, and knows its own claim that has landed although
+    it has failed.
     Raises `Superseded` when it has, or when another one begins at the same time and wins;
     `DatabaseNotFound`, `OriginLost`, `CorruptObject` and `StoreError`.
     """
     stored = StoredManifest(store)
     seen = await stored.refresh()
     # A lower epoch is that of an older state, put in place of what `after` has compacted.
-    if after is not None and seen.compactor_epoch >= after.epoch:
+    is_own = after is not None and seen.compactor_nonce == after.nonce
+    if after is not None and seen.compactor_epoch >= after.epoch and not is_own:
         check_compactor(seen, after)
     await check_pins(store, seen)
-    nonce = store.runtime.random.randbytes(_NONCE_BYTES)
+    nonce = store.runtime.random.randbytes(_NONCE_BYTES) if after is None else after.nonce
     held = await leases.new()
 
     def claim(current: Manifest) -> Manifest:
