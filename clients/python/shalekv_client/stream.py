@@ -26,6 +26,8 @@ from shalekv_client.unary import Note, note_nothing
 SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.SessionRequest, kv_pb2.SessionReply]"
 
 
+TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
+
 # A server that turns a stream away has answered all that it had begun.
 REFUSALS = (Stopping, Overloaded, Unimplemented)
 
@@ -107,7 +109,9 @@ class Stream:
         for pending in message:
             self._unanswered[pending.number] = pending
             operation = pending.operation
-            left_ms = max(1, int(1_000 * (pending.due_s - now_s))) if pending.due_s else 0
+            left_ms = 0
+            if pending.due_s:
+                left_ms = int(min(max(1_000 * (pending.due_s - now_s), 1), TIMEOUT_MS_MAX))
             add(id=pending.number, timeout_ms=left_ms, **{operation.name: operation.request})
         return request
 

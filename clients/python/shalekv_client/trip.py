@@ -23,6 +23,8 @@ from shalekv_client.policies import Destination
 from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.verdicts import Verdict, verdict
 
+WRITE_TIMED_OUT = "WRITE_TIMED_OUT"  # told a little before the deadline, so that it arrives in time
+
 # Refusals that come before a server has looked at the idempotency key.
 _AT_THE_DOOR = (
     Overloaded,
@@ -93,6 +95,10 @@ class Trip:
             return self.unknown, error
         return error, None
 
+    def _is_over(self, error: ShaleKVError) -> bool:
+        """Whether a server has answered when the time of the call, and not of an attempt, ended."""
+        return error.reason == WRITE_TIMED_OUT and self.policy.attempt_timeout_ms is None
+
     def _says_more(self, error: ShaleKVError) -> bool:
         """Whether a server has told before what keeps it, and now no answer came in time."""
         is_silence = isinstance(error, DeadlineExceeded) and not error.reason
@@ -102,7 +108,7 @@ class Trip:
         self, error: ShaleKVError, chance: float, left_ms: float, *, has_choice: bool
     ) -> float | None:
         """How long to wait before one more attempt, or round; None: there is none."""
-        if self.attempts >= self.policy.attempts_max:
+        if self.attempts >= self.policy.attempts_max or self._is_over(error):
             return None
         if not has_choice and not may_repeat(error, is_repeatable=self.aim.is_repeatable):
             return None

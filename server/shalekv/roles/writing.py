@@ -370,11 +370,13 @@ class Writing:
             del judgement
 
     def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
+        form, durability = write.form, write.durability  # not the write: a repeat has it again
+
         def settle(outcome: Receipt | ShaleError) -> None:
             if not self._patience.end(future):  # the caller has gone; the commit stands anyway
                 return
             if isinstance(outcome, Receipt):
-                reply = write.form.reply(outcome.decision, write.durability)
+                reply = form.reply(outcome.decision, durability)
                 reply.header.CopyFrom(self._header(outcome.seq, outcome.wal_id))
                 future.set_result(reply)
             else:

@@ -105,6 +105,13 @@ async def test_deadline_of_what_is_sent_is_unknown(client: Client, server: DictS
     assert server.state.sessions_begun == 1
 
 
+async def test_a_deadline_may_be_far_away(client: Client) -> None:
+    """However long an operation may take, it fits into a message, and disturbs no other."""
+    endless = client.put(b"a", b"", timeout_ms=2**40)
+    first, second = await asyncio.gather(endless, client.put(b"b", b""))
+    assert {first.seq, second.seq} == {1, 2}
+
+
 async def test_deadline_of_what_is_not_sent_is_certain(server: DictServer) -> None:
     """An operation for which there was no room in time was not applied, and is not sent later."""
     server.state.failures.append(silent())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shalekv_client import errors
@@ -55,6 +57,23 @@ def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -
     write.note(HERE, refusal)
     assert write.final(refusal) == (lost, refusal)
     assert trip(REPEATABLE_WRITE).final(refusal) == (refusal, None)
+
+
+def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
+    """A write that timed out there is not sent again in the moment that is left. It is where attempts
+    have times of their own; silence afterwards says less.
+    """
+    told = error(errors.DeadlineExceeded, "WRITE_TIMED_OUT", code="DEADLINE_EXCEEDED")
+    silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
+    write = trip(REPEATABLE_WRITE)
+    write.note(HERE, told)
+    assert write.delay_ms(told, 0.5, 100, has_choice=False) is None
+    policy = replace(POLICY, attempt_timeout_ms=1_000)
+    write = Trip(REPEATABLE_WRITE, REPEATABLE_WRITE.destination, policy)
+    write.note(HERE, told)
+    assert write.delay_ms(told, 0.5, 5_000, has_choice=False) is not None
+    write.note(HERE, silence)
+    assert write.final(silence) == (told, silence)
 
 
 def test_answer_about_the_write_settles_it() -> None:
