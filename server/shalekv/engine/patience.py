@@ -12,6 +12,8 @@ from typing import Any
 from shalekv.engine.waiting import fail
 from shalekv.errors import OutcomeUnknown, WriteTimedOut
 
+TICK_MS = 10
+
 
 class Patience:
     """Those who wait for commits of one log."""
@@ -19,8 +21,10 @@ class Patience:
     def __init__(self, explain: Callable[[], str]) -> None:
         """Nobody waits. `explain` tells what keeps the log from answering."""
         self._explain = explain
-        # The timer of each, if it has a deadline.
-        self._waiting: dict[asyncio.Future[Any], asyncio.TimerHandle | None] = {}
+        # The tick at which each is told, if it has a deadline. Nearly all are answered long before,
+        # so that those of one tick share a timer.
+        self._waiting: dict[asyncio.Future[Any], int | None] = {}
+        self._due: dict[int, set[asyncio.Future[Any]]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -29,16 +33,23 @@ class Patience:
         """A call waits for this, unless it is known already, and for `within_ms` at most."""
         if future.done():
             return
-        self._waiting[future] = None
-        if within_ms is not None:
-            loop = asyncio.get_running_loop()
-            self._waiting[future] = loop.call_later(within_ms / 1_000, self._expire, future)
+        if within_ms is None:
+            self._waiting[future] = None
+            return
+        loop = asyncio.get_running_loop()
+        tick = int((1_000 * loop.time() + within_ms) // TICK_MS)
+        self._waiting[future] = tick
+        due = self._due.get(tick)
+        if due is None:
+            due = self._due[tick] = set()
+            loop.call_at(tick * TICK_MS / 1_000, self._expire, tick)
+        due.add(future)
 
     def end(self, future: asyncio.Future[Any]) -> bool:
         """It is known what became of its commit; whether the call is still there to be told."""
-        timer = self._waiting.pop(future, None)
-        if timer is not None:
-            timer.cancel()
+        tick = self._waiting.pop(future, None)
+        if tick is not None and tick in self._due:
+            self._due[tick].discard(future)
         return not future.done()
 
     def lose(self) -> None:
@@ -47,12 +58,15 @@ class Patience:
             if self.end(future):
                 fail(future, still_unknown())
 
-    def _expire(self, future: asyncio.Future[Any]) -> None:
-        if self.end(future):
-            message = (
-                f"the write was not durable by the deadline of its call: {self._explain()}. It may "
-                "be applied or not, now or later. Read the key to find out, or write it again"
-            )
+    def _expire(self, tick: int) -> None:
+        late = [future for future in self._due.pop(tick) if self.end(future)]
+        if not late:
+            return
+        message = (
+            f"the write was not durable by the deadline of its call: {self._explain()}. It may "
+            "be applied or not, now or later. Read the key to find out, or write it again"
+        )
+        for future in late:
             fail(future, WriteTimedOut(message))
 
 

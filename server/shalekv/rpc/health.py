@@ -6,7 +6,9 @@ whole server, and `shalekv.v1.KV`, are SERVING while both hold, or the first at 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -14,6 +16,7 @@ from grpc_health.v1.health import aio
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WHOLE_SERVER = ""
+WATCHERS_S = 1.0  # for those who watch, to be told
 
 
 class Health:
@@ -48,10 +51,21 @@ class Health:
         for service, is_serving in serves.items():
             if self._told.get(service) is is_serving:
                 continue
+            await self._set(service, is_serving=is_serving)
             self._told[service] = is_serving
-            status = health_pb2.HealthCheckResponse
-            await self._servicer.set(service, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def stop(self, services: Iterable[str] = ()) -> None:
-        """Report everything, `services` too, as NOT_SERVING."""
-        await self.report(dict.fromkeys([*self._told, *services], False))
+        """Report everything, `services` too, as NOT_SERVING, whatever was reported before."""
+        self._told |= dict.fromkeys(services)
+        for service in self._told:
+            await self._set(service, is_serving=False)
+            self._told[service] = False
+
+    async def _set(self, service: str, *, is_serving: bool) -> None:
+        """Tell all who watch; one who takes nothing holds up the others of its service, not us."""
+        status = health_pb2.HealthCheckResponse
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WATCHERS_S):
+                await self._servicer.set(
+                    service, status.SERVING if is_serving else status.NOT_SERVING
+                )

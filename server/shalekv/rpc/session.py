@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -234,7 +233,8 @@ class Session:
             raise self._refusal.with_traceback(None)
         call = self._call
         if operation.timeout_ms:
-            call = replace(call, deadline_ms=self._now_ms() + operation.timeout_ms)
+            deadline_ms = self._now_ms() + operation.timeout_ms
+            call = Call(call.peer, deadline_ms, call.line)
         return self._methods[kind](getattr(operation, kind), call)
 
     def _done(

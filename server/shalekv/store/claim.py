@@ -45,9 +45,10 @@ ClaimOutcome = Claimed | Taken
 class _Unresolved(Exception):
     """This attempt found no object to compare with."""
 
-    def __init__(self, problem: str, *, is_certain: bool) -> None:
-        """`is_certain`: it cannot have created one."""
-        super().__init__(problem)
+    def __init__(self, message: str, *, problem: str, is_certain: bool) -> None:
+        """`problem` is that of the store alone; `is_certain`: it cannot have created one."""
+        super().__init__(message)
+        self.problem = problem
         self.is_certain = is_certain
 
 
@@ -111,9 +112,10 @@ async def _attempt(
         return Claimed()
     is_certain = isinstance(outcome, Exists)
     if isinstance(outcome, Unknown):
-        absent = f"nobody knows whether {name} was created, and it is not there: {outcome.cause}"
+        problem = outcome.cause
+        absent = f"nobody knows whether {name} was created, and it is not there: {problem}"
     else:
-        absent = f"{name} existed, and was gone when it was read"
+        problem = absent = f"{name} existed, and was gone when it was read"
     try:
         found = await store.get(name)
     except ObjectNotFound as error:
@@ -123,7 +125,7 @@ async def _attempt(
         # before the run, where our write, had it landed, was replayed and counts, and where
         # the object that we make now is never read. And of a manifest, a create proves
         # nothing before a list shows it as the highest (F2).
-        raise _Unresolved(absent, is_certain=is_certain) from error
+        raise _Unresolved(absent, problem=problem, is_certain=is_certain) from error
     except (StoreUnavailable, StoreRefused) as error:
-        raise _Unresolved(str(error), is_certain=is_certain) from error
+        raise _Unresolved(str(error), problem=error.problem, is_certain=is_certain) from error
     return Claimed() if found.data == data else Taken(found.data, is_certain)

@@ -6,10 +6,11 @@ from itertools import count
 
 from shalekv.clock import Clock
 from shalekv.core.trouble import Trouble
-from shalekv.errors import StoreError
 
 # A shorter outage is bridged by repeating requests, and no news for an operator or a load balancer.
 UNREACHABLE_AFTER_MS = 5_000.0
+# A large object on a slow connection may take some seconds although nothing is wrong.
+SILENT_AFTER_MS = 10_000.0
 NO_ANSWER = "no answer"
 
 
@@ -48,15 +49,18 @@ class Reachability:
         del self._begun_ms[number]
 
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The trouble, if no request has succeeded for `after_ms` while one was under way."""
+        """The trouble, if no request has succeeded since one failed, `after_ms` ago or longer.
+
+        A request that has neither failed nor succeeded for `SILENT_AFTER_MS` counts as failed.
+        """
         since_ms = self._failing_since_ms
         if since_ms is None and self._begun_ms:
             since_ms = max(next(iter(self._begun_ms.values())), self._answered_ms)
+            after_ms = max(after_ms, SILENT_AFTER_MS)
         if since_ms is None or self._clock.monotonic_ms() - since_ms < after_ms:
             return None
         return Trouble("store unreachable", self._problem or NO_ANSWER, since_ms)
 
 
 def _problem_of(error: BaseException) -> str:
-    cause = error if isinstance(error, StoreError) else error.__cause__
-    return cause.problem if isinstance(cause, StoreError) else str(error)
+    return str(getattr(error, "problem", error))

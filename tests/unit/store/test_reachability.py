@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.settings import StoreSettings
+from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
-from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
+from shalekv.store.reachability import SILENT_AFTER_MS, UNREACHABLE_AFTER_MS, Reachability
 from tests.kit.engine.hand_clock import HandClock
+from tests.kit.inline_runtime import inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 
 AFTER_MS = UNREACHABLE_AFTER_MS
@@ -49,13 +52,13 @@ def test_silence_is_an_outage() -> None:
     requests = Reachability(clock)
     silent = requests.begin()
     for _ in range(3):
-        clock.advance(AFTER_MS - 1)
-        assert requests.trouble() is None
+        clock.advance(SILENT_AFTER_MS - 1)
+        assert requests.trouble(0) is None  # a slow answer is no outage
         requests.succeed()
-    clock.advance(AFTER_MS)
+    clock.advance(SILENT_AFTER_MS)
     trouble = requests.trouble()
     assert trouble is not None
-    assert trouble.text(clock.monotonic_ms()) == "store unreachable for 5 s: no answer"
+    assert trouble.text(clock.monotonic_ms()) == "store unreachable for 10 s: no answer"
     requests.end(silent)
     assert requests.trouble() is None
 
@@ -66,13 +69,29 @@ def test_problems_are_told_from_the_first_on() -> None:
     requests = Reachability(clock)
     assert requests.trouble(0) is None
     number = requests.begin()
-    cause = RuntimeError("nobody knows whether it was created")
-    cause.__cause__ = failure("connection refused")
-    requests.fail(number, cause)
     clock.advance(40)
+    assert requests.trouble(0) is None
+    requests.fail(number, failure("connection refused"))
     trouble = requests.trouble(0)
     assert trouble is not None
     assert trouble.text(clock.monotonic_ms()) == "store unreachable for 40 ms: connection refused"
+
+
+async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
+    """Also when a read behind it says, truthfully, that no object is there."""
+    store, told = ScriptedStore(), list[str]()
+    store.creates = [Fate.REQUEST_LOST]
+    cas = CasStore(store, inline_runtime(), StoreSettings())
+    requests = Reachability(cas.runtime.clock)
+    number = requests.begin()
+
+    def listen(_failed_attempts: int, error: BaseException) -> None:
+        requests.fail(number, error)
+        trouble = requests.trouble(0)
+        told.append(trouble.problem if trouble is not None else "")
+
+    await cas.claim("wal/1", b"x", listener=listen)
+    assert told == ["REQUEST_LOST"]
 
 
 async def test_a_store_that_counts_knows_of_its_reads() -> None:

@@ -131,16 +131,26 @@ class QuorumSlots:
     def check_available(self) -> None:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can be committed."""
         self._log.check_available()
+        full = self._full()
+        try:
+            if full is not None:
+                raise full
+        finally:
+            del full  # it holds this frame
+
+    def _full(self) -> LogFull | None:
+        """The refusal of writes while memory has had no room for a record for too long."""
         since_ms = self._full_since_ms
         if since_ms is None:
-            return
-        if self._runtime.clock.monotonic_ms() - since_ms >= self._settings.quorum_timeout_ms:
-            raise LogFull(
-                f"{self._ledger.held.unarchived_bytes} bytes are not in the archive yet, and "
-                f"held_log_bytes_max is {self._settings.held_log_bytes_max}: the safekeepers "
-                "archive too slowly, or cannot reach the object store. Try again later",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+            return None
+        if self._runtime.clock.monotonic_ms() - since_ms < self._settings.quorum_timeout_ms:
+            return None
+        return LogFull(
+            f"{self._ledger.held.unarchived_bytes} bytes are not in the archive yet, and "
+            f"held_log_bytes_max is {self._settings.held_log_bytes_max}: the safekeepers "
+            "archive too slowly, or cannot reach the object store. Try again later",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
         """The object of the next group: that of the one before, or the next."""
@@ -211,15 +221,10 @@ class QuorumSlots:
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
         """The reason why nothing is committed; it counts from `quorum_timeout_ms` on."""
         del after_ms
-        trouble = self._log.trouble()
-        since_ms = self._full_since_ms
-        if trouble is not None or since_ms is None:
+        trouble, full, since_ms = self._log.trouble(), self._full(), self._full_since_ms
+        if trouble is not None or full is None or since_ms is None:
             return trouble
-        try:
-            self.check_available()
-        except LogFull as full:
-            return Trouble("log full", str(full), since_ms)
-        return None
+        return Trouble("log full", str(full), since_ms)
 
     async def run(self) -> None:
         """Follow members and the manifest, and end objects, until cancelled.
