@@ -23,6 +23,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import ServeSettings, WalChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.retry import RefusalPolicy
 
 _log = structlog.get_logger(__name__)
 
@@ -46,6 +47,12 @@ class Ground:
 
 async def open_writer(ground: Ground) -> Writer:
     """Open the database as its writer; create it first, if the settings want that."""
+    refusals = RefusalPolicy(ground.store.sent, ground.runtime)
+    with refusals.opening(ground.settings.writer.open_timeout_ms):
+        return await _open(ground)
+
+
+async def _open(ground: Ground) -> Writer:
     settings, runtime, store = ground.settings, ground.runtime, ground.store
     since_epoch = None
     if settings.writer.open_once:  # others may create the database, and open it, before we do

@@ -72,7 +72,7 @@ class Reader:
         began_ms = runtime.clock.monotonic_ms()
         counting = CountingStore(store, runtime.clock)
         cas = CasStore(counting, runtime, settings.store)
-        with cas.opening(settings.reader.reader_open_timeout_ms):
+        with cas.refusals.opening(settings.reader.reader_open_timeout_ms):
             engine = await _join(cas, settings, links)
         open_ms = runtime.clock.monotonic_ms() - began_ms
         log.info(

@@ -76,7 +76,7 @@ class Writer:
         began_ms = clock.monotonic_ms()
         counting = CountingStore(store, clock)
         cas = CasStore(counting, runtime, settings.store)
-        with cas.opening(settings.writer.open_timeout_ms):
+        with cas.refusals.opening(settings.writer.open_timeout_ms):
             opened = await open_log(
                 cas,
                 settings.writer,

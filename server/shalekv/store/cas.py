@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import structlog
@@ -42,20 +41,8 @@ class CasStore:
             listener=log_retry,
         )
         self.reads: ObjectStore = retrying
-        self._refusals = retrying.refusals
+        self.refusals = retrying.refusals
         self._store = store
-
-    @contextmanager
-    def opening(self, timeout_ms: float) -> Iterator[None]:
-        """Repeat refused requests for `timeout_ms` inside, once the store has accepted one.
-
-        Outside they are repeated for a second, so that whoever asks is told soon.
-        """
-        window_ms, self._refusals.window_ms = self._refusals.window_ms, timeout_ms
-        try:
-            yield
-        finally:
-            self._refusals.window_ms = window_ms
 
     async def claim(
         self,
@@ -68,7 +55,7 @@ class CasStore:
     ) -> ClaimOutcome:
         """Create `name` unless a rival has, to its end: see `shalekv.store.claim.claim`.
 
-        A refusal is repeated as `opening` says; if `is_patient`, until somebody has mended its
+        A refusal is repeated as `refusals` says; if `is_patient`, until somebody has mended its
         cause. `listener` hears of failed attempts, which are logged in any case.
         """
 
@@ -85,9 +72,9 @@ class CasStore:
             metadata=metadata,
             backoff=self.backoff,
             listener=failed,
-            may_pass=(lambda _: True) if is_patient else self._refusals.begin(),
+            may_pass=(lambda _: True) if is_patient else self.refusals.begin(),
         )
-        self._refusals.accepted()
+        self.refusals.accepted()
         return outcome
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
+REFUSALS_MS = 1_000.0
+
 
 class RequestKind(enum.StrEnum):
     """What a request is charged as."""
@@ -30,6 +32,7 @@ class RequestCounts:
         self._counts = dict.fromkeys(RequestKind, 0)
         self._total: RequestCounts | None = None
         self.was_accepted = False  # the store has answered a request of this process with success
+        self.refusals_ms = REFUSALS_MS  # so long a refused request is sent again, if it was
 
     def add(self, kind: RequestKind, count: int = 1) -> None:
         """Count `count` requests more."""

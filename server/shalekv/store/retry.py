@@ -5,7 +5,8 @@ Waiting and randomness come from the `Runtime`: in virtual time, the same seed w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -64,11 +65,10 @@ class Backoff:
 
 DEFAULT_BACKOFF = Backoff()
 DEFAULT_READ_ATTEMPTS = 5
-DEFAULT_REFUSALS_MS = 1_000.0
 
 
 class RefusalPolicy:
-    """Decides whether a refused request is sent again.
+    """Decides whether a refused request is sent again, for all who ask one store.
 
     A store that has accepted a request of this process knows it: a refusal may pass, as while
     credentials are replaced or a permission travels through a cluster. A store that has accepted
@@ -76,14 +76,23 @@ class RefusalPolicy:
     """
 
     def __init__(self, sent: RequestCounts, runtime: Runtime) -> None:
-        """`sent` belongs to the store, and notes whether it has accepted a request."""
+        """`sent` belongs to the store: what is set there holds for all who ask it."""
         self._sent = sent
         self._clock = runtime.clock
-        self.window_ms = DEFAULT_REFUSALS_MS  # after its beginning, a request is not sent again
+
+    @contextmanager
+    def opening(self, timeout_ms: float) -> Iterator[None]:
+        """Repeat refused requests for `timeout_ms` inside, and for a second outside."""
+        sent = self._sent
+        window_ms, sent.refusals_ms = sent.refusals_ms, max(timeout_ms, sent.refusals_ms)
+        try:
+            yield
+        finally:
+            sent.refusals_ms = window_ms
 
     def begin(self) -> Callable[[StoreRefused], bool]:
         """A predicate for the refusals of one request, which begins now."""
-        until_ms = self._clock.monotonic_ms() + self.window_ms
+        until_ms = self._clock.monotonic_ms() + self._sent.refusals_ms
 
         def may_pass(error: StoreRefused) -> bool:
             is_known = self._sent.was_accepted and error.may_pass
@@ -171,7 +180,8 @@ class RetryingStore(ObjectStore):
         while True:
             try:
                 async for info in self._inner.list(prefix, start_after=start_after):
-                    failed_attempts = 0
+                    if failed_attempts:
+                        failed_attempts, is_passing = 0, self._is_passing()
                     start_after = info.name
                     yield info
                 self.refusals.accepted()
@@ -213,10 +223,13 @@ class RetryingStore(ObjectStore):
 
     def _is_passing(self) -> Callable[[Exception, int], bool]:
         may_pass = self.refusals.begin()
+        unanswered_count = 0
 
-        def is_passing(error: Exception, failed_attempts: int) -> bool:
+        def is_passing(error: Exception, _failed_attempts: int) -> bool:
+            nonlocal unanswered_count
             if isinstance(error, StoreUnavailable):
-                return failed_attempts < self._attempts
+                unanswered_count += 1
+                return unanswered_count < self._attempts
             return isinstance(error, StoreRefused) and may_pass(error)
 
         return is_passing

@@ -8,7 +8,8 @@ from shalekv.errors import InvalidSetting, ObjectNotFound, StoreRefused, StoreUn
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import DEFAULT_REFUSALS_MS, Backoff, RetryingStore
+from shalekv.store.requests import REFUSALS_MS
+from shalekv.store.retry import Backoff, RetryingStore
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 
@@ -115,9 +116,9 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
     inner.read_fates, inner.creates = [Fate.FORBIDDEN] * 99, [Fate.FORBIDDEN] * 99
     with pytest.raises(StoreRefused):
         await ask()
-    assert DEFAULT_REFUSALS_MS / 2 < sum(clock.waits_ms[3:]) < 3 * DEFAULT_REFUSALS_MS
+    assert REFUSALS_MS / 2 < sum(clock.waits_ms[3:]) < 3 * REFUSALS_MS
     clock.waits_ms.clear()
-    with cas.opening(60_000), pytest.raises(StoreRefused):
+    with cas.refusals.opening(60_000), pytest.raises(StoreRefused):
         await ask()
     assert 60_000 <= sum(clock.waits_ms) < 65_000
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shalekv.core.manifest import CasMode
-from shalekv.errors import StoreError, StoreUnavailable
+from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
@@ -27,7 +27,7 @@ from shalekv.store.api import (
     Unknown,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import Backoff, RetryListener, repeat, unheard
+from shalekv.store.retry import Backoff, RefusalPolicy, RetryListener, repeat, unheard
 from shalekv.store.two_phase.store import TwoPhaseStore
 
 T = TypeVar("T")
@@ -124,16 +124,23 @@ class Scratch:
                 attempt,
                 self.runtime,
                 self._backoff,
-                is_passing=self._is_passing,
+                is_passing=self._is_passing(store),
                 listener=self._listener,
             )
         except _NoAnswer as unanswered:
             raise StoreUnavailable(store.url, "create", name, str(unanswered)) from None
         return outcome, is_first
 
-    def _is_passing(self, error: Exception, failed_attempts: int) -> bool:
-        is_unanswered = isinstance(error, StoreUnavailable | _NoAnswer)
-        return is_unanswered and failed_attempts != self.effort.create_attempts
+    def _is_passing(self, store: ObjectStore) -> Callable[[Exception, int], bool]:
+        may_pass = RefusalPolicy(store.sent, self.runtime).begin()
+
+        def is_passing(error: Exception, failed_attempts: int) -> bool:
+            if isinstance(error, StoreRefused):
+                return may_pass(error)
+            is_unanswered = isinstance(error, StoreUnavailable | _NoAnswer)
+            return is_unanswered and failed_attempts != self.effort.create_attempts
+
+        return is_passing
 
     async def created(
         self,
