@@ -60,8 +60,9 @@ def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -
 
 
 def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
-    """A write that timed out there is not sent again in the moment that is left. It is where attempts
-    have times of their own; silence afterwards says less.
+    """A write that timed out there is not sent again in the moment that is left.
+
+    It is where attempts have times of their own; silence afterwards says less.
     """
     told = error(errors.DeadlineExceeded, "WRITE_TIMED_OUT", code="DEADLINE_EXCEEDED")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
