@@ -113,7 +113,7 @@ class Writer:
             url=store.url,
             open_ms=open_ms,
             levels=LevelsReport(engine, settings.compactor, pins, requests),
-            readiness=lambda: Readiness(counting.reads.trouble(), opened.slots.trouble()),
+            readiness=lambda: Readiness(counting.reads.trouble(), engine.slots.trouble()),
         )
         admin.watches = watches
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)
