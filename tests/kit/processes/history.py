@@ -101,14 +101,14 @@ class History:
         """The server has acknowledged; `Violation` when its number contradicts the order.
 
         A write that is sent after another was acknowledged comes after it, whoever acknowledged
-        (I3, I14): a fenced writer can acknowledge nothing that was sent after its successor
-        acknowledged something.
+        (I3, I14): a fenced writer can make nothing durable that was sent after its successor
+        acknowledged something. From memory it can acknowledge, until it notices; that is lost.
         """
         attempt.commit = commit
         attempt.fate = Fate.IN_MEMORY if commit.wal_id is None else Fate.ACKNOWLEDGED
         if commit.seq in self._seqs:
             raise self.violation(f"{attempt}: its number was issued before")
-        if commit.seq <= attempt.seq_floor:
+        if commit.seq <= attempt.seq_floor and commit.wal_id is not None:
             raise self.violation(f"{attempt}: {attempt.seq_floor} was acknowledged before it began")
         self._seqs.add(commit.seq)
         self._newest_seq = max(self._newest_seq, commit.seq)
