@@ -43,7 +43,7 @@ class ReaderStatus:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether calls of one kind, reads or writes, succeed at a server."""
+    """State of calls of one kind, reads or writes, at a server."""
 
     is_ready: bool
     cause: str = ""  # in two words, such as "store unreachable"

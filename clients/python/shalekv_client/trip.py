@@ -96,11 +96,11 @@ class Trip:
         return error, None
 
     def _is_over(self, error: ShaleKVError) -> bool:
-        """Whether a server has answered when the time of the call, and not of an attempt, ended."""
+        """Return True if a server answered at the deadline of the call, not of one attempt."""
         return error.reason == WRITE_TIMED_OUT and self.policy.attempt_timeout_ms is None
 
     def _says_more(self, error: ShaleKVError) -> bool:
-        """Whether a server has told before what keeps it, and now no answer came in time."""
+        """Return True if no answer came in time, but a server gave a reason before."""
         is_silence = isinstance(error, DeadlineExceeded) and not error.reason
         return is_silence and self.unknown is not None and bool(self.unknown.reason)
 

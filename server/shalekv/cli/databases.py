@@ -1,4 +1,4 @@
-"""What the commands have in common that work on several databases in one process."""
+"""Shared parts of the commands that work on several databases in one process."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Life(Protocol):
         ...
 
     def readiness(self) -> Readiness | None:
-        """Whether reads and writes succeed; None: it answers neither."""
+        """State of reads and writes; None for a role that answers neither."""
         ...
 
     async def leave(self, timeout_ms: float) -> None:

@@ -1,4 +1,4 @@
-"""Why reads or writes do not succeed, and the names under which health checks ask for both."""
+"""Reason of failing reads or writes, and the names under which health checks ask for both."""
 
 from __future__ import annotations
 

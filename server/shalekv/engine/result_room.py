@@ -108,7 +108,7 @@ class ResultRoom:
 
 
 class Share:
-    """What one stream has of a room. It is given back once, whoever comes first."""
+    """Share of a room that one stream holds. It is given back once, by the first who does."""
 
     def __init__(self, room: ResultRoom) -> None:
         """Nothing is taken yet."""

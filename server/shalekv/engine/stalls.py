@@ -18,7 +18,7 @@ LOOK_MS_MIN = 5
 
 
 class Stream(Protocol):
-    """What holds memory for a client."""
+    """Holder of memory for a client."""
 
     async def end(self, error: StreamTooSlow) -> None:
         """Give back all memory, the first of it at once, and end the call with `error`.
@@ -52,7 +52,7 @@ class Stalls:
         self._untaken.pop(stream, None)
 
     def is_untaken(self, stream: Stream) -> bool:
-        """Whether its client has a message to take."""
+        """Return True if the client of `stream` has a message to take."""
         return stream in self._untaken
 
     async def end_oldest(self) -> bool:

@@ -102,7 +102,7 @@ class Reader:
         return cls(engine, kv, admin, watches, runtime.clock)
 
     def readiness(self) -> Readiness:
-        """Whether the store answers reads."""
+        """State of reads, by the requests of this process to the store."""
         return self.admin.readiness()
 
     async def run(self) -> None:

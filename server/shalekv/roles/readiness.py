@@ -1,4 +1,4 @@
-"""Whether a role answers reads and takes writes at present, for health checks and operators."""
+"""Readiness of a role for reads and for writes, for health checks and operators."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Readiness:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the role does all that it is for."""
+        """True if the role does all that it is for."""
         return self.reads is None and self.writes is None
 
     @property
     def is_ready_for_writes(self) -> bool:
-        """Whether a write may be sent here."""
+        """True if writes may be sent to this process."""
         return self.takes_writes and self.writes is None
 
     def fill(self, reply: admin_pb2.StatusReply, now_ms: float) -> None:

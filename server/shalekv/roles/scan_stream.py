@@ -73,7 +73,7 @@ async def scan_messages(
 
 
 class Outlet:
-    """What one scan holds for its client: room for one message after the other."""
+    """Memory that one scan holds for its client: room for one message after the other."""
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class Writer:
         return self.engine.manifest.own.epoch
 
     def readiness(self) -> Readiness:
-        """Whether the store answers reads, and writes become durable."""
+        """State of reads and writes, by the requests of this process."""
         return self.admin.readiness()
 
     async def run(self) -> None:

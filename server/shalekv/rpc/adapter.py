@@ -252,7 +252,7 @@ class Adapter:
         await end(context, told, within_ms=within_ms)
 
     def _stream_end(self, context: Context) -> Callable[[ShaleError], None]:
-        """What ends the stream of this task though it waits for its client."""
+        """A function that ends the stream of this task although it waits for its client."""
         task, peer = _current_task(), context.peer()
 
         def end_stream(error: ShaleError) -> None:  # which must not hold the context

@@ -268,7 +268,7 @@ class Session:
         self._changed.set()
 
     def _take(self) -> tuple[kv_pb2.SessionReply, int]:
-        """As many results as a message may hold, at least one; and what they hold."""
+        """The results for one message, at least one, and the bytes that they hold."""
         count = held_bytes = message_bytes = 0
         for result in self._ready:
             result_bytes = result.ByteSize()

@@ -1,4 +1,4 @@
-"""Whether requests to a store succeed: what an operator is told while they do not."""
+"""Outages of a store, as the requests of one process meet them."""
 
 from __future__ import annotations
 

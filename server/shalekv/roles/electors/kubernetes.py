@@ -121,7 +121,7 @@ class KubernetesElector:
         }
 
     def _sight(self, found: KubernetesLease) -> Sighting:
-        """What is known of this Lease, which is as old as what its `spec` says is unchanged."""
+        """State of this Lease; its age counts from the last change of its `spec`."""
         if self._seen is None or found.spec != self._spec:
             self._spec = found.spec
             self._changes += 1
