@@ -21,7 +21,7 @@ ShaleKVError
 │   ├── Unimplemented     this server does not have the call or the option
 │   ├── Overloaded        come back after `retry_after_ms`
 │   ├── ReplyTooLarge     ask for less at once
-│   ├── DeadlinePassed    the deadline had passed before any work was done
+│   ├── DeadlinePassed    the deadline came before there was an answer
 │   ├── Stopping          this process no longer serves
 │   │   └── Fenced        because another writer has taken over
 │   └── NotSent           the operation has never left this client: its session was over
@@ -218,7 +218,7 @@ class ReplyTooLarge(NotApplied):
 
 
 class DeadlinePassed(NotApplied):
-    """The deadline had passed before the server began. Give it more time."""
+    """The deadline came before there was an answer. Give it more time."""
 
 
 class Stopping(NotApplied):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shalekv_client.endpoints import Endpoint
 from shalekv_client.errors import (
@@ -23,7 +23,8 @@ from shalekv_client.policies import Destination
 from shalekv_client.retry import RetryPolicy, may_repeat
 from shalekv_client.verdicts import Verdict, verdict
 
-WRITE_TIMED_OUT = "WRITE_TIMED_OUT"  # told a little before the deadline, so that it arrives in time
+# Told a little before the deadline, so that it arrives in time.
+AT_THE_DEADLINE = frozenset({"WRITE_TIMED_OUT", "DEADLINE_PASSED"})
 
 # Refusals that come before a server has looked at the idempotency key.
 _AT_THE_DOOR = (
@@ -73,42 +74,42 @@ class Trip:
     verdict: Verdict = Verdict.FINAL  # on that
     unknown: OutcomeUnknown | None = None
     behind: ShaleKVError | None = None  # a server answered that it is too far behind
+    told: ShaleKVError | None = None  # the last error that a server gave a reason for
 
     def note(self, endpoint: Endpoint, error: ShaleKVError) -> None:
         """An attempt has failed."""
         self.last = endpoint
         self.tried.add(endpoint)
         self.verdict = verdict(error, self.destination, is_repeatable=self.aim.is_repeatable)
-        if isinstance(error, OutcomeUnknown) and not self._says_more(error):
+        if isinstance(error, OutcomeUnknown):
             self.unknown = error
+        if error.reason:
+            self.told = error
         if isinstance(error, TooStale | SeqNotReached):
             self.behind = error
 
     def final(self, error: ShaleKVError) -> tuple[ShaleKVError, ShaleKVError | None]:
         """What to raise when `error` was the last, and its cause."""
+        is_silent = isinstance(error, DeadlineExceeded) and not error.reason
+        told = self.told if is_silent else None
         if self.destination is Destination.BY_POLICY:
-            if self.behind is not None and self.behind is not error and not error.reason:
-                return self.behind, error
-        elif self.unknown is not None and (
-            isinstance(error, _AT_THE_DOOR) or self._says_more(error)
-        ):
+            found = None if error.reason else self.behind or told
+            return (error, None) if found is None or found is error else (found, error)
+        if self.unknown is not None and isinstance(error, _AT_THE_DOOR):
             return self.unknown, error
-        return error, None
+        if isinstance(told, OutcomeUnknown):
+            return told, error
+        return (error, None) if told is None else (_with_reason(error, told), error)
 
     def _is_over(self, error: ShaleKVError) -> bool:
         """Return True if a server answered at the deadline of the call, not of one attempt."""
-        return error.reason == WRITE_TIMED_OUT and self.policy.attempt_timeout_ms is None
-
-    def _says_more(self, error: ShaleKVError) -> bool:
-        """Return True if no answer came in time, but a server gave a reason before."""
-        is_silence = isinstance(error, DeadlineExceeded) and not error.reason
-        return is_silence and self.unknown is not None and bool(self.unknown.reason)
+        return error.reason in AT_THE_DEADLINE and self.policy.attempt_timeout_ms is None
 
     def delay_ms(
         self, error: ShaleKVError, chance: float, left_ms: float, *, has_choice: bool
     ) -> float | None:
         """How long to wait before one more attempt, or round; None: there is none."""
-        if self.attempts >= self.policy.attempts_max or self._is_over(error):
+        if self.attempts >= self.policy.attempts_max or (not has_choice and self._is_over(error)):
             return None
         if not has_choice and not may_repeat(error, is_repeatable=self.aim.is_repeatable):
             return None
@@ -117,3 +118,10 @@ class Trip:
         self.tried.clear()
         self.has_searched = False
         return delay_ms if delay_ms < left_ms else None
+
+
+def _with_reason(silence: ShaleKVError, told: ShaleKVError) -> ShaleKVError:
+    """The silence of the last attempt, with what a server told of an earlier one."""
+    details = silence.details
+    message = f"{details.message}; before that: {told.details.message}"
+    return DeadlineExceeded(replace(details, message=message))

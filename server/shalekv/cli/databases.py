@@ -22,6 +22,7 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import Settings, StoreSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
+from shalekv.store.url import parse_url
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 OpenPlace = tuple[ObjectStore, Runtime]
@@ -52,7 +53,8 @@ def chosen_urls(urls: Sequence[str], config: Path | None) -> list[str]:
     """
     if not urls:
         urls = (load_settings({}, config, _OneDatabase).database.url,)
-    return list(dict.fromkeys(map(checked_url, urls)))
+    places = {parse_url(url): url for url in reversed([*map(checked_url, urls)])}
+    return [*reversed(places.values())]
 
 
 @asynccontextmanager

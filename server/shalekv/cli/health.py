@@ -12,6 +12,7 @@ from shalekv.cli.connection import Target, target_options
 from shalekv.core.trouble import READ, WRITE
 
 NOT_SERVING = 1  # the one code of failure that Docker knows; 2 is reserved there
+KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
 _CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -47,8 +48,8 @@ Exit codes:
 @click.command(help=_HELP, epilog=_EXIT_CODES)
 @click.option(
     "--service",
-    type=click.Choice([READ, WRITE]),
-    help="Ask for reads or for writes alone.  [default: all that the server is for]",
+    type=click.Choice([READ, WRITE, KV, ADMIN]),
+    help="Ask for one of its services.  [default: all that the server is for]",
 )
 @target_options
 def health(*, service: str | None, target: Target) -> None:
@@ -59,12 +60,23 @@ def health(*, service: str | None, target: Target) -> None:
         answer = _ask(target, service or "").status
     except grpc.RpcError as error:
         # Which it has, as a call that failed; the type of what is raised does not say so.
-        problem = getattr(error, "details", str)()
-        click.echo(f"Error: {target.address}: {problem or 'no answer'}", err=True)
+        code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
+        told = _told(target).get(code) or getattr(error, "details", str)() or "no answer"
+        click.echo(f"Error: {target.address}: {told}", err=True)
         raise SystemExit(NOT_SERVING) from None
     click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer))
     if answer != _SERVING:
         raise SystemExit(NOT_SERVING)
+
+
+def _told(target: Target) -> dict[grpc.StatusCode, str]:
+    return {
+        grpc.StatusCode.UNAVAILABLE: "no connection to the server",
+        grpc.StatusCode.DEADLINE_EXCEEDED: (
+            f"no answer within {target.timeout_ms:,} ms: it may still be opening its database"
+        ),
+        grpc.StatusCode.NOT_FOUND: "the server has no such service",
+    }
 
 
 def _ask(target: Target, service: str) -> health_pb2.HealthCheckResponse:

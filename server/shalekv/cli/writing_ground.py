@@ -48,6 +48,7 @@ class Ground:
 async def open_writer(ground: Ground) -> Writer:
     """Open the database as its writer; create it first, if the settings want that."""
     refusals = RefusalPolicy(ground.store.sent, ground.runtime)
+    _log.info("opening", url=ground.store.url)
     with refusals.opening(ground.settings.writer.open_timeout_ms):
         return await _open(ground)
 

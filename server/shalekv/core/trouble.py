@@ -18,7 +18,8 @@ class Trouble:
 
     def text(self, now_ms: float) -> str:
         """A sentence with cause, duration and problem."""
-        return f"{self.cause} for {duration_text(now_ms - self.since_ms)}: {self.problem}"
+        problem = self.problem.rstrip(".?")  # it stands in the middle of a sentence
+        return f"{self.cause} for {duration_text(now_ms - self.since_ms)}: {problem}"
 
 
 def duration_text(duration_ms: float) -> str:

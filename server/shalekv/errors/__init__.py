@@ -27,7 +27,7 @@ ShaleError
 ├── WatchTooSlow               a watch was closed: it was not taken in time
 ├── PartFailed                 a process that merged a part of a compaction has failed
 ├── LoadUnknown                a load was registered too long ago, or never
-├── DeadlinePassed             the deadline of a call had passed before any work was done
+├── DeadlinePassed             the deadline of a call came before there was an answer
 ├── SeqNotReached              ... before this server had applied the commit that it asked for
 ├── Stopping                   this process no longer serves; nothing was applied
 │   ├── Fenced                 because another writer has taken over

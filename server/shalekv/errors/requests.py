@@ -102,7 +102,7 @@ class KeyExpired(ShaleError):
 
 
 class DeadlinePassed(ShaleError):
-    """The deadline had passed before any work was done: nothing was applied."""
+    """The deadline came before there was an answer. Nothing was applied: give it more time."""
 
     reason = "DEADLINE_PASSED"
 

@@ -30,7 +30,7 @@ from shalekv.store.retry import Backoff
 # Of the WAL, and as many of levels: one that a store holds up does not hold up those of others.
 MERGES_MAX = 2
 RETRY_MS_MAX = 60_000
-CLOSE_S = 5  # leases that are not given up by then expire
+CLOSE_S = 2  # leases that are not given up by then expire
 
 log = structlog.get_logger()
 

@@ -82,7 +82,7 @@ class Reader:
             wal_objects_applied=engine.follower.counts.applied,
             open_ms=round(open_ms),
         )
-        kv = ReaderKv(engine, settings.limits, runtime)
+        kv = ReaderKv(engine, settings.limits, runtime, counting.reads)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])

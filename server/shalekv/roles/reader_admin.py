@@ -123,7 +123,7 @@ class ReaderAdmin:
 
     def _state(self) -> admin_pb2.ReaderStatus.State.ValueType:
         follower = self._engine.follower
-        if follower.is_cut_off:
+        if follower.is_cut_off or self.readiness().reads is not None:
             return _State.STATE_CUT_OFF
         if follower.is_full:
             return _State.STATE_FULL

@@ -10,16 +10,22 @@ from shalekv.roles.scans import Scans
 from shalekv.roles.service import Answer, Call
 from shalekv.runtime import Runtime
 from shalekv.settings import LimitSettings
+from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 
 class ReaderKv:
     """Implements `roles.service.KvService` on a `ReaderEngine`."""
 
-    def __init__(self, engine: ReaderEngine, limits: LimitSettings, runtime: Runtime) -> None:
-        """The engine must be running for the answers to grow newer."""
+    def __init__(
+        self, engine: ReaderEngine, limits: LimitSettings, runtime: Runtime, store: Reachability
+    ) -> None:
+        """The engine must be running for the answers to grow newer.
+
+        `store` follows the reads that are asked of the store.
+        """
         self._engine = engine
-        self._reads = Reads(engine, limits, runtime, header=self.header)
+        self._reads = Reads(engine, limits, runtime, header=self.header, store=store)
 
     @property
     def scans(self) -> Scans:

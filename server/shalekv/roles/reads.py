@@ -13,12 +13,19 @@ from shalekv.engine.read_engine import ReadEngine
 from shalekv.errors import ObjectNotFound, ReplyTooLarge, SnapshotNotFound
 from shalekv.roles import requests
 from shalekv.roles.freshness import Freshness
-from shalekv.roles.requests import LINEARIZABLE, UNCOMMITTED, LevelValue, check_deadline
+from shalekv.roles.requests import (
+    LINEARIZABLE,
+    UNCOMMITTED,
+    AnswerT,
+    LevelValue,
+    check_deadline,
+)
 from shalekv.roles.scans import Scans
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.snapshot_reads import SnapshotReads
 from shalekv.runtime import Runtime
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 NOT_FOUND_BYTES = 2  # of a result that holds nothing
@@ -37,16 +44,27 @@ class _Read(NamedTuple, Generic[ReadReplyT]):
     keys: Sequence[bytes]
     answer: Reading[ReadReplyT]
     staleness_ms: int  # of the state when it was judged
+    call: Call
 
 
 class Reads:
     """Reads of a `ReadEngine`."""
 
     def __init__(
-        self, engine: ReadEngine, limits: LimitSettings, runtime: Runtime, *, header: Header
+        self,
+        engine: ReadEngine,
+        limits: LimitSettings,
+        runtime: Runtime,
+        *,
+        header: Header,
+        store: Reachability,
     ) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        """`header` makes that of a reply, of a sequence number and a WAL id.
+
+        `store` follows the reads that are asked of the store.
+        """
         self._engine = engine
+        self._store = store
         self._limits = limits
         self._clock = runtime.clock
         self._header = header
@@ -102,7 +120,7 @@ class Reads:
         staleness_ms = self._freshness.judge(header)
         if staleness_ms is None:
             return self._read_fresh(header, call, level, keys, answer)
-        return self._read(level, _Read(keys, answer, staleness_ms))
+        return self._read(level, _Read(keys, answer, staleness_ms, call))
 
     async def _read_fresh(
         self,
@@ -114,7 +132,7 @@ class Reads:
     ) -> ReadReplyT:
         """Answer when the state is as new as the header demands."""
         staleness_ms = await self._freshness.reach(header, call)
-        found = self._read(level, _Read(keys, answer, staleness_ms))
+        found = self._read(level, _Read(keys, answer, staleness_ms, call))
         return await found if isinstance(found, Awaitable) else found
 
     def _read(self, level: LevelValue, read: _Read[ReadReplyT]) -> Answer[ReadReplyT]:
@@ -134,8 +152,11 @@ class Reads:
         return self._read_whole(read, LOST_TREES_MAX)
 
     async def _read_confirmed(self, read: _Read[ReadReplyT]) -> ReadReplyT:
-        await self._engine.confirm()
+        await self._in_time(self._engine.confirm(), read.call)
         return await self._read_view(read)
+
+    def _in_time(self, answer: Awaitable[AnswerT], call: Call) -> Awaitable[AnswerT]:
+        return requests.answer_in_time(answer, call, self._clock, self._store)
 
     async def _read_view(
         self, read: _Read[ReadReplyT], trees_left: int = LOST_TREES_MAX
@@ -172,7 +193,7 @@ class Reads:
 
         The levels are those of this moment: what memory lets go of later is in them.
         """
-        keys, answer, staleness_ms = read
+        keys, answer, staleness_ms, call = read
         header = self._header(seq, wal_id)
         header.staleness_ms = staleness_ms
         held = self._engine.held
@@ -182,7 +203,8 @@ class Reads:
         below = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
         if not below:
             return answer(known.get, header, self._engine.time.now_ms())
-        return self._read_below(held, below, known, partial(self._answer, answer, header), again)
+        told = partial(self._answer, answer, header)
+        return self._read_below(held, below, known, told, again, call)
 
     async def _read_below(
         self,
@@ -191,9 +213,10 @@ class Reads:
         known: dict[bytes, Entry | None],
         answer: Callable[[Lookup], ReadReplyT],
         again: Again[ReadReplyT] | None,
+        call: Call,
     ) -> ReadReplyT:
         try:
-            known.update(await held.find_many(keys))
+            known.update(await self._in_time(held.find_many(keys), call))
         except ObjectNotFound as missing:
             reason = await self._engine.explain(missing, held)
             if again is None or not isinstance(reason, SnapshotNotFound):

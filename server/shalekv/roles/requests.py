@@ -1,14 +1,16 @@
 """Requests, checked: from messages to the values that the engine works with.
 
-Everything here is pure: it raises `InvalidRequest` with the path of the field before any work is
-done. Transactions are in `roles.transactions`.
+They raise `InvalidRequest` with the path of the field before any work is done. Transactions are in
+`roles.transactions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, TypeAlias
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from shalekv.clock import Clock
 from shalekv.core.entry import NO_EXPIRY, Kind
@@ -18,8 +20,10 @@ from shalekv.errors import DeadlinePassed, InvalidRequest
 from shalekv.format.system_key import CLIENT_KEY_BYTES_MAX
 from shalekv.roles.service import Call
 from shalekv.settings import LimitSettings
+from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
+AnswerT = TypeVar("AnswerT")
 LevelValue: TypeAlias = "kv_pb2.ReadLevel.ValueType"
 DurabilityValue: TypeAlias = "kv_pb2.Durability.ValueType"
 # Numbers, because looking one up by name in its enum costs as much as half of a lookup of a key.
@@ -149,6 +153,20 @@ def check_write_header(header: kv_pb2.RequestHeader) -> None:
     check_header(header)
     if header.snapshot_id:
         raise InvalidRequest("header.snapshot_id", "a snapshot is read, and never written")
+
+
+async def answer_in_time(
+    answer: Awaitable[AnswerT], call: Call, clock: Clock, store: Reachability
+) -> AnswerT:
+    """The answer, if it comes by the deadline of the call. REQUIRES: it applies nothing.
+
+    Raises `DeadlinePassed` otherwise, with what the `store` is asked for in vain.
+    """
+    left_ms = call.answer_within_ms(clock.monotonic_ms())
+    with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+        async with asyncio.timeout(None if left_ms is None else left_ms / 1_000):
+            return await answer
+    raise DeadlinePassed(f"no answer by the deadline of the call: {store.explain()}")
 
 
 def check_deadline(call: Call, clock: Clock) -> None:

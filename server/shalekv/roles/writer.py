@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
+from shalekv.core.trouble import Trouble
 from shalekv.engine.quorum.links import Links
 from shalekv.engine.recover import open_log
 from shalekv.engine.snapshot_pins import SnapshotPins
@@ -100,7 +101,7 @@ class Writer:
             keys=opened.memtable.key_count,
             open_ms=round(open_ms),
         )
-        kv = WriterKv(engine, settings.limits, runtime)
+        kv = WriterKv(engine, settings.limits, runtime, counting.reads)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         memory = _memory_use(settings, engine, kv, watches)
         pins, requests = SnapshotPins(cas), counting.counts_by_folder
@@ -113,7 +114,7 @@ class Writer:
             url=store.url,
             open_ms=open_ms,
             levels=LevelsReport(engine, settings.compactor, pins, requests),
-            readiness=lambda: Readiness(counting.reads.trouble(), engine.slots.trouble()),
+            readiness=lambda: _readiness(counting.reads.trouble(), engine),
         )
         admin.watches = watches
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)
@@ -150,6 +151,14 @@ class Writer:
     def close(self) -> None:
         """Accept no more writes; `run` returns when those that were accepted are durable."""
         self.engine.close()
+
+
+def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
+    """Readiness, where `reads` of the store fail as told: what writes to the same one needs it."""
+    writes = engine.slots.trouble()
+    if writes is None and not engine.slots.is_quorum:
+        writes = reads
+    return Readiness(reads, writes)
 
 
 def _memory_use(

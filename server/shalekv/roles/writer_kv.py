@@ -13,21 +13,32 @@ from shalekv.roles.service import Answer, Call
 from shalekv.roles.writing import Writing
 from shalekv.runtime import Runtime
 from shalekv.settings import LimitSettings
+from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 
 class WriterKv:
     """Implements `roles.service.KvService` on a `WriterEngine`."""
 
-    def __init__(self, engine: WriterEngine, limits: LimitSettings, runtime: Runtime) -> None:
-        """The engine must be running for writes to be answered."""
+    def __init__(
+        self,
+        engine: WriterEngine,
+        limits: LimitSettings,
+        runtime: Runtime,
+        store: Reachability | None = None,
+    ) -> None:
+        """The engine must be running for writes to be answered.
+
+        `store` follows the reads that are asked of the store.
+        """
+        store = store or Reachability(runtime.clock)
         self._engine = engine
         self._limits = limits
         self._clock = runtime.clock
         self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
-        self._writing = Writing(engine, self.header, runtime.clock)
-        self._reads = Reads(engine, limits, runtime, header=self.header)
+        self._writing = Writing(engine, self.header, runtime.clock, store)
+        self._reads = Reads(engine, limits, runtime, header=self.header, store=store)
 
     @property
     def scans(self) -> Scans:

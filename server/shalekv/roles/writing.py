@@ -46,6 +46,7 @@ from shalekv.roles.requests import (
 from shalekv.roles.service import Answer, Call
 from shalekv.roles.transactions import Order
 from shalekv.roles.turns import Turns
+from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
 WriteRequest: TypeAlias = (
@@ -107,11 +108,14 @@ class _Loose:
 class Writing:
     """Submits writes to the log of a `WriterEngine`, and answers them."""
 
-    def __init__(self, engine: WriterEngine, header: Header, clock: Clock) -> None:
+    def __init__(
+        self, engine: WriterEngine, header: Header, clock: Clock, store: Reachability
+    ) -> None:
         """`header` makes that of a reply, of a sequence number and a WAL id.
 
-        Deadlines of calls are times of `clock`.
+        Deadlines of calls are times of `clock`; `store` follows the reads that are asked of it.
         """
+        self._store = store
         self._engine = engine
         self._clock = clock
         self._header = header
@@ -216,7 +220,7 @@ class Writing:
 
     async def _submit_when_looked_up(self, write: _Write[ReplyT], line: Turns) -> ReplyT:
         with line.take() as turn:
-            loose = _Loose(await self._engine.below.look(write.needs))
+            loose = _Loose(await self._look_below(write))
             await turn
             answer = await self._admit_and_submit(write, loose)
         try:
@@ -238,7 +242,7 @@ class Writing:
             try:
                 below = loose.held()
                 while not self._engine.below.is_current(below, write.needs):
-                    below = await self._engine.below.look(write.needs)
+                    below = await self._look_below(write)
                 known = None
                 if write.key:  # a copy of the request may have come meanwhile, or long ago
                     idempotency = self._engine.idempotency
@@ -254,6 +258,11 @@ class Writing:
                 return self._submit(write, below)
             pending = self._begin(write)
         return await self._submit_load(write, write.load, pending)
+
+    def _look_below(self, write: _Write[ReplyT]) -> Awaitable[Below]:
+        """Ask the levels before anything of a write is applied."""
+        look = self._engine.below.look(write.needs)
+        return requests.answer_in_time(look, write.call, self._clock, self._store)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
         """Wait for room, and until those have gone on who came before and got it, too."""

@@ -91,5 +91,7 @@ class CasStore:
 
 
 def log_retry(failed_attempts: int, error: BaseException) -> None:
-    """The listener that says in the log what is repeated, and why."""
+    """The listener that says in the log what is repeated, and why; less often as it goes on."""
+    if failed_attempts & (failed_attempts - 1):  # no power of two
+        return
     log.warning("store request repeated", failed_attempts=failed_attempts, error=str(error))

@@ -48,6 +48,13 @@ class Reachability:
         """Note that a request is over, whatever became of it."""
         del self._begun_ms[number]
 
+    def explain(self) -> str:
+        """Tell what requests are waiting for, in a clause."""
+        trouble = self.trouble(0.0)
+        if trouble is None:
+            return "the object store has not answered yet"
+        return trouble.text(self._clock.monotonic_ms())
+
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
         """The trouble, if no request has succeeded since one failed, `after_ms` ago or longer.
 

@@ -77,6 +77,22 @@ def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
     assert write.final(silence) == (told, silence)
 
 
+def test_silence_after_a_reason_tells_that_reason() -> None:
+    """A read raises it. A write may have been applied by the last attempt: it stays unknown, and
+    says both.
+    """
+    told = error(errors.NotApplied, "STORE_UNAVAILABLE")
+    silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
+    read, write = trip(READ), trip(REPEATABLE_WRITE)
+    for each in (read, write):
+        each.note(HERE, told)
+        each.note(HERE, silence)
+    assert read.final(silence) == (told, silence)
+    raised, cause = write.final(silence)
+    assert (type(raised), cause) == (errors.DeadlineExceeded, silence)
+    assert raised.details.message == "what happened; before that: what happened"
+
+
 def test_answer_about_the_write_settles_it() -> None:
     """A server that has looked at the key knows what became of the attempts before."""
     failed = error(errors.ConditionFailed)

@@ -143,10 +143,14 @@ def _problem(path: Path, error: OSError) -> str:
             advice = f"make this user its owner (chown -R {uid}:{gid} {path})"
         case errno.EACCES | errno.EPERM:
             advice = f"create it for this user (install -d -o {uid} -g {gid} {path})"
+        case errno.ENOTDIR:
+            advice = "a file stands where the folder must be"
         case errno.EROFS:
             advice = "mount a writable volume there, or choose another folder with --data"
         case errno.ENOSPC | errno.EDQUOT:
             advice = "make room on this disk, or choose another folder with --data"
         case _:
             advice = "choose another folder with --data"
-    return f"user {uid} cannot write it: {error.strerror}: {advice}"
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"user {uid} cannot write it: {error.strerror}: {advice}"
+    return f"it cannot be written: {error.strerror}: {advice}"
