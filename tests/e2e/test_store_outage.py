@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -98,6 +99,39 @@ async def test_a_store_that_is_away(processes: Processes, bucket: TroubledBucket
     await asyncio.gather(*(server.line(event("ready again")) for server in (writer, reader)))
     assert await health(processes, writer) == ["SERVING"] * 3
     assert await health(processes, reader) == ["SERVING", "SERVING", "NOT_SERVING"]
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_calls_that_need_the_levels_tell_the_reason(
+    processes: Processes, bucket: TroubledBucket, *, is_silent: bool
+) -> None:
+    """At a writer with empty caches a get, and a put whose key of idempotency may be in the levels,
+    end in time with what keeps the store.
+    """
+    url, env = bucket.url, bucket.env
+    first = await processes.serve(url, *ALONE, env=env)
+    await printed(processes, first, "put", "a", "1")
+    once = ("--once", "--wal-trigger-age-ms", "0")
+    await processes.run("compactor", "--url", url, *once, env=env, code=0)
+    assert await first.stop() == 0
+    writer = await processes.serve(url, *ALONE, create=False, env=env)
+    if is_silent:
+        bucket.proxy.delay(600)
+    else:
+        await bucket.vanish()
+    flags = ("--addr", writer.listen, "--timeout-ms", "2000")
+    for argv in (("get", "a"), ("put", "b", "2")):
+        failed = await processes.run(*argv, *flags)
+        assert await failed.exited() in {ClientExit.NOT_APPLIED, ClientExit.UNKNOWN}
+        assert re.search(
+            "cannot connect to|store unreachable for|object store has not answered yet",
+            failed.stderr(),
+        ), failed.report()
+    if is_silent:
+        bucket.proxy.heal()
+    else:
+        await bucket.appear()
+    await writer.kill()
 
 
 async def test_shutdown_while_the_store_is_silent(
