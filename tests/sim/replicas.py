@@ -12,6 +12,7 @@ from random import Random
 
 from shalekv.errors import (
     DatabaseNotFound,
+    DeadlinePassed,
     ManifestConflict,
     ObjectNotFound,
     Overloaded,
@@ -51,6 +52,7 @@ WAIT_MS = 2_000
 ENDS = (StoreUnavailable, ManifestConflict, ObjectNotFound, DatabaseNotFound)
 REFUSALS = (
     NodeCrashed,
+    DeadlinePassed,
     Stopping,
     Overloaded,
     PageExpired,
@@ -156,7 +158,9 @@ class Replicas:
         self, reader: Reader, node: Node, header: kv_pb2.RequestHeader, random: Random
     ) -> Seen:
         began_us = self._world.loop.now_us
-        call = Call(deadline_ms=reader.clock.monotonic_ms() + WAIT_MS * self._cluster.pace)
+        call = Call()
+        if header.min_seq:  # which is waited for
+            call = Call(deadline_ms=reader.clock.monotonic_ms() + WAIT_MS * self._cluster.pace)
         keys = tuple(KEYS)
         found: dict[bytes, Got] = {}
         told = kv_pb2.ReplyHeader()
