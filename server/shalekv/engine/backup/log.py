@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shalekv.core.manifest import Manifest
+from shalekv.core.manifest import Manifest, WalMode
 from shalekv.engine.backup.checking import wal_copy
 from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
 from shalekv.engine.backup.plan import wanted_slots
@@ -119,6 +119,8 @@ class LogCopier:
         if max(sizes, default=-1) <= folder.first_gap:
             return False
         current = await StoredManifest(self._source).refresh()
+        if current.wal_mode is WalMode.QUORUM:
+            return False  # a safekeeper archives several objects at once, and may die meanwhile
         if any(folder.first_gap in left_out for left_out in current.wal_ids_left_out):
             return False  # the log goes on at another place since
         return folder.misses_an_object(width=current.fence_width, last_seen=None)
