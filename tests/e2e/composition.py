@@ -191,7 +191,7 @@ class Composition:
 
 @cache
 def as_user(user: tuple[int, int]) -> list[str]:
-    """What starts a program as this user of an image; nothing when the tests may not do that."""
+    """Command that starts a program as this user of an image; empty if the tests may not."""
     if not IS_ROOT:
         return []
     change = ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups"]

@@ -1,4 +1,4 @@
-"""What the compose files of docker/ start, as plain processes with the users and the folders that
+"""Services of the compose files of docker/, as plain processes with the users and the folders that
 their images give them, on a real S3 server and a real MariaDB.
 """
 
@@ -79,7 +79,7 @@ def home() -> Iterator[Path]:
 def composition(
     home: Path, s3: S3Server | None, records: MariaServer | None = None, *more: str
 ) -> Composition:
-    """What compose.yaml starts on these servers, or with `more` files on those that it starts."""
+    """Processes of compose.yaml on these servers, or with `more` files on those that it starts."""
     variables = {
         "SHALEKV_S3_ACCESS_KEY": s3.access_key if s3 else "shalekv",
         "SHALEKV_S3_SECRET_KEY": s3.secret_key if s3 else "shalekv-secret",

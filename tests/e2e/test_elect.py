@@ -68,7 +68,7 @@ async def test_take_over_for_long_by_a_lease_in_etcd(
 async def test_take_over_for_long_by_a_lease_of_kubernetes(
     processes: Processes, tmp_path: Path, kubernetes: KubernetesApi
 ) -> None:
-    """As above, by processes that find the API server as in a pod."""
+    """The same holds for processes that find the API server as in a pod."""
     elect, *flags = in_kubernetes(kubernetes)
     cluster = Cluster(processes, tmp_path, env=kubernetes.environment)
     await take_over(cluster, elect, TAKE_OVERS_SOAK, *flags)
@@ -86,7 +86,7 @@ async def test_take_over_by_a_lease_in_etcd(
 async def test_take_over_by_a_lease_of_kubernetes(
     processes: Processes, tmp_path: Path, kubernetes: KubernetesApi
 ) -> None:
-    """As in etcd, by processes that find the API server as in a pod."""
+    """The same holds as in etcd, for processes that find the API server as in a pod."""
     elect, *flags = in_kubernetes(kubernetes)
     cluster = Cluster(processes, tmp_path, env=kubernetes.environment)
     await take_over_and_step_down(cluster, elect, lambda: kubernetes.delete(LEASE), *flags)

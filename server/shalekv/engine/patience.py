@@ -16,10 +16,10 @@ TICK_MS = 10
 
 
 class Patience:
-    """Those who wait for commits of one log."""
+    """Calls that wait for commits of one log."""
 
     def __init__(self, explain: Callable[[], str]) -> None:
-        """Nobody waits. `explain` tells what keeps the log from answering."""
+        """Begin without waiting calls. `explain` tells what keeps the log from answering."""
         self._explain = explain
         # The tick at which each is told, if it has a deadline. Nearly all are answered long before,
         # so that those of one tick share a timer.

@@ -67,7 +67,7 @@ class KubernetesElector:
         self._problem = ""
 
     async def campaign(self) -> Tenure:
-        """As `Elector.campaign`."""
+        """Implement `Elector.campaign`."""
         identity = f"{self._holder}_{self._random.randbytes(NONCE_BYTES).hex()}"
         while True:
             least_ms = 0.0
@@ -145,7 +145,7 @@ class HeldLease:
         self._ttl_ms = ttl_ms
 
     async def renew(self) -> str | None:
-        """As `RenewableLease.renew`."""
+        """Implement `RenewableLease.renew`."""
         while True:
             least_ms = 0.0
             try:
@@ -158,7 +158,7 @@ class HeldLease:
             await self._clock.sleep_ms(max(poll_wait_ms(self._ttl_ms, 1.0), least_ms))
 
     async def release(self) -> None:
-        """As `RenewableLease.release`."""
+        """Implement `RenewableLease.release`."""
         now = _now(self._clock)
         with suppress(KubernetesSilent, InvalidSetting):  # then it lapses
             why = await self._replace(
