@@ -10,6 +10,6 @@ import structlog
 
 @pytest.fixture(autouse=True)
 def _default_logs() -> Iterator[None]:
-    """Loggers are cached by their first use under a command's configuration, for good."""
+    """A command configures the logs of the whole process."""
     yield
     structlog.reset_defaults()

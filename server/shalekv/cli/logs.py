@@ -48,7 +48,6 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, *, role: str = ""
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
     )
 
 

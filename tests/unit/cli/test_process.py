@@ -32,7 +32,6 @@ def _logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:], root.level = before
     logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 def _fail(secret: str) -> None:
