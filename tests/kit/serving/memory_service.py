@@ -34,6 +34,7 @@ class MemoryKv:
         self.arrived = asyncio.Event()
         self.scans: list[AsyncIterator[kv_pb2.ScanReply]] = []
         self.scans_open = 0
+        self.scanned_count = 0  # messages of all scans
         self.scan_opened = asyncio.Event()
         self.scan_closed = asyncio.Event()
 
@@ -120,6 +121,7 @@ class MemoryKv:
                 for key, value in sorted(self.values.items()):
                     yield kv_pb2.ScanReply(entries=[kv_pb2.Entry(key=key, value=value)])
                     sent += 1
+                    self.scanned_count += 1
         finally:
             self.scans_open -= 1
             self.scan_closed.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,19 @@ from tests.unit.rpc.sessions import DrivenSession, SocketSession, driven, operat
 
 SCAN = kv_pb2.ScanRequest(limit=1_000_000)  # again and again the same message
 ERROR = StreamTooSlow("nothing was taken")
+POLLS = 4  # without another message: the connection takes no more
+
+
+class Unchanged:
+    """A condition that holds when a count has been the same for some polls."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._seen: list[int] = []
+
+    def __call__(self) -> bool:
+        self._seen = [*self._seen, self._count()][-POLLS:]
+        return len(self._seen) == POLLS and len(set(self._seen)) == 1
 
 
 @asynccontextmanager
@@ -39,6 +52,7 @@ async def stalled_scan(
             await call.read()
         await it.service.scan_opened.wait()
         await it.kv.Put(kv_pb2.PutRequest(key=b"l"))  # grpc.aio holds on to the last call it got
+        await until(Unchanged(lambda: it.service.scanned_count), "a scan that has to wait")
         yield it, call
         call.cancel()
 
