@@ -144,7 +144,8 @@ class _Stream:
             number = request.cancel.watch_id
             task = self._watches.pop(number, None)
             if task is not None:
-                task.cancel()
+                async with self._writing:  # grpc would go on with a write that is cancelled
+                    task.cancel()
             await self._write(number, closed=kv_pb2.OperationError())
 
     async def _tell(self, create: kv_pb2.WatchCreate) -> None:
