@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from shalekv.cli import garbage
 from shalekv.cli.garbage import Growth, collect_when_grown, tame_garbage_collector
@@ -36,6 +37,18 @@ def _logging_as_before() -> Iterator[None]:
 
 def _fail(secret: str) -> None:
     raise ValueError(f"no {len(secret)}")
+
+
+def test_a_logger_does_not_outlive_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was used under a command's configuration follows the next one."""
+    log = structlog.get_logger("shalekv")
+    configure_logs(LogFormat.JSON, LogLevel.INFO)
+    log.info("first")
+    structlog.reset_defaults()
+    with capture_logs() as lines:
+        log.info("second")
+    assert [line["event"] for line in lines] == ["second"]
+    assert "second" not in capsys.readouterr().err
 
 
 def test_json_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
