@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
-from shalekv.engine.fsck.progress import Progress
+from shalekv.engine.fsck.progress import CheckProgress
 
 _MIB = 1 << 20
 
@@ -18,7 +17,7 @@ _MIB = 1 << 20
 class _Seen(ProgressColumn):
     """Reads the progress whenever the line is drawn, which a thread of the library does."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: CheckProgress) -> None:
         super().__init__()
         self._progress = progress
 
@@ -32,10 +31,10 @@ class _Seen(ProgressColumn):
 
 
 @contextmanager
-def checking_bar(progress: Progress) -> Iterator[None]:
+def checking_bar(progress: CheckProgress) -> Iterator[None]:
     """A line on stderr for as long as this lasts."""
     console = Console(stderr=True)
-    with Bar(
+    with Progress(
         SpinnerColumn(), _Seen(progress), TimeElapsedColumn(), console=console, transient=True
     ) as bar:
         bar.add_task("check", total=None)

@@ -10,7 +10,7 @@ import click
 from pydantic import ValidationError
 
 from shalekv.core.compaction.outcome import Setup, Simulated
-from shalekv.core.compaction.simulate import simulate
+from shalekv.core.compaction.simulate import simulate as run_simulation
 from shalekv.core.compaction.window import SourceChoice
 from shalekv.core.compaction.workload import Workload
 from shalekv.settings.model import GIB, KIB, MIB
@@ -99,7 +99,7 @@ def rows(workloads: Mapping[str, Workload], compared: Sequence[Variation]) -> It
     """Every variation under every workload, as each is done."""
     for name, workload in workloads.items():
         for variation in compared:
-            yield Row(name, variation.label, simulate(workload, variation.setup))
+            yield Row(name, variation.label, run_simulation(workload, variation.setup))
 
 
 def _changed(setup: Setup, name: str, text: str) -> Setup:

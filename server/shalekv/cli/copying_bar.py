@@ -21,7 +21,7 @@ from shalekv.engine.backup.copying import Copying
 _MIB = 1 << 20
 
 
-class _Seen(ProgressColumn):
+class _SeenBytes(ProgressColumn):
     """Reads the progress whenever the line is drawn, which a thread of the library does."""
 
     def __init__(self, copying: Copying) -> None:
@@ -42,7 +42,7 @@ class _Seen(ProgressColumn):
 @contextmanager
 def copying_bar(what: str, copying: Copying) -> Iterator[None]:
     """A line on stderr for as long as this lasts."""
-    columns = (_Seen(copying), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (_SeenBytes(copying), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(what, total=None)
         yield

@@ -21,7 +21,7 @@ from shalekv.cli.output import (
 from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.wording import counted
 from shalekv.engine.fsck.check import DEFAULT_PARALLEL, Fsck
-from shalekv.engine.fsck.progress import Progress
+from shalekv.engine.fsck.progress import CheckProgress
 from shalekv.store.cas import CasStore
 
 PARALLEL_MAX = 64
@@ -75,10 +75,10 @@ def fsck(*, url: str, parallel: int, deep: bool, output_format: Format) -> None:
 
 def _checked(
     parallel: int, output_format: Format, kinds: set[FindingKind], *, is_deep: bool
-) -> Callable[[CasStore], Awaitable[Progress]]:
+) -> Callable[[CasStore], Awaitable[CheckProgress]]:
     """What prints the findings, adds their kinds to `kinds`, and returns how much was read."""
 
-    async def check(store: CasStore) -> Progress:
+    async def check(store: CasStore) -> CheckProgress:
         fsck = Fsck(store, parallel=parallel, is_deep=is_deep)
         rows: list[tuple[str, int | None, str, str]] = []  # of a table, which is laid out at last
         with _shown(fsck.progress):
@@ -107,7 +107,7 @@ def _print(finding: Finding, output_format: Format) -> None:
 
 
 @contextmanager
-def _shown(progress: Progress) -> Iterator[None]:
+def _shown(progress: CheckProgress) -> Iterator[None]:
     """Tell on a terminal how far it has come."""
     if not sys.stderr.isatty():
         yield
@@ -118,7 +118,7 @@ def _shown(progress: Progress) -> Iterator[None]:
         yield
 
 
-def _summary(progress: Progress, kinds: set[FindingKind]) -> str:
+def _summary(progress: CheckProgress, kinds: set[FindingKind]) -> str:
     """What was looked at, and whether all is well."""
     seen = (
         f"{counted(progress.manifests, 'manifest')}, "

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.text import Text
 
 from shalekv.cli.measures import size
-from shalekv.cli.rows_told import RowsTold
+
+
+class _Rows(Protocol):
+    """Counts of rows and of their bytes, which grow while the bar is shown."""
+
+    rows: int
+    bytes: int
 
 
 class _Told(ProgressColumn):
     """Reads the count whenever the line is drawn, which a thread of the library does."""
 
-    def __init__(self, told: RowsTold) -> None:
+    def __init__(self, told: _Rows) -> None:
         super().__init__()
         self._told = told
 
@@ -28,7 +35,7 @@ class _Told(ProgressColumn):
 
 
 @contextmanager
-def rows_bar(told: RowsTold) -> Iterator[None]:
+def rows_bar(told: _Rows) -> Iterator[None]:
     """A line on stderr for as long as this lasts."""
     console = Console(stderr=True)
     with Progress(

@@ -84,10 +84,12 @@ def pinned_by_snapshots(
             sizes = holdings.sizes({} if snapshot.ssts_only else wal)
             beyond[snapshot.id] = {key: sizes[key] for key in sizes.keys() - kept.keys()}
     holders = Counter(chain.from_iterable(beyond.values()))
-    return [_pinned(snapshot, beyond.get(snapshot.id), holders) for snapshot in snapshots]
+    return [_pinned_by(snapshot, beyond.get(snapshot.id), holders) for snapshot in snapshots]
 
 
-def _pinned(snapshot: Snapshot, beyond: Sizes | None, holders: Mapping[bytes | int, int]) -> Pinned:
+def _pinned_by(
+    snapshot: Snapshot, beyond: Sizes | None, holders: Mapping[bytes | int, int]
+) -> Pinned:
     if beyond is None:
         return Pinned(snapshot, None, None)
     alone = sum(size for key, size in beyond.items() if holders[key] == 1)

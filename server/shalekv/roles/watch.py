@@ -9,7 +9,7 @@ from shalekv.core.key_range import KeyRange
 from shalekv.engine.watching.feed import Position
 from shalekv.engine.watching.seen_commit import SeenCommit
 from shalekv.errors import ShaleError
-from shalekv.roles.watch_consumer import Consumer
+from shalekv.roles.watch_consumer import WatchConsumer
 
 
 class State(enum.Enum):
@@ -78,7 +78,7 @@ class Watch:
         *,
         wants_previous: bool,
         next_seq: int,
-        consumer: Consumer | None,
+        consumer: WatchConsumer | None,
     ) -> None:
         """`next_seq` is where it is to begin, 0 for the next commit."""
         self._stream = stream

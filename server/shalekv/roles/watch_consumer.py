@@ -18,7 +18,7 @@ PLACES_MAX = 4_096  # that are remembered between what was acknowledged and what
 _SEQ = itemgetter(0)
 
 
-class Consumer:
+class WatchConsumer:
     """What a named consumer of a watch has acknowledged."""
 
     def __init__(self, leases: ConsumerLeases, name: str, ttl_s: int, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from shalekv.engine.watching.catch_up import CatchUp
 from shalekv.engine.watching.feed import CommitFeed
 from shalekv.engine.watching.history import History
 from shalekv.errors import InvalidRequest, ObjectNotFound, Overloaded
-from shalekv.roles.watch_consumer import Consumer
+from shalekv.roles.watch_consumer import WatchConsumer
 from shalekv.settings import WatchSettings
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class WatchShare:
             )
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
 
-    def claim(self, name: str) -> Consumer:
+    def claim(self, name: str) -> WatchConsumer:
         """The consumer of this name. Raises `InvalidRequest` when a watch has it."""
         if self._leases is None:
             raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
         if name in self._consumers:
             problem = f"another watch of this server is open for the consumer {name!r}"
             raise InvalidRequest("create.consumer", problem)
-        consumer = Consumer(self._leases, name, self.settings.consumer_lease_ttl_s, self.clock)
+        consumer = WatchConsumer(self._leases, name, self.settings.consumer_lease_ttl_s, self.clock)
         self._consumers.add(name)
         return consumer
 
-    def release(self, consumer: Consumer) -> None:
+    def release(self, consumer: WatchConsumer) -> None:
         """Another watch may have its name."""
         self._consumers.discard(consumer.name)
 

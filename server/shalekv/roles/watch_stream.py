@@ -12,7 +12,7 @@ from shalekv.engine.watching.feed import Position
 from shalekv.engine.watching.seen_commit import SeenCommit
 from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.roles.watch import State, Watch
-from shalekv.roles.watch_consumer import Consumer
+from shalekv.roles.watch_consumer import WatchConsumer
 from shalekv.roles.watch_queue import EVENT_BYTES, WatchQueue
 from shalekv.roles.watch_requests import watched_range
 from shalekv.roles.watch_share import WatchShare
@@ -34,7 +34,7 @@ class WatchStream:
         self._describe = describe
         self._watches: dict[int, Watch] = {}
         self._upkeep = Upkeep(share, queue, self._watches, self.close_watch)
-        self._leaving: dict[Consumer, None] = {}  # they have to move their leases on
+        self._leaving: dict[WatchConsumer, None] = {}  # they have to move their leases on
         self._is_read = False  # no more requests will come
         self._is_refused = False
         share.streams[self] = None
@@ -84,7 +84,7 @@ class WatchStream:
         for consumer in [*self._leaving]:
             await self._leave(consumer)
 
-    async def _leave(self, consumer: Consumer) -> None:
+    async def _leave(self, consumer: WatchConsumer) -> None:
         try:
             await consumer.leave()
         except ShaleError as error:

@@ -9,7 +9,7 @@ from shalekv.roles.service import AdminService, Call
 from shalekv.rpc.adapter import Adapter
 from shalekv.v1 import admin_pb2 as admin
 
-SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
+ADMIN_SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
 
 
 def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHandler:
@@ -32,4 +32,4 @@ def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHan
         "DeleteSnapshot": adapter.unary(snapshots.delete, admin.DeleteSnapshotRequest),
         "IngestSst": adapter.unary(service.ingest_sst, admin.IngestSstRequest),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return grpc.method_handlers_generic_handler(ADMIN_SERVICE, methods)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio
+from grpc_health.v1.health import aio as health_aio
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WHOLE_SERVER = ""
@@ -24,7 +24,7 @@ class Health:
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._servicer = aio.HealthServicer()
+        self._servicer = health_aio.HealthServicer()
         self._told: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
 
     def methods(self) -> grpc.GenericRpcHandler:

@@ -9,7 +9,7 @@ from shalekv.rpc.adapter import Adapter
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2 as kv
 
-SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
+KV_SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
 
 
 def kv_methods(
@@ -28,4 +28,4 @@ def kv_methods(
         "Session": adapter.session(service, limits),
         "Watch": adapter.watch(watches),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return grpc.method_handlers_generic_handler(KV_SERVICE, methods)

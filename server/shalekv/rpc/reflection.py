@@ -18,7 +18,7 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import aio
+from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 V1_PACKAGE = "grpc.reflection.v1"
 V1ALPHA_PACKAGE = "grpc.reflection.v1alpha"
@@ -29,7 +29,7 @@ def reflection_methods(services: Iterable[str]) -> list[grpc.GenericRpcHandler]:
     """The reflection services, which tell of `services` (full names) and of themselves."""
     services = list(services)
     own = [f"{package}.{_SERVICE}" for package in (V1_PACKAGE, V1ALPHA_PACKAGE)]
-    servicer = aio.ReflectionServicer([*services, *own], _pool(services))
+    servicer = reflection_aio.ReflectionServicer([*services, *own], _pool(services))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

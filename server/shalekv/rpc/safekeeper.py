@@ -8,7 +8,7 @@ from shalekv.roles.safekeeper.service import SafekeeperService
 from shalekv.rpc.adapter import Adapter
 from shalekv.v1 import safekeeper_pb2 as wire
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
+SAFEKEEPER_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
 
 
 def safekeeper_methods(service: SafekeeperService, adapter: Adapter) -> grpc.GenericRpcHandler:
@@ -22,4 +22,4 @@ def safekeeper_methods(service: SafekeeperService, adapter: Adapter) -> grpc.Gen
         "GetSafekeeperStatus": adapter.unary(service.status, wire.GetSafekeeperStatusRequest),
         "Retire": adapter.unary(service.retire, wire.RetireRequest),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return grpc.method_handlers_generic_handler(SAFEKEEPER_SERVICE, methods)

@@ -48,7 +48,7 @@ LAST_CALLS_S = 0.1
 # Streams of watches move the leases of their consumers on at their end: some requests to the store.
 LAST_EDITS_S = 1.0
 GRPC_LOGGER = "grpc._cython.cygrpc"
-OWN_SERVICES = (kv.SERVICE, admin.SERVICE)
+OWN_SERVICES = (kv.KV_SERVICE, admin.ADMIN_SERVICE)
 READY = Readiness()
 
 
@@ -114,8 +114,8 @@ class Server:
         await self._health.report(
             {
                 health.WHOLE_SERVER: readiness.is_whole,
-                kv.SERVICE: readiness.is_whole,
-                admin.SERVICE: True,
+                kv.KV_SERVICE: readiness.is_whole,
+                admin.ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
                 WRITE: readiness.is_ready_for_writes,
             }
@@ -126,8 +126,8 @@ class Server:
         from shalekv.rpc import safekeeper  # noqa: PLC0415 - 30 modules that no other role needs
 
         self._methods.become(safekeeper.safekeeper_methods(service, self._adapter))
-        await self._health.report({health.WHOLE_SERVER: True, safekeeper.SERVICE: True})
-        await self._listen([safekeeper.SERVICE])
+        await self._health.report({health.WHOLE_SERVER: True, safekeeper.SAFEKEEPER_SERVICE: True})
+        await self._listen([safekeeper.SAFEKEEPER_SERVICE])
 
     async def stand_by(self, error: ShaleError) -> None:
         """Report NOT_SERVING, and answer each call with `error` until the next `start`.

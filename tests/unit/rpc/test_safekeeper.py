@@ -32,7 +32,7 @@ from shalekv.errors import (
 )
 from shalekv.format.quorum_messages import propose_request
 from shalekv.roles.safekeeper.service import SafekeeperService
-from shalekv.rpc.safekeeper import SERVICE
+from shalekv.rpc.safekeeper import SAFEKEEPER_SERVICE
 from shalekv.rpc.server import Server
 from shalekv.store.filesystem import FileSystem
 from shalekv.v1 import safekeeper_pb2 as wire
@@ -195,7 +195,7 @@ async def test_status(tmp_path: Path) -> None:
 
 async def propose(it: Safekeeper, *messages: bytes) -> grpc.StatusCode:
     async with grpc.aio.insecure_channel(it.address) as channel:
-        call = RawCalls(channel).stream_stream(f"/{SERVICE}/Propose", [*messages])
+        call = RawCalls(channel).stream_stream(f"/{SAFEKEEPER_SERVICE}/Propose", [*messages])
         return (await failure(call)).code
 
 
@@ -235,12 +235,12 @@ async def test_refusing_server(tmp_path: Path) -> None:
         await server.start_safekeeper(SafekeeperService(node))
         async with grpc.aio.insecure_channel(server.listen) as channel:
             health: Any = health_pb2_grpc.HealthStub(channel)  # the stubs leave its methods out
-            checked = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+            checked = await health.Check(health_pb2.HealthCheckRequest(service=SAFEKEEPER_SERVICE))
             assert checked.status == health_pb2.HealthCheckResponse.SERVING
             stub = safekeeper_pb2_grpc.SafekeeperStub(channel)
             stream = stub.Propose()
             await server.refuse(Stopping("not now"))
-            checked = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+            checked = await health.Check(health_pb2.HealthCheckRequest(service=SAFEKEEPER_SERVICE))
             assert checked.status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert (await failure(stream)).code is grpc.StatusCode.UNAVAILABLE
         await server.stop()

@@ -117,7 +117,7 @@ def write_key(state: LoadState, rows: Rows, durability: Durability) -> bytes | N
 def _parsed(path: Path, text: str) -> LoadState:
     try:
         found: Any = json.loads(text)
-        known = {field.name for field in fields(LoadState)}
+        known = {one.name for one in fields(LoadState)}
         state = LoadState(**{name: found[name] for name in known})
         uuid.UUID(state.load_id)
         _check_kinds(state)
@@ -130,10 +130,10 @@ def _parsed(path: Path, text: str) -> LoadState:
 
 def _check_kinds(state: LoadState) -> None:
     """Raise `TypeError` where a field has a value of another kind than a fresh state."""
-    for field in fields(LoadState):
-        kind = _KINDS.get(field.name, int)
-        if type(getattr(state, field.name)) is not kind:
-            raise TypeError(field.name)
+    for one in fields(LoadState):
+        kind = _KINDS.get(one.name, int)
+        if type(getattr(state, one.name)) is not kind:
+            raise TypeError(one.name)
 
 
 def _difference(name: str, was: OriginValue, now: OriginValue) -> str:

@@ -28,7 +28,7 @@ _NONCES = (("writer_epoch", "writer_nonce"), ("compactor_epoch", "compactor_nonc
 
 def manifest_findings(name: str, manifest: Manifest) -> Iterator[Finding]:
     """What contradicts itself in one manifest, its table of SSTs left aside."""
-    for problem in _contradictions(manifest):
+    for problem in _manifest_contradictions(manifest):
         yield Finding(name, FindingKind.MANIFEST_FIELD, problem)
 
 
@@ -52,7 +52,7 @@ def succession_findings(name: str, older: Manifest, newer: Manifest) -> Iterator
             yield Finding(name, FindingKind.MANIFEST_ORDER, problem)
 
 
-def _contradictions(manifest: Manifest) -> Iterator[str]:
+def _manifest_contradictions(manifest: Manifest) -> Iterator[str]:
     if manifest.wal_id_last_compacted is None and manifest.leveled_ssts.count:
         yield "nothing is compacted (wal_id_last_compacted), and yet there are SSTs in the levels"
     if not 1 <= manifest.max_parallel_writes <= manifest.fence_width:

@@ -19,7 +19,7 @@ from shalekv.engine.fsck.levels import check_ssts, list_levels, orphans
 from shalekv.engine.fsck.log import check_log
 from shalekv.engine.fsck.order import check_order
 from shalekv.engine.fsck.origins import check_origins
-from shalekv.engine.fsck.progress import Progress, Scope
+from shalekv.engine.fsck.progress import CheckProgress, Scope
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ObjectNotFound
 from shalekv.format.names import (
@@ -48,7 +48,7 @@ class Fsck:
         self._is_deep = is_deep
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> CheckProgress:
         """How far it has come; it changes while `findings` runs."""
         return self._scope.progress
 

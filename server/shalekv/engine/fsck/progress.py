@@ -17,7 +17,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
-class Progress:
+class CheckProgress:
     """What was checked so far, and how much there is as far as that is known."""
 
     manifests: int = 0
@@ -36,7 +36,7 @@ class Scope:
 
     store: CasStore
     parallel: int
-    progress: Progress = field(default_factory=Progress)
+    progress: CheckProgress = field(default_factory=CheckProgress)
     missing: list[str] = field(default_factory=list)  # to be looked at once more, at the end
     recorded: set[str] = field(default_factory=set)  # ids of loads that the log commits
     origins: Origins = field(init=False)  # where SSTs are

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shalekv.store.verify.scratch import NotKept, Scratch
 from shalekv.store.verify.verdict import Passed
 
-REPEATS = 10  # objects that are created, or deleted, and at once listed by another view
+LISTED_COUNT = 10  # objects that are created, or deleted, and at once listed by another view
 PAGED_NAMES = 1_050  # more than stores show in one reply
 _UNORDERED = ("b", "a", "Z", "10", "9", "1", "1.sst", "a-", "a_", "a.b", "c", "a0", "a~", "C1")
 
@@ -15,13 +15,13 @@ _UNORDERED = ("b", "a", "Z", "10", "9", "1", "1.sst", "a-", "a_", "a.b", "c", "a
 async def list_after_write(ground: Scratch) -> Passed:
     """Lists show what a create has made, and no more what a delete has removed."""
     names: list[str] = []
-    for number in range(REPEATS):
+    for number in range(LISTED_COUNT):
         names.append(await ground.created(f"listed-{number:03d}", b"listed", at=number))
         await _shows(ground, "listed-", names, at=number + 1)
     while names:
         await ground.reader(len(names)).delete([names.pop(0)])
         await _shows(ground, "listed-", names, at=len(names) + 2)
-    return Passed(f"{2 * REPEATS} lists")
+    return Passed(f"{2 * LISTED_COUNT} lists")
 
 
 async def shown(ground: Scratch, name: str) -> None:
