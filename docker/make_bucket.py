@@ -16,7 +16,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from shalekv.cli.configuration import CONFIG_VARIABLE, load_settings
+from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.errors import ShaleError
 from shalekv.settings import Settings, StoreSettings, UrlSettings
 from shalekv.store.url import BucketUrl, Provider, parse_url

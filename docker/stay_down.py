@@ -37,7 +37,7 @@ def main() -> int:
 
 def _told(code: int) -> int:
     # Imported here: this process waits for days, and needs nothing of it until then.
-    from shalekv.cli.exit_codes import MEANING, ExitCode  # noqa: PLC0415
+    from shalekv.cli.console.exit_codes import MEANING, ExitCode  # noqa: PLC0415
 
     if code != ExitCode.FENCED:
         return code

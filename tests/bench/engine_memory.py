@@ -15,14 +15,14 @@ from random import Random
 
 import structlog
 
-from shalekv.core.entry import Kind
-from shalekv.core.transaction import Change
-from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import ShaleError
 from shalekv.format import names
+from shalekv.protocol.entry import Kind
+from shalekv.protocol.transaction import Change
 from shalekv.settings import GIB
 from shalekv.store.api import NO_METADATA, Created, CreateOutcome
 from shalekv.store.memory import MemoryStore
+from shalekv.write.commit import Receipt, changes_bytes
 from tests.bench.sizes import sized
 from tests.kit.processes.in_process import real_runtime, running, serve_settings, wall_clock_ms
 

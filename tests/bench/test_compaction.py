@@ -8,13 +8,13 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Kind
 from shalekv.core.tree import L0
-from shalekv.engine.compaction.outputs import LevelWriter
-from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import run_part
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
+from shalekv.jobs.compact.outputs import LevelWriter
+from shalekv.jobs.compact.pace import Pace
+from shalekv.protocol.entry import Kind
 from shalekv.runtime import Runtime
 from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore

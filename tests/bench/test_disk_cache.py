@@ -17,8 +17,8 @@ import uvloop
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
-from shalekv.roles.reader import Reader
 from shalekv.runtime import Runtime
+from shalekv.server.reader import Reader
 from shalekv.settings import (
     MIB,
     CacheSettings,

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
+from shalekv.cli.process.gc_tuning import tame_garbage_collector
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.settings import GIB
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2

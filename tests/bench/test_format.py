@@ -11,9 +11,6 @@ from random import Random
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.format.block import Block
 from shalekv.format.block_frame import Codec
 from shalekv.format.filter import Filter, key_hash, parse_filter
@@ -24,6 +21,9 @@ from shalekv.format.names import manifest_name, wal_name
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.bench.sizes import sized
 
 ENTRIES = sized(500_000, 2_000)

@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
 from shalekv.format.names import WAL_FOLDER
-from shalekv.roles.database import create_database
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
+from shalekv.server.database import create_database
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load

@@ -20,14 +20,14 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
-from shalekv.engine.quorum.links import DatabasePlace, Link
-from shalekv.engine.recover import open_log
 from shalekv.format.quorum_messages import propose_request
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
 from shalekv.settings import KIB, QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
+from shalekv.write.opening import open_log
+from shalekv.write.quorum.links import DatabasePlace, Link
 from tests.bench.sizes import sized
 from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.in_process import real_runtime

@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from shalekv.clock import LoopClock
-from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
 from shalekv.store.opening import open_store
 from shalekv_client import Client

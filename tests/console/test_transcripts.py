@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.engine.snapshots import Snapshots
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
+from shalekv.write.snapshots import Snapshots
 from tests.console.transcript import Session
 from tests.kit.processes.child import Child
 from tests.kit.processes.in_process import put_at, real_runtime, running, serve_settings

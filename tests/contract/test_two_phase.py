@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.requests import RequestKind
 from shalekv.store.two_phase import memory, sql

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from random import Random
 
-from shalekv.core.compaction.workload import Workload, operations
+from shalekv.protocol.compaction.workload import Workload, operations
 from shalekv_client import Batch, Client, RetryPolicy
 
 BATCH_COUNT = 100

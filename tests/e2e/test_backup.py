@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE, Cluster

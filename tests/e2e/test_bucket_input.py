@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from click.testing import CliRunner
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.main import shalekv
 from tests.e2e.bucket_commands import BUCKET, ENDPOINT, URL, of
 from tests.kit.processes.child import Child

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
-from shalekv.core.manifest import Manifest
-from shalekv.core.origins import foreign_ids
-from shalekv.engine.fsck.check import Fsck
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.format.names import LEVELS_FOLDER, parse_level_name
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.origins import foreign_ids
+from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client, Put, RetryPolicy
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE, Cluster

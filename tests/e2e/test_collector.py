@@ -6,7 +6,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from tests.kit.engine.collection import CollectedDatabase, load, save
 from tests.kit.processes.child import EXIT_S, Line
 from tests.kit.processes.processes import SHALEKV, Processes, environment

@@ -13,17 +13,17 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
-from shalekv.core.compaction.jobs import WalJob
-from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.format.names import wal_name
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.compaction.jobs import WalJob
+from shalekv.protocol.manifest import Manifest
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
+from shalekv.store.manifests import StoredManifest
 from tests.kit.engine.compaction import CompactedDatabase, put, small_settings
 from tests.kit.engine.naive_merge import NaiveTree, answers
 from tests.kit.inline_runtime import InlineWorkers

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.e2e.composition import IS_ROOT, Composition
 from tests.kit.compose_file import DOCKER, DOCKERFILE, MINIO, Service, read_compose

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client, Stopping
 from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import Cluster

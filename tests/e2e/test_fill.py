@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.compaction.outcome import Amplification, Setup
-from shalekv.core.compaction.simulate import predict
-from shalekv.core.compaction.workload import KeyOrder, Workload
+from shalekv.protocol.compaction.outcome import Amplification, Setup
+from shalekv.protocol.compaction.simulate import predict
+from shalekv.protocol.compaction.workload import KeyOrder, Workload
 from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, ServeSettings
 from shalekv.settings.budget import with_memory_shares
 from tests.e2e.filling import Filling

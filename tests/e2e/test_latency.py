@@ -17,8 +17,8 @@ import pytest
 
 from shalekv.errors import Fenced
 from shalekv.format import names
-from shalekv.roles.database import create_database
-from shalekv.roles.writer import Writer
+from shalekv.server.database import create_database
+from shalekv.server.writer import Writer
 from tests.kit.processes.in_process import put_at, serve_settings
 from tests.sim.faults import Faults
 from tests.sim.run import simulate

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_status.rpc_status import aio
 
-from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES
+from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.store.counting import CountingStore
 from shalekv.store.memory import MemoryObjects
 from shalekv.v1 import kv_pb2, kv_pb2_grpc

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client, Put
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE, Cluster

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shalekv.core.quorum.messages import Append, Refusal, VoteRequest
-from shalekv.core.quorum.record import Ballot
-from shalekv.engine.quorum.links import DatabasePlace, LinkBroken
+from shalekv.protocol.quorum_records import Ballot
 from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.write.quorum.links import DatabasePlace, LinkBroken
 from tests.kit.processes.child import READY_S, Child
 from tests.kit.processes.processes import Processes
 from tests.kit.quorum.safekeepers import DATABASE_ID, DEADLINE_S, REQUEST_ID, Writer, flushed_lsn

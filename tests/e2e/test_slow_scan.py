@@ -14,9 +14,9 @@ from random import Random
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.sst_table import SstInfo
 from shalekv.format.sst_message import info_message
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import GIB, MIB
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
 from tests.kit.processes.cluster import ALONE, Cluster

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.connection import ClientExit
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.connection import ClientExit
+from shalekv.cli.console.exit_codes import ExitCode
 from tests.kit.processes.bucket_troubles import TroubledBucket, troubled_bucket
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.cluster import ALONE, Cluster

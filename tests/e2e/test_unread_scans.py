@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry, Kind
 from shalekv.format.sst_message import info_message
+from shalekv.protocol.entry import Entry, Kind
 from shalekv.settings import MIB
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
 from shalekv_client import Client

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from shalekv.core.audit.finding import Finding
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo
 from shalekv.engine.backup.checking import check_copy
-from shalekv.engine.fsck.check import Fsck
 from shalekv.errors import CorruptObject, ShaleError
 from shalekv.format.backup import decode_backup
 from shalekv.format.backup_names import parse_backup_name, parse_copy
@@ -31,8 +27,12 @@ from shalekv.format.names import (
 )
 from shalekv.format.sst import open_sst, read_block
 from shalekv.format.sst_metadata import metadata_range, read_metadata
-from shalekv.roles.compactor import Compactor
-from shalekv.roles.writer import Writer
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.audit import Finding
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.server.compactor import Compactor
+from shalekv.server.writer import Writer
 from shalekv.settings import (
     CompactorSettings,
     CompactSettings,

@@ -15,11 +15,11 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import CasMode
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import CorruptObject
 from shalekv.format.coding import crc32c
 from shalekv.format.names import manifest_name, temporary_name
+from shalekv.protocol.manifest import CasMode
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import parse_manifest_name
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore, named_objects
 from shalekv.store.two_phase.memory import MemoryRecords

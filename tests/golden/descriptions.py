@@ -13,8 +13,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import (
+from shalekv.format.block_frame import Codec
+from shalekv.format.contents import SstContents
+from shalekv.format.footer import SstProperties
+from shalekv.format.index import BlockHandle
+from shalekv.format.load_record import decode_load
+from shalekv.format.records import client_key, decode_record
+from shalekv.format.sst import Sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import (
     CasMode,
     Lease,
     Manifest,
@@ -24,14 +31,7 @@ from shalekv.core.manifest import (
     Snapshot,
     WalMode,
 )
-from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.format.block_frame import Codec
-from shalekv.format.contents import SstContents
-from shalekv.format.footer import SstProperties
-from shalekv.format.idempotency import client_key, decode_record
-from shalekv.format.index import BlockHandle
-from shalekv.format.load_record import decode_load
-from shalekv.format.sst import Sst
+from shalekv.protocol.sst_table import SstInfo, SstTable
 
 Json = dict[str, Any]
 

@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.manifest import CasMode, Manifest
-from shalekv.core.origins import foreign_ids, is_pin, pin_name
-from shalekv.core.quorum.membership import Member
 from shalekv.core.tree import SYSTEM_LEVEL, Tree
-from shalekv.engine.fsck.check import Fsck
 from shalekv.errors import DatabaseMismatch
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.member_files import CONTROL_BYTES, decode_control, encode_control
 from shalekv.format.sst import open_sst
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.compactor import Compactor
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.manifest import CasMode, Manifest
+from shalekv.protocol.membership import Member
+from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
+from shalekv.server.compactor import Compactor
 from shalekv.settings import (
     KIB,
     CompactorSettings,
@@ -32,6 +31,7 @@ from shalekv.settings import (
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore, named_objects
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv_client import Client, Entry

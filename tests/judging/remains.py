@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shalekv.core.manifest import Manifest
 from shalekv.format import names
+from shalekv.protocol.manifest import Manifest
 
 
 def needed(manifests: Collection[Manifest]) -> dict[str, str]:

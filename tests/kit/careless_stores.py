@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shalekv.core.two_phase import Record
 from shalekv.errors import ObjectNotFound, StoreUnavailable
+from shalekv.protocol.two_phase import Record
 from shalekv.store.api import (
     NO_METADATA,
     Created,

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Report
-from shalekv.engine.fsck.check import Fsck
 from shalekv.errors import DatabaseExists, ShaleError
-from shalekv.roles.compactor import Compactor
-from shalekv.roles.database import create_database
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
+from shalekv.jobs.collect import Collecting
+from shalekv.jobs.fsck.check import Fsck
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
+from shalekv.server.database import create_database
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
     CompactorSettings,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from shalekv.core.manifest import (
+from shalekv.format.backup import Backup
+from shalekv.format.backup_names import LevelCopy, WalCopy
+from shalekv.format.manifest import encode_manifest
+from shalekv.format.names import manifest_name
+from shalekv.protocol.manifest import (
     CasMode,
     Lease,
     Manifest,
@@ -14,11 +18,7 @@ from shalekv.core.manifest import (
     Snapshot,
     WalMode,
 )
-from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.format.backup import Backup
-from shalekv.format.backup_names import LevelCopy, WalCopy
-from shalekv.format.manifest import encode_manifest
-from shalekv.format.names import manifest_name
+from shalekv.protocol.sst_table import SstInfo, SstTable
 
 MANIFEST_ID = 42
 NAME = manifest_name(MANIFEST_ID)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shalekv.core.collectable import Folder, Listed
-from shalekv.core.lease import leased_sst_id, new_lease_id
-from shalekv.core.manifest import Manifest
-from shalekv.core.retention import Cutoffs
-from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.protocol.lease import leased_sst_id, new_lease_id
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.retention import Cutoffs
+from shalekv.protocol.sst_table import SstInfo, SstTable
 
 CUTOFF_MS = 1_000_000
 FOREIGN_MS = 500_000

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.errors import CorruptObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import MAX_U64
@@ -15,6 +14,7 @@ from shalekv.format.names import level_name, wal_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.system_key import record_key
+from shalekv.protocol.entry import Entry, Kind
 
 DATABASE_ID = bytes(range(16))
 SST_ID = bytes.fromhex("0198c0de000070008000000000000001")

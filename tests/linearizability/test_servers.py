@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import (
     ConnectionLost,
     IdempotencyKeys,

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.errors import KeyReused, ShaleError
 from shalekv.format.sst_message import info_message
+from shalekv.protocol.entry import Entry, Kind
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.model import Left, Moment, Timeline, decide, writes
 from tests.model.requests import (

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from shalekv.errors import KeyExpired, KeyReused
-from shalekv.roles.service import Call
+from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.inline_runtime import gathered
 from tests.kit.model import decide, rests_on_state, writes

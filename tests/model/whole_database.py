@@ -13,23 +13,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from shalekv.core.entry import Entry
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.compactor import Compactor
-from shalekv.roles.database import create_database
-from shalekv.roles.reader import Reader
-from shalekv.roles.service import Call
-from shalekv.roles.snapshots import SnapshotAdmin
-from shalekv.roles.writer import Writer
+from shalekv.jobs.collect import Collecting
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
+from shalekv.server.database import create_database
+from shalekv.server.reader import Reader
+from shalekv.server.service import Call
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.writer import Writer
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import InlineWorkers
 from tests.sim.loop import SimLoop

@@ -23,14 +23,14 @@ from hypothesis.stateful import (
 )
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Kind
 from shalekv.errors import Fenced
-from shalekv.format.idempotency import client_key
+from shalekv.format.records import client_key
 from shalekv.format.sst import open_sst
-from shalekv.roles.database import create_database
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
+from shalekv.protocol.entry import Kind
 from shalekv.runtime import Runtime
+from shalekv.server.database import create_database
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.settings import (
     DatabaseSettings,
     LimitSettings,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import Manifest
-from shalekv.engine.commit import WalContents
 from shalekv.engine.wal import EPOCH_METADATA, encode_wal
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
-from shalekv.manifest.stored import Edit, StoredManifest
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import Manifest
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import Edit, StoredManifest
+from shalekv.write.commit import WalContents
 from tests.scenarios.reading import sentence
 from tests.scenarios.serving import Put
 from tests.scenarios.stage import OPENER, PROCESS, PUT, SERVER, WITH, WRITER, Stage

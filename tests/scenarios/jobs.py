@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from shalekv.core.manifest import Snapshot
-from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import ShaleError
+from shalekv.protocol.manifest import Snapshot
+from shalekv.protocol.snapshot import find_snapshot
 from tests.scenarios.objects import PAIRS, has_scanned
 from tests.scenarios.reading import carry_out_sentence, sentence
 from tests.scenarios.serving import ClientProcess, CollectorProcess, CompactorProcess

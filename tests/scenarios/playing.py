@@ -10,7 +10,7 @@ from typing import Any
 from shalekv.errors import ShaleError
 from shalekv.format import names
 from shalekv.format.names import parse_temporary_name
-from shalekv.roles.database import create_database
+from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
 from tests.scenarios import acts, jobs, objects
 from tests.scenarios.reading import Scenario, carry_out, sentence, table

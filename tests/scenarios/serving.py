@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from shalekv.engine.collection.collecting import Collecting
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import ShaleError
-from shalekv.roles.compactor import Compactor
-from shalekv.roles.reader import Reader
-from shalekv.roles.service import Answer, Call, ReplyT
-from shalekv.roles.writer import Writer
+from shalekv.jobs.collect import Collecting
+from shalekv.server.compactor import Compactor
+from shalekv.server.reader import Reader
+from shalekv.server.service import Answer, Call, ReplyT
+from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
     CompactorSettings,
@@ -29,6 +28,7 @@ from shalekv.settings import (
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
+from shalekv.write.snapshots import Snapshots
 from tests.sim.store import URL
 from tests.sim.world import World
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from shalekv.core.manifest import Manifest
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, WAL_FOLDER
 from shalekv.format.sst import Sst, open_sst
+from shalekv.protocol.manifest import Manifest
 from tests.scenarios.serving import (
     ClientProcess,
     CollectorProcess,

@@ -20,8 +20,8 @@ from shalekv.errors import (
     Stopping,
     StoreUnavailable,
 )
-from shalekv.roles.service import Call
-from shalekv.roles.writer_kv import WriterKv
+from shalekv.server.service import Call
+from shalekv.server.writer_service import WriterKv
 from shalekv.v1 import kv_pb2
 from tests.kit.model import watched_keys
 from tests.sim.cluster import Cluster

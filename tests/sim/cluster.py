@@ -9,7 +9,6 @@ from contextlib import suppress
 from random import Random
 from typing import TypeAlias
 
-from shalekv.engine.quorum.links import Links
 from shalekv.errors import (
     Fenced,
     ImplausibleTime,
@@ -21,10 +20,11 @@ from shalekv.errors import (
     StoreUnavailable,
 )
 from shalekv.format.names import WAL_FOLDER
-from shalekv.roles.database import create_database
-from shalekv.roles.writer import Writer
+from shalekv.server.database import create_database
+from shalekv.server.writer import Writer
 from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
+from shalekv.write.quorum.links import Links
 from tests.sim.history import History
 from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node

@@ -9,18 +9,18 @@ from __future__ import annotations
 from contextlib import suppress
 from random import Random
 
-from shalekv.engine.backup.creating import BackupCreation
-from shalekv.engine.backup.repository import Repository
-from shalekv.engine.backup.restoring import Restoration
-from shalekv.engine.fsck.check import Fsck
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, SnapshotNotFound
 from shalekv.format.backup import Backup
 from shalekv.format.names import LEVELS_FOLDER
+from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.repository import Repository
+from shalekv.jobs.backup.restore import Restoration
+from shalekv.jobs.fsck.check import Fsck
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.write.snapshots import Snapshots
 from tests.kit.inline_runtime import gathered
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation

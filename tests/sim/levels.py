@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from itertools import chain
 from random import Random
 
-from shalekv.core.manifest import Manifest
-from shalekv.core.snapshot import NEVER, find_snapshot
 from shalekv.core.tree import Tree
-from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.errors import OutcomeUnknown, Overloaded, SnapshotNotFound, Stopping, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, manifest_name, parse_manifest_name
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import NEVER, find_snapshot
+from shalekv.read.version import HeldTree
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.v1 import kv_pb2
 from tests.kit.model import keys_of
 from tests.sim.cluster import Cluster

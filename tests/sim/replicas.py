@@ -23,8 +23,8 @@ from shalekv.errors import (
     StoreUnavailable,
     TooStale,
 )
-from shalekv.roles.reader import Reader
-from shalekv.roles.service import Call
+from shalekv.server.reader import Reader
+from shalekv.server.service import Call
 from shalekv.settings import (
     CacheSettings,
     LimitSettings,

@@ -11,12 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from shalekv.core.entry import Entry
-from shalekv.core.manifest import Snapshot
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.snapshot_views import SnapshotViews
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import (
     IllegalState,
     ManifestConflict,
@@ -25,9 +19,15 @@ from shalekv.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Snapshot
+from shalekv.read.scan import scan_slices
+from shalekv.read.snapshot_views import SnapshotViews
+from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import Snapshots
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed, Violation
 from tests.sim.history import Got

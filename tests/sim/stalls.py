@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from shalekv.core.snapshot import find_snapshot, is_expired
-from shalekv.core.sst_table import SstTable
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Report
 from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER, manifest_name, wal_name
 from shalekv.format.names import parse_manifest_name as manifest_id_of
-from shalekv.roles.collector import Collector
-from shalekv.roles.compactor import Compactor
+from shalekv.jobs.collect import Collecting
+from shalekv.protocol.snapshot import find_snapshot, is_expired
+from shalekv.protocol.sst_table import SstTable
+from shalekv.server.collector import Collector
+from shalekv.server.compactor import Compactor
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.cluster import Cluster

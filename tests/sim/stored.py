@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import attrgetter
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import Manifest
-from shalekv.engine.replay import loads_of
 from shalekv.format import names
-from shalekv.format.idempotency import client_key
 from shalekv.format.manifest import decode_manifest
+from shalekv.format.records import client_key
 from shalekv.format.sst import open_sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.replay import loads_of
 from shalekv.store.api import ObjectStore
 from tests.sim.errors import SimulationError, Violation
 from tests.sim.store import Applied, SimStore

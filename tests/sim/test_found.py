@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from shalekv.engine.quorum.proposing import peer
 from shalekv.errors import ShaleError
-from shalekv.roles.safekeeper import archiver
-from shalekv.roles.writing import Writing
+from shalekv.server.safekeeper import archiver
+from shalekv.server.writes import Writing
+from shalekv.write.quorum import peer
 from tests.sim import loop
 from tests.sim.campaign import Outcome, Task, run_task
 from tests.sim.errors import Livelock

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import pytest
 
-from shalekv.core.sst_table import SstTable
-from shalekv.engine.snapshots import Snapshots
 from shalekv.format import names
+from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.snapshots import Snapshots
 from tests.sim.callers import Callers
 from tests.sim.campaign import PROFILES, SHARES
 from tests.sim.cluster import Cluster

@@ -7,12 +7,12 @@ import sys
 from collections import Counter
 from functools import partial
 
-from shalekv.engine.collection.collecting import Collecting
-from shalekv.roles.collector import Collector
-from shalekv.roles.compactor import Compactor
-from shalekv.roles.database import create_database
-from shalekv.roles.reader import Reader
-from shalekv.roles.writer import Writer
+from shalekv.jobs.collect import Collecting
+from shalekv.server.collector import Collector
+from shalekv.server.compactor import Compactor
+from shalekv.server.database import create_database
+from shalekv.server.reader import Reader
+from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
     CompactSettings,

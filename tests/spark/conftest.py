@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from shalekv.core.manifest import Manifest
+from shalekv.protocol.manifest import Manifest
 from tests.kit.processes.spark_session import started
 from tests.kit.processes.wal_contents import current_manifest
 from tests.servers.fixtures import BUCKET

@@ -15,16 +15,12 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from shalekv.core.compaction.jobs import WalJob
 from shalekv.core.compaction.reserving import reservations
 from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.lease import without_lease
-from shalekv.core.manifest import Manifest
 from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.engine.compaction.part import Part
 from shalekv.engine.compaction.range_parts import PartLimits
 from shalekv.engine.compaction.range_report import CompactionReport
-from shalekv.engine.compaction.range_run import RangeRequest, run_range
 from shalekv.errors import (
     DatabaseNotFound,
     InvalidRequest,
@@ -34,8 +30,12 @@ from shalekv.errors import (
     PartFailed,
     StoreUnavailable,
 )
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.compact.range_job import RangeRequest, run_range
+from shalekv.protocol.compaction.jobs import WalJob
+from shalekv.protocol.lease import without_lease
+from shalekv.protocol.manifest import Manifest
 from shalekv.settings import LevelSettings
+from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client
 from shalekv_spark.compaction.compact import compact
 from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task

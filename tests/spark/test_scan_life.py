@@ -14,8 +14,8 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import SnapshotNotFound
+from shalekv.protocol.snapshot import find_snapshot
 from shalekv_client import Client
 from shalekv_spark.formats import register
 from shalekv_spark.scanning.frames import release

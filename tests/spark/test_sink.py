@@ -15,9 +15,9 @@ import pytest
 from pyspark.errors.exceptions.captured import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from shalekv.core.loads import CLOCK_MARGIN_MS
 from shalekv.errors import InvalidRequest, InvalidSetting, LoadUnknown
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.loads import CLOCK_MARGIN_MS
+from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client
 from shalekv_spark.loading.options import LoadOptions
 from shalekv_spark.loading.sink import write_stream

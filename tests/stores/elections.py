@@ -11,9 +11,9 @@ from itertools import count
 from random import SystemRandom
 
 from shalekv.clock import MachineClock
-from shalekv.roles.electors.api import Elector
-from shalekv.roles.electors.opening import open_elector
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.election.elector import Elector
+from shalekv.server.election.opening import open_elector
 from shalekv.settings import ElectionSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shalekv.roles.electors.api import Elector, Term
+from shalekv.server.election.elector import Elector, Term
 from tests.kit.patience import until
 from tests.servers.kubernetes import KubernetesApi
 from tests.stores.elections import LEASE, in_kubernetes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shalekv.roles.electors.api import Elector
+from shalekv.server.election.elector import Elector
 from tests.kit.patience import until
 from tests.kit.seeds import random_of
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi

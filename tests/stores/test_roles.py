@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from shalekv.errors import Fenced, ManifestVersionExists, OutcomeUnknown
-from shalekv.roles.writer import Writer
+from shalekv.server.writer import Writer
 from tests.contract import conftest as contract
 from tests.contract.opening import OpenStore, names_in
 from tests.kit.household import Household, everything, running, write_all

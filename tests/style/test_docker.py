@@ -12,7 +12,7 @@ import click
 import pytest
 
 from shalekv.cli.catalog import settings_of
-from shalekv.cli.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
+from shalekv.cli.console.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
 from shalekv.cli.main import shalekv
 from shalekv.settings import CasChoice, EverySetting, ReadSettings, ServerSettings, ServeSettings
 from shalekv.store.url import BucketUrl, parse_url

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from shalekv.cli.serve import serve
+from shalekv.cli.commands.serve import serve
 from shalekv.cli.server_command import serving_settings
 from shalekv.roles.electors.kubernetes_api import API_VERSION, METHODS
 from shalekv.roles.electors.place import KubernetesPlace, parse_place

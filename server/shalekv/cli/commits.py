@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shalekv.cli.output import Format, Record, print_line, print_record, printing
+from shalekv.cli.console.output import Format, Record, print_line, print_record, printing
 from shalekv_client import Commit
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import click
 from pydantic import ValidationError
 
-from shalekv.core.compaction.outcome import Setup, Simulated
-from shalekv.core.compaction.simulate import simulate as run_simulation
 from shalekv.core.compaction.window import SourceChoice
-from shalekv.core.compaction.workload import Workload
+from shalekv.protocol.compaction.outcome import Setup, Simulated
+from shalekv.protocol.compaction.simulate import simulate as run_simulation
+from shalekv.protocol.compaction.workload import Workload
 from shalekv.settings.model import GIB, KIB, MIB
 
 DEFAULTS = "defaults"

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from shalekv.cli.compactor_part import LIFT, LINE_BYTES_MAX, PartReply, PartTask
+from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, PartReply, PartTask
 from shalekv.engine.compaction.part import Part, PartResult
-from shalekv.engine.compaction.parts import OwnProcessParts
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
+from shalekv.jobs.compact.parts import OwnProcessParts
 from shalekv.settings import CompactSettings
 from shalekv.store.cas import CasStore
 
-COMMAND = (sys.executable, "-m", "shalekv.cli.compactor_part")
+COMMAND = (sys.executable, "-m", "shalekv.cli.process.merge_part")
 LIFT_POLL_S = 0.1
 log = structlog.get_logger(__name__)
 _MAY_PASS = frozenset((StoreUnavailable.reason,))
@@ -30,7 +30,7 @@ class ProcessParts:
     def __init__(
         self, store: CasStore, settings: CompactSettings, command: Sequence[str] = COMMAND
     ) -> None:
-        """`command` starts a process that does what `shalekv.cli.compactor_part` says."""
+        """`command` starts a process that does what `shalekv.cli.process.merge_part` says."""
         self._store = store
         self._settings = settings
         self._command = command

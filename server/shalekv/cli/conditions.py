@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.gathering import gathered
+from shalekv.cli.console.option_groups import gathered
 from shalekv_client import Absent, Condition, Present, SeqEquals
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

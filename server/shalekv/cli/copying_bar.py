@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from shalekv.engine.backup.copying import Copying
+from shalekv.jobs.backup.copy import Copying
 
 _MIB = 1 << 20
 

@@ -11,8 +11,8 @@ import os
 import click
 
 from shalekv import __version__
-from shalekv.cli.exit_codes import ExitCode, exit_code_of
-from shalekv.cli.lazy_commands import CommandTable, LazyCommands
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 from shalekv.errors import ShaleError
 
 # Whenever this process starts another one, gRPC would prepare itself to be forked, and breaks calls
@@ -20,41 +20,68 @@ from shalekv.errors import ShaleError
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 COMMANDS: CommandTable = {
-    "serve": ("shalekv.cli.serve:serve", "Serve a database to gRPC clients."),
-    "reader": ("shalekv.cli.reader:reader", "Serve reads of a database, as a replica."),
-    "safekeeper": ("shalekv.cli.safekeeper:safekeeper", "Hold write-ahead logs of databases."),
-    "get": ("shalekv.cli.get:get", "Print the value of a key."),
-    "put": ("shalekv.cli.put:put", "Set the value of a key."),
-    "delete": ("shalekv.cli.delete:delete", "Delete a key, or a range of keys."),
-    "add": ("shalekv.cli.add:add", "Add to a counter."),
-    "txn": ("shalekv.cli.txn:txn", "Compare, then do, in one commit."),
-    "scan": ("shalekv.cli.scan:scan", "Print keys and values in the order of the keys."),
-    "load": ("shalekv.cli.load:load", "Put every pair of a file, in batches."),
-    "dump": ("shalekv.cli.dump:dump", "Write all pairs of one moment into a file."),
-    "watch": ("shalekv.cli.watch:watch", "Print every commit to a range as it comes."),
-    "status": ("shalekv.cli.status:status", "Print what a server is and how it does."),
-    "top": ("shalekv.cli.top:top", "Show what servers do, again and again."),
-    "admin": ("shalekv.cli.admin:admin", "Requests and what they cost; recovery of a store."),
-    "health": ("shalekv.cli.health:health", "Tell whether a server serves, by an exit code."),
-    "bench": ("shalekv.cli.bench:bench", "Measure a server: operations per second, latencies."),
-    "compactor": ("shalekv.cli.compactor:compactor", "Merge the WAL and the levels."),
-    "collector": ("shalekv.cli.collector:collector", "Delete objects that nothing needs."),
-    "snapshot": ("shalekv.cli.snapshot:snapshot", "Create, list, renew, share, delete snapshots."),
-    "consumers": ("shalekv.cli.consumers:consumers", "List and delete consumers of the WAL."),
-    "backup": ("shalekv.cli.backup:backup", "Copy a database into another store; list, check."),
-    "restore": ("shalekv.cli.restore:restore", "Make a database of a backup."),
-    "clone": ("shalekv.cli.clone:clone", "Make a new database that shares SSTs with another."),
-    "manifest": ("shalekv.cli.manifest:manifest", "Print a manifest, read from the store."),
-    "wal": ("shalekv.cli.wal:wal", "List the WAL objects, read from the store."),
+    "serve": ("shalekv.cli.commands.serve:serve", "Serve a database to gRPC clients."),
+    "reader": ("shalekv.cli.commands.reader:reader", "Serve reads of a database, as a replica."),
+    "safekeeper": (
+        "shalekv.cli.commands.safekeeper:safekeeper",
+        "Hold write-ahead logs of databases.",
+    ),
+    "get": ("shalekv.cli.commands.get:get", "Print the value of a key."),
+    "put": ("shalekv.cli.commands.put:put", "Set the value of a key."),
+    "delete": ("shalekv.cli.commands.delete:delete", "Delete a key, or a range of keys."),
+    "add": ("shalekv.cli.commands.add:add", "Add to a counter."),
+    "txn": ("shalekv.cli.commands.txn:txn", "Compare, then do, in one commit."),
+    "scan": ("shalekv.cli.commands.scan:scan", "Print keys and values in the order of the keys."),
+    "load": ("shalekv.cli.commands.load:load", "Put every pair of a file, in batches."),
+    "dump": ("shalekv.cli.commands.dump:dump", "Write all pairs of one moment into a file."),
+    "watch": ("shalekv.cli.commands.watch:watch", "Print every commit to a range as it comes."),
+    "status": ("shalekv.cli.commands.status:status", "Print what a server is and how it does."),
+    "top": ("shalekv.cli.commands.top:top", "Show what servers do, again and again."),
+    "admin": (
+        "shalekv.cli.commands.admin:admin",
+        "Requests and what they cost; recovery of a store.",
+    ),
+    "health": (
+        "shalekv.cli.commands.health:health",
+        "Tell whether a server serves, by an exit code.",
+    ),
+    "bench": (
+        "shalekv.cli.commands.bench:bench",
+        "Measure a server: operations per second, latencies.",
+    ),
+    "compactor": ("shalekv.cli.commands.compactor:compactor", "Merge the WAL and the levels."),
+    "collector": ("shalekv.cli.commands.collector:collector", "Delete objects that nothing needs."),
+    "snapshot": (
+        "shalekv.cli.commands.snapshot:snapshot",
+        "Create, list, renew, share, delete snapshots.",
+    ),
+    "consumers": (
+        "shalekv.cli.commands.consumers:consumers",
+        "List and delete consumers of the WAL.",
+    ),
+    "backup": (
+        "shalekv.cli.commands.backup:backup",
+        "Copy a database into another store; list, check.",
+    ),
+    "restore": ("shalekv.cli.commands.restore:restore", "Make a database of a backup."),
+    "clone": (
+        "shalekv.cli.commands.clone:clone",
+        "Make a new database that shares SSTs with another.",
+    ),
+    "manifest": (
+        "shalekv.cli.commands.manifest:manifest",
+        "Print a manifest, read from the store.",
+    ),
+    "wal": ("shalekv.cli.commands.wal:wal", "List the WAL objects, read from the store."),
     "levels": (
-        "shalekv.cli.levels:levels",
+        "shalekv.cli.commands.levels:levels",
         "Print what each level holds, read from the store.",
     ),
-    "sst": ("shalekv.cli.sst:sst", "Look into one SST of the WAL or the levels."),
-    "fsck": ("shalekv.cli.fsck:fsck", "Check every object of a database."),
-    "store": ("shalekv.cli.store:store", "Prove a store fit to hold a database."),
-    "compaction": ("shalekv.cli.compaction:compaction", "Try settings of compaction out."),
-    "completion": ("shalekv.cli.completion:completion", "Print a script for your shell."),
+    "sst": ("shalekv.cli.commands.sst:sst", "Look into one SST of the WAL or the levels."),
+    "fsck": ("shalekv.cli.commands.fsck:fsck", "Check every object of a database."),
+    "store": ("shalekv.cli.commands.store:store", "Prove a store fit to hold a database."),
+    "compaction": ("shalekv.cli.commands.compaction:compaction", "Try settings of compaction out."),
+    "completion": ("shalekv.cli.commands.completion:completion", "Print a script for your shell."),
 }
 
 

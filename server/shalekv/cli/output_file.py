@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.exit_codes import ExitCode
-from shalekv.cli.output import printing
-from shalekv.cli.whole_file import whole_file
+from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.output import printing
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shalekv.cli.stopping import Ending
+from shalekv.cli.process.shutdown import Ending
 from shalekv.errors import InvalidSetting
 
 HURRY = b"hurry"

@@ -8,8 +8,8 @@ from typing import Any, TypedDict, TypeVar
 
 import click
 
-from shalekv.cli.gathering import gathered
-from shalekv.cli.keys import Encoding, argument_bytes
+from shalekv.cli.console.keys import Encoding, argument_bytes
+from shalekv.cli.console.option_groups import gathered
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

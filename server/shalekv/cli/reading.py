@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
-from shalekv.cli.role_life import (
+from shalekv.cli.process.lifecycle import (
     bind,
     open_database,
     open_links,
@@ -14,8 +14,8 @@ from shalekv.cli.role_life import (
     run_role,
     start_serving,
 )
-from shalekv.cli.stopping import StopRequest
-from shalekv.roles.reader import Reader
+from shalekv.cli.process.shutdown import StopRequest
+from shalekv.server.reader import Reader
 from shalekv.settings import ReadSettings
 
 _log = structlog.get_logger(__name__)

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from shalekv.cli.catalog import Setting, groups_of
-from shalekv.cli.configuration import CONFIG_VARIABLE
-from shalekv.cli.exit_codes import MEANING
-from shalekv.cli.lazy_commands import LazyCommands
+from shalekv.cli.console.configuration import CONFIG_VARIABLE
+from shalekv.cli.console.exit_codes import MEANING
+from shalekv.cli.console.lazy_commands import LazyCommands
 from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.rpc.errors_page import errors_page
 from shalekv.settings import EverySetting

@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.bucket import checked_url, opened_store, settings_of_store, store_settings
-from shalekv.cli.logs import configure_logs
-from shalekv.cli.output import Record
-from shalekv.engine.backup.copying import (
+from shalekv.cli.console.bucket import checked_url, opened_store, settings_of_store, store_settings
+from shalekv.cli.console.output import Record
+from shalekv.cli.process.logs import configure_logs
+from shalekv.format.backup import Backup
+from shalekv.format.backup_names import is_backup_id
+from shalekv.jobs.backup.copy import (
     DEFAULT_BYTES_MAX,
     DEFAULT_PARALLEL,
     Copying,
     CopyLimits,
 )
-from shalekv.engine.backup.repository import Repository
-from shalekv.format.backup import Backup
-from shalekv.format.backup_names import is_backup_id
+from shalekv.jobs.backup.repository import Repository
 from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB
 from shalekv.store.api import ObjectStore

@@ -22,7 +22,7 @@ class RowsTold:
 def telling(told: RowsTold, *, to_file: bool) -> Iterator[None]:
     """A bar on stderr, if that is a terminal, and the rows go `to_file` or into a redirection."""
     if sys.stderr.isatty() and (to_file or _is_redirected()):
-        from shalekv.cli.rows_bar import rows_bar  # noqa: PLC0415 (others don't wait for it)
+        from shalekv.cli.console.progress import rows_bar  # noqa: PLC0415 (others don't wait for it)
 
         with rows_bar(told):
             yield

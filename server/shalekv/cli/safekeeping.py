@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from shalekv.cli.garbage import tame_garbage_collector
-from shalekv.cli.role_life import bind_port, open_links, open_runtime, run_role
-from shalekv.cli.stopping import StopRequest
-from shalekv.roles.safekeeper.node import Node
-from shalekv.roles.safekeeper.service import SafekeeperService
+from shalekv.cli.process.gc_tuning import tame_garbage_collector
+from shalekv.cli.process.lifecycle import bind_port, open_links, open_runtime, run_role
+from shalekv.cli.process.shutdown import StopRequest
 from shalekv.rpc.server import Server
 from shalekv.runtime import WorkerThread
+from shalekv.server.safekeeper.node import Node
+from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeeperServerSettings, SafekeepSettings
 
 # Streams of writers and replicas go on for as long as both ends do. gRPC takes this for "never".

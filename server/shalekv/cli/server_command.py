@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 
-from shalekv.cli.configuration import load_settings
-from shalekv.cli.exit_codes import ExitCode, exit_code_of
-from shalekv.cli.logs import configure_logs
+from shalekv.cli.console.configuration import load_settings
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.process.logs import configure_logs
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.settings import (
     EndpointSettings,

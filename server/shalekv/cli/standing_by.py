@@ -18,8 +18,8 @@ import os
 
 import structlog
 
-from shalekv.cli.role_life import asked_to_stop, role_to_its_end, start_serving
-from shalekv.cli.stopping import Ending, StopRequest
+from shalekv.cli.process.lifecycle import asked_to_stop, role_to_its_end, start_serving
+from shalekv.cli.process.shutdown import Ending, StopRequest
 from shalekv.cli.writing_ground import Ground, children_of, open_writer
 from shalekv.errors import (
     ManifestConflict,
@@ -28,9 +28,9 @@ from shalekv.errors import (
     Stopping,
     StoreUnavailable,
 )
-from shalekv.roles.electors.api import Elector, Term
-from shalekv.roles.electors.opening import open_elector
-from shalekv.roles.writer import Writer
+from shalekv.server.election.elector import Elector, Term
+from shalekv.server.election.opening import open_elector
+from shalekv.server.writer import Writer
 from shalekv.store.cas import CasStore
 
 # What ends a term, and not the process: another writer, or trouble that may pass.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
+from shalekv.cli.console.output import Format, print_line, print_record, print_rows, record_of
 from shalekv.core.trouble import duration_text
 from shalekv_client import CallStatus, QuorumStatus, Status
 

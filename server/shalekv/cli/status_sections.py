@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shalekv.cli.output import Format, print_line, print_record, print_rows, record_of
+from shalekv.cli.console.output import Format, print_line, print_record, print_rows, record_of
 from shalekv.cli.status_process import print_heading, print_process, troubles
-from shalekv.core.wording import counted
+from shalekv.wording import counted
 from shalekv_client import CacheStatus, LevelsStatus, QuorumStatus, ReadStatus, Status
 
 # From here on a figure deserves a remark.

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from shalekv.cli.amounts import duration_ms
-from shalekv.cli.keys import Encoding
+from shalekv.cli.console.keys import Encoding
+from shalekv.cli.console.units import duration_ms
 from shalekv.cli.ranges import RangeArguments
 from shalekv_client import (
     Add,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shalekv.cli.keys import Encoding, json_field
-from shalekv.cli.output import Format, TablePrinter, print_json, print_line
+from shalekv.cli.console.keys import Encoding, json_field
+from shalekv.cli.console.output import Format, TablePrinter, print_json, print_line
 from shalekv_client import ChangeKind, WatchChange, WatchCommit, WatchEvent
 
 COLUMNS = ("seq", "change", "key", "value")

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 import structlog
 
-from shalekv.cli.children import Children, child_commands
-from shalekv.engine.quorum.links import Links
+from shalekv.cli.process.supervisor import Children, child_commands
 from shalekv.errors import DatabaseExists
-from shalekv.roles.database import (
+from shalekv.rpc.server import Server
+from shalekv.runtime import Runtime
+from shalekv.server.database import (
     Quorum,
     check_wal_mode,
     complete_creation,
     create_database,
     writer_epoch,
 )
-from shalekv.roles.writer import Writer
-from shalekv.rpc.server import Server
-from shalekv.runtime import Runtime
+from shalekv.server.writer import Writer
 from shalekv.settings import ServeSettings, WalChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
+from shalekv.write.quorum.links import Links
 
 _log = structlog.get_logger(__name__)
 

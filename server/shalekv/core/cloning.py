@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from shalekv.core.manifest import NO_NONCE, CasMode, Manifest, Origin
-from shalekv.core.origins import unpacked
-from shalekv.core.snapshot import judged_ms
+from shalekv.protocol.manifest import NO_NONCE, CasMode, Manifest, Origin
+from shalekv.protocol.origins import unpacked
+from shalekv.protocol.snapshot import judged_ms
 
 FIRST_SLOT = 0  # of the WAL of a clone: an empty object, which says whose clone this becomes
 _WRITE_ID_BYTES = 16

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shalekv.core.collectable import Folder, Listed
-from shalekv.core.manifest import Lease, Manifest
-from shalekv.core.snapshot import NEVER, is_expired
 from shalekv.core.wal_retention import retain_wal
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.snapshot import NEVER, is_expired
 
 
 def is_lease_expired(lease: Lease, now_s: float) -> bool:

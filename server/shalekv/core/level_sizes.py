@@ -6,8 +6,8 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import L0, SYSTEM_LEVEL, upper_bound
+from shalekv.protocol.sst_table import SstInfo, SstTable
 
 
 @dataclass(frozen=True, slots=True)

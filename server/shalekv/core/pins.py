@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.origins import foreign_ids
-from shalekv.core.snapshot import is_expired
-from shalekv.core.sst_table import ID_BYTES, SstTable
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.origins import foreign_ids
+from shalekv.protocol.snapshot import is_expired
+from shalekv.protocol.sst_table import ID_BYTES, SstTable
 
 Sizes = dict[bytes | int, int]  # object -> bytes: SSTs by their ids, WAL objects by theirs
 

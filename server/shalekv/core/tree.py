@@ -14,8 +14,8 @@ from itertools import pairwise
 from operator import attrgetter
 
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo
 
 L0 = 0
 SYSTEM_LEVEL = 63  # idempotency records, which have keys of another space; newest first, as L0

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from shalekv.core.lease import RANDOM_BYTES, new_lease_id
-from shalekv.core.manifest import Lease, Manifest
 from shalekv.errors import WalUnprotected
+from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
+from shalekv.protocol.manifest import Lease, Manifest
 
 _NO_TIME = 2**48 - 1  # no SST's id begins with it: these leases protect none
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shalekv.core.collectable import Folder, Listed
-from shalekv.core.manifest import Manifest
-from shalekv.core.snapshot import NEVER
 from shalekv.core.wal_lease import find_wal_lease, first_protected_wal_id, hold_wal, release_wal
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import NEVER
 
 HOLDER = "wal retention"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from shalekv.engine.applying import Applying
 from shalekv.engine.quorum.objects import object_bytes
 from shalekv.engine.wal import list_wal
 from shalekv.errors import QuorumUnavailable
 from shalekv.format import names
 from shalekv.format.sst import Sst, open_sst
-from shalekv.manifest.stored import StoredManifest
+from shalekv.replica.apply import Applying
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 ARCHIVE_MS = 10_000  # for so long it is waited that something is archived
 

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 
-from shalekv.core.fencing import WriterId
-from shalekv.core.lease import leased_sst_id
-from shalekv.core.transaction import Change
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Columns
 from shalekv.format.contents import UNNUMBERED
@@ -18,6 +15,9 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.section import Section
 from shalekv.format.sst_writer import FinishedSst, SstWriter
+from shalekv.protocol.lease import leased_sst_id
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.transaction import Change
 from shalekv.settings import LevelSettings
 
 ROWS_AT_ONCE = 512

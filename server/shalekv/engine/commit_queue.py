@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from shalekv.engine.commit import Commit
+from shalekv.write.commit import Commit
 
 _PLACE = attrgetter("place")
 

@@ -7,9 +7,9 @@ import asyncio
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.engine.group_commit import GroupCommit
-from shalekv.engine.slots import LogSlots
 from shalekv.errors import ShaleError
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.wal import LogSlots
 
 log = structlog.get_logger()
 

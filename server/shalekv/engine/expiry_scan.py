@@ -15,16 +15,16 @@ from itertools import chain
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.core.entry import NO_EXPIRY, Kind
-from shalekv.core.expiring import ExpiringValues
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import Tree
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.levels.ssts import OpenSst
-from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.errors import ObjectNotFound
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
+from shalekv.protocol.entry import NO_EXPIRY, Kind
+from shalekv.protocol.expiring import ExpiringValues
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.sst_reader import OpenSst
+from shalekv.read.version import HeldTree
+from shalekv.read.version_set import TreeKeeper
 
 READ_BYTES = 1 << 20  # with one request
 NEVER_MS = 2**64 - 1  # no time

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shalekv.core.manifest import Manifest
 from shalekv.errors import DatabaseExists, IllegalState
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
+from shalekv.protocol.manifest import Manifest
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import Taken
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shalekv.engine.sorted_runs import Run
+from shalekv.read.sorted_runs import Run
 
 
 @dataclass(slots=True, eq=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shalekv.core.entry import NO_EXPIRY
-from shalekv.core.sst_table import SstInfo
 from shalekv.engine.levels.parallel import in_parallel
 from shalekv.errors import CorruptObject, InvalidRequest, ObjectNotFound
 from shalekv.format.names import level_name
 from shalekv.format.sst_metadata import metadata_range, read_metadata
+from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 
 FILES_AT_ONCE = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, new_waiter, tell
 from shalekv.errors import ShaleError
 
 

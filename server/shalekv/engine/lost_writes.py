@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
-from shalekv.engine.commit import Commit
 from shalekv.errors import ShaleError
+from shalekv.write.commit import Commit
 
 log = structlog.get_logger()
 

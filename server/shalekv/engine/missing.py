@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.ownership import Ownership
-from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.errors import ObjectNotFound, ShaleError, SnapshotNotFound
+from shalekv.read.version import HeldTree
+from shalekv.read.version_set import TreeKeeper
+from shalekv.write.ownership import Ownership
 
 
 async def reason_missing(

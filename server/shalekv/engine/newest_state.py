@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.engine.below import NOTHING_BELOW, Below, check_cost
-from shalekv.engine.overlay import Overlay
-from shalekv.engine.scan import memory_slices
 from shalekv.engine.view import View
+from shalekv.protocol.entry import Entry
+from shalekv.read.read_set import NOTHING_BELOW, Below, check_cost
+from shalekv.read.scan import memory_slices
+from shalekv.write.pending_writes import Overlay
 
 
 @dataclass(frozen=True, slots=True)

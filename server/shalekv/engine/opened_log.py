@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shalekv.core.entry import Entry
-from shalekv.core.loads import CommittedLoad
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.logical_time import LogicalTime
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.slots import LogSlots
 from shalekv.manifest.fenced import FencedManifest
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.read.memtable import Memtable
+from shalekv.read.version import HeldTree
 from shalekv.store.cas import CasStore
+from shalekv.write.logical_time import LogicalTime
+from shalekv.write.wal import LogSlots
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shalekv.core.entry import Entry
 from shalekv.engine.quorum.objects import SECTIONS
 from shalekv.errors import IllegalState
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
+from shalekv.protocol.entry import Entry
 
 BLOCK_BYTES = 64 << 10
 

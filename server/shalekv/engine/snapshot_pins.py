@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shalekv.core.manifest import Manifest
 from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
-from shalekv.core.snapshot import is_expired
 from shalekv.errors import CorruptObject, StoreError
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import manifest_name
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import is_expired
 from shalekv.store.cas import CasStore
 
 MANIFESTS_MAX = 32  # whose holdings are remembered: 24 bytes for each SST

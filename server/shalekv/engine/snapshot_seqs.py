@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.engine.collection.active import READS_MAX, read_pinned
 from shalekv.engine.levels.parallel import in_parallel
 from shalekv.errors import IllegalState, ObjectNotFound
 from shalekv.format import names
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.sst_tail import needed_tail
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.store.active_manifests import READS_MAX, read_pinned
 from shalekv.store.cas import CasStore
 
 TAIL_BYTES = 4_096  # holds the footer of an object whose first and last keys are not very long

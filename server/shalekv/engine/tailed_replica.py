@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shalekv.core.quorum.reading import News, Position
-from shalekv.core.quorum.record import Record
-from shalekv.engine.applying import Applying
-from shalekv.engine.following import Follower
 from shalekv.format import names
 from shalekv.format.section import Section
 from shalekv.format.sst import open_sst
+from shalekv.protocol.quorum_records import Record
+from shalekv.protocol.tail import News, Position
+from shalekv.replica.apply import Applying
+from shalekv.replica.follow import Follower
 
 
 class TailedReplica:

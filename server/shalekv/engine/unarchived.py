@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.quorum.record import Record
+from shalekv.protocol.quorum_records import Record
 
 RECORD_BYTES = 200  # of a record, beside its payload
 

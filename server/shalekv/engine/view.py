@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shalekv.core.entry import Entry
-from shalekv.core.range_tombstones import NONE, RangeTombstones
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.sorted_runs import Run
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.read.sorted_runs import Run
+from shalekv.read.version import HeldTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shalekv.core.fencing import Occupant, WriterId
 from shalekv.core.trouble import Trouble
-from shalekv.engine.commit import WalContents
-from shalekv.engine.slots import QuorumReport
 from shalekv.errors import OutcomeUnknown
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
+from shalekv.protocol.opening import Occupant, WriterId
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import ClaimOutcome, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
+from shalekv.write.commit import WalContents
+from shalekv.write.wal import QuorumReport
 
 # A larger object is encoded by a worker, off the event loop: this much takes about 2 ms.
 ENCODE_INLINE_COUNT = 4_000

@@ -19,7 +19,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from shalekv.core.manifest import Manifest
 from shalekv.errors import (
     BadChecksum,
     BadMagic,
@@ -33,6 +32,7 @@ from shalekv.format.backup_names import Copy, backup_name, begun_ms, parse_copy
 from shalekv.format.coding import MAX_U32, Piece, crc32c
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import manifest_name
+from shalekv.protocol.manifest import Manifest
 
 BACKUP_FORMAT_VERSION = 1
 MAGIC = b"ShaleBak"

@@ -23,13 +23,13 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from shalekv.core.entry import NO_EXPIRY, Entry
 from shalekv.errors import BadStructure, UnsupportedVersion
 from shalekv.format.block_frame import HEADER_BYTES, pack_header, plain
 from shalekv.format.coding import MAX_U64, Piece, pack_u32s, pack_u64s, padding
 from shalekv.format.columns import Columns, violation
 from shalekv.format.section import KIND_OF, KINDS_OF, Section, refuse_kind
 from shalekv.format.system_key import unknown_kind
+from shalekv.protocol.entry import NO_EXPIRY, Entry
 
 HAS_EXPIRY = 1
 HAS_SEQS = 2  # else one sequence number stands for all rows

@@ -11,10 +11,10 @@ from itertools import compress, islice, repeat
 from operator import lt
 from typing import NamedTuple
 
-from shalekv.core.entry import NO_EXPIRY, Entry, Kind
-from shalekv.core.loads import LOAD_ID_BYTES_MAX
 from shalekv.format.section import KIND_OF, KINDS_OF, Section
 from shalekv.format.system_key import key_violation
+from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
+from shalekv.protocol.loads import LOAD_ID_BYTES_MAX
 
 # Turns a column of kinds into one that is true where the entry holds no value.
 _IS_TOMBSTONE = bytes(number == Kind.TOMBSTONE for number in range(256))

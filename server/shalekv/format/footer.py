@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shalekv.core.sst_table import SstInfo
 from shalekv.format.contents import SstContents
 from shalekv.format.names import parse_level_name, parse_wal_name
+from shalekv.protocol.sst_table import SstInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.loads import files_problem
-from shalekv.core.manifest import PendingLoad
-from shalekv.core.sst_table import SstInfo
 from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import Piece
 from shalekv.format.names import is_uuid7
 from shalekv.format.sst_message import table_message, table_of
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.loads import files_problem
+from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.v1 import manifest_pb2
 
 VERSION = 1

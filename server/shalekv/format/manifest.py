@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 
-from shalekv.core.manifest import MANIFEST_FORMAT_VERSION, Manifest
 from shalekv.errors import (
     BadChecksum,
     BadMagic,
@@ -23,6 +22,7 @@ from shalekv.errors import (
 from shalekv.format.coding import MAX_U32, Piece, crc32c
 from shalekv.format.manifest_message import decode_message, encode_message
 from shalekv.format.names import parse_manifest_name
+from shalekv.protocol.manifest import MANIFEST_FORMAT_VERSION, Manifest
 
 MAGIC = b"ShaleMan"
 

@@ -7,7 +7,11 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from shalekv.core.manifest import (
+from shalekv.errors import UnsupportedVersion
+from shalekv.format.coding import Piece
+from shalekv.format.names import UUID_BYTES
+from shalekv.format.sst_message import info_message, info_of, table_message, table_of
+from shalekv.protocol.manifest import (
     MANIFEST_FORMAT_VERSION,
     CasMode,
     Lease,
@@ -18,11 +22,7 @@ from shalekv.core.manifest import (
     Snapshot,
     WalMode,
 )
-from shalekv.core.sst_table import SstTable
-from shalekv.errors import UnsupportedVersion
-from shalekv.format.coding import Piece
-from shalekv.format.names import UUID_BYTES
-from shalekv.format.sst_message import info_message, info_of, table_message, table_of
+from shalekv.protocol.sst_table import SstTable
 from shalekv.v1 import manifest_pb2
 
 Mode = TypeVar("Mode", CasMode, WalMode)

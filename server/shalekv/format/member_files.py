@@ -28,9 +28,9 @@ import struct
 from dataclasses import dataclass
 
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import EMPTY_LOG, NO_BALLOT, Ballot, Mark
 from shalekv.errors import BadChecksum, BadMagic, BadStructure, Truncated, UnsupportedVersion
 from shalekv.format.coding import crc32c
+from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, Ballot, Mark
 
 CONTROL_BYTES = 4096
 SYNCED_BYTES = 64

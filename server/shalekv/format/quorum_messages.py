@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from shalekv.core.quorum.membership import MEMBER_ID_BYTES
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
@@ -26,9 +25,10 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record, Section
 from shalekv.errors import InvalidRequest
 from shalekv.format.wal_record import check_record
+from shalekv.protocol.membership import MEMBER_ID_BYTES
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record, Section
 from shalekv.v1 import safekeeper_pb2 as wire
 
 _NONCE_BYTES = 16

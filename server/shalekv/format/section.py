@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 
-from shalekv.core.entry import Kind
 from shalekv.errors import BadStructure, UnsupportedVersion
+from shalekv.protocol.entry import Kind
 
 
 class Section(enum.IntEnum):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from shalekv.core.entry import Entry
 from shalekv.errors import BadStructure
 from shalekv.format.block import Block, parse_block
 from shalekv.format.coding import Piece
@@ -23,6 +22,7 @@ from shalekv.format.footer_codec import read_footer
 from shalekv.format.index import BlockHandle, BlockIndex, parse_index
 from shalekv.format.names import parse_wal_name
 from shalekv.format.section import SECTIONS, Section
+from shalekv.protocol.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,18 @@ from dataclasses import replace
 from itertools import compress
 from operator import eq
 
-from shalekv.core.entry import Kind
-from shalekv.core.manifest import PendingLoad
 from shalekv.errors import BadStructure, CorruptObject
 from shalekv.format.columns import Columns
 from shalekv.format.contents import UNNUMBERED, Tally
 from shalekv.format.filter import Filter
 from shalekv.format.footer import Footer
-from shalekv.format.idempotency import decode_record
 from shalekv.format.index import BlockIndex
 from shalekv.format.load_record import decode_load
+from shalekv.format.records import decode_record
 from shalekv.format.section import Section
 from shalekv.format.sst import read_block
+from shalekv.protocol.entry import Kind
+from shalekv.protocol.manifest import PendingLoad
 
 
 class SstAudit:

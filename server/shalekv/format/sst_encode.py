@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from shalekv.core.entry import Entry
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import columns_of
 from shalekv.format.footer import SstProperties
 from shalekv.format.section import Section
 from shalekv.format.sst_writer import SstWriter
+from shalekv.protocol.entry import Entry
 
 # Each row is looked at several times: so few at once that the processor's cache still has them.
 _GROUP_ROWS = 512

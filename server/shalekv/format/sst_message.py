@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shalekv.core.sst_table import ID_BYTES, SstInfo, SstTable
 from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import Piece
+from shalekv.protocol.sst_table import ID_BYTES, SstInfo, SstTable
 from shalekv.v1 import manifest_pb2
 
 SSTINFO_FORMAT_VERSION = 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shalekv.core.sst_table import SstInfo
 from shalekv.errors import Truncated, WrongObject
 from shalekv.format.filter import Filter
 from shalekv.format.footer import Footer
@@ -17,6 +16,7 @@ from shalekv.format.footer_codec import read_footer
 from shalekv.format.index import BlockIndex
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_filter, read_index
+from shalekv.protocol.sst_table import SstInfo
 
 
 class ByteRange(NamedTuple):

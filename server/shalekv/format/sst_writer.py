@@ -15,7 +15,6 @@ from itertools import accumulate, islice, pairwise
 from operator import add
 from typing import NamedTuple
 
-from shalekv.core.entry import NO_EXPIRY
 from shalekv.format.block import encode_block
 from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import ALIGNMENT, crc32c
@@ -27,6 +26,7 @@ from shalekv.format.footer_codec import encode_footer, footer_size, read_footer
 from shalekv.format.index import BlockHandle, encode_index
 from shalekv.format.names import parse_wal_name
 from shalekv.format.section import Section
+from shalekv.protocol.entry import NO_EXPIRY
 
 
 class FinishedSst(NamedTuple):

@@ -20,9 +20,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from shalekv.core.quorum.record import Mark, Record
 from shalekv.errors import BadChecksum, BadMagic, BadStructure, Truncated
 from shalekv.format.coding import crc32c
+from shalekv.protocol.quorum_records import Mark, Record
 
 MAGIC = b"SKR1"
 HEADER = struct.Struct("<4sIQQQIIII")

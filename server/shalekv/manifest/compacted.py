@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from shalekv.core.compaction.publish import CompactorId, check_compactor
-from shalekv.core.manifest import Manifest
-from shalekv.manifest.stored import Edit, Landed, StoredManifest
+from shalekv.protocol.compaction.publish import CompactorId, check_compactor
+from shalekv.protocol.manifest import Manifest
+from shalekv.store.manifests import Edit, Landed, StoredManifest
 
 
 class CompactedManifest:

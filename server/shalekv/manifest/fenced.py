@@ -5,9 +5,9 @@ Fencing is a wrapper around the stored manifest, so that no caller can forget th
 
 from __future__ import annotations
 
-from shalekv.core.fencing import WriterId, check_owner
-from shalekv.core.manifest import Manifest
-from shalekv.manifest.stored import Edit, Landed, StoredManifest
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import WriterId, check_owner
+from shalekv.store.manifests import Edit, Landed, StoredManifest
 
 
 class FencedManifest:

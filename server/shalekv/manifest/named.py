@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shalekv.core.manifest import Manifest
-from shalekv.core.snapshot import find_snapshot, not_found
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import find_snapshot, not_found
 from shalekv.store.cas import CasStore
 
 

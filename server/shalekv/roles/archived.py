@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from shalekv.engine.slots import LogSlots
 from shalekv.errors import OutcomeUnknown, ShaleError
 from shalekv.roles.reply_form import ReplyT
+from shalekv.write.wal import LogSlots
 
 
 async def archived_reply(slots: LogSlots, answer: Awaitable[ReplyT]) -> ReplyT:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from shalekv.core.compaction.publish import CompactorId
-from shalekv.engine.compaction.parts import PartRunner
-from shalekv.engine.compaction.run import MergeSlots
 from shalekv.errors import ShaleError, StoreBroken, Superseded
-from shalekv.roles.compactor import Compactor
+from shalekv.jobs.compact.parts import PartRunner
+from shalekv.jobs.compact.run import MergeSlots
+from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.retry import Backoff

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from shalekv.core.loads import check_load_id, files_problem
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.loads import Loads
 from shalekv.errors import CorruptObject, InvalidRequest
 from shalekv.format.coding import Piece
 from shalekv.format.names import is_uuid7
 from shalekv.format.sst_message import info_of
-from shalekv.roles import requests
+from shalekv.protocol.loads import check_load_id, files_problem
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.server import requests
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
+from shalekv.write.ingest import Loads
 
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shalekv.core.manifest import Manifest, WalMode
+from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.v1 import admin_pb2, manifest_pb2
 
 _MODES = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shalekv.engine.read_engine import ReadEngine
-from shalekv.roles.scans import Scans
+from shalekv.read.engine import ReadEngine
 from shalekv.roles.watching import Watches
+from shalekv.server.scans import Scans
 from shalekv.settings.budget import MemoryBudget
 from shalekv.v1 import admin_pb2
 

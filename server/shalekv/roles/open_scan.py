@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Self
 
-from shalekv.core.entry import Entry
 from shalekv.engine.view import OpenView
 from shalekv.errors import PageExpired
+from shalekv.protocol.entry import Entry
 
 
 class OpenScan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shalekv.engine.slots import MemberReport, QuorumReport
 from shalekv.v1 import admin_pb2
+from shalekv.write.wal import MemberReport, QuorumReport
 
 
 def quorum_status(report: QuorumReport | None) -> admin_pb2.QuorumStatus | None:

@@ -7,18 +7,18 @@ from functools import partial
 
 import shalekv
 from shalekv.clock import Clock
-from shalekv.core.snapshot import find_snapshot
-from shalekv.engine.reader_engine import ReaderEngine
-from shalekv.roles import requests
-from shalekv.roles.levels_status import LevelsReport
+from shalekv.protocol.snapshot import find_snapshot
+from shalekv.replica.engine import ReaderEngine
 from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
-from shalekv.roles.reader_kv import reader_header
-from shalekv.roles.readiness import Readiness
-from shalekv.roles.service import Answer, Call
-from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
 from shalekv.roles.watching import Watches
+from shalekv.server import requests
+from shalekv.server.reader_service import reader_header
+from shalekv.server.readiness import Readiness
+from shalekv.server.service import Answer, Call
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.status import LevelsReport
 from shalekv.settings import ReaderSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from shalekv.core.entry import Entry
-from shalekv.core.transaction import Decision, Read
-from shalekv.format.idempotency import ReplyKind
-from shalekv.roles.requests import DurabilityValue
+from shalekv.format.records import ReplyKind
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.transaction import Decision, Read
+from shalekv.server.requests import DurabilityValue
 from shalekv.v1 import kv_pb2
 
 ReplyT = TypeVar(

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from typing import Self
 
 from shalekv.clock import Clock
-from shalekv.core.entry import Entry
-from shalekv.engine.result_room import ResultRoom, Share
 from shalekv.errors import StreamTooSlow
-from shalekv.roles.service import Call
+from shalekv.protocol.entry import Entry
+from shalekv.read.memory_budget import ResultRoom, Share
+from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 
 # What an entry costs in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of

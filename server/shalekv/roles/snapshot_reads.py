@@ -8,12 +8,12 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.snapshot_views import SnapshotViews
 from shalekv.engine.view import OpenView, View
 from shalekv.errors import InvalidRequest, ObjectNotFound
+from shalekv.protocol.entry import Entry
+from shalekv.read.scan import scan_slices
+from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.v1 import kv_pb2
 
 ReplyT = TypeVar("ReplyT", bound=Message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shalekv.engine.waiting import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, new_waiter, tell
 
 
 class Turns:

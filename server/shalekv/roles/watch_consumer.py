@@ -11,7 +11,7 @@ from bisect import bisect_right
 from operator import itemgetter
 
 from shalekv.clock import Clock
-from shalekv.engine.consumer_leases import ConsumerLeases
+from shalekv.watch.consumers import ConsumerLeases
 
 PERIOD_MS = 30_000  # between two edits of the manifest for one consumer
 PLACES_MAX = 4_096  # that are remembered between what was acknowledged and what was told

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.engine.watching.seen_commit import Lack, Previous, SeenCommit
+from shalekv.protocol.entry import Entry, Kind
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
 from shalekv.v1 import kv_pb2
+from shalekv.watch.change_event import Lack, Previous, SeenCommit
 
 CHANGE_FRAME_BYTES = 16  # of a change in a commit: its tag and length
 _COMMIT_TAG = b"\x22"  # field 4 of WatchReply, with a length

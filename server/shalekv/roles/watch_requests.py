@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shalekv.core.key_range import KeyRange
 from shalekv.errors import InvalidRequest
-from shalekv.roles import requests
+from shalekv.server import requests
 from shalekv.v1 import kv_pb2
 
 _REFUSED = ("min_seq", "max_staleness_ms", "snapshot_id", "read_level")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shalekv.clock import Clock
-from shalekv.engine.consumer_leases import ConsumerLeases
-from shalekv.engine.result_room import ResultRoom
-from shalekv.engine.watching.catch_up import CatchUp
-from shalekv.engine.watching.feed import CommitFeed
-from shalekv.engine.watching.history import History
 from shalekv.errors import InvalidRequest, ObjectNotFound, Overloaded
+from shalekv.read.memory_budget import ResultRoom
 from shalekv.roles.watch_consumer import WatchConsumer
 from shalekv.settings import WatchSettings
+from shalekv.watch.catch_up import CatchUp
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.watch.feed import CommitFeed
+from shalekv.watch.history import History
 
 if TYPE_CHECKING:
-    from shalekv.roles.watch import Watch
-    from shalekv.roles.watch_stream import WatchStream
+    from shalekv.watch.stream import WatchStream
+    from shalekv.watch.watch import Watch
 
 RETRY_AFTER_MS = 1_000
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Mapping
 import structlog
 
 from shalekv.errors import ManifestConflict, ShaleError, StoreError, WatchTooSlow
-from shalekv.roles.watch import State, Watch
-from shalekv.roles.watch_queue import EVENT_BYTES, WatchQueue
 from shalekv.roles.watch_share import WatchShare
+from shalekv.watch.queue import EVENT_BYTES, WatchQueue
+from shalekv.watch.watch import State, Watch
 
 LOOKS = 4  # at a stream in the time after which it is cut
 LOOK_MS_MIN = 10

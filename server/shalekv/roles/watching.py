@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shalekv.clock import Clock
-from shalekv.engine.consumer_leases import ConsumerLeases
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.watching.catch_up import CatchUp
-from shalekv.engine.watching.feed import CommitFeed
-from shalekv.engine.watching.history import History
-from shalekv.roles.watch import State
-from shalekv.roles.watch_queue import WatchQueue
+from shalekv.read.version import HeldTree
 from shalekv.roles.watch_share import WatchShare
-from shalekv.roles.watch_stream import Describe, WatchStream
 from shalekv.settings import WatchSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.watch.catch_up import CatchUp
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.watch.feed import CommitFeed
+from shalekv.watch.history import History
+from shalekv.watch.queue import WatchQueue
+from shalekv.watch.stream import Describe, WatchStream
+from shalekv.watch.watch import State
 
 
 class Watches:

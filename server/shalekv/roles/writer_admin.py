@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import shalekv
 from shalekv.clock import Clock
-from shalekv.engine.writer_engine import WriterEngine
-from shalekv.roles import requests
 from shalekv.roles.ingests import Ingests
-from shalekv.roles.levels_status import LevelsReport
 from shalekv.roles.manifest_status import manifest_status
 from shalekv.roles.memory_use import MemoryUse
 from shalekv.roles.quorum_status import quorum_status
-from shalekv.roles.readiness import Readiness
-from shalekv.roles.service import Answer, Call
-from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.roles.store_use import StoreUse
 from shalekv.roles.watching import Watches
+from shalekv.server import requests
+from shalekv.server.readiness import Readiness
+from shalekv.server.service import Answer, Call
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.status import LevelsReport
 from shalekv.settings import WriterSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.write.engine import WriterEngine
 
 
 class WriterAdmin:

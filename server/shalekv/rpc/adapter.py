@@ -18,7 +18,6 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
-from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -27,13 +26,14 @@ from shalekv.errors import (
     ShaleError,
     StreamTooSlow,
 )
-from shalekv.roles.service import Answer, Call, DuplexStream, KvService, WatchService
+from shalekv.read.memory_budget import ResultRoom
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.current_methods import MethodsOf
 from shalekv.rpc.ending import Context, end, forget_frames
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
 from shalekv.runtime import Runtime
+from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 from google.protobuf.message import Message
 
-from shalekv.roles.service import AdminService, Call
 from shalekv.rpc.adapter import Adapter
+from shalekv.server.service import AdminService, Call
 from shalekv.v1 import admin_pb2 as admin
 
 ADMIN_SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from shalekv.roles.safekeeper.service import SafekeeperService
 from shalekv.rpc.adapter import Adapter
+from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.v1 import safekeeper_pb2 as wire
 
 SAFEKEEPER_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name

@@ -14,8 +14,6 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
-from shalekv.core.quorum.record import Record
-from shalekv.engine.quorum.links import DatabasePlace, LinkBroken, NodeStatus, TailPiece
 from shalekv.errors import InvalidRequest
 from shalekv.format.quorum_messages import (
     propose_request,
@@ -23,9 +21,11 @@ from shalekv.format.quorum_messages import (
     relay_request,
     to_proposer,
 )
+from shalekv.protocol.quorum_records import Record
 from shalekv.roles.safekeeper.status_messages import node_status_of
 from shalekv.rpc.told_errors import told_error
 from shalekv.v1 import safekeeper_pb2 as wire
+from shalekv.write.quorum.links import DatabasePlace, LinkBroken, NodeStatus, TailPiece
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"

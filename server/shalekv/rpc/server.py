@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING
 import grpc
 
 from shalekv.core.trouble import READ, WRITE
-from shalekv.engine.result_room import ResultRoom
 from shalekv.engine.stalls import Stalls
 from shalekv.errors import ShaleError
-from shalekv.roles.readiness import Readiness
-from shalekv.roles.service import AdminService, KvService, WatchService
-from shalekv.rpc import admin, health, kv
+from shalekv.read.memory_budget import ResultRoom
+from shalekv.rpc import admin, health, methods
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.current_methods import CurrentMethods
 from shalekv.rpc.interceptors import AccessLog
 from shalekv.rpc.reflection import reflection_methods
 from shalekv.runtime import Runtime
+from shalekv.server.readiness import Readiness
+from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
 
 if TYPE_CHECKING:
-    from shalekv.roles.safekeeper.service import SafekeeperService
+    from shalekv.server.safekeeper.service import SafekeeperService
 
 # Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
 # own services are limited, with an error that says more, by the adapter.
@@ -48,7 +48,7 @@ LAST_CALLS_S = 0.1
 # Streams of watches move the leases of their consumers on at their end: some requests to the store.
 LAST_EDITS_S = 1.0
 GRPC_LOGGER = "grpc._cython.cygrpc"
-OWN_SERVICES = (kv.KV_SERVICE, admin.ADMIN_SERVICE)
+OWN_SERVICES = (methods.KV_SERVICE, admin.ADMIN_SERVICE)
 READY = Readiness()
 
 
@@ -100,7 +100,7 @@ class Server:
         """Serve from now on; `readiness` is that of the beginning."""
         self._adapter = self._new_adapter()  # that of a server that stands by turns all away
         self._methods.become(
-            kv.kv_methods(kv_service, watches, self._adapter, self._limits),
+            methods.kv_methods(kv_service, watches, self._adapter, self._limits),
             admin.admin_methods(admin_service, self._adapter),
         )
         self._is_refusing = False
@@ -114,7 +114,7 @@ class Server:
         await self._health.report(
             {
                 health.WHOLE_SERVER: readiness.is_whole,
-                kv.KV_SERVICE: readiness.is_whole,
+                methods.KV_SERVICE: readiness.is_whole,
                 admin.ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
                 WRITE: readiness.is_ready_for_writes,

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow
-from shalekv.roles.service import Answer, Call, KvService
+from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
 from shalekv.roles.turns import Turns
 from shalekv.rpc.call_counts import CallCounts
+from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 

@@ -8,9 +8,9 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from shalekv import errors
-from shalekv.engine.quorum.links import LinkBroken
 from shalekv.errors import CorruptObject, InvalidRequest, ShaleError
 from shalekv.rpc.status import DOMAIN
+from shalekv.write.quorum.links import LinkBroken
 
 _DETAILS = "grpc-status-details-bin"
 

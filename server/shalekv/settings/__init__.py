@@ -1,7 +1,7 @@
 """Every setting, as values with units, limits and defaults.
 
 Each model belongs to one component, which takes it as an argument. Flags, environment and files
-are read in `shalekv.cli.configuration` alone; the reference in server/docs/settings.md is
+are read in `shalekv.cli.console.configuration` alone; the reference in server/docs/settings.md is
 generated from here. The names of fields differ between groups, since each is a flag.
 """
 
@@ -15,8 +15,8 @@ from shalekv.settings.archiving import ArchivingSettings
 from shalekv.settings.cache import CacheSettings
 from shalekv.settings.children import ChildrenSettings
 from shalekv.settings.collector import CollectorSettings
-from shalekv.settings.compactor import CompactorSettings
 from shalekv.settings.election import ElectionSettings
+from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.levels import LevelCodec, LevelSettings
 from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.settings.memory import MemorySettings

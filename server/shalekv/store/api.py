@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from shalekv.core.manifest import CasMode
+from shalekv.protocol.manifest import CasMode
 from shalekv.store.requests import RequestCounts
 
 NO_METADATA: Mapping[str, str] = MappingProxyType({})

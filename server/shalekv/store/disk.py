@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from shalekv.errors import StoreBroken
 from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
-from shalekv.store.filesystem import FileStatus, FileSystem
+from shalekv.store.files import FileStatus, FileSystem
 
 # What `link` says when it did nothing; any other error leaves open whether the name exists.
 _LINK_REFUSALS = frozenset(

@@ -23,7 +23,7 @@ from shalekv.settings import MIB, DiskCacheSettings
 from shalekv.store.disk_cache_ages import Ages
 from shalekv.store.disk_cache_folder import PartFolder
 from shalekv.store.disk_cache_part import SHARDS, Part, on_disk
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileSystem
+from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 
 log = structlog.get_logger()
 

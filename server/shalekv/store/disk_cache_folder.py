@@ -31,7 +31,7 @@ from shalekv.store.disk_cache_part import (
     on_disk,
     to_file,
 )
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileLock, FileSystem, ListedFile
+from shalekv.store.files import REAL_FILE_SYSTEM, FileLock, FileSystem, ListedFile
 
 FOLDER = "shalekv-parts"
 EPOCH_READS = 64  # between two looks at when the last scan was

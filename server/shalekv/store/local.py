@@ -35,7 +35,7 @@ from shalekv.store.arguments import (
     check_prefix,
 )
 from shalekv.store.disk import Disk
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileStatus, FileSystem, FolderEntry
+from shalekv.store.files import REAL_FILE_SYSTEM, FileStatus, FileSystem, FolderEntry
 from shalekv.store.requests import RequestCounts, RequestKind
 
 PAGE_NAMES = 1_000  # how many files one call of a worker looks at or deletes

@@ -48,7 +48,7 @@ def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
 
             return S3Store(place, runtime, settings)
         case BucketUrl() as place:
-            from shalekv.store.obstores.opening import open_bucket  # noqa: PLC0415
+            from shalekv.store.obstore.opening import open_bucket  # noqa: PLC0415
 
             return open_bucket(place, runtime, settings)
 

@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.settings import StoreSettings
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from tests.e2e.crashes.clients import Clients
 from tests.e2e.crashes.fleet import WITHIN_S, Fleet, Role
 from tests.e2e.crashes.troubles import Kind, Plan, Troubles, draw_troubles

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from tests.e2e.crashes.clients import Clients
 from tests.e2e.crashes.fleet import (

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from tests.e2e.quorum import damage
 from tests.kit.processes.child import Child

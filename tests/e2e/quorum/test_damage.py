@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from tests.e2e.quorum import damage
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE, Cluster, is_sound

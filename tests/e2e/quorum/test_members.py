@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from tests.kit.processes.child import Child, Line
 from tests.kit.processes.cluster import LENIENT, Cluster
 from tests.kit.processes.history import History

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client, Durability, OutcomeUnknown, Overloaded
 from tests.e2e.quorum.uplink import uplink
 from tests.kit.processes.bucket_troubles import troubled_bucket

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from shalekv.core.entry import Entry
 from shalekv.format.block import Block
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
@@ -14,6 +13,7 @@ from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.statistics import statistics, weights
+from shalekv.protocol.entry import Entry
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit import forging
 from tests.kit.manifests import load

@@ -11,16 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from shalekv.cli.child_reports import parse_report, report_line
-from shalekv.cli.keys import Encoding
+from shalekv.cli.console.keys import Encoding
+from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.lines import BadInput
+from shalekv.cli.load.source import Source
 from shalekv.cli.loading.state import LoadState, StateMismatch, read_state, write_state
-from shalekv.cli.pairs.batches import BatchLimits, Rows
 from shalekv.cli.pairs.file_format import FileFormat
-from shalekv.cli.pairs.lines import BadInput
 from shalekv.cli.pairs.reading import Reading, read_batches
-from shalekv.cli.pairs.source import Source
 from shalekv.cli.txn_notation import NotationError, parse_compares, parse_operations, parse_script
 from shalekv.core.key_range import KeyRange
-from shalekv.core.quorum.membership import Member
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
 from shalekv.format.backup_names import (
     LevelCopy,
@@ -47,6 +46,7 @@ from shalekv.format.names import (
     parse_wal_name,
     wal_name,
 )
+from shalekv.protocol.membership import Member
 from shalekv.roles.electors.place import parse_place
 from shalekv.roles.page_token import PageToken, decode_page_token
 from shalekv.store.disk_cache_part import Part, from_file, to_file

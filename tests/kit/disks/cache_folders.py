@@ -10,7 +10,7 @@ from shalekv.settings import MIB
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
 from shalekv.store.disk_cache_part import Part, is_ours, on_disk
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileSystem
+from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 
 DATABASE_ID = bytes(range(16))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shalekv.store.arguments import TEMP_SUFFIX
-from shalekv.store.filesystem import FileStatus, FileSystem
+from shalekv.store.files import FileStatus, FileSystem
 
 
 class ForwardingFileSystem(FileSystem):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from shalekv.store.filesystem import FileLock, FileStatus, FileSystem, FolderEntry, ListedFile
+from shalekv.store.files import FileLock, FileStatus, FileSystem, FolderEntry, ListedFile
 
 BLOCK_BYTES = 64  # small, so that small objects have many
 WRITE_BYTES_MAX = 100  # `write` may write less than it is asked to

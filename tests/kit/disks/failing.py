@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shalekv.store.filesystem import FileSystem
+from shalekv.store.files import FileSystem
 
 PIECE_BYTES = 1_000  # the most that one call reads or writes
 _NOTED = (

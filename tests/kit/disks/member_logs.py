@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from shalekv.core.quorum.acceptor import Flush, Reset, Save, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import Ballot, Mark, Record
 from shalekv.errors import CorruptObject
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileSystem
-from shalekv.store.member_log.files import Files
-from shalekv.store.member_log.log import MemberLog
+from shalekv.protocol.acceptor import Flush, Reset, Save, Write
+from shalekv.protocol.quorum_records import Ballot, Mark, Record
+from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from shalekv.store.member_log.opening import create_log, open_log
+from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.safekeeper_log.log import MemberLog
 from tests.kit.disks.crashing import CrashingDisk
 
 FOLDER = Path("/data/member")

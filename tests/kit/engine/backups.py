@@ -9,21 +9,21 @@ from random import Random
 from typing import Any
 
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import Manifest
-from shalekv.engine.backup.copying import CopyLimits
-from shalekv.engine.backup.creating import BackupCreation
 from shalekv.engine.backup.deleting import Deletion
-from shalekv.engine.backup.repository import Repository
-from shalekv.engine.backup.restoring import Restoration
 from shalekv.engine.backup.verifying import Damage, Verification
-from shalekv.engine.fsck.check import Fsck
 from shalekv.format import backup_names, names
 from shalekv.format.backup import Backup
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.backup.copy import CopyLimits
+from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.repository import Repository
+from shalekv.jobs.backup.restore import Restoration
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.manifest import Manifest
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.household import Household, everything, write_all
 from tests.kit.inline_runtime import InlineWorkers, gathered

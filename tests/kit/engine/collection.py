@@ -13,8 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.lease import (
+from shalekv.format import names
+from shalekv.format.footer import SstProperties
+from shalekv.format.manifest import decode_manifest
+from shalekv.format.sst import open_sst
+from shalekv.format.sst_encode import encode_sst
+from shalekv.jobs.collect import Collecting
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.lease import (
     RANDOM_BYTES,
     check_lease,
     has_lease,
@@ -23,23 +29,17 @@ from shalekv.core.lease import (
     with_lease,
     without_lease,
 )
-from shalekv.core.manifest import Lease, Manifest
-from shalekv.core.snapshot import is_expired
-from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.engine.collection.collecting import Collecting
-from shalekv.engine.consumer_leases import ConsumerLeases
-from shalekv.engine.snapshots import Snapshots
-from shalekv.format import names
-from shalekv.format.footer import SstProperties
-from shalekv.format.manifest import decode_manifest
-from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.database import create_database
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.snapshot import is_expired
+from shalekv.protocol.sst_table import SstInfo, SstTable
+from shalekv.server.database import create_database
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import STORE_NOW_MS
 

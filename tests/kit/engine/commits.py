@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shalekv.core.entry import NO_EXPIRY, Entry, Kind
-from shalekv.core.transaction import Change
-from shalekv.engine.commit import Commit, Group, Receipt
-from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
-from shalekv.engine.overlay import Overlay
-from shalekv.engine.prefix import Prefix
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import View
 from shalekv.errors import ShaleError
+from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
+from shalekv.protocol.transaction import Change
+from shalekv.read.memtable import Memtable
+from shalekv.read.scan import scan_slices
+from shalekv.read.sorted_runs import Run
+from shalekv.write.commit import Commit, Group, Receipt
+from shalekv.write.pending_writes import Overlay
+from shalekv.write.watermark import Prefix
 from tests.kit.inline_runtime import InlineClock, finish, gathered
 
 NOW_MS = 1_000

@@ -7,22 +7,22 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Self
 
-from shalekv.core.fencing import WriterId
-from shalekv.core.manifest import Manifest
-from shalekv.core.transaction import Change
-from shalekv.engine.commit import Commit, WalContents
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.recover import open_log
 from shalekv.engine.wal import WalSlots
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.database import create_database
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.transaction import Change
 from shalekv.runtime import Runtime
+from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
+from shalekv.write.commit import Commit, WalContents
+from shalekv.write.opening import open_log
 from tests.kit.engine.commits import commit_of, group_of, nothing_compacted, read
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.inline_runtime import gathered

@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
-from shalekv.core.manifest import Manifest, PendingLoad
-from shalekv.core.sst_table import SstTable
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.load_record import load_entry
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
+from shalekv.protocol.manifest import Manifest, PendingLoad
+from shalekv.protocol.sst_table import SstTable
 from shalekv_spark.feed.offset import FeedOffset
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.query import FeedQuery

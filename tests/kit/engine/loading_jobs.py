@@ -7,22 +7,22 @@ from random import Random
 from typing import NamedTuple
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.transaction import Change
-from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.engine.commit import changes_bytes
-from shalekv.engine.loads import Loaded
-from shalekv.engine.recover import open_log
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.format import names
 from shalekv.format.columns import Columns, columns_of
+from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.transaction import Change
+from shalekv.read.scan import scan_slices
 from shalekv.runtime import Runtime
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.write.commit import changes_bytes
+from shalekv.write.engine import WriterEngine
+from shalekv.write.ingest import Loaded
+from shalekv.write.opening import open_log
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.engine.running_log import Told
 from tests.kit.inline_runtime import InlineWorkers, gathered

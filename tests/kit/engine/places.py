@@ -9,22 +9,20 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from shalekv.core.audit.finding import Finding
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.engine.cloning.making import Cloned, Cloning
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.plan import Report
-from shalekv.engine.fsck.check import Fsck
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.view import View
 from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.compactor import Compactor
-from shalekv.roles.service import Call
+from shalekv.jobs.clone import Cloned, Cloning
+from shalekv.jobs.collect import Collecting
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.audit import Finding
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.read.scan import scan_slices
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
+from shalekv.server.service import Call
 from shalekv.settings import (
     KIB,
     CollectorSettings,
@@ -35,8 +33,10 @@ from shalekv.settings import (
 )
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore, named_objects
 from shalekv.v1 import kv_pb2
+from shalekv.write.snapshots import Snapshots
 from tests.kit.processes.in_process import real_runtime, running, serve_settings, wall_clock_ms
 
 HOUR_MS = 3_600_000

@@ -9,17 +9,13 @@ from dataclasses import replace
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
-from shalekv.core.fencing import WriterId
-from shalekv.core.manifest import Manifest
-from shalekv.engine.collection.collecting import Collecting
-from shalekv.engine.commit import Commit
-from shalekv.engine.joining import join
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.quorum.links import Links
-from shalekv.engine.reader_engine import ReaderEngine
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.writer_engine import WriterEngine
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.collect import Collecting
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import WriterId
+from shalekv.read.scan import scan_slices
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.join import join
 from shalekv.runtime import Runtime
 from shalekv.settings import (
     CacheSettings,
@@ -30,7 +26,11 @@ from shalekv.settings import (
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore
+from shalekv.write.commit import Commit
+from shalekv.write.engine import WriterEngine
+from shalekv.write.quorum.links import Links
 from tests.kit.engine.commits import commit_of, pairs, put
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered

@@ -8,23 +8,23 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry
-from shalekv.core.fencing import WriterId
 from shalekv.core.flush import FlushPolicy
-from shalekv.core.transaction import Change, Compare, Operation, Result, Transaction
-from shalekv.engine.admission import Admission
-from shalekv.engine.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
-from shalekv.engine.group_commit import GroupCommit
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalSlots
 from shalekv.errors import ShaleError
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.transaction import Change, Compare, Operation, Result, Transaction
+from shalekv.read.memtable import Memtable
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.write.admission import Admission
+from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.watermark import Prefix
 from tests.kit.engine.commits import NOW_MS, newest_state, nothing_compacted, pairs, put
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.store import HeldStore

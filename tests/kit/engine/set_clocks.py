@@ -7,13 +7,13 @@ from typing import Any
 
 from shalekv.clock import LoopClock
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.recover import open_log
-from shalekv.engine.repairing_time import TimeFound, repair_time
-from shalekv.roles.database import create_database
 from shalekv.runtime import Runtime
+from shalekv.server.database import create_database
 from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from shalekv.write.opening import open_log
+from shalekv.write.repair_time import TimeFound, repair_time
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase

@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
-from shalekv.core.audit.finding import FindingKind
-from shalekv.core.entry import Entry
-from shalekv.core.manifest import Manifest
 from shalekv.core.quorum.messages import Health
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.collection.collecting import Collecting
-from shalekv.engine.fsck.check import Fsck
-from shalekv.engine.quorum.links import LinkBroken, MemberStatus
 from shalekv.format.names import level_name
-from shalekv.roles.compactor import Compactor
+from shalekv.jobs.collect import Collecting
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.audit import FindingKind
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
 from shalekv.settings import (
     CollectorSettings,
     CompactorSettings,
@@ -41,6 +40,7 @@ from shalekv.settings import (
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
+from shalekv.write.quorum.links import LinkBroken, MemberStatus
 from tests.kit.engine.loading import encoded_file
 from tests.kit.patience import patience_s
 from tests.kit.processes.child import READY_S, Child, Line

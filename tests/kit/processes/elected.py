@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import RetryPolicy
 from tests.kit.processes.child import Child, is_epoch_won
 from tests.kit.processes.cluster import ALONE, Cluster

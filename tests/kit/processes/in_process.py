@@ -17,11 +17,11 @@ from typing import Any
 from shalekv.clock import LoopClock
 from shalekv.errors import DatabaseExists
 from shalekv.format import names
-from shalekv.roles.database import create_database
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.database import create_database
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.settings import ServeSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore

@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client
 from tests.kit.patience import until
 from tests.kit.processes.bucket_troubles import TroubledBucket

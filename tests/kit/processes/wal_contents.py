@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from shalekv.core.entry import Kind
-from shalekv.core.manifest import Manifest
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
+from shalekv.protocol.entry import Kind
+from shalekv.protocol.manifest import Manifest
 from tests.kit.processes.history import Attempt, Fate, Found, History
 
 Changes = dict[bytes, bytes | None]

@@ -7,13 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum import acceptor
-from shalekv.core.quorum.acceptor import AcceptorState
-from shalekv.core.quorum.membership import Member
-from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
-from shalekv.engine.commit import WalContents
 from shalekv.engine.quorum.objects import object_bytes
 from shalekv.engine.wal import encode_wal
 from shalekv.errors import NotAMember, RecordTrimmed
@@ -22,13 +15,20 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
-from shalekv.roles.safekeeper.archiver import Archiver
+from shalekv.protocol import acceptor
+from shalekv.protocol.acceptor import AcceptorState
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
 from shalekv.runtime import Runtime
+from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.settings import ArchivingSettings, StoreSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind
+from shalekv.write.commit import WalContents
 
 DATABASE_ID = b"d" * 16
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
-from shalekv.core.quorum.record import Record
-from shalekv.engine.quorum.links import (
+from shalekv.errors import InvalidRequest, NotAMember, RecordTrimmed
+from shalekv.protocol.quorum_records import Record
+from shalekv.write.quorum.links import (
     DatabasePlace,
     Link,
     LinkBroken,
     NodeStatus,
     TailPiece,
 )
-from shalekv.errors import InvalidRequest, NotAMember, RecordTrimmed
 from tests.kit.quorum.nodes import KeptLog, Node, Nodes
 
 HEARTBEAT_S = 1.0  # of a tail

@@ -10,18 +10,18 @@ from random import Random
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import WalMode
-from shalekv.core.quorum.membership import Member
-from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.quorum.links import DatabasePlace
-from shalekv.engine.quorum.slots import QuorumSlots
-from shalekv.engine.recover import open_log
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import ShaleError
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Member
 from shalekv.runtime import Runtime
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.commit import Receipt, changes_bytes
+from shalekv.write.engine import WriterEngine
+from shalekv.write.opening import open_log
+from shalekv.write.quorum.links import DatabasePlace
+from shalekv.write.quorum.wal import QuorumSlots
 from tests.kit.engine.commits import read
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Write

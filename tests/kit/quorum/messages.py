@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shalekv.core.quorum.messages import RelayTarget
-from shalekv.core.quorum.record import Ballot, LogShape, Mark, Section
 from shalekv.format.wal_record import make_record
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Section
 
 ID = b"m" * 16
 BALLOT = Ballot(7, b"n" * 16)

@@ -10,19 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from shalekv.core.quorum import acceptor
-from shalekv.core.quorum.acceptor import (
-    AcceptorState,
-    Commit,
-    Flush,
-    Reply,
-    Reset,
-    Save,
-    Truncate,
-    Write,
-)
 from shalekv.core.quorum.archiving import complete_objects, is_archived, trim_mark
-from shalekv.core.quorum.membership import MEMBER_ID_BYTES, Member
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
@@ -33,11 +21,23 @@ from shalekv.core.quorum.messages import (
     ToAcceptor,
     ToProposer,
 )
-from shalekv.core.quorum.record import NO_BALLOT, LogShape, Record
-from shalekv.engine.quorum.archive import Archive
-from shalekv.engine.quorum.links import DatabasePlace, MemberStatus
 from shalekv.errors import DatabaseExists, NotAMember
+from shalekv.protocol import acceptor
+from shalekv.protocol.acceptor import (
+    AcceptorState,
+    Commit,
+    Flush,
+    Reply,
+    Reset,
+    Save,
+    Truncate,
+    Write,
+)
+from shalekv.protocol.membership import MEMBER_ID_BYTES, Member
+from shalekv.protocol.quorum_records import NO_BALLOT, LogShape, Record
 from shalekv.store.cas import CasStore
+from shalekv.write.quorum.archive import Archive
+from shalekv.write.quorum.links import DatabasePlace, MemberStatus
 
 UPLOAD_TIMEOUT_MS = 60_000
 PassOn = Callable[[RelayTarget, Append], None]

@@ -23,17 +23,17 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Mark, Record
-from shalekv.engine.quorum.links import DatabasePlace, Link
 from shalekv.errors import StoreBroken
 from shalekv.format.wal_record import make_record
-from shalekv.roles.safekeeper.node import Node
-from shalekv.roles.safekeeper.service import SafekeeperService
+from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, LogShape, Mark, Record
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.safekeeper.node import Node
+from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeepSettings
-from shalekv.store.filesystem import REAL_FILE_SYSTEM, FileSystem
+from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
+from shalekv.write.quorum.links import DatabasePlace, Link
 
 DATABASE_ID = b"d" * 16
 REQUEST_ID = b"r" * 16

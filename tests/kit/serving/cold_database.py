@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from shalekv.core.compaction.publish import CompactorId
-from shalekv.core.entry import Kind
-from shalekv.core.lease import RANDOM_BYTES, new_lease_id
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.engine.compaction.outputs import Authorship, LevelWriter
-from shalekv.engine.compaction.pace import Pace
 from shalekv.format.columns import Columns
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.format.section import Section
-from shalekv.roles.service import Call
-from shalekv.roles.writer import Writer
+from shalekv.jobs.compact.outputs import Authorship, LevelWriter
+from shalekv.jobs.compact.pace import Pace
+from shalekv.protocol.compaction.publish import CompactorId
+from shalekv.protocol.entry import Kind
+from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.runtime import Runtime
+from shalekv.server.service import Call
+from shalekv.server.writer import Writer
 from shalekv.settings import MIB, LevelSettings, ServeSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore

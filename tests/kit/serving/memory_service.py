@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from shalekv import errors
 from shalekv.errors import InvalidRequest, ShaleError
-from shalekv.roles.service import Answer, Call
+from shalekv.server.service import Answer, Call
 from shalekv.v1 import admin_pb2, kv_pb2
 
 ACCIDENTS: dict[bytes, Exception] = {

@@ -11,16 +11,16 @@ from typing import Any
 from google.protobuf.message import Message
 
 from shalekv.clock import LoopClock
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.roles.memory_use import MemoryUse
-from shalekv.roles.service import Answer, Call, KvService
 from shalekv.roles.store_use import StorePlace, StoreUse
 from shalekv.roles.writer_admin import WriterAdmin
-from shalekv.roles.writer_kv import WriterKv
 from shalekv.runtime import Runtime
+from shalekv.server.service import Answer, Call, KvService
+from shalekv.server.writer_service import WriterKv
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.settings.budget import MemoryBudget
 from shalekv.v1 import kv_pb2
+from shalekv.write.engine import WriterEngine
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.store import FaultyStore, HeldStore, Hook, nothing

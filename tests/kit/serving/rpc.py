@@ -14,9 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
-from shalekv.roles.service import KvService
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.server.service import KvService
 from shalekv.settings import LimitSettings, ServerSettings
 from shalekv.v1 import admin_pb2_grpc, kv_pb2_grpc
 from tests.kit.serving.memory_service import MemoryAdmin, MemoryKv, MemoryWatches

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.format import names
 from shalekv.format.sst import open_sst
-from shalekv.roles.compactor import Compactor
+from shalekv.protocol.entry import Entry, Kind
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactorSettings, CompactSettings, LevelSettings
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.databases import Database

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from shalekv.clock import Clock, LoopClock
-from shalekv.engine.consumer_leases import ConsumerLeases
-from shalekv.engine.watching.history import History
 from shalekv.errors import ShaleError
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.watch_stream import WatchStream
 from shalekv.roles.watching import Watches
 from shalekv.rpc.status import operation_error, status_of
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import kv_pb2
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.watch.history import History
+from shalekv.watch.stream import WatchStream
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.serving.roles import Serving, serving

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from shalekv import errors
-from shalekv.core import fencing
-from shalekv.core.fencing import FenceRun, Verdict
-from shalekv.core.manifest import WalMode
-from shalekv.core.quorum import membership, switching
-from shalekv.core.quorum.membership import Member
+from shalekv.core.quorum import switching
 from shalekv.core.quorum.messages import Append, Elected
-from shalekv.core.quorum.record import Record
+from shalekv.protocol import membership, opening
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Member
+from shalekv.protocol.opening import FenceRun, Verdict
+from shalekv.protocol.quorum_records import Record
 from tests.scenarios.quorum.openings import NODE, NODES, WRITER, fills, sentence
 from tests.scenarios.quorum.stage import Stage
 from tests.sim.quorum.safekeeper import complete, trim
@@ -311,7 +311,7 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
     it = stage.writer(writer)
     nodes = [stage.add_node(name) for name in where.removeprefix("safekeepers ").split()]
     run = stage.runs.get(writer, FenceRun(first=it.slot, width=1))
-    if not fencing.check_run_counts(run, stage.bucket.manifest, it.own):
+    if not opening.check_run_counts(run, stage.bucket.manifest, it.own):
         raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
     stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, members, run.next_slot - 1))

@@ -19,7 +19,7 @@ from shalekv.errors import (
     OutcomeUnknown,
     Overloaded,
 )
-from shalekv.roles.writer import Writer
+from shalekv.server.writer import Writer
 from tests.kit.cycles import cycles
 from tests.sim.cluster import Cluster
 from tests.sim.errors import Violation

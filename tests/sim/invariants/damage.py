@@ -17,9 +17,9 @@ from typing import TypeAlias
 from shalekv.errors import CorruptObject, ShaleError
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
-from shalekv.roles.reader import Reader
-from shalekv.roles.service import Call
 from shalekv.runtime import Runtime
+from shalekv.server.reader import Reader
+from shalekv.server.service import Call
 from shalekv.settings import (
     CacheSettings,
     ReaderSettings,

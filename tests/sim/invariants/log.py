@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from shalekv.core.manifest import Manifest, WalMode
+from shalekv.protocol.manifest import Manifest, WalMode
 from tests.kit.model import keys_of
 from tests.sim.errors import Violation
 from tests.sim.history import Outcome

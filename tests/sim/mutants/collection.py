@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shalekv.core import expiry, retention
+from shalekv.core import expiry
 from shalekv.core.collectable import Listed, Reason, Verdict
-from shalekv.core.compaction import publish
-from shalekv.core.entry import Entry
 from shalekv.core.expiry import expire
-from shalekv.core.manifest import Lease, Manifest, Snapshot
-from shalekv.core.range_tombstones import RangeTombstones
-from shalekv.core.retention import Pins
-from shalekv.core.snapshot import NEVER, find_snapshot
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine import recover, snapshots
-from shalekv.engine.backup import creating
-from shalekv.engine.collection import collecting
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.engine.collection.fences import Fences
-from shalekv.engine.fsck import check
 from shalekv.engine.fsck.active import Active, NamedSst
-from shalekv.engine.levels import ssts
-from shalekv.engine.logical_time import LogicalTime
-from shalekv.engine.quorum import opening
 from shalekv.format.block import Block
 from shalekv.format.coding import MAX_U64, Piece
 from shalekv.format.columns import Columns
 from shalekv.format.filter import Filter
-from shalekv.manifest.stored import Landed, StoredManifest
+from shalekv.jobs import collect
+from shalekv.jobs.backup import create
+from shalekv.jobs.collect import Collecting
+from shalekv.jobs.fsck import check
+from shalekv.protocol import retention
+from shalekv.protocol.compaction import publish
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Lease, Manifest, Snapshot
+from shalekv.protocol.range_tombstones import RangeTombstones
+from shalekv.protocol.retention import Pins
+from shalekv.protocol.snapshot import NEVER, find_snapshot
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read import sst_reader
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import Landed, StoredManifest
+from shalekv.write import opening as recover
+from shalekv.write import snapshots
+from shalekv.write.logical_time import LogicalTime
+from shalekv.write.quorum import opening
 from tests.sim.planting import mutant
 
 _real_columns = Block.columns
@@ -87,7 +89,7 @@ FORMAT = (
         hint=3,
     ),
     mutant("ignore a checksum", (Piece, "verify", _any_checksum)),
-    mutant("a cache returns another SST", (ssts, "_key", _by_its_lease), hint=23),
+    mutant("a cache returns another SST", (sst_reader, "_key", _by_its_lease), hint=23),
     mutant("logical time goes back", (LogicalTime, "now_ms", _clock_time), hint=10),
     mutant(
         "an opening believes the store's clock",
@@ -118,7 +120,7 @@ async def _created_is_landed(self: StoredManifest, edited: Manifest, _landed: La
 
 
 async def _publish_nothing(
-    _self: Collecting, stored: StoredManifest, look: collecting._Look
+    _self: Collecting, stored: StoredManifest, look: collect._Look
 ) -> Manifest:
     return expire(
         stored.current, look.now_ms / 1_000, look.cutoffs.cutoff_ms, retained=look.retained
@@ -205,7 +207,7 @@ COLLECTION = (
     ),
     mutant(
         "a backup copies every load",
-        (creating, "drop_unrecorded", _all_of_them),
+        (create, "drop_unrecorded", _all_of_them),
         seeds=120,
         hint=46,
     ),

@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shalekv.core.compaction import publish
-from shalekv.core.compaction.jobs import Result, WalResult
-from shalekv.core.compaction.publish import CompactorId
 from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.entry import NO_EXPIRY
-from shalekv.core.manifest import Manifest
-from shalekv.core.range_tombstones import Fragment, RangeTombstones
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import Tree
-from shalekv.engine import tree_keeper
-from shalekv.engine.applying import Applying
-from shalekv.engine.compaction import merging, run, wal_job
-from shalekv.engine.compaction.outputs import Outputs
-from shalekv.engine.following import Follower
-from shalekv.engine.progress import Progress
-from shalekv.engine.replay import read_slot
-from shalekv.engine.tree_keeper import TreeKeeper
 from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst
+from shalekv.jobs.compact import merge, run, wal_job
+from shalekv.jobs.compact.outputs import Outputs
 from shalekv.manifest import compacted
-from shalekv.roles.freshness import Freshness
-from shalekv.roles.service import Call
+from shalekv.protocol.compaction import publish
+from shalekv.protocol.compaction.jobs import Result, WalResult
+from shalekv.protocol.compaction.publish import CompactorId
+from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read import version_set
+from shalekv.read.replay import read_slot
+from shalekv.read.version_set import TreeKeeper
+from shalekv.read.watermark import Progress
+from shalekv.replica.apply import Applying
+from shalekv.replica.follow import Follower
+from shalekv.server.freshness import Freshness
+from shalekv.server.service import Call
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from tests.sim.planting import mutant
@@ -117,7 +117,7 @@ REPLICAS = (
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_keep = TreeKeeper.keep
 _real_edit = TreeKeeper._edit
-_real_newest = merging.newest
+_real_newest = merge.newest
 _real_write = wal_job._write
 
 
@@ -145,14 +145,14 @@ async def _the_newest_will_do(_store: CasStore, seen: Manifest, _snapshot_id: by
 def _gone_when_expired(columns: Columns, now_ms: int) -> Columns:
     expiries = columns.expire_at_ms
     expired = [row for row, at_ms in enumerate(expiries) if NO_EXPIRY < at_ms <= now_ms]
-    return merging._without(columns, expired)
+    return merge._without(columns, expired)
 
 
 def _expired_too_early(columns: Columns, now_ms: int) -> Columns:
     return _real_expired(columns, now_ms + 60_000)
 
 
-_real_expired = merging._expired
+_real_expired = merge._expired
 
 
 def _anybody(_manifest: Manifest, _own: CompactorId) -> None:
@@ -205,8 +205,8 @@ def _not_cut(self: Outputs, tombstones: RangeTombstones, end: bytes) -> list[Fra
 LEVELS = (
     mutant("drop a tombstone early", (OlderKeys, "may_hold", _nothing_below), hint=12),
     mutant("drop a range tombstone early", (OlderKeys, "may_hold_any", _no_range_below), hint=1),
-    mutant("resurrect on TTL", (merging, "_expired", _gone_when_expired), hint=35),
-    mutant("expire too early", (merging, "_expired", _expired_too_early)),
+    mutant("resurrect on TTL", (merge, "_expired", _gone_when_expired), hint=35),
+    mutant("expire too early", (merge, "_expired", _expired_too_early)),
     mutant(
         "publish a compaction twice",
         (compacted, "check_compactor", _anybody),
@@ -241,7 +241,7 @@ LEVELS = (
     mutant("a tree without a snapshot", (TreeKeeper, "_edit", _edit_without_snapshot)),
     mutant(
         "a tree newer than its snapshot",
-        (tree_keeper, "named_manifest", _the_newest_will_do),
+        (version_set, "named_manifest", _the_newest_will_do),
         test="tests/unit/engine/test_tree_keeper.py::"
         "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
     ),

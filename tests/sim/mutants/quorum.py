@@ -9,34 +9,35 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from shalekv.core.fencing import WriterId
-from shalekv.core.manifest import Manifest
-from shalekv.core.quorum import election
-from shalekv.core.quorum import membership as quorum_members
-from shalekv.core.quorum.acceptor import Effect, Reply
 from shalekv.core.quorum.archiving import LogObject, complete_objects, is_archived
-from shalekv.core.quorum.election import Candidacy, Leader
-from shalekv.core.quorum.membership import Member as Named
 from shalekv.core.quorum.messages import Health, ToProposer
-from shalekv.core.quorum.record import Ballot
 from shalekv.core.quorum.switching import enter_quorum
-from shalekv.core.two_phase import Destination, Record
-from shalekv.engine.quorum import opening, switching
-from shalekv.engine.quorum.links import DatabasePlace, Links, TailPiece
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
-from shalekv.roles import database
-from shalekv.roles.safekeeper import service
-from shalekv.roles.safekeeper.log_objects import LogObjects
-from shalekv.roles.safekeeper.member import Member
-from shalekv.roles.safekeeper.standing import Held, Standing
+from shalekv.jobs import switch_wal
+from shalekv.protocol import membership as quorum_members
+from shalekv.protocol import proposer
+from shalekv.protocol.acceptor import Effect, Reply
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.membership import Member as Named
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.proposer import Candidacy, Leader
+from shalekv.protocol.quorum_records import Ballot
+from shalekv.protocol.two_phase import Destination, Record
+from shalekv.server import database
+from shalekv.server.safekeeper import service
+from shalekv.server.safekeeper.log_objects import LogObjects
+from shalekv.server.safekeeper.member import Member
+from shalekv.server.safekeeper.membership_status import Held, Standing
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
-from shalekv.store.member_log.log import MemberLog
+from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.two_phase.abandoning import Abandoning
 from shalekv.store.two_phase.creating import Creating, _Again
 from shalekv.store.two_phase.recovering import Recovering
 from shalekv.store.two_phase.store import TwoPhaseStore
+from shalekv.write.quorum import opening
+from shalekv.write.quorum.links import DatabasePlace, Links, TailPiece
 from tests.sim.planting import mutant
 
 
@@ -240,7 +241,7 @@ QUORUM = (
         "a safekeeper does not sync its log", (MemberLog, "flush", _flush_without_sync), seeds=10
     ),
     mutant("a promise is kept in memory only", (MemberLog, "_save", _save_nothing), seeds=10),
-    mutant("one safekeeper is enough", (election, "_with_commit", _commit_by_one), seeds=20),
+    mutant("one safekeeper is enough", (proposer, "_with_commit", _commit_by_one), seeds=20),
     mutant(
         "archive before commit",
         (LogObjects, "scan", _scan_all),
@@ -257,7 +258,7 @@ QUORUM = (
     mutant("a tail shows what is not committed", (service, "tail", _tail_all), seeds=60, hint=29),
     mutant(
         "the log of safekeepers begins in the next slot",
-        (switching, "enter_quorum", _enter_at_once),
+        (switch_wal, "enter_quorum", _enter_at_once),
         seeds=60,
         hint=18,
     ),

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shalekv.core.entry import Entry
-from shalekv.core.transaction import State
-from shalekv.engine import replay
-from shalekv.engine.below import Below
-from shalekv.engine.commit import Claim, Commit, Group, Receipt, Settled, WalContents
 from shalekv.engine.commit_queue import CommitQueue
-from shalekv.engine.group_commit import GroupCommit
-from shalekv.engine.idempotency import Idempotency, Pending, Remembered
 from shalekv.engine.newest_state import NewestState
-from shalekv.engine.overlay import Overlay
-from shalekv.engine.sorted_runs import Run
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import KeyExpired, ShaleError
-from shalekv.roles.writing import Writing
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.transaction import State
+from shalekv.read import replay
+from shalekv.read.read_set import Below
+from shalekv.read.sorted_runs import Run
+from shalekv.server.writes import Writing
+from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, WalContents
+from shalekv.write.engine import WriterEngine
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.idempotency import Idempotency, Pending, Remembered
+from shalekv.write.pending_writes import Overlay
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule

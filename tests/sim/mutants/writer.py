@@ -8,33 +8,35 @@ from dataclasses import replace
 from typing import Any
 
 from shalekv.clock import Clock
-from shalekv.core import fencing
-from shalekv.core.fencing import FenceRun, Occupant, Verdict, WriterId
-from shalekv.core.manifest import Manifest
-from shalekv.engine import group_commit, opening_steps, recover, replay
-from shalekv.engine.admission import Admission
-from shalekv.engine.commit import Commit, Group
 from shalekv.engine.commit_queue import CommitQueue
-from shalekv.engine.group_commit import GroupCommit
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.ownership import Ownership
-from shalekv.engine.prefix import Prefix
 from shalekv.engine.wal import WalFolder
 from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
-from shalekv.roles.writing import Writing
+from shalekv.protocol import opening
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import FenceRun, Occupant, Verdict, WriterId
+from shalekv.read import replay
+from shalekv.read.memtable import Memtable
+from shalekv.server.writes import Writing
 from shalekv.store import claim
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
+from shalekv.write import group_commit, recovery
+from shalekv.write import opening as recover
+from shalekv.write.admission import Admission
+from shalekv.write.commit import Commit, Group
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.ownership import Ownership
+from shalekv.write.watermark import Prefix
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = claim._attempt
-_real_claim_epoch = fencing.claim_epoch
+_real_claim_epoch = opening.claim_epoch
 _real_read_slot = replay.read_slot
 _real_settle = Prefix.settle
-_real_judge = fencing.judge
+_real_judge = opening.judge
 
 
 async def _unknown_is_success(
@@ -182,7 +184,7 @@ MUTANTS = (
         (FenceRun, "is_complete", property(_one_fence_will_do)),
     ),
     mutant("epoch not bumped", (recover, "claim_epoch", _same_epoch), hint=4),
-    mutant("reuse a sequence number", (opening_steps, "first_seq_of_writer", _next_number), hint=7),
+    mutant("reuse a sequence number", (recovery, "first_seq_of_writer", _next_number), hint=7),
     mutant(
         "displaced commits keep their numbers",
         (CommitQueue, "put_back", _numbers_stay),

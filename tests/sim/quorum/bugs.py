@@ -11,14 +11,8 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-from shalekv.core import fencing
-from shalekv.core.fencing import WriterId
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum import acceptor, archiving, election, membership, switching
-from shalekv.core.quorum.acceptor import AcceptorState, Flush, Save, Step, Truncate
+from shalekv.core.quorum import archiving, switching
 from shalekv.core.quorum.archiving import LogObject
-from shalekv.core.quorum.election import Candidacy, Leader
-from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import (
     Append,
     Elected,
@@ -28,8 +22,14 @@ from shalekv.core.quorum.messages import (
     ToAcceptor,
     VoteRequest,
 )
-from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
 from shalekv.core.quorum.switching import enter_quorum
+from shalekv.protocol import acceptor, membership, opening, proposer
+from shalekv.protocol.acceptor import AcceptorState, Flush, Save, Step, Truncate
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.proposer import Candidacy, Leader
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
 from tests.sim.planting import Patch
 
 Bug = Callable[[], Sequence[Patch]]
@@ -116,7 +116,7 @@ def ce6_count_copies() -> Sequence[Patch]:
         reached = leader.configuration.reached_by_majority(lambda each: leader.flushed.get(each, 0))
         return replace(leader, committed_lsn=max(leader.committed_lsn, reached))
 
-    return [(election, "_with_commit", with_commit)]
+    return [(proposer, "_with_commit", with_commit)]
 
 
 def ce7_archive_in_flight() -> Sequence[Patch]:
@@ -203,7 +203,7 @@ def ce13_archive_is_not_asked() -> Sequence[Patch]:
         known = max((n for n in (archive_tip, last_compacted) if n is not None), default=-1)
         return last.next_wal_id if last.lsn else known + 1
 
-    return [(election, "next_object", next_object)]
+    return [(proposer, "next_object", next_object)]
 
 
 def ce14_epoch_alone() -> Sequence[Patch]:
@@ -227,7 +227,7 @@ def ce15_archive_is_complete() -> Sequence[Patch]:
     return [
         (switching, "leave_quorum", leave),
         (switching, "enter_quorum", enter),
-        (fencing, "check_run_counts", lambda *_: True),
+        (opening, "check_run_counts", lambda *_: True),
     ]
 
 

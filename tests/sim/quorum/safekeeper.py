@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum import acceptor, archiving
-from shalekv.core.quorum.acceptor import (
+from shalekv.core.quorum import archiving
+from shalekv.core.quorum.archiving import LogObject
+from shalekv.core.quorum.messages import Append, Health, ToAcceptor, ToProposer
+from shalekv.protocol import acceptor
+from shalekv.protocol.acceptor import (
     AcceptorState,
     Commit,
     Effect,
@@ -25,10 +27,9 @@ from shalekv.core.quorum.acceptor import (
     Truncate,
     Write,
 )
-from shalekv.core.quorum.archiving import LogObject
-from shalekv.core.quorum.membership import Member
-from shalekv.core.quorum.messages import Append, Health, ToAcceptor, ToProposer
-from shalekv.core.quorum.record import Mark, Record
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum_records import Mark, Record
 from tests.sim.quorum.judge import Disk, Judge
 
 Send = Callable[[int, ToProposer], None]

@@ -10,11 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shalekv.core.fencing import WriterId
-from shalekv.core.manifest import Manifest
-from shalekv.core.quorum import election, membership
-from shalekv.core.quorum.election import Candidacy, Leader, epoch_to_claim
-from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
@@ -27,9 +22,14 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
 from shalekv.errors import LogBehindArchive
 from shalekv.format.wal_record import make_record
+from shalekv.protocol import membership, proposer
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
 from tests.sim.quorum.judge import Judge, Violation
 
 # What a fetch finds in the log of a member; None: it does not answer.
@@ -128,7 +128,7 @@ class Writer:
         assert candidacy is not None
         log = candidacy.donor_log
         try:
-            wal_id = election.next_object(log.last, archive_tip=archive_tip, last_compacted=None)
+            wal_id = proposer.next_object(log.last, archive_tip=archive_tip, last_compacted=None)
         except LogBehindArchive as error:
             self.ended = f"LogBehindArchive: {error}"
             self.judge.refused(self.name, candidacy.ballot, archive_tip, error)

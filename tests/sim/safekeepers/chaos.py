@@ -6,10 +6,10 @@ import asyncio
 from contextlib import suppress
 from random import Random
 
-from shalekv.engine.quorum.changing import Changing
 from shalekv.errors import ShaleError
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.quorum.membership import Changing
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed
 from tests.sim.levels import whole_database

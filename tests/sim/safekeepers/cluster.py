@@ -11,14 +11,14 @@ from operator import attrgetter
 from random import Random
 from typing import Any
 
-from shalekv.core.entry import Entry
-from shalekv.core.manifest import WalMode
-from shalekv.core.quorum.membership import Configuration
-from shalekv.core.quorum.record import Record
-from shalekv.engine.quorum.switching import switch_to_object_store, switch_to_quorum
 from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
 from shalekv.format.names import MANIFEST_FOLDER, wal_name
-from shalekv.roles.database import Quorum, create_database
+from shalekv.jobs.switch_wal import switch_to_object_store, switch_to_quorum
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Configuration
+from shalekv.protocol.quorum_records import Record
+from shalekv.server.database import Quorum, create_database
 from shalekv.settings import (
     ArchiveSettings,
     ArchivingSettings,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import grpc
 
-from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import ToProposer
 from shalekv.format.quorum_messages import to_proposer
-from shalekv.roles.safekeeper.node import Node as Safekeeper
-from shalekv.roles.safekeeper.proposing import Proposing
-from shalekv.roles.safekeeper.service import SafekeeperService
+from shalekv.protocol.membership import Member
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.safekeeper import safekeeper_methods
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
+from shalekv.server.safekeeper.node import Node as Safekeeper
+from shalekv.server.safekeeper.propose import Proposing
+from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeepSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import safekeeper_pb2 as wire

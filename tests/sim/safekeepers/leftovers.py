@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shalekv.core.manifest import WalMode
-from shalekv.core.quorum.membership import Configuration, Member
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Configuration, Member
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.safekeepers.cluster import RETIRE_MS, QuorumCluster

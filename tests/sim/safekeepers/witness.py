@@ -10,9 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import Appended, Joined, ToProposer, Vote
-from shalekv.core.quorum.record import Mark, Record
 from shalekv.errors import CorruptObject
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.member_files import (
@@ -24,8 +22,10 @@ from shalekv.format.member_files import (
 )
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.wal_record import decode_record
-from shalekv.store.member_log.scan import SEGMENT_SUFFIX
-from shalekv.store.member_log.slots import CONTROL_NAME, SLOT_OFFSETS
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX
+from shalekv.store.safekeeper_log.slots import CONTROL_NAME, SLOT_OFFSETS
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.safekeepers.hosts import DATA, Machine

@@ -10,10 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from shalekv.core.manifest import Manifest
-from shalekv.core.snapshot import active_manifest_ids
-from shalekv.core.two_phase import Record
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
     LEVELS_FOLDER,
@@ -25,6 +21,10 @@ from shalekv.format.names import (
     parse_temporary_name,
     parse_wal_name,
 )
+from shalekv.jobs.collect import Collecting
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import active_manifest_ids
+from shalekv.protocol.two_phase import Record
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.errors import Violation

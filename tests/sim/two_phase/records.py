@@ -10,8 +10,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.requests import RequestCounts, RequestKind
 from shalekv.store.two_phase.memory import MemoryRecords
 from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, RecordStore

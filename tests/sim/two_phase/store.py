@@ -9,9 +9,9 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, NoReturn
 
-from shalekv.core.two_phase import Record
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
+from shalekv.protocol.two_phase import Record
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, PlainStore, StoredObject
 from shalekv.store.two_phase.belonging import BelongingStore

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shalekv.cli.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
-from shalekv.cli.role_life import open_runtime
+from shalekv.cli.process.lifecycle import open_runtime
 from shalekv.clock import LAPSED_CLOCK
-from shalekv.core.lease import new_lease_id
-from shalekv.core.manifest import Lease
+from shalekv.protocol.lease import new_lease_id
+from shalekv.protocol.manifest import Lease
 from shalekv.settings import ReadSettings
 from tests.kit.engine.collection import CollectedDatabase, save
 

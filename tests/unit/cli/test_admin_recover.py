@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.admin_recover import recover_store
+from shalekv.cli.commands.admin_recover import recover_store
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import CasMode
 from shalekv.errors import DatabaseMismatch, StoreUnavailable
 from shalekv.format.names import manifest_name
-from shalekv.roles.database import create_database
+from shalekv.protocol.manifest import CasMode
 from shalekv.runtime import Runtime
+from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, Recovered, Unknown
 from shalekv.store.cas import CasStore

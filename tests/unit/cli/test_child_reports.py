@@ -21,7 +21,7 @@ from shalekv.cli.child_reports import (
     report_line,
     total_of,
 )
-from shalekv.cli.children import ChildCommand, Children
+from shalekv.cli.process.supervisor import ChildCommand, Children
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ChildrenSettings

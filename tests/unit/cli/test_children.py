@@ -14,9 +14,9 @@ import click
 import pytest
 import structlog
 
-from shalekv.cli.children import COMPACTOR, ChildCommand, Children, child_commands
-from shalekv.cli.configuration import load_settings
-from shalekv.cli.flags import settings_flags
+from shalekv.cli.console.configuration import load_settings
+from shalekv.cli.console.settings_flags import settings_flags
+from shalekv.cli.process.supervisor import COMPACTOR, ChildCommand, Children, child_commands
 from shalekv.clock import Clock, LoopClock
 from shalekv.errors import Fenced
 from shalekv.runtime import Runtime, ThreadWorkers

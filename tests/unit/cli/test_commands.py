@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from shalekv.cli.catalog import settings_of
-from shalekv.cli.exit_codes import MEANING
+from shalekv.cli.console.exit_codes import MEANING
 from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.settings import ServeSettings
 

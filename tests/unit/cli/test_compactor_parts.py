@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.compactor_part import PartReply
 from shalekv.cli.compactor_parts import ProcessParts
+from shalekv.cli.process.merge_part import PartReply
 from shalekv.clock import LoopClock
 from shalekv.engine.compaction.part import PartResult
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable

@@ -13,7 +13,7 @@ import pytest
 CHILD = """
 import asyncio, sys, uvloop
 from shalekv.cli.parent_pipe import parent_pipe
-from shalekv.cli.stopping import Ending
+from shalekv.cli.process.shutdown import Ending
 
 async def child():
     ending, hurry = Ending(), asyncio.Event()

@@ -15,10 +15,10 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from shalekv.cli import garbage
-from shalekv.cli.garbage import Growth, collect_when_grown, tame_garbage_collector
-from shalekv.cli.logs import configure_logs
-from shalekv.cli.stopping import StopRequest
+from shalekv.cli.process import gc_tuning
+from shalekv.cli.process.gc_tuning import Growth, collect_when_grown, tame_garbage_collector
+from shalekv.cli.process.logs import configure_logs
+from shalekv.cli.process.shutdown import StopRequest
 from shalekv.clock import LoopClock
 from shalekv.settings import LogFormat, LogLevel
 from tests.kit.virtual_time import virtual_time
@@ -127,8 +127,8 @@ def test_growth_is_due_at_half_as_much_again() -> None:
 @virtual_time()
 async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """They survived the young collections; then memory has grown by so much."""
-    monkeypatch.setattr(garbage, "GROWTH_PERCENT", 0)
-    monkeypatch.setattr(garbage, "GROWTH_BLOCKS_MIN", ENTRIES)
+    monkeypatch.setattr(gc_tuning, "GROWTH_PERCENT", 0)
+    monkeypatch.setattr(gc_tuning, "GROWTH_BLOCKS_MIN", ENTRIES)
     gc.enable()
     tame_garbage_collector()
     collecting = asyncio.create_task(collect_when_grown(LoopClock()))
@@ -139,7 +139,7 @@ async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPa
         for cycle in cycles:
             cycle.append(cycle)
         del cycle, cycles
-        await LoopClock().sleep_ms(2 * garbage.CHECK_MS)
+        await LoopClock().sleep_ms(2 * gc_tuning.CHECK_MS)
         assert (sys.getallocatedblocks() - before < ENTRIES // 10) is is_freed
     collecting.cancel()
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from shalekv import errors
 from shalekv.cli.catalog import settings_of
-from shalekv.cli.exit_codes import MEANING, ExitCode, exit_code_of, exit_codes_text
+from shalekv.cli.commands.serve import serve
+from shalekv.cli.console.exit_codes import MEANING, ExitCode, exit_code_of, exit_codes_text
 from shalekv.cli.reference import PAGES, write_pages
-from shalekv.cli.serve import serve
 from shalekv.rpc.status import TABLE
 from shalekv.settings import ServeSettings
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shalekv.cli.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.main import shalekv
 from shalekv.store import opening
 from shalekv.store.memory import MemoryObjects

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from shalekv.cli.admin_stats import COLUMNS, stats
+from shalekv.cli.commands.admin_stats import COLUMNS, stats
 from shalekv.cli.request_rates import between
 from shalekv.v1 import admin_pb2
 from shalekv_client.server_stats import stats_of

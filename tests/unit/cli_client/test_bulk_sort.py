@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
+from shalekv.cli.load.sort import FRAMES_AT_ONCE, RUNS_MAX, ExternalSort
 from shalekv.cli.loading import bulk_runs
 from shalekv.cli.loading.bulk_runs import FRAME_BYTES, ROW_BYTES, Frame, RunFile
-from shalekv.cli.loading.bulk_sort import FRAMES_AT_ONCE, RUNS_MAX, ExternalSort
 
 MIB = 1 << 20
 

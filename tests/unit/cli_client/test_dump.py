@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.dump import dump
-from shalekv.cli.load import load
+from shalekv.cli.commands.dump import dump
+from shalekv.cli.commands.load import load
 from shalekv.v1 import kv_pb2
 from tests.kit.serving.dict_server import DictServer
 from tests.unit.cli_client.conftest import Run

@@ -12,12 +12,12 @@ import click
 import grpc
 import pytest
 
-from shalekv.cli.bench import bench
 from shalekv.cli.benchmark.latencies import Latencies
-from shalekv.cli.get import get
-from shalekv.cli.output import TABLE_ROWS
-from shalekv.cli.put import put
-from shalekv.cli.scan import scan
+from shalekv.cli.commands.bench import bench
+from shalekv.cli.commands.get import get
+from shalekv.cli.commands.put import put
+from shalekv.cli.commands.scan import scan
+from shalekv.cli.console.output import TABLE_ROWS
 from shalekv.errors import Fenced, PageExpired, QueueFull
 from shalekv.v1 import kv_pb2
 from tests.kit.serving.dict_server import DictServer, Failure, bare, losing, refusing, silent

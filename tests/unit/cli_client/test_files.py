@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.pairs.lines import Lines
-from shalekv.cli.pairs.source import Source
-from shalekv.cli.whole_file import whole_file
+from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.load.lines import Lines
+from shalekv.cli.load.source import Source
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.cli.amounts import duration_ms
-from shalekv.cli.keys import Encoding, json_field
-from shalekv.core.wording import counted
+from shalekv.cli.console.keys import Encoding, json_field
+from shalekv.cli.console.units import duration_ms
+from shalekv.wording import counted
 
 
 @given(st.binary(max_size=40), st.sampled_from([e for e in Encoding if e is not Encoding.TEXT]))

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 import pytest
 
-from shalekv.cli.bucket import SHOWN_FLAGS, URL_VARIABLE
-from shalekv.cli.configuration import CONFIG_VARIABLE
-from shalekv.cli.exit_codes import ExitCode
-from shalekv.cli.load import load
-from shalekv.cli.loading import bulk, bulk_options
+from shalekv.cli.commands.load import load
+from shalekv.cli.console.bucket import SHOWN_FLAGS, URL_VARIABLE
+from shalekv.cli.console.configuration import CONFIG_VARIABLE
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.load import bulk
+from shalekv.cli.loading import bulk_options
 from shalekv.cli.loading.bulk_options import STORE_OPTIONS, SWITCHES
 from shalekv.errors import LeaseLost
 from shalekv.settings import StoreSettings

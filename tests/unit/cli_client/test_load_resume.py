@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from shalekv.cli.load import load
+from shalekv.cli.commands.load import load
 from shalekv.errors import Fenced, InvalidRequest
 from tests.kit.serving import dict_state
 from tests.kit.serving.dict_server import DictServer, bare, losing, refusing

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.progress import rows_bar
 from shalekv.cli.main import COMMANDS
-from shalekv.cli.rows_bar import rows_bar
 from shalekv.cli.rows_told import RowsTold, telling
 
 
@@ -20,7 +20,7 @@ from shalekv.cli.rows_told import RowsTold, telling
 def test_output_that_fails_ends_with_its_exit_code(tmp_path: Path, count: int) -> None:
     """It is told in one line, whether a write fails or the flush after all of them."""
     script = (
-        "from shalekv.cli.output import print_line, printing\n"
+        "from shalekv.cli.console.output import print_line, printing\n"
         f"with printing():\n    print_line('x' * {count})"
     )
     file = tmp_path / "output"

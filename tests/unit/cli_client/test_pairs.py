@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.cli.keys import Encoding
-from shalekv.cli.pairs.batches import BatchLimits, Rows
+from shalekv.cli.console.keys import Encoding
+from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.lines import BadInput, BadRow, Position
+from shalekv.cli.load.source import Source
 from shalekv.cli.pairs.columns import Columns
 from shalekv.cli.pairs.file_format import FileFormat, format_of_name
-from shalekv.cli.pairs.lines import BadInput, BadRow, Position
 from shalekv.cli.pairs.reading import Reading, read_batches
-from shalekv.cli.pairs.source import Source
 from shalekv.cli.pairs.writing import NotWritable, header, row_writer
 from shalekv_client import Entry, Put
 

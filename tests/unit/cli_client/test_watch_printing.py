@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from shalekv.cli.keys import Encoding
-from shalekv.cli.output import Format
+from shalekv.cli.console.keys import Encoding
+from shalekv.cli.console.output import Format
 from shalekv.cli.watch_printing import EventPrinter
 from shalekv_client import ChangeKind, Entry, WatchChange, WatchCommit, WatchEvent, WatchProgress
 

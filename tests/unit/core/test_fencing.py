@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.fencing import (
+from shalekv.errors import Fenced, IllegalState
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.opening import (
     FenceRun,
     Occupant,
     Verdict,
@@ -21,8 +23,6 @@ from shalekv.core.fencing import (
     judge,
     loss_of_slot,
 )
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.errors import Fenced, IllegalState
 
 OWN = WriterId(5, b"o" * 16)
 RIVAL_NONCE = b"r" * 16

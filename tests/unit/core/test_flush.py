@@ -17,7 +17,7 @@ from shalekv.core.prices import (
     UNKNOWN_OBJECTS,
     price_list,
 )
-from shalekv.core.two_phase import Destination, Record, Standing, standing
+from shalekv.protocol.two_phase import Destination, Record, Standing, standing
 
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
 

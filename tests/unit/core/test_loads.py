@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.lease import leased_sst_id, new_lease_id, with_lease
-from shalekv.core.loads import (
+from shalekv.core.tree import L0, Tree
+from shalekv.errors import LeaseLost, LoadUnknown
+from shalekv.protocol.lease import leased_sst_id, new_lease_id, with_lease
+from shalekv.protocol.loads import (
     CLOCK_MARGIN_MS,
     OWN_PREFIX,
     CommittedLoad,
@@ -22,10 +24,8 @@ from shalekv.core.loads import (
     register_load,
     with_committed,
 )
-from shalekv.core.manifest import Lease, Manifest, PendingLoad, RecentLoad
-from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.core.tree import L0, Tree
-from shalekv.errors import LeaseLost, LoadUnknown
+from shalekv.protocol.manifest import Lease, Manifest, PendingLoad, RecentLoad
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import info
 
 CUTOFF_MS = 1_000_000

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from shalekv.core.cloning import FIRST_SLOT, Parent, clone_origins, first_manifest, first_write_id
-from shalekv.core.compaction.jobs import MergeJob, MergeResult
-from shalekv.core.compaction.publish import CompactorId, publish
-from shalekv.core.lease import leased_sst_id
-from shalekv.core.manifest import CasMode, Lease, Manifest, Origin, RecentLoad, Snapshot
-from shalekv.core.origins import drop_pins, fix_pin, is_fixed, needed_pins, spent_pins
 from shalekv.core.pins import Holdings
-from shalekv.core.retention import Pins, Retention
-from shalekv.core.snapshot import NEVER, share_snapshot
-from shalekv.core.sst_table import SstInfo
 from shalekv.errors import SnapshotNotFound
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult
+from shalekv.protocol.compaction.publish import CompactorId, publish
+from shalekv.protocol.lease import leased_sst_id
+from shalekv.protocol.manifest import CasMode, Lease, Manifest, Origin, RecentLoad, Snapshot
+from shalekv.protocol.origins import drop_pins, fix_pin, is_fixed, needed_pins, spent_pins
+from shalekv.protocol.retention import Pins, Retention
+from shalekv.protocol.snapshot import NEVER, share_snapshot
+from shalekv.protocol.sst_table import SstInfo
 from tests.kit.retention import CUTOFFS, manifest_object, manifest_of, sst, sst_id, wal_object
 
 OWN, GRAND, OLD = bytes([1]) * 16, bytes([2]) * 16, bytes([3]) * 16  # database ids

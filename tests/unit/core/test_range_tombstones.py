@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS, KeyRange, coalesced, prefix_end
-from shalekv.core.range_tombstones import FRAGMENT_BYTES, NONE, Fragment
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.range_tombstones import FRAGMENT_BYTES, NONE, Fragment
 
 BOUNDS = st.text("abc", max_size=2).map(str.encode)
 RANGES = st.builds(KeyRange, BOUNDS, BOUNDS).filter(lambda keys: not keys.is_empty)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.manifest import Manifest, PendingLoad, Snapshot
 from shalekv.core.pins import Holdings, pinned_by_snapshots
-from shalekv.core.snapshot import (
+from shalekv.errors import SnapshotExists, SnapshotNotFound
+from shalekv.protocol.manifest import Manifest, PendingLoad, Snapshot
+from shalekv.protocol.snapshot import (
     NEVER,
     active_manifest_ids,
     create_snapshot,
@@ -18,8 +19,7 @@ from shalekv.core.snapshot import (
     renew_snapshot,
     share_snapshot,
 )
-from shalekv.core.sst_table import SstInfo, SstTable
-from shalekv.errors import SnapshotExists, SnapshotNotFound
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import some_info
 
 NIGHTLY = Snapshot(b"n" * 16, 3, 100, "nightly", 17)

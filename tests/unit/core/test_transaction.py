@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.core.entry import Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import (
+from shalekv.errors import (
+    NotACounter,
+    RangeTooCostly,
+    ReplyTooLarge,
+)
+from shalekv.protocol.entry import Kind
+from shalekv.protocol.transaction import (
     RESULT_FRAME_BYTES,
     Add,
     Change,
@@ -19,11 +24,6 @@ from shalekv.core.transaction import (
     Operation,
     Put,
     Transaction,
-)
-from shalekv.errors import (
-    NotACounter,
-    RangeTooCostly,
-    ReplyTooLarge,
 )
 from tests.kit.states import NOW_MS, DictState, counter, entry_of, state_of
 

@@ -17,9 +17,9 @@ from shalekv.core.level_sizes import (
     space_amplification,
     total_bytes,
 )
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import SYSTEM_LEVEL, SortedRun, Tree, overlaps, upper_bound
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import some_info
 
 

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.collectable import Folder, Listed
-from shalekv.core.lease import (
+from shalekv.core.wal_lease import (
+    find_wal_lease,
+    first_protected_wal_id,
+    hold_wal,
+    holds_wal,
+    release_wal,
+)
+from shalekv.core.wal_retention import HOLDER, WalRetention, retain_wal, retained_from
+from shalekv.errors import LeaseLost, WalUnprotected
+from shalekv.protocol.lease import (
     RANDOM_BYTES,
     check_lease,
     has_lease,
@@ -22,17 +31,8 @@ from shalekv.core.lease import (
     with_lease,
     without_lease,
 )
-from shalekv.core.manifest import Lease, Manifest
-from shalekv.core.snapshot import NEVER
-from shalekv.core.wal_lease import (
-    find_wal_lease,
-    first_protected_wal_id,
-    hold_wal,
-    holds_wal,
-    release_wal,
-)
-from shalekv.core.wal_retention import HOLDER, WalRetention, retain_wal, retained_from
-from shalekv.errors import LeaseLost, WalUnprotected
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.snapshot import NEVER
 
 EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))
 AT_5 = replace(EMPTY, wal_id_last_compacted=5)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.exit_codes import ExitCode
 
 SCRIPT = Path(__file__).parents[3] / "docker" / "stay_down.py"
 WAIT_S = 120

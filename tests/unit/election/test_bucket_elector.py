@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from shalekv.core.leasing import KEPT, ElectionLease
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.format.election import encode_lease
 from shalekv.format.names import ELECTION_FOLDER, election_name, parse_election_name
-from shalekv.roles.database import create_database
-from shalekv.roles.electors.bucket import BucketElector, BucketLease
+from shalekv.jobs.collect import Collecting
 from shalekv.roles.electors.tenure import Tenure
+from shalekv.server.database import create_database
+from shalekv.server.election.bucket import BucketElector, BucketLease
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore

@@ -15,9 +15,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from shalekv.engine.admission import Admission
 from shalekv.errors import MemtableFull, QueueFull, Stopping
 from shalekv.settings import WriterSettings
+from shalekv.write.admission import Admission
 from tests.kit.engine.running_log import quiesce
 from tests.kit.virtual_time import virtual_time
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shalekv.engine.consumer_leases import NAME_CHARS_MAX
 from shalekv.errors import InvalidRequest, WalUnprotected
 from shalekv.format import names
 from shalekv.store.requests import RequestKind
+from shalekv.watch.consumers import NAME_CHARS_MAX
 from tests.kit.engine.collection import TTL_S, CollectedDatabase
 
 

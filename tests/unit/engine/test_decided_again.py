@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import (
+from shalekv.errors import ConditionFailed
+from shalekv.format.records import ReplyKind, decode_record, record_key
+from shalekv.protocol.transaction import (
     Add,
     Delete,
     DeleteRange,
@@ -13,9 +15,7 @@ from shalekv.core.transaction import (
     Put,
     SeqCompare,
 )
-from shalekv.engine.commit import Claim, Receipt
-from shalekv.errors import ConditionFailed
-from shalekv.format.idempotency import ReplyKind, decode_record, record_key
+from shalekv.write.commit import Claim, Receipt
 from tests.kit.engine.commits import read
 from tests.kit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
 from tests.kit.states import counter

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from shalekv.engine.following import CORRUPT_LOOKS, EMPTY_LOOKS
 from shalekv.errors import BadMagic, ObjectNotFound
 from shalekv.format import names
+from shalekv.replica.follow import CORRUPT_LOOKS, EMPTY_LOOKS
 from tests.kit.engine.replica import (
     TTL_S,
     ReplicatedDatabase,

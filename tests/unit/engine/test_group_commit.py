@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read
-from shalekv.engine.commit import Receipt, changes_bytes
 from shalekv.errors import ConditionFailed
 from shalekv.format import names
+from shalekv.protocol.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read
+from shalekv.write.commit import Receipt, changes_bytes
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import OLDER, RunningLog, quiesce, running
 from tests.kit.virtual_time import virtual_world

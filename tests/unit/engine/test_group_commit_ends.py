@@ -7,9 +7,6 @@ import weakref
 
 import pytest
 
-from shalekv.core.transaction import Add, Put, Transaction
-from shalekv.engine.below import Base, Below
-from shalekv.engine.commit import Receipt
 from shalekv.errors import (
     Fenced,
     NotACounter,
@@ -17,6 +14,9 @@ from shalekv.errors import (
     Stopping,
     StoreBroken,
 )
+from shalekv.protocol.transaction import Add, Put, Transaction
+from shalekv.read.read_set import Base, Below
+from shalekv.write.commit import Receipt
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
     NEWER,

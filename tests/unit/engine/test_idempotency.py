@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.engine.commit import Claim, Receipt
-from shalekv.engine.idempotency import Idempotency, Remembered
-from shalekv.engine.sorted_runs import entries_bytes
 from shalekv.errors import KeyExpired, Stopping
-from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.read.sorted_runs import entries_bytes
+from shalekv.write.commit import Claim, Receipt
+from shalekv.write.idempotency import Idempotency, Remembered
 
 WINDOW_MS = 1_000
 START_MS = 1_700_000_000_000

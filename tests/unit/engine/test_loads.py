@@ -9,9 +9,13 @@ from random import Random
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.fencing import WriterId
-from shalekv.core.loads import (
+from shalekv.engine.batch_files import Authorship, encode_batch
+from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown, UnsupportedVersion
+from shalekv.format import names
+from shalekv.format.load_record import decode_load, load_entry
+from shalekv.format.sst import Sst, open_sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.loads import (
     OWN_PREFIX,
     CommittedLoad,
     drop_unrecorded,
@@ -19,22 +23,18 @@ from shalekv.core.loads import (
     level_rows,
     with_committed,
 )
-from shalekv.core.manifest import Manifest, PendingLoad
-from shalekv.core.snapshot import has_snapshot
-from shalekv.core.sst_table import SstInfo
-from shalekv.core.transaction import Change
-from shalekv.engine.batch_files import Authorship, encode_batch
-from shalekv.engine.commit import RECORD_BYTES, Claim, WalContents
-from shalekv.engine.loads import Loaded
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.replay import Replayed, replay
-from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown, UnsupportedVersion
-from shalekv.format import names
-from shalekv.format.load_record import decode_load, load_entry
-from shalekv.format.sst import Sst, open_sst
+from shalekv.protocol.manifest import Manifest, PendingLoad
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.snapshot import has_snapshot
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.protocol.transaction import Change
+from shalekv.read.memtable import Memtable
+from shalekv.read.replay import Replayed, replay
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from shalekv.write.commit import RECORD_BYTES, Claim, WalContents
+from shalekv.write.ingest import Loaded
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
 from tests.kit.engine.running_log import (

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from shalekv.core.audit.manifests import succession_findings
-from shalekv.core.manifest import WalMode
-from shalekv.engine.idempotency import Idempotency
-from shalekv.engine.logical_time import READING_MS, LogicalTime, first_time
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.repairing_time import look_at_time
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import Fenced, ImplausibleTime, KeyExpired, StoreUnavailable
+from shalekv.protocol.manifest import WalMode
 from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from shalekv.write.engine import WriterEngine
+from shalekv.write.idempotency import Idempotency
+from shalekv.write.logical_time import READING_MS, LogicalTime, first_time
+from shalekv.write.repair_time import look_at_time
 from tests.kit.engine.set_clocks import ANY_JUMP, DAY_MS, ClockedDatabase, SetClock, create_at
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import Writing, until

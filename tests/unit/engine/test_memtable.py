@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.range_tombstones import FRAGMENT_BYTES
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, Run
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.range_tombstones import FRAGMENT_BYTES
+from shalekv.read.memtable import Memtable
+from shalekv.read.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, Run
 from tests.kit.engine.commits import drop, landed, merge, put, range_delete, read, run_of, slices_of
 from tests.kit.inline_runtime import InlineClock, finish
 from tests.kit.virtual_time import virtual_time

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.transaction import Change, DeleteRange, Operation, Put, Transaction
-from shalekv.engine.commit import Commit, Group
-from shalekv.engine.memtable import Memtable
 from shalekv.engine.newest_state import NewestState
-from shalekv.engine.overlay import Overlay
-from shalekv.engine.prefix import Prefix
-from shalekv.engine.sorted_runs import Run
 from shalekv.errors import Fenced, RangeTooCostly, ShaleError
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.transaction import Change, DeleteRange, Operation, Put, Transaction
+from shalekv.read.memtable import Memtable
+from shalekv.read.sorted_runs import Run
+from shalekv.write.commit import Commit, Group
+from shalekv.write.pending_writes import Overlay
+from shalekv.write.watermark import Prefix
 from tests.kit.engine.commits import (
     NOW_MS,
     commit_of,

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.snapshot import find_snapshot
 from shalekv.errors import DatabaseNotFound, ObjectNotFound, SnapshotNotFound, Stopping, WrongObject
 from shalekv.format import names
 from shalekv.format.sst import open_sst
+from shalekv.protocol.snapshot import find_snapshot
 from tests.kit.engine.replica import TTL_S, ReplicatedDatabase, get, pass_s, running, scan
 from tests.kit.store import FaultyStore, at_each
 from tests.kit.virtual_time import virtual_time

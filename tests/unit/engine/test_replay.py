@@ -7,11 +7,6 @@ from dataclasses import replace
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry, Kind
-from shalekv.engine.commit import WalContents
-from shalekv.engine.memtable import Memtable
-from shalekv.engine.replay import Replayed, replay
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import (
     CorruptObject,
     IllegalState,
@@ -19,9 +14,14 @@ from shalekv.errors import (
     UnsupportedVersion,
 )
 from shalekv.format import names
-from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.read.memtable import Memtable
+from shalekv.read.replay import Replayed, replay
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.commit import WalContents
+from shalekv.write.engine import WriterEngine
 from tests.kit.engine.commits import put, tombstone
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import yielding_runtime

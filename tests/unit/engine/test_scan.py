@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.transaction import Change
-from shalekv.engine.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
-from shalekv.engine.sorted_runs import (
+from shalekv.engine.view import View
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.transaction import Change
+from shalekv.read.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
+from shalekv.read.sorted_runs import (
     MERGE_FAN_IN,
     MERGE_RUNS_MAX,
     Run,
@@ -19,7 +20,6 @@ from shalekv.engine.sorted_runs import (
     open_cursors,
     pick_merge,
 )
-from shalekv.engine.view import View
 from tests.kit.engine.commits import landed, put, run_of, slices_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=2)

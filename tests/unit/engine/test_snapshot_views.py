@@ -9,22 +9,22 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.origins import fix_pin
-from shalekv.core.snapshot import find_snapshot
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
-from shalekv.engine.snapshots import Snapshots
 from shalekv.engine.view import OpenView
 from shalekv.errors import IllegalState, ObjectNotFound, SnapshotNotFound, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.origins import fix_pin
+from shalekv.protocol.snapshot import find_snapshot
+from shalekv.read.scan import scan_slices
+from shalekv.read.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
+from shalekv.read.sst_reader import LevelSsts
 from shalekv.runtime import Runtime
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.store import FaultyStore, Gate, Request, nothing

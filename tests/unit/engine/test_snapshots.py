@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from shalekv.core.manifest import Snapshot
-from shalekv.engine.logical_time import NEAR_MS
 from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
+from shalekv.protocol.manifest import Snapshot
+from shalekv.write.logical_time import NEAR_MS
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.store import FaultyStore, Request
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.engine.logical_time import LogicalTime
-from shalekv.engine.patience import Patience
-from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
 from shalekv.errors import OutcomeUnknown, Overloaded, WriteTimedOut
+from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
+from shalekv.write.logical_time import LogicalTime
+from shalekv.write.pending_replies import Patience
 from tests.kit.inline_runtime import InlineClock, finish
 
 

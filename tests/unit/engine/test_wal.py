@@ -8,9 +8,6 @@ from typing import TypeVar, TypeVarTuple
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.fencing import Occupant
-from shalekv.engine.commit import WalContents
 from shalekv.engine.wal import (
     ENCODE_INLINE_BYTES,
     ENCODE_INLINE_COUNT,
@@ -22,12 +19,15 @@ from shalekv.engine.wal import (
 from shalekv.errors import WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.format.idempotency import record_key
+from shalekv.format.records import record_key
 from shalekv.format.sst import open_sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.opening import Occupant
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WalCodec
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
+from shalekv.write.commit import WalContents
 from tests.kit.engine.commits import nothing_compacted
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import (

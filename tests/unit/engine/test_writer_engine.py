@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.engine.commit import Receipt, changes_bytes
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import Fenced, OutcomeUnknown, Stopping
 from shalekv.settings import WriterSettings
+from shalekv.write.commit import Receipt, changes_bytes
+from shalekv.write.engine import WriterEngine
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Write, quiesce

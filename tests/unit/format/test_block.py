@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
 from shalekv.format import block_frame
 from shalekv.format.block import (
@@ -19,6 +18,7 @@ from shalekv.format.block import (
 from shalekv.format.coding import Piece
 from shalekv.format.columns import columns_of
 from shalekv.format.section import Section
+from shalekv.protocol.entry import Entry, Kind
 from tests.kit.forging import patched, u32
 from tests.kit.samples import (
     POINTS,

@@ -14,7 +14,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion
 from shalekv.format import block_frame
 from shalekv.format.block import Block, encode_block, parse_block
@@ -22,6 +21,7 @@ from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import Piece
 from shalekv.format.columns import columns_of
 from shalekv.format.section import Section
+from shalekv.protocol.entry import Entry
 from tests.kit.forging import patched, u32
 from tests.kit.samples import points, put
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry
 from shalekv.errors import BadStructure
 from shalekv.format.filter import Filter, key_hash, parse_filter
 from shalekv.format.filter_build import build_filter
 from shalekv.format.sst import open_filter
 from shalekv.format.sst_encode import encode_fence, encode_sst
+from shalekv.protocol.entry import Entry
 from tests.kit.forging import patched, u32
 from tests.kit.samples import (
     LEVEL_NAME,

@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import BadChecksum, BadMagic, CorruptObject, Truncated, UnsupportedVersion
 from shalekv.format.coding import MAX_U64, crc32c
-from shalekv.format.idempotency import (
-    IdempotencyRecord,
-    ReplyKind,
-    decode_record,
-    encode_record,
-)
 from shalekv.format.member_files import (
     CONTROL_BYTES,
     HEAD_BYTES,
@@ -36,6 +29,13 @@ from shalekv.format.member_files import (
     encode_head,
     encode_synced,
 )
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    decode_record,
+    encode_record,
+)
+from shalekv.protocol.quorum_records import Ballot, Mark
 from tests.kit.samples import WAL_NAME
 
 RECORD = IdempotencyRecord(b"hash of request!", 0x0102030405060708, ReplyKind.WRITE, b"reply")

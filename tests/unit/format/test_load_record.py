@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import PendingLoad
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion, WrongObject
 from shalekv.format.coding import MAX_U64
 from shalekv.format.load_record import HEADER_BYTES, decode_load, load_entry
@@ -20,6 +17,9 @@ from shalekv.format.sst import open_sst, read_block
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import table_message
 from shalekv.format.sst_metadata import metadata_range, read_metadata
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.forging import patched, resealed
 from tests.kit.manifests import info, load
 from tests.kit.samples import (

@@ -10,7 +10,6 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given
 
-from shalekv.core.manifest import Lease, Manifest, Snapshot
 from shalekv.errors import (
     BadChecksum,
     BadMagic,
@@ -21,6 +20,7 @@ from shalekv.errors import (
 from shalekv.format import manifest as manifest_module
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name
+from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.v1 import manifest_pb2
 from tests.kit.forging import patched, resealed_manifest
 from tests.kit.manifests import FULL, NAME, manifests

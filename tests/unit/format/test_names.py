@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.lease import leased_sst_id, new_lease_id
 from shalekv.errors import BadMagic, BadStructure, CorruptObject, UnsupportedVersion, WrongObject
 from shalekv.format import names
 from shalekv.format.backup import decode_backup, encode_backup
@@ -27,6 +26,7 @@ from shalekv.format.backup_names import (
     parse_mark,
 )
 from shalekv.format.coding import crc32c
+from shalekv.protocol.lease import leased_sst_id, new_lease_id
 from shalekv.store.arguments import check_new_name
 from tests.kit.manifests import BACKUP
 

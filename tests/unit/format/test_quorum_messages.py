@@ -21,7 +21,6 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, NO_BALLOT, LogShape, Mark, Section
 from shalekv.errors import BadChecksum, InvalidRequest
 from shalekv.format.quorum_messages import (
     propose_reply,
@@ -31,6 +30,7 @@ from shalekv.format.quorum_messages import (
     to_acceptor,
     to_proposer,
 )
+from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, LogShape, Mark, Section
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.kit.quorum.messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
 

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.errors import WrongObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
@@ -18,6 +16,8 @@ from shalekv.format.section import Section
 from shalekv.format.sst import read_block, read_filter
 from shalekv.format.sst_encode import encode_fence, encode_sst
 from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.samples import (
     DATABASE_ID,
     LEVEL_NAME,

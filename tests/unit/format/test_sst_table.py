@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.format.block_frame import Codec
 from shalekv.format.section import Section
 from shalekv.format.sst_encode import encode_fence, encode_sst
@@ -22,6 +20,8 @@ from shalekv.format.statistics import (
     cuts,
     statistics,
 )
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import infos, some_info
 from tests.kit.samples import (
     POINTS,

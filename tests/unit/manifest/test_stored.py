@@ -12,8 +12,6 @@ from typing import TypeVar, TypeVarTuple
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.sst_table import SstTable
 from shalekv.errors import (
     DatabaseNotFound,
     IllegalState,
@@ -22,12 +20,14 @@ from shalekv.errors import (
 )
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.sst_table import SstTable
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce, yielding_runtime

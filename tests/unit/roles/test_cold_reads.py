@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.roles.reader import Reader
-from shalekv.roles.writer import Writer
 from shalekv.runtime import Runtime
+from shalekv.server.reader import Reader
+from shalekv.server.writer import Writer
 from shalekv.settings import (
     MIB,
     CacheSettings,

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from shalekv.engine.collection.plan import Report
 from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
-from shalekv.roles.collector import Collector
+from shalekv.server.collector import Collector
 from shalekv.settings import StoreSettings
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from shalekv.core.manifest import Manifest
 from shalekv.core.tree import Tree
 from shalekv.errors import ObjectNotFound, ShaleError, StoreRefused, Superseded
 from shalekv.format import names
-from shalekv.roles.compactor import Compactor
+from shalekv.protocol.manifest import Manifest
+from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.compaction import (

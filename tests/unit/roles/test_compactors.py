@@ -11,9 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
-from shalekv.core.compaction.publish import CompactorId
 from shalekv.engine.compaction.part import Part, PartResult
-from shalekv.engine.compaction.parts import OwnProcessParts
 from shalekv.errors import (
     DatabaseNotFound,
     ShaleError,
@@ -22,9 +20,11 @@ from shalekv.errors import (
     Superseded,
 )
 from shalekv.format import names
-from shalekv.roles.compactor import Compactor
+from shalekv.jobs.compact.parts import OwnProcessParts
+from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.roles.compactors import CLOSE_S, MERGES_MAX, RETRY_MS_MAX, CompactedPlace, Compactors
 from shalekv.runtime import Runtime
+from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.manifest import WalMode
-from shalekv.core.quorum.membership import Configuration, begin_change
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -18,7 +16,9 @@ from shalekv.errors import (
     QuorumUnavailable,
 )
 from shalekv.format import names
-from shalekv.roles.database import Quorum, check_wal_mode, complete_creation, create_database
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Configuration, begin_change
+from shalekv.server.database import Quorum, check_wal_mode, complete_creation, create_database
 from shalekv.settings import DatabaseSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.databases import Database

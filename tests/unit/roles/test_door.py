@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.engine.commit import changes_bytes
 from shalekv.errors import OutcomeUnknown, QueueFull, Stopping, StoreBroken
 from shalekv.v1 import kv_pb2
+from shalekv.write.commit import changes_bytes
 from tests.kit.engine.commits import put as engine_put
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.roles import (

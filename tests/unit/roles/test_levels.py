@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.fencing import WriterId
-from shalekv.engine.below import WITNESS_COUNT
 from shalekv.errors import ConditionFailed, RangeTooCostly
 from shalekv.format import names
+from shalekv.protocol.opening import WriterId
+from shalekv.read.read_set import WITNESS_COUNT
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database

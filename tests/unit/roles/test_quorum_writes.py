@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.engine.slots import QuorumReport
-from shalekv.engine.writer_engine import WriterEngine
 from shalekv.errors import OutcomeUnknown, QuorumUnavailable
 from shalekv.format import names
-from shalekv.roles.snapshots import SnapshotAdmin
-from shalekv.roles.writer_kv import WriterKv
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.writer_service import WriterKv
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.write.engine import WriterEngine
+from shalekv.write.wal import QuorumReport
 from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
 from tests.kit.serving.roles import CALL, Calls, absent, key_header
 from tests.kit.virtual_time import virtual_time

@@ -21,8 +21,8 @@ from shalekv.errors import (
     TooStale,
 )
 from shalekv.format import names
-from shalekv.roles.reader import JOINS_MAX, Reader
-from shalekv.roles.service import Call
+from shalekv.server.reader import JOINS_MAX, Reader
+from shalekv.server.service import Call
 from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import kv_pb2

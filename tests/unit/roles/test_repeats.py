@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.engine.idempotency import Remembered
 from shalekv.errors import ConditionFailed, KeyExpired, MemtableFull
 from shalekv.v1 import kv_pb2
+from shalekv.write.idempotency import Remembered
 from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import (
     COMMITTED,

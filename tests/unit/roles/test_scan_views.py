@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shalekv.errors import PageExpired
-from shalekv.roles import scans
-from shalekv.roles.writer import Writer
+from shalekv.server import scans
+from shalekv.server.writer import Writer
 from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, ServeSettings
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.snapshot import remove_snapshots
 from shalekv.errors import PageExpired, SnapshotNotFound
 from shalekv.format import names
+from shalekv.protocol.snapshot import remove_snapshots
 from shalekv.roles.open_views import ENDED_TTL_MS
-from shalekv.roles.reader import Reader
-from shalekv.roles.snapshots import SnapshotAdmin
 from shalekv.runtime import Runtime
+from shalekv.server.reader import Reader
+from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.settings import LimitSettings, ReadSettings, UrlSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database

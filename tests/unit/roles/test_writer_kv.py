@@ -15,7 +15,7 @@ from shalekv.errors import (
     Fenced,
     NotACounter,
 )
-from shalekv.roles.service import Call
+from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce

@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
-from shalekv.engine.result_room import ResultRoom
 from shalekv.errors import ShaleError
-from shalekv.roles.service import Call, KvService
+from shalekv.read.memory_budget import ResultRoom
 from shalekv.rpc.call_counts import CallCounts
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, status_of, status_of_bug
+from shalekv.server.service import Call, KvService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.serving.roles import METHODS

@@ -20,8 +20,6 @@ from shalekv.core.quorum.messages import (
     Refusal,
     Vote,
 )
-from shalekv.core.quorum.record import Ballot, Mark
-from shalekv.engine.quorum.links import DatabasePlace, LinkBroken
 from shalekv.errors import (
     BadChecksum,
     DatabaseExists,
@@ -31,12 +29,14 @@ from shalekv.errors import (
     Stopping,
 )
 from shalekv.format.quorum_messages import propose_request
-from shalekv.roles.safekeeper.service import SafekeeperService
+from shalekv.protocol.quorum_records import Ballot, Mark
 from shalekv.rpc.safekeeper import SAFEKEEPER_SERVICE
 from shalekv.rpc.server import Server
-from shalekv.store.filesystem import FileSystem
+from shalekv.server.safekeeper.service import SafekeeperService
+from shalekv.store.files import FileSystem
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.v1 import safekeeper_pb2_grpc
+from shalekv.write.quorum.links import DatabasePlace, LinkBroken
 from tests.kit.quorum.safekeepers import (
     DATABASE_ID,
     DEADLINE_S,

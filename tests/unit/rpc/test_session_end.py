@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.errors import Stopping
-from shalekv.roles.service import Answer, Call
+from shalekv.server.service import Answer, Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.running_log import quiesce
 from tests.kit.serving.memory_service import MemoryKv

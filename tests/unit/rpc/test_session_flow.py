@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.engine.result_room import SMALL_BYTES, ResultRoom
+from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
 from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, TURN_COUNT
 from shalekv.settings import KIB, STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2

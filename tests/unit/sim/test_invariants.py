@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.manifest import Manifest, Snapshot, WalMode
-from shalekv.core.sst_table import SstInfo, SstTable
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import Manifest, Snapshot, WalMode
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
 from tests.sim.history import Got, Outcome, Seen, Told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shalekv.core.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, Kind
 from shalekv.v1 import kv_pb2
 from tests.sim.history import (
     Attempt,

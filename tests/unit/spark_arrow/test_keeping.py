@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Snapshot
-from shalekv.core.snapshot import NEVER
 from shalekv.errors import CorruptObject, ObjectNotFound, SnapshotNotFound, StoreUnavailable
 from shalekv.format import names
+from shalekv.protocol.manifest import Snapshot
+from shalekv.protocol.snapshot import NEVER
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.keeping import SnapshotKeeper

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.compaction.publish import CompactorId
 from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.lease import RANDOM_BYTES, new_lease_id
-from shalekv.engine.compaction.outputs import Authorship
-from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, PartResult, run_part
 from shalekv.format.names import level_name
+from shalekv.jobs.compact.outputs import Authorship
+from shalekv.jobs.compact.pace import Pace
+from shalekv.protocol.compaction.publish import CompactorId
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
 from shalekv.settings import MIB, LevelSettings
 from shalekv_spark.arrow import merging
 from shalekv_spark.compaction.merging import merge_part

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from shalekv.engine.consumer_leases import consumers_of
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import ShaleError, StoreUnavailable
 from shalekv.format import names
-from shalekv.manifest.stored import StoredManifest
 from shalekv.settings import StoreSettings
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.opening import open_store
+from shalekv.watch.consumers import consumers_of
+from shalekv.write.snapshots import Snapshots
 from shalekv_client import Client
 from shalekv_spark.feed.keeping import Keeping
 from shalekv_spark.feed.offset import FeedWalCollected, OffsetValue

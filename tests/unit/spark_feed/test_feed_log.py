@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles
 
-from shalekv.core.manifest import Manifest
 from shalekv.errors import DatabaseMismatch, IllegalState, InvalidSetting
 from shalekv.format import names
+from shalekv.protocol.manifest import Manifest
 from shalekv_spark.feed import query as feed_query
 from shalekv_spark.feed.log import FeedLog
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected

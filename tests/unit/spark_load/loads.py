@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from shalekv.core.manifest import Manifest
 from shalekv.engine.bulk.job import LoadJob, LoadTicket
-from shalekv.manifest.stored import StoredManifest
-from shalekv.roles.database import create_database
+from shalekv.protocol.manifest import Manifest
+from shalekv.server.database import create_database
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv_spark.loading.rows import PointRows, RowCheck
 from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
 from shalekv_spark.loading.task import LoadTask, write_partition

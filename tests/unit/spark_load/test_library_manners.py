@@ -16,7 +16,7 @@ from shalekv_spark.logs import route_logs
 from shalekv_spark.place import Place
 from shalekv_spark.store_loop import StoreLoop
 
-OWN = "shalekv.engine.compaction.leases"
+OWN = "shalekv.jobs.compact.claim"
 
 
 @pytest.fixture(autouse=True)

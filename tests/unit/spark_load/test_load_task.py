@@ -15,16 +15,16 @@ from typing import Any, cast
 
 import pytest
 
-from shalekv.core.lease import without_lease
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, LeaseLost, OutcomeUnknown
 from shalekv.format.names import level_name
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.collect import Collecting
+from shalekv.protocol.lease import without_lease
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import CollectorSettings, LimitSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client, ErrorDetails, Overloaded
 from shalekv_client.ingest import Ingested
 from shalekv_spark.loading.commit import OPEN, Committed, Committer, gathered

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import OriginLost, SnapshotNotFound
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import Snapshots
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.partitions import Wanted, key_range

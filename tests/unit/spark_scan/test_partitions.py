@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.range_tombstones import RangeTombstones
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SortedRun
 from shalekv.format.columns import columns_of
 from shalekv.format.statistics import BlockWeight
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.range_tombstones import RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.scanning.partitions import (
     INDEXES_MAX,
     LEAST_BYTES,

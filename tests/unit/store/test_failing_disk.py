@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.errors import ObjectNotFound, StoreBroken, StoreRefused, StoreUnavailable
 from shalekv.store.api import Created, Exists, Unknown
-from shalekv.store.filesystem import FileStatus
+from shalekv.store.files import FileStatus
 from shalekv.store.local import LocalStore
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.inline_runtime import gathered, inline_runtime

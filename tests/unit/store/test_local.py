@@ -13,7 +13,7 @@ import pytest
 import shalekv.store.disk
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, Exists
-from shalekv.store.filesystem import FileSystem, FolderEntry
+from shalekv.store.files import FileSystem, FolderEntry
 from shalekv.store.local import LocalStore
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.inline_runtime import finish, inline_runtime

@@ -16,7 +16,7 @@ import pytest
 from shalekv.errors import ObjectNotFound
 from shalekv.store.api import Created, Exists, Unknown
 from shalekv.store.arguments import TEMP_SUFFIX
-from shalekv.store.filesystem import FileSystem
+from shalekv.store.files import FileSystem
 from shalekv.store.local import LocalStore
 from tests.kit.disks.careless import MUTANTS, ForwardingFileSystem, WithoutSecondLinks
 from tests.kit.disks.crashing import CrashingDisk

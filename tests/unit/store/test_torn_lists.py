@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.store.filesystem import FileSystem, FolderEntry
+from shalekv.store.files import FileSystem, FolderEntry
 from shalekv.store.local import TIME_STEP_MS, LocalStore
 from tests.kit.inline_runtime import finish, gathered, inline_runtime
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shalekv.core.entry import NO_EXPIRY, Kind
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv_spark.arrow.rows import Bools, Rows, bits_buffer, bools_array, numbers_array
 from shalekv_spark.arrow.task import TYPES, schema_of
 

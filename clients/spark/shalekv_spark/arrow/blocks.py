@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lz4.block import LZ4BlockError, decompress
 
-from shalekv.core.entry import Kind
-from shalekv.engine.compaction.sources import joined
 from shalekv.errors import BadStructure, CorruptObject
 from shalekv.format.block import HAS_EXPIRY, HAS_KINDS, HAS_SEQS, KNOWN_FLAGS
 from shalekv.format.block_frame import HEADER_BYTES, Codec, plain
@@ -27,6 +25,8 @@ from shalekv.format.columns import Columns
 from shalekv.format.index import BlockIndex
 from shalekv.format.section import KINDS_OF, Section
 from shalekv.format.sst import read_block
+from shalekv.jobs.compact.sources import joined
+from shalekv.protocol.entry import Kind
 from shalekv_spark.arrow.rows import Bytes, Numbers, Rows, bools_of, numbers_array, rows_of
 
 _SECTION = Section.POINTS

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import structlog
 
-from shalekv.core.snapshot import NEVER, is_expired, not_found
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import ShaleError, SnapshotNotFound
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.snapshot import NEVER, is_expired, not_found
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import Snapshots
 
 log = structlog.get_logger()
 

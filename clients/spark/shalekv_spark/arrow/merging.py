@@ -14,8 +14,8 @@ from operator import attrgetter
 import numpy as np
 import pyarrow as pa
 
-from shalekv.core.entry import NO_EXPIRY, Kind
-from shalekv.core.range_tombstones import RangeTombstones
+from shalekv.protocol.entry import NO_EXPIRY, Kind
+from shalekv.protocol.range_tombstones import RangeTombstones
 from shalekv_spark.arrow.order import merged_order, repeated, spliced_order
 from shalekv_spark.arrow.rows import Bools, Order, Rows, joined, numbers_array
 

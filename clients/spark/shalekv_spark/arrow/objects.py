@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shalekv.core.entry import Entry
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.compaction.sources import LevelReader, columns_of_blocks
 from shalekv.errors import Truncated
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
@@ -19,6 +16,9 @@ from shalekv.format.names import wal_name
 from shalekv.format.section import Section
 from shalekv.format.sst import read_index
 from shalekv.format.sst_tail import TAIL_BYTES, needed_tail
+from shalekv.jobs.compact.sources import LevelReader, columns_of_blocks
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.task import WalSlot
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.format.columns import Columns
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Origin
-from shalekv.core.range_tombstones import Fragment
-from shalekv.core.sst_table import SstInfo
 from shalekv.format.columns import NO_ROWS, Columns
+from shalekv.protocol.manifest import Origin
+from shalekv.protocol.range_tombstones import Fragment
+from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.place import Place
 
 # What a task can deliver. The last three are for statistics.
@@ -20,7 +20,7 @@ TYPES = {
     "value": pa.binary(),
     "seq": pa.int64(),
     "expire_at": pa.timestamp("us", tz="UTC"),  # null: never
-    "kind": pa.uint8(),  # `shalekv.core.entry.Kind`: 1 put, 2 tombstone
+    "kind": pa.uint8(),  # `shalekv.protocol.entry.Kind`: 1 put, 2 tombstone
     "value_bytes": pa.int32(),  # the length of the value
     "is_live": pa.bool_(),  # whether this version is what a read at `now_ms` sees
 }
@@ -48,7 +48,7 @@ class ScanTask:
     database_id: bytes
     keys: KeyRange
     # Each a run of SSTs by key; those that have no key in `keys` are left alone. Loads that stand
-    # in the WAL only are among these, see `shalekv.core.loads.load_tree`.
+    # in the WAL only are among these, see `shalekv.protocol.loads.load_tree`.
     sources: Sequence[Sequence[SstInfo]]
     seq: int  # what is newer is not part of the state
     now_ms: int  # logical time: what expires then or before has expired

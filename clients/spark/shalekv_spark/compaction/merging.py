@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import Sequence
 
 from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.entry import Kind
-from shalekv.core.range_tombstones import NONE
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.compaction.outputs import LevelWriter, Outputs
-from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, PartResult, outputs_of, run_part
-from shalekv.engine.compaction.sources import LevelReader
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
 from shalekv.format.columns import Columns
 from shalekv.format.section import Section
+from shalekv.jobs.compact.outputs import LevelWriter, Outputs
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.sources import LevelReader
+from shalekv.protocol.entry import Kind
+from shalekv.protocol.range_tombstones import NONE
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.merging import State, shown
 from shalekv_spark.arrow.objects import LevelRows

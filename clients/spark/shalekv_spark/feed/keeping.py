@@ -11,8 +11,6 @@ from contextlib import suppress
 
 import structlog
 
-from shalekv.engine.consumer_leases import ConsumerLeases
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import (
     DatabaseMismatch,
     ManifestConflict,
@@ -22,8 +20,10 @@ from shalekv.errors import (
     StoreRefused,
     WalUnprotected,
 )
-from shalekv.manifest.stored import StoredManifest
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.write.snapshots import Snapshots
 
 log = structlog.get_logger()
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.manifest import Manifest
 from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.replay import loads_of, read_slot
 from shalekv.errors import DatabaseMismatch, IllegalState, ObjectNotFound, ShaleError, Truncated
 from shalekv.format import names
 from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.slots import FeedSlot
 

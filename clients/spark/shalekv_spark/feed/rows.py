@@ -17,16 +17,16 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.loads import load_tree
-from shalekv.engine.levels.source import tree_sources
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.replay import loads_of, read_slot
 from shalekv.errors import IllegalState, ObjectNotFound, ShaleError
 from shalekv.format.columns import NO_ROWS, Columns, columns_of
 from shalekv.format.section import Section
 from shalekv.format.sst import Sst
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.loads import load_tree
+from shalekv.read.replay import loads_of, read_slot
+from shalekv.read.source import tree_sources
+from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
 from shalekv_spark.feed.offset import FeedWalCollected

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pyspark.sql.datasource import InputPartition
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.loads import CommittedLoad
-from shalekv.core.sst_table import SstTable
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.protocol.sst_table import SstTable
 
 # A request takes as long as so many bytes: a task with thousands of small objects has work, too.
 OBJECT_COST_BYTES = 64 << 10

@@ -15,7 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
-from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.format.block import HAS_EXPIRY, HAS_KINDS
 from shalekv.format.block_frame import Codec, compressed, compressor, pack_header
 from shalekv.format.coding import padding
@@ -23,6 +22,7 @@ from shalekv.format.contents import UNNUMBERED, SstContents
 from shalekv.format.filter import SEED
 from shalekv.format.section import Section
 from shalekv.format.sst_writer import EncodedBlock
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv_spark.loading.rows import PointRows
 
 _HEAD = struct.Struct("<IIQ")  # rows, flags, and the one sequence number of all

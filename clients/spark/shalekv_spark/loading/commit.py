@@ -15,8 +15,6 @@ from typing import Any
 
 import structlog
 
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.rows import shown_key
 from shalekv.errors import (
     Fenced,
@@ -29,8 +27,10 @@ from shalekv.errors import (
 )
 from shalekv.format.coding import Piece
 from shalekv.format.sst_message import info_message, info_of
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import manifest_pb2
 from shalekv_client import (
     Client,

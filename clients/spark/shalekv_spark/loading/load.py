@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
-from shalekv.core.loads import check_single_load_id
-from shalekv.core.wording import counted
 from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import InvalidRequest, ShaleError
+from shalekv.protocol.loads import check_single_load_id
+from shalekv.wording import counted
 from shalekv_spark.loading.commit import Committer, gathered
 from shalekv_spark.loading.options import LoadOptions, LoadPlan
 from shalekv_spark.loading.schema import LoadSchema

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shalekv.core.entry import Kind
 from shalekv.engine.bulk.rows import RowLimits, shown_key
 from shalekv.errors import InvalidRequest
+from shalekv.protocol.entry import Kind
 from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
 
 _PUT, _DELETE = "put", "delete"

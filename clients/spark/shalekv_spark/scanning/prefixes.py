@@ -9,7 +9,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shalekv.core.entry import Kind
+from shalekv.protocol.entry import Kind
 from shalekv_spark.scanning import scan_task
 from shalekv_spark.scanning.scan_task import ScanTask
 

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter, itemgetter
 
-from shalekv.core.entry import Entry
-from shalekv.core.loads import CommittedLoad
-from shalekv.core.manifest import Manifest
-from shalekv.core.range_tombstones import NONE, RangeTombstones
-from shalekv.engine.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format.columns import NO_ROWS, Columns, columns_of
 from shalekv.format.footer import Footer
@@ -29,6 +24,11 @@ from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst, read_block, read_index
 from shalekv.format.sst_tail import needed_tail
 from shalekv.format.statistics import BlockWeight, weights
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.store.cas import CasStore
 from shalekv_spark.scanning.scan_task import WalSlot
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.amounts import duration
 from shalekv.cli.benchmark.work import Shape, Through
-from shalekv.cli.connection import durability_option
-from shalekv.cli.gathering import gathered
+from shalekv.cli.console.connection import durability_option
+from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.units import duration
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

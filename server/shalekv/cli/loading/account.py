@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shalekv.cli.pairs.batches import Rows
-from shalekv.cli.pairs.lines import BadInput, BadRow, Position
+from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.lines import BadInput, BadRow, Position
 from shalekv_client import ShaleKVError
 
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from shalekv.cli.keys import Encoding, json_field
-from shalekv.cli.pairs.lines import BadRow
+from shalekv.cli.console.keys import Encoding, json_field
+from shalekv.cli.load.lines import BadRow
 from shalekv.cli.pairs.ndjson import compact_json
 
 

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.lines import BadInput
+from shalekv.cli.load.sort import ExternalSort
+from shalekv.cli.load.source import Source
 from shalekv.cli.loading.bad_row_file import BadRowFile
 from shalekv.cli.loading.bulk_progress import BulkProgress
 from shalekv.cli.loading.bulk_runs import Frame
-from shalekv.cli.loading.bulk_sort import ExternalSort
-from shalekv.cli.pairs.batches import BatchLimits, Rows
-from shalekv.cli.pairs.lines import BadInput
 from shalekv.cli.pairs.reading import Reading, read_batches
-from shalekv.cli.pairs.source import Source
-from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.format.columns import Columns
 from shalekv.format.contents import UNNUMBERED
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv_client import Put
 
 BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # that are read at once

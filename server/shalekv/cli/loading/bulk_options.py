@@ -1,7 +1,7 @@
 """The options of `shalekv load --bulk`, and which others make no sense beside it.
 
 Light, since every `shalekv load` imports it: the settings of a store are text here, which
-`shalekv.cli.configuration` reads when they are needed.
+`shalekv.cli.console.configuration` reads when they are needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from shalekv.cli.gathering import gathered
+from shalekv.cli.console.option_groups import gathered
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

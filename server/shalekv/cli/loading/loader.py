@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.ledger import Ledger
+from shalekv.cli.load.lines import BadInput
 from shalekv.cli.loading.account import Account
-from shalekv.cli.loading.ledger import Ledger
 from shalekv.cli.loading.pace import Pace
 from shalekv.cli.loading.state import write_key
-from shalekv.cli.pairs.batches import Rows
-from shalekv.cli.pairs.lines import BadInput
 from shalekv_client import Client, Durability, InvalidRequest, NotApplied, ShaleKVError
 
 # How many batches may be stored while an earlier one is not; they are kept in mind.

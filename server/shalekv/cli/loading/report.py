@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from shalekv.cli.connection import exit_code_of_call
-from shalekv.cli.exit_codes import ExitCode
+from shalekv.cli.console.connection import exit_code_of_call
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.load.batches import Rows
 from shalekv.cli.loading.account import Account
 from shalekv.cli.loading.loader import refused_row
-from shalekv.cli.pairs.batches import Rows
-from shalekv.core.wording import counted
+from shalekv.wording import counted
 from shalekv_client import ShaleKVError
 
 

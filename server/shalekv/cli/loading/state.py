@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shalekv.cli.pairs.batches import Rows
-from shalekv.cli.pairs.lines import Position
-from shalekv.cli.whole_file import whole_file
+from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.lines import Position
 from shalekv_client import Durability
 
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shalekv.cli.keys import Encoding
+from shalekv.cli.console.keys import Encoding
 
 KEY = "key"
 VALUE = "value"

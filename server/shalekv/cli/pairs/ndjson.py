@@ -12,9 +12,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shalekv.cli.keys import Encoding, json_field
-from shalekv.cli.pairs.columns import KEY, VALUE, Columns, spellings
-from shalekv.cli.pairs.lines import (
+from shalekv.cli.console.keys import Encoding, json_field
+from shalekv.cli.load.lines import (
     BYTE_ORDER_MARK,
     BadRow,
     Lines,
@@ -22,6 +21,7 @@ from shalekv.cli.pairs.lines import (
     key_problem,
     without_end,
 )
+from shalekv.cli.pairs.columns import KEY, VALUE, Columns, spellings
 from shalekv_client import Entry, Put
 
 EXPIRY = "expire_at_ms"

@@ -6,13 +6,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from shalekv.cli.pairs.batches import BatchLimits, Rows, cut
+from shalekv.cli.load.batches import BatchLimits, Rows, cut
+from shalekv.cli.load.formats import DelimitedRows
+from shalekv.cli.load.lines import BadInput, Lines, Position, RowReader
+from shalekv.cli.load.source import Source, put_back
 from shalekv.cli.pairs.columns import Columns
-from shalekv.cli.pairs.delimited import DelimitedRows
 from shalekv.cli.pairs.file_format import FileFormat, format_of_beginning
-from shalekv.cli.pairs.lines import BadInput, Lines, Position, RowReader
 from shalekv.cli.pairs.ndjson import NdjsonRows
-from shalekv.cli.pairs.source import Source, put_back
 
 LOOKED_AT_BYTES = 64 * 1024  # of the first line, to tell the format
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from shalekv.cli.keys import Encoding, shown
+from shalekv.cli.console.keys import Encoding, shown
 from shalekv.cli.pairs.columns import KEY, VALUE
 from shalekv.cli.pairs.file_format import FileFormat
 from shalekv.cli.pairs.ndjson import row_of

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from operator import attrgetter
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, upper_bound
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo
 
 
 def level_findings(name: str, manifest: Manifest) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.manifest import Manifest
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.manifest import Manifest
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.manifest import Manifest
 
 _NEVER_DOWN = (
     "writer_epoch",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import upper_bound
+from shalekv.protocol.sst_table import SstInfo
 
 
 def l0_sources(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:

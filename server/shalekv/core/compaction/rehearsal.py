@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
 from shalekv.core.compaction.output_cuts import output_cuts
 from shalekv.core.compaction.rows import Rows, cut, newest, split
 from shalekv.core.compaction.state import move_result
-from shalekv.core.compaction.workload import Amounts, Flags
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SortedRun, Tree
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
+from shalekv.protocol.compaction.workload import Amounts, Flags
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.levels import LevelSettings
 
 _KEY_BYTES = 8  # of the numbers that stand for keys

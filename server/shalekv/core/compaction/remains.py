@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from shalekv.core.compaction.jobs import MergeJob
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, upper_bound
+from shalekv.protocol.compaction.jobs import MergeJob
+from shalekv.protocol.sst_table import SstInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from shalekv.core.compaction.jobs import MergeJob, Result, WalResult
-from shalekv.core.compaction.range_job import RangeResult
-from shalekv.core.lease import check_lease, protects, with_lease
-from shalekv.core.manifest import Lease, Manifest
-from shalekv.core.origins import without_unread
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SYSTEM_LEVEL, SortedRun
 from shalekv.errors import LeaseLost, ManifestConflict
+from shalekv.protocol.compaction.jobs import MergeJob, Result, WalResult
+from shalekv.protocol.compaction.range_job import RangeResult
+from shalekv.protocol.lease import check_lease, protects, with_lease
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.origins import without_unread
+from shalekv.protocol.sst_table import SstInfo
 
 _MS_PER_S = 1_000
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shalekv.core.compaction.workload import Amounts, Flags, Numbers
+from shalekv.protocol.compaction.workload import Amounts, Flags, Numbers
 
 
 @dataclass(frozen=True, slots=True)

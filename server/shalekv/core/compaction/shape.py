@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shalekv.core.tree import Tree
-from shalekv.settings.compactor import CompactorSettings
+from shalekv.settings.jobs import CompactorSettings
 
 LAST_LEVEL = 7  # with the default settings, base levels are above it from 256 MiB to 256 TiB
 _FLOOR_SHARE = 2  # a level may always hold this part of `base_level_bytes`

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shalekv.core.compaction.l0_runs import l0_runs
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import Tree
+from shalekv.protocol.sst_table import SstInfo
 
 _EVEN = 2  # times as large as all newer ones together, a run is still merged with them
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shalekv.core.compaction.jobs import MergeJob, MergeResult, Result, WalJob, WalResult
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree, newest_first
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, Result, WalJob, WalResult
+from shalekv.protocol.sst_table import SstInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.sst_table import SstInfo
+from shalekv.protocol.sst_table import SstInfo
 
 MERGE_COUNT_MIN = 4
 

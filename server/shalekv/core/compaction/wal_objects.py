@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shalekv.core.compaction.outcome import Setup
 from shalekv.core.compaction.rehearsal import overhead_bytes
-from shalekv.core.compaction.workload import Amounts, Operations, Workload
+from shalekv.protocol.compaction.outcome import Setup
+from shalekv.protocol.compaction.workload import Amounts, Operations, Workload
 
 _MS_PER_S = 1_000
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 from operator import attrgetter
 
 from shalekv.core.key_range import KeyRange
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SortedRun, upper_bound
+from shalekv.protocol.sst_table import SstInfo
 
 
 class SourceChoice(Enum):

@@ -13,8 +13,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from shalekv.core.quorum.membership import Configuration
-from shalekv.core.quorum.record import Mark, Record
+from shalekv.protocol.membership import Configuration
+from shalekv.protocol.quorum_records import Mark, Record
 
 
 class LogObject(NamedTuple):

@@ -18,7 +18,7 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shalekv.core.quorum.record import Ballot, LogShape, Record
+from shalekv.protocol.quorum_records import Ballot, LogShape, Record
 
 
 class Health(enum.Enum):

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shalekv.core.compaction.publish import claim_compactor_epoch
-from shalekv.core.fencing import WriterId, check_owner
-from shalekv.core.manifest import Manifest, WalMode
 from shalekv.core.quorum.archiving import is_archived
-from shalekv.core.quorum.election import Leader
-from shalekv.core.quorum.membership import Member, check_members
 from shalekv.errors import IllegalState
+from shalekv.protocol.compaction.publish import claim_compactor_epoch
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Member, check_members
+from shalekv.protocol.opening import WriterId, check_owner
+from shalekv.protocol.proposer import Leader
 
 # Openers of the mode before fill some of these, each with its own width of fences, and never all.
 LEFT_OUT_COUNT = 1 << 32

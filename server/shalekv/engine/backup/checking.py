@@ -6,12 +6,12 @@ the name of the copy, and covers all.
 
 from __future__ import annotations
 
-from shalekv.core.sst_table import SstInfo
 from shalekv.errors import BadChecksum, Truncated, WrongObject
 from shalekv.format.backup_names import Copy, LevelCopy, WalCopy
 from shalekv.format.coding import crc32c
 from shalekv.format.names import level_name
 from shalekv.format.sst import Sst, open_sst
+from shalekv.protocol.sst_table import SstInfo
 
 
 def level_copy(info: SstInfo, data: bytes) -> LevelCopy:

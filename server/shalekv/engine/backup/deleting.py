@@ -8,7 +8,6 @@ from functools import partial
 
 import structlog
 
-from shalekv.engine.backup.repository import Repository, busy_message
 from shalekv.engine.collection.deleting import Deleter
 from shalekv.errors import BackupNotFound
 from shalekv.format.backup_names import (
@@ -19,6 +18,7 @@ from shalekv.format.backup_names import (
     Work,
     backup_name,
 )
+from shalekv.jobs.backup.repository import Repository, busy_message
 
 log = structlog.get_logger()
 

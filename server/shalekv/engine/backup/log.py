@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shalekv.core.manifest import Manifest, WalMode
 from shalekv.engine.backup.checking import wal_copy
-from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
-from shalekv.engine.backup.plan import wanted_slots
-from shalekv.engine.backup.repository import Repository
-from shalekv.engine.replay import loads_of, read_slot
 from shalekv.engine.wal import WalFolder
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format.backup_names import Copy, WalCopy
@@ -18,8 +13,13 @@ from shalekv.format.footer import Footer
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.names import WAL_FOLDER, parse_wal_name, wal_name
 from shalekv.format.sst_tail import needed_tail
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.backup.copy import Copying, CopyLimits, for_each
+from shalekv.jobs.backup.plan import wanted_slots
+from shalekv.jobs.backup.repository import Repository
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long; most objects are smaller
 

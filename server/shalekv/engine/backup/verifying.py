@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shalekv.engine.backup.checking import check_copy
-from shalekv.engine.backup.copying import Copying, CopyLimits, for_each
-from shalekv.engine.backup.plan import check_whole
-from shalekv.engine.backup.repository import Repository
 from shalekv.errors import CorruptObject, ObjectNotFound
 from shalekv.format.backup import Backup
 from shalekv.format.backup_names import Copy, backup_name
+from shalekv.jobs.backup.copy import Copying, CopyLimits, for_each
+from shalekv.jobs.backup.plan import check_whole
+from shalekv.jobs.backup.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.loads import CommittedLoad, find_load
-from shalekv.core.manifest import Manifest, RecentLoad
 from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.replay import loads_of, read_slot
 from shalekv.engine.wal import list_wal
 from shalekv.errors import ObjectNotFound, ShaleError
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.loads import CommittedLoad, find_load
+from shalekv.protocol.manifest import Manifest, RecentLoad
+from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 OBJECTS_AT_ONCE = 4  # of the WAL, each of which is in memory as a whole
 

@@ -9,8 +9,6 @@ from itertools import accumulate
 from operator import add
 from random import Random
 
-from shalekv.core.lease import leased_sst_id
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0
 from shalekv.engine.bulk.job import LoadTicket
 from shalekv.engine.bulk.rows import check_rows
@@ -21,6 +19,8 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.section import Section
 from shalekv.format.sst_writer import SstWriter
+from shalekv.protocol.lease import leased_sst_id
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import Taken
 

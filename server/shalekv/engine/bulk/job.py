@@ -15,16 +15,16 @@ from typing import TypeVar
 import structlog
 
 from shalekv.core.key_range import KEY_BYTES_MAX
-from shalekv.core.lease import has_lease, without_lease
-from shalekv.core.loads import check_load_id
-from shalekv.core.manifest import Manifest
 from shalekv.engine.bulk.committed import committed_seq
-from shalekv.engine.compaction.leases import HeldLease, Leases
 from shalekv.engine.editing import edit_deadline
 from shalekv.errors import ManifestConflict, StoreError
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.compact.claim import HeldLease, Leases
+from shalekv.protocol.lease import has_lease, without_lease
+from shalekv.protocol.loads import check_load_id
+from shalekv.protocol.manifest import Manifest
 from shalekv.settings import LevelSettings, LimitSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 LEASE_TTL_S = 600  # if nothing else is wished: how long what a dead job has written stays
 

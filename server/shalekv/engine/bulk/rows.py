@@ -6,11 +6,11 @@ from itertools import compress, islice
 from operator import lt
 from typing import Protocol
 
-from shalekv.core.entry import NO_EXPIRY, Kind
 from shalekv.errors import InvalidRequest
 from shalekv.format.coding import MAX_U64
 from shalekv.format.columns import Columns
 from shalekv.format.contents import UNNUMBERED
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 
 SHOWN_BYTES = 40  # of a key in an error
 _KINDS = bytes((Kind.PUT, Kind.TOMBSTONE))

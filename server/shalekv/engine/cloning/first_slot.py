@@ -7,12 +7,12 @@ find the id in it and make the same clone: so none of them stands in the way of 
 from __future__ import annotations
 
 from shalekv.core.cloning import FIRST_SLOT, first_write_id
-from shalekv.core.manifest import NO_NONCE
 from shalekv.engine.founding import remains
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_fence
+from shalekv.protocol.manifest import NO_NONCE
 from shalekv.store.cas import CasStore
 from shalekv.store.claim import Taken
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.origins import needed_pins, pin_name
 from shalekv.engine.levels.origins import Origins
-from shalekv.engine.origin_pins import OriginPins, lost
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import SnapshotExists, SnapshotNotFound
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.origins import needed_pins, pin_name
+from shalekv.read.origins import OriginPins, lost
 from shalekv.store.cas import CasStore
+from shalekv.write.snapshots import Snapshots
 
 PIN_TTL_MS = 3_600_000  # until the clone is there
 _RENEWALS_IN_A_LIFE = 3

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shalekv.core.compaction.jobs import WalJob
-from shalekv.core.compaction.publish import (
+from shalekv.engine.compaction.part import output_bytes
+from shalekv.jobs.compact.outputs import Authorship, LevelWriter
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.wal_job import merge_wal
+from shalekv.protocol.compaction.jobs import WalJob
+from shalekv.protocol.compaction.publish import (
     CompactorId,
     claim_compactor_epoch,
     publish,
     written,
 )
-from shalekv.core.lease import RANDOM_BYTES, new_lease_id, with_lease
-from shalekv.core.manifest import Lease, Manifest
-from shalekv.core.snapshot import NEVER
-from shalekv.engine.compaction.outputs import Authorship, LevelWriter
-from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.part import output_bytes
-from shalekv.engine.compaction.wal_job import merge_wal
+from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id, with_lease
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.snapshot import NEVER
 from shalekv.settings import MIB, LevelSettings
 from shalekv.store.cas import CasStore
 

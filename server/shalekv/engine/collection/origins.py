@@ -9,14 +9,14 @@ from collections.abc import Iterable
 
 import structlog
 
-from shalekv.core.manifest import Manifest
-from shalekv.core.origins import drop_pins, spent_pins
-from shalekv.core.retention import Pins
 from shalekv.engine.editing import edit_deadline
-from shalekv.engine.origin_pins import origin_pins
 from shalekv.errors import ShaleError
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.origins import drop_pins, spent_pins
+from shalekv.protocol.retention import Pins
+from shalekv.read.origins import origin_pins
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 log = structlog.get_logger()
 

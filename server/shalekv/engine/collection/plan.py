@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shalekv.core.collectable import Folder, Listed, Reason, Verdict
-from shalekv.core.manifest import Manifest
+from shalekv.protocol.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

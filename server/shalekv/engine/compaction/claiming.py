@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from shalekv.core.compaction.publish import (
+from shalekv.jobs.compact.claim import Leases
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.protocol.compaction.publish import (
     CompactorId,
     check_compactor,
     check_unclaimed,
     claim_compactor_epoch,
 )
-from shalekv.core.lease import has_lease, with_lease
-from shalekv.core.manifest import Manifest
-from shalekv.engine.compaction.leases import Leases
-from shalekv.engine.origin_pins import check_pins
-from shalekv.manifest.compacted import CompactedManifest
-from shalekv.manifest.stored import StoredManifest
+from shalekv.protocol.lease import has_lease, with_lease
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.origins import check_pins
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 _NONCE_BYTES = 16
 

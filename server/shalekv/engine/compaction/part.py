@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Origin
-from shalekv.core.range_tombstones import NONE, RangeTombstones
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SYSTEM_LEVEL
-from shalekv.engine.compaction.merging import newest, remaining, visible
-from shalekv.engine.compaction.outputs import Authorship, LevelWriter, Outputs
-from shalekv.engine.compaction.pace import Pace
-from shalekv.engine.compaction.sources import LevelReader, RunSource
 from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
 from shalekv.format.section import Section
+from shalekv.jobs.compact.merge import newest, remaining, visible
+from shalekv.jobs.compact.outputs import Authorship, LevelWriter, Outputs
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.sources import LevelReader, RunSource
+from shalekv.protocol.manifest import Origin
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import LevelSettings
 from shalekv.store.cas import CasStore
 

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
-from shalekv.core.compaction.range_job import RangeJob
 from shalekv.core.compaction.remains import OlderKeys
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Origin
-from shalekv.core.origins import narrowed
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import L0, overlaps
-from shalekv.engine.compaction.outputs import Authorship
-from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import Part, output_bytes
-from shalekv.engine.compaction.sources import LevelReader
 from shalekv.engine.levels.origins import Origins
 from shalekv.format.section import Section
 from shalekv.format.statistics import BlockWeight, cuts, weights
+from shalekv.jobs.compact.outputs import Authorship
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.sources import LevelReader
+from shalekv.protocol.compaction.range_job import RangeJob
+from shalekv.protocol.manifest import Origin
+from shalekv.protocol.origins import narrowed
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import LevelSettings
 from shalekv.store.cas import CasStore
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
-from shalekv.core.compaction.range_job import RangeJob, RangeResult
 from shalekv.core.key_range import KeyRange
-from shalekv.core.sst_table import SstInfo
+from shalekv.protocol.compaction.range_job import RangeJob, RangeResult
+from shalekv.protocol.sst_table import SstInfo
 
 _MIB = 1024 * 1024
 

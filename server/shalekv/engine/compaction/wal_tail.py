@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from shalekv.core.compaction.jobs import WalJob, WalResult
 from shalekv.core.tree import Tree
 from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.engine.compaction.claiming import claim_compaction
-from shalekv.engine.compaction.leases import Leases
-from shalekv.engine.compaction.parts import OwnProcessParts
-from shalekv.engine.compaction.run import Compactions
+from shalekv.jobs.compact.claim import Leases
+from shalekv.jobs.compact.parts import OwnProcessParts
+from shalekv.jobs.compact.run import Compactions
 from shalekv.manifest.compacted import CompactedManifest
+from shalekv.protocol.compaction.jobs import WalJob, WalResult
 from shalekv.settings import CompactSettings
 from shalekv.store.cas import CasStore
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.lease import protects
-from shalekv.core.manifest import Manifest, Snapshot
-from shalekv.core.snapshot import NEVER, is_expired
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.fsck.objects import finding_of, unreadable
 from shalekv.errors import CorruptObject, ObjectNotFound, StoreError
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, manifest_name, parse_manifest_name
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.fsck.objects import finding_of, unreadable
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.lease import protects
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.snapshot import NEVER, is_expired
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 
 
 @dataclass(frozen=True, slots=True)

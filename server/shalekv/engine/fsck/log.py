@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from shalekv.core.audit.finding import Finding, FindingKind
 from shalekv.core.audit.log import LogAudit, Slot, future_epoch, missing_slots
-from shalekv.core.manifest import Manifest, PendingLoad
 from shalekv.engine.fsck.active import Active, read_active
-from shalekv.engine.fsck.objects import Audited, audit_object
 from shalekv.engine.fsck.progress import Scope, in_chunks
 from shalekv.format.footer import Footer
 from shalekv.format.names import WAL_FOLDER, parse_wal_name, wal_name
+from shalekv.jobs.fsck.objects import Audited, audit_object
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.manifest import Manifest, PendingLoad
 
 
 @dataclass(frozen=True, slots=True)

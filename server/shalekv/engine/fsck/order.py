@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.core.manifest import Manifest
-from shalekv.core.range_tombstones import NONE, RangeTombstones
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import SortedRun, Tree
 from shalekv.engine.fsck.progress import Scope
-from shalekv.engine.levels.source import TreeSource
-from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.errors import CorruptObject, StoreError
 from shalekv.format.names import level_name
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.source import TreeSource
+from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings
 
 _ALL_KEYS = KeyRange(b"", b"")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.origins import is_pin, needed_pins
 from shalekv.engine.fsck.active import Active
-from shalekv.engine.fsck.objects import finding_of, unreadable
 from shalekv.engine.fsck.progress import Scope
-from shalekv.engine.origin_pins import OriginPins
 from shalekv.errors import CorruptObject, DatabaseNotFound, StoreError
 from shalekv.format.names import manifest_name
+from shalekv.jobs.fsck.objects import finding_of, unreadable
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.origins import is_pin, needed_pins
+from shalekv.read.origins import OriginPins
 
 
 async def check_origins(scope: Scope, active: Active) -> AsyncIterator[Finding]:

@@ -13,15 +13,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.loads import CommittedLoad, level_rows, load_tree
-from shalekv.core.range_tombstones import NONE, RangeTombstones
-from shalekv.engine.levels import lookup
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.levels.source import WINDOW_ROWS, Source, Window, tree_sources
-from shalekv.engine.sorted_runs import Run, entries_bytes
 from shalekv.engine.view import View
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.loads import CommittedLoad, level_rows, load_tree
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.read import lookup
+from shalekv.read.sorted_runs import Run, entries_bytes
+from shalekv.read.source import WINDOW_ROWS, Source, Window, tree_sources
+from shalekv.read.version import HeldTree
 
 
 class Pin:

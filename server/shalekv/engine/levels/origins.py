@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shalekv.core.manifest import CasMode, Origin
-from shalekv.core.origins import unpacked
 from shalekv.errors import DatabaseMismatch
+from shalekv.protocol.manifest import CasMode, Origin
+from shalekv.protocol.origins import unpacked
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shalekv.engine.levels.read_budget import ReadBudget
 from shalekv.errors import CorruptObject
 from shalekv.format.sst_metadata import ByteRange
+from shalekv.read.read_budget import ReadBudget
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_part import Part
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.range_tombstones import Fragment, RangeTombstones
-from shalekv.core.sst_table import SstInfo
 from shalekv.core.tree import upper_bound
-from shalekv.engine.levels.ssts import OpenSst
-from shalekv.engine.sorted_runs import SKIPS_MAX
 from shalekv.format.section import Section
+from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.sorted_runs import SKIPS_MAX
+from shalekv.read.sst_reader import OpenSst
 
 
 def is_hidden(info: SstInfo, keys: KeyRange, hidden: RangeTombstones) -> bool:

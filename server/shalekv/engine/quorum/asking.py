@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from shalekv.core.quorum.membership import Configuration, Member
-from shalekv.core.quorum.reading import Answer, sound_ids
-from shalekv.engine.quorum.links import LinkBroken, Links
 from shalekv.errors import ShaleError
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.tail import Answer, sound_ids
+from shalekv.write.quorum.links import LinkBroken, Links
 
 
 class Asked(NamedTuple):

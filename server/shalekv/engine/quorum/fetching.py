@@ -10,14 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from shalekv.core.quorum.archiving import archive_tip, is_archived
-from shalekv.core.quorum.election import Candidacy, next_object
-from shalekv.core.quorum.membership import Member
-from shalekv.core.quorum.record import LogShape, Mark, Record
 from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.quorum.archive import Archive
-from shalekv.engine.quorum.electing import greet_one
-from shalekv.engine.quorum.links import LinkBroken
-from shalekv.engine.quorum.proposing.peer import BACKOFF, Way
 from shalekv.engine.wal import list_wal
 from shalekv.errors import (
     CorruptObject,
@@ -27,7 +20,14 @@ from shalekv.errors import (
     RecordTrimmed,
 )
 from shalekv.manifest.fenced import FencedManifest
+from shalekv.protocol.membership import Member
+from shalekv.protocol.proposer import Candidacy, next_object
+from shalekv.protocol.quorum_records import LogShape, Mark, Record
 from shalekv.store.cas import CasStore
+from shalekv.write.quorum.archive import Archive
+from shalekv.write.quorum.electing import greet_one
+from shalekv.write.quorum.links import LinkBroken
+from shalekv.write.quorum.peer import BACKOFF, Way
 
 log = structlog.get_logger()
 

@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 
-from shalekv.core.entry import Entry
-from shalekv.core.quorum.record import Record
 from shalekv.errors import BadStructure, CorruptObject
 from shalekv.format.block_frame import Codec, codec_of
 from shalekv.format.footer import SstProperties
 from shalekv.format.footer_codec import read_footer
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_encode import encode_sst
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.quorum_records import Record
 
 MERGED_BLOCK_BYTES = 64 << 10
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.core.fencing import check_owner
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum.membership import Configuration, finish_change
 from shalekv.errors import InvalidRequest, StoreError
 from shalekv.manifest.fenced import FencedManifest
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Configuration, finish_change
+from shalekv.protocol.opening import check_owner
 
 if TYPE_CHECKING:
-    from shalekv.engine.quorum.log import QuorumLog
+    from shalekv.write.quorum.log import QuorumLog
 
 log = structlog.get_logger()
 

@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shalekv.core.manifest import Manifest
-from shalekv.core.quorum.election import next_object
-from shalekv.core.quorum.membership import Configuration, Member, check_members
-from shalekv.core.quorum.record import Mark
-from shalekv.engine.quorum.changing import (
+from shalekv.engine.wal import list_wal
+from shalekv.errors import InvalidRequest, LogBehindArchive
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.membership import Configuration, Member, check_members
+from shalekv.protocol.proposer import next_object
+from shalekv.protocol.quorum_records import Mark
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.quorum.links import DatabasePlace, Links
+from shalekv.write.quorum.membership import (
     REQUEST_ID_BYTES,
     Surveyed,
     admit,
     configuration_of,
     survey,
 )
-from shalekv.engine.quorum.links import DatabasePlace, Links
-from shalekv.engine.wal import list_wal
-from shalekv.errors import InvalidRequest, LogBehindArchive
-from shalekv.manifest.stored import StoredManifest
-from shalekv.store.cas import CasStore
 
 NONCE_BYTES = 16
 

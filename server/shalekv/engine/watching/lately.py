@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from shalekv.engine.view import View
-from shalekv.engine.watching.seen_commit import AppliedObject, changes_bytes
+from shalekv.watch.change_event import AppliedObject, changes_bytes
 
 KEPT_BYTES_MAX = 8 << 20  # what is read takes milliseconds: more than that is read once more
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from shalekv.core.entry import Entry
 from shalekv.core.key_range import KeyRange
-from shalekv.core.loads import CommittedLoad, load_tree
-from shalekv.engine.levels.source import tree_sources
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.engine.watching.seen_commit import AppliedObject
 from shalekv.format.load_record import decode_load
 from shalekv.format.sst import Sst
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.loads import CommittedLoad, load_tree
+from shalekv.read.source import tree_sources
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.watch.change_event import AppliedObject
 
 
 def object_of(found: Sst, wal_id: int) -> AppliedObject | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shalekv.engine.commit import Group
-from shalekv.engine.memtable import Memtable
 from shalekv.engine.view import View
-from shalekv.engine.watching.feed import CommitFeed
-from shalekv.engine.watching.seen_commit import AppliedObject
+from shalekv.read.memtable import Memtable
+from shalekv.watch.change_event import AppliedObject
+from shalekv.watch.feed import CommitFeed
+from shalekv.write.commit import Group
 
 
 class Showing:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from shalekv.clock import Clock
 from shalekv.core.leasing import lapses_ms, renew_wait_ms
-from shalekv.roles.electors.api import RenewableLease
+from shalekv.server.election.elector import RenewableLease
 
 
 class Tenure:

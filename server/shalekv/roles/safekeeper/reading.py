@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from shalekv.core.quorum.record import Record
-from shalekv.engine.quorum.links import TailPiece
-from shalekv.roles.safekeeper.member import Member
+from shalekv.protocol.quorum_records import Record
+from shalekv.server.safekeeper.member import Member
 from shalekv.settings import SafekeeperSettings
+from shalekv.write.quorum.links import TailPiece
 
 
 async def fetch(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shalekv.core.quorum.record import Record
+from shalekv.protocol.quorum_records import Record
 
 # What a record takes beside its payload.
 RECORD_BYTES = 200

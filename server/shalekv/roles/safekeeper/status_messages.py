@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shalekv.engine.quorum.links import DatabasePlace, MemberStatus, NodeStatus
 from shalekv.format.quorum_messages import (
     ballot_message,
     health_of,
@@ -12,6 +11,7 @@ from shalekv.format.quorum_messages import (
     status_shape,
 )
 from shalekv.v1 import safekeeper_pb2 as wire
+from shalekv.write.quorum.links import DatabasePlace, MemberStatus, NodeStatus
 
 
 def node_status_message(status: NodeStatus) -> wire.GetSafekeeperStatusReply:

@@ -6,14 +6,14 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from shalekv.core.quorum.acceptor import AcceptorState
 from shalekv.core.quorum.messages import Health
 from shalekv.errors import LogFull
 from shalekv.format.member_files import Control, MemberIdentity, Synced
-from shalekv.store.member_log.files import Files
-from shalekv.store.member_log.log import MemberLog, clear
-from shalekv.store.member_log.scan import SPARE_SUFFIX, Scanned, scan
-from shalekv.store.member_log.slots import ControlFile, SyncedFile
+from shalekv.protocol.acceptor import AcceptorState
+from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.safekeeper_log.log import MemberLog, clear
+from shalekv.store.safekeeper_log.scan import SPARE_SUFFIX, Scanned, scan
+from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
 
 NEW_SUFFIX = ".new"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shalekv.core.quorum.record import Record
 from shalekv.errors import BadChecksum
 from shalekv.format.wal_record import decode_record
-from shalekv.store.member_log.files import Files
-from shalekv.store.member_log.index import Run
+from shalekv.protocol.quorum_records import Record
+from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.safekeeper_log.index import Run
 
 
 def read_run(files: Files, run: Run) -> list[Record]:

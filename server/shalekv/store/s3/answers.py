@@ -19,8 +19,8 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
-from shalekv.store.aws.credentials import CONFIGURATION, CredentialsFailed, not_configured
 from shalekv.store.aws.discretion import masked, named
+from shalekv.store.aws_credentials import CONFIGURATION, CredentialsFailed, not_configured
 from shalekv.store.s3.advice import MISPLACED, REFUSALS, Place, refusal
 
 # All that botocore and aiohttp raise when a request fails.

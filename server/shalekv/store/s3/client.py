@@ -23,9 +23,9 @@ from botocore.loaders import Loader, create_loader
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Workers
 from shalekv.settings import StoreSettings
-from shalekv.store.aws.credentials import find_credentials, renew_credentials
 from shalekv.store.aws.discretion import keep_secrets_out_of_logs
 from shalekv.store.aws.region import DEFAULT_REGION, REGION_VARIABLES
+from shalekv.store.aws_credentials import find_credentials, renew_credentials
 from shalekv.store.s3.clock import StoreClock
 from shalekv.store.s3.headers import is_tigris, register_headers
 from shalekv.store.s3.wire import OneAttempt, kept_alive_socket

@@ -31,15 +31,15 @@ from shalekv.store.api import (
 )
 from shalekv.store.arguments import byte_range, check_name, check_new_name, check_prefix
 from shalekv.store.requests import RequestCounts, RequestKind
-from shalekv.store.s3 import objects
+from shalekv.store.s3 import requests
 from shalekv.store.s3.advice import Place
 from shalekv.store.s3.answers import Failed, Verdict
 from shalekv.store.s3.calls import Calls
 from shalekv.store.s3.client import ClientOptions
 from shalekv.store.s3.deleting import delete_batch
 from shalekv.store.s3.listing import list_objects
-from shalekv.store.s3.multipart import Parts, Upload
 from shalekv.store.s3.stale_uploads import abort_stale_uploads
+from shalekv.store.s3.uploads import Parts, Upload
 from shalekv.store.url import BucketUrl
 
 DELETED_AT_ONCE = 1_000  # the most that S3 takes
@@ -93,7 +93,7 @@ class S3Store(PlainStore):
     async def copy(self, source: str, destination: str) -> None:
         check_name(source)
         check_new_name(destination)
-        call = objects.copy(self._bucket, self._key(source), self._key(destination))
+        call = requests.copy(self._bucket, self._key(source), self._key(destination))
         try:
             await self._calls.attempt(RequestKind.WRITE, "copy", call)
         except Failed as failed:
@@ -104,7 +104,7 @@ class S3Store(PlainStore):
     async def get(self, name: str) -> StoredObject:
         check_name(name)
         with self._told_as("get", name):
-            call = objects.get(self._bucket, self._key(name))
+            call = requests.get(self._bucket, self._key(name))
             found = await self._calls.attempt(RequestKind.READ, "get", call)
         info = ObjectInfo(name, len(found.data), found.modified_ms)
         return StoredObject(info, found.data, found.metadata)
@@ -119,7 +119,7 @@ class S3Store(PlainStore):
         wanted = f"bytes={offset}" if offset < 0 else f"bytes={offset}-{offset + length - 1}"
         with self._told_as("get_range", name):
             try:
-                call = objects.get(self._bucket, self._key(name), wanted)
+                call = requests.get(self._bucket, self._key(name), wanted)
                 found = await self._calls.attempt(RequestKind.READ, "get_range", call)
             except Failed as failed:
                 if failed.failure.verdict is Verdict.BEHIND_THE_END:
@@ -155,7 +155,7 @@ class S3Store(PlainStore):
 
     async def now_ms(self) -> int:
         with self._told_as("now", NO_OBJECT):
-            call = objects.time_of_day(self._bucket, self._key(NO_OBJECT))
+            call = requests.time_of_day(self._bucket, self._key(NO_OBJECT))
             return self._calls.clock_ms(await self._calls.attempt(RequestKind.READ, "now", call))
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
@@ -194,21 +194,21 @@ class S3Store(PlainStore):
             upload = Upload(self._calls, operation, target, condition, metadata)
             await upload.run(data, self._parts)
         else:
-            call = objects.put(target, data, metadata, condition)
+            call = requests.put(target, data, metadata, condition)
             await self._calls.attempt(RequestKind.WRITE, operation, call)
 
     async def _head(self, operation: str, name: str) -> ObjectInfo:
         key = self._key(name)
         with self._told_as(operation, name):
             try:
-                call = objects.head(self._bucket, key)
+                call = requests.head(self._bucket, key)
                 found = await self._calls.attempt(RequestKind.READ, operation, call)
             except Failed as failed:
                 if failed.failure.verdict not in {Verdict.ABSENT, Verdict.REFUSED}:
                     raise
                 # A reply to HEAD has no body that says why. One to GET has: no bucket is no
                 # missing object, and each refusal has a remedy of its own.
-                why = objects.get(self._bucket, key, "bytes=0-0")
+                why = requests.get(self._bucket, key, "bytes=0-0")
                 await self._calls.attempt(RequestKind.READ, operation, why)
                 raise  # it is there by now, which is too late
         return ObjectInfo(name, found.size_bytes, found.modified_ms)

@@ -1,4 +1,4 @@
-"""Deletes temporary objects: rule S of `shalekv.core.two_phase`.
+"""Deletes temporary objects: rule S of `shalekv.protocol.two_phase`.
 
 Whoever put one may have been stalled since then, and would go on in the very moment in which it is
 deleted: enter it into the record, and copy. So it is kept out while it is deleted, by a record that
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from shalekv.core.two_phase import Destination, Record, Standing, standing
 from shalekv.errors import StoreUnavailable
 from shalekv.format.names import parse_temporary_name
+from shalekv.protocol.two_phase import Destination, Record, Standing, standing
 from shalekv.store.api import PlainStore
 from shalekv.store.two_phase.completing import Completing, Completion
 from shalekv.store.two_phase.records import Inserted, RecordStore

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from shalekv.core.two_phase import Destination
 from shalekv.errors import StoreRefused
 from shalekv.format.names import MANIFEST_FOLDER, parse_manifest_name
+from shalekv.protocol.two_phase import Destination
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,

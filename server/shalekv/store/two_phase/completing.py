@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import structlog
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.api import PlainStore
 from shalekv.store.two_phase.records import RecordStore
 

@@ -7,7 +7,7 @@
     5  delete the source
 
 Anybody may take the steps 3 to 5 in the place of whoever has taken the second, at any time and
-at once with others. What a record says is read off the table in `shalekv.core.two_phase`; rule S,
+at once with others. What a record says is read off the table in `shalekv.protocol.two_phase`; rule S,
 which stands there, is kept by putting a source anew for every chance to enter it.
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shalekv.core.two_phase import Destination, Record, Standing, standing
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record, Standing, standing
 from shalekv.store.api import Created, CreateOutcome, Exists, PlainStore, Unknown
 from shalekv.store.two_phase.completing import Completing, Completion
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, Occupied, RecordStore

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.requests import RequestCounts, RequestKind

@@ -11,9 +11,9 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 
 from shalekv.settings import StoreSettings
-from shalekv.store.aws.credentials import find_credentials, renew_credentials
 from shalekv.store.aws.discretion import keep_secrets_out_of_logs
 from shalekv.store.aws.region import DEFAULT_REGION, REGION_VARIABLES
+from shalekv.store.aws_credentials import find_credentials, renew_credentials
 from shalekv.store.two_phase.answers import Answer
 from shalekv.store.two_phase.dynamodb_errors import NoAnswer
 

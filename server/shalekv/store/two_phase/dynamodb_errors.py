@@ -16,8 +16,8 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from shalekv.store.aws.credentials import CONFIGURATION, CredentialsFailed, not_configured
 from shalekv.store.aws.discretion import masked, named
+from shalekv.store.aws_credentials import CONFIGURATION, CredentialsFailed, not_configured
 from shalekv.store.two_phase.answers import Answer
 
 

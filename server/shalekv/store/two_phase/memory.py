@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
-from shalekv.core.two_phase import Destination, Record
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.requests import RequestCounts, RequestKind
 from shalekv.store.two_phase.records import (
     PAGE_RECORDS,

@@ -10,7 +10,7 @@ import abc
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from shalekv.core.two_phase import Destination, Record
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.requests import RequestCounts
 
 PAGE_RECORDS = 1_000

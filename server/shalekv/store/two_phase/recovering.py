@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from shalekv.core.two_phase import Destination, Record
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.api import IsCollected, PlainStore, Recovered, nothing_is_collected
 from shalekv.store.two_phase.completing import Completing, Completion
 from shalekv.store.two_phase.records import RecordStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from uuid import UUID
 
-from shalekv.core.two_phase import Destination
 from shalekv.format.names import UUID_BYTES, temporary_name
+from shalekv.protocol.two_phase import Destination
 
 UUID_VERSION = 4
 

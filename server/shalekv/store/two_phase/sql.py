@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, CursorResult, Executable, and_, delete, in
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.requests import RequestCounts, RequestKind
 from shalekv.store.two_phase.answers import Answer
 from shalekv.store.two_phase.records import (

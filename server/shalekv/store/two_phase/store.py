@@ -1,7 +1,7 @@
 """A store with compare-and-swap in two phases, over one that has no conditional writes.
 
 What stands where after any crash, and what each process does about it, is told in
-`shalekv.core.two_phase`; the steps of a create in `shalekv.store.two_phase.creating`.
+`shalekv.protocol.two_phase`; the steps of a create in `shalekv.store.two_phase.creating`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 
-from shalekv.core.manifest import CasMode
-from shalekv.core.two_phase import Destination
 from shalekv.errors import InvalidRequest
 from shalekv.format.coding import crc32c
 from shalekv.format.names import parse_temporary_name
+from shalekv.protocol.manifest import CasMode
+from shalekv.protocol.two_phase import Destination
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,

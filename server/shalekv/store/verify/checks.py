@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.manifest import CasMode
-from shalekv.store.verify import listing, moments, races, reading
+from shalekv.protocol.manifest import CasMode
+from shalekv.store.verify import listing, moments, races, reads
 from shalekv.store.verify.guarantees import (
     DURABLE,
     IN_ORDER,
@@ -34,13 +34,13 @@ NATIVE_CHECKS: Sequence[Check] = (
         "read-after-write",
         "an object is read by everybody as soon as its create has ended",
         DURABLE,
-        reading.read_after_write,
+        reads.read_after_write,
     ),
     Check(
         "read-after-delete",
         "an object is gone as soon as its delete has ended; to delete nothing is no error",
         NOT_BACK,
-        reading.read_after_delete,
+        reads.read_after_delete,
     ),
     Check(
         "list-after-write",
@@ -61,13 +61,13 @@ NATIVE_CHECKS: Sequence[Check] = (
         NO_GAP,
         listing.paging,
     ),
-    Check("ranged-reads", "ranges are exact at the edges of objects", WHOLE, reading.ranges),
-    Check("empty-object", "objects without bytes exist", ONE_WINNER, reading.empty_object),
+    Check("ranged-reads", "ranges are exact at the edges of objects", WHOLE, reads.ranges),
+    Check("empty-object", "objects without bytes exist", ONE_WINNER, reads.empty_object),
     Check(
         "large-object",
         "objects as large as SSTs come back whole, and are not replaced",
         WHOLE,
-        reading.large_object,
+        reads.large_object,
     ),
     Check(
         "store-clock",
@@ -79,7 +79,7 @@ NATIVE_CHECKS: Sequence[Check] = (
         "metadata",
         "user metadata is kept, or left out as a whole",
         WHOLE,
-        reading.metadata,
+        reads.metadata,
     ),
 )
 

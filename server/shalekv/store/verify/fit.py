@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from shalekv.core.manifest import CasMode
 from shalekv.errors import StoreError, StoreUnfit
+from shalekv.protocol.manifest import CasMode
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
@@ -14,7 +14,7 @@ from shalekv.store.verify.guarantees import NO_GAP, NOT_BACK, ONE_WINNER, TIMELY
 from shalekv.store.verify.listing import shown
 from shalekv.store.verify.moments import now_ms
 from shalekv.store.verify.races import race, refused
-from shalekv.store.verify.reading import gone
+from shalekv.store.verify.reads import gone
 from shalekv.store.verify.scratch import Effort, NotKept, Scratch
 
 RACERS = 4

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shalekv.core.manifest import CasMode
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
+from shalekv.protocol.manifest import CasMode
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import (

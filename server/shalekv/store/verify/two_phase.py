@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import IllegalState, ObjectNotFound, StoreUnavailable
 from shalekv.format.coding import crc32c
 from shalekv.format.names import temporary_name
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.two_phase.records import (
     Inserted,
     InsertOutcome,

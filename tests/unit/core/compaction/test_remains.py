@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from shalekv.core.compaction.jobs import MergeJob
 from shalekv.core.compaction.output_cuts import output_cuts
 from shalekv.core.compaction.remains import OlderKeys, older_ssts
 from shalekv.core.key_range import END_OF_KEYS
-from shalekv.core.manifest import Manifest
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import SYSTEM_LEVEL, Tree, upper_bound
+from shalekv.protocol.compaction.jobs import MergeJob
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.model import KIB
 from tests.unit.core.compaction.driven import DELETE, PUT, SMALL_LEVELS, Driven
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
-from shalekv.core.compaction.policy import LeveledPolicy
-from shalekv.core.compaction.range_job import RangeJob, RangeResult
 from shalekv.core.compaction.reserving import (
     check_not_reserved,
     is_range_published,
@@ -20,12 +17,21 @@ from shalekv.core.compaction.reserving import (
 )
 from shalekv.core.compaction.standing_back import new_runs, runs_to_merge
 from shalekv.core.compaction.state import CompactionState, WalState, applied
-from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id, renew_lease, with_lease
-from shalekv.core.manifest import Lease, Manifest
-from shalekv.core.sst_table import SstInfo, SstTable
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, newest_first
 from shalekv.errors import LeaseLost, ManifestConflict
-from shalekv.settings.compactor import CompactorSettings
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
+from shalekv.protocol.compaction.policy import LeveledPolicy
+from shalekv.protocol.compaction.range_job import RangeJob, RangeResult
+from shalekv.protocol.lease import (
+    RANDOM_BYTES,
+    leased_sst_id,
+    new_lease_id,
+    renew_lease,
+    with_lease,
+)
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.sst_table import SstInfo, SstTable
+from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.levels import LevelSettings
 
 LEASE_ID = new_lease_id(5, bytes(RANDOM_BYTES))

@@ -10,14 +10,14 @@ import pytest
 
 from shalekv.cli.compaction_sweep import variations
 from shalekv.core.compaction.bill import MONTH_S, Prices, Requests, monthly_bill
-from shalekv.core.compaction.outcome import Setup
 from shalekv.core.compaction.rehearsal import overhead_bytes
-from shalekv.core.compaction.simulate import predict, simulate
-from shalekv.core.compaction.workload import KeyOrder, Workload, operations
-from shalekv.core.entry import Entry, Kind
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst_encode import encode_sst
-from shalekv.settings.compactor import CompactorSettings
+from shalekv.protocol.compaction.outcome import Setup
+from shalekv.protocol.compaction.simulate import predict, simulate
+from shalekv.protocol.compaction.workload import KeyOrder, Workload, operations
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.levels import LevelSettings
 from shalekv.settings.model import GIB, KIB, MIB
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.quorum.acceptor import AcceptorState
-from shalekv.core.quorum.membership import Member
-from shalekv.core.quorum.record import Ballot, LogShape, Mark, Record
 from shalekv.format.wal_record import make_record
+from shalekv.protocol.acceptor import AcceptorState
+from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
 
 ME = b"a" * 16
 NONCE = b"n" * 16

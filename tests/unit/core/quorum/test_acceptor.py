@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.acceptor import (
+from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Archived,
+    Elected,
+    Greet,
+    Health,
+    Refusal,
+    ToProposer,
+    VoteRequest,
+)
+from shalekv.protocol.acceptor import (
     AcceptorState,
     Commit,
     Flush,
@@ -24,18 +35,7 @@ from shalekv.core.quorum.acceptor import (
     step_relayed,
     tidings,
 )
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Archived,
-    Elected,
-    Greet,
-    Health,
-    Refusal,
-    ToProposer,
-    VoteRequest,
-)
-from shalekv.core.quorum.record import Ballot
+from shalekv.protocol.quorum_records import Ballot
 from tests.unit.core.quorum.logs import ME, TWIN, ballot, kinds, log, records, state
 
 STREAM = 7

@@ -19,8 +19,8 @@ from shalekv.core.quorum.grouping import (
     GroupingPolicy,
     Place,
 )
-from shalekv.core.quorum.membership import Configuration, Member
-from shalekv.core.quorum.record import Mark, Record
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.quorum_records import Mark, Record
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 TRIO = Configuration(1, tuple(Member(each, f"{each[:1].decode()}:1") for each in (A, B, C)))

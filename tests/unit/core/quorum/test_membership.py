@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.fencing import WriterId
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum.election import Candidacy, Leader, epoch_to_claim, next_object
-from shalekv.core.quorum.membership import (
+from shalekv.core.quorum.messages import Greeting, Health, Vote
+from shalekv.core.quorum.switching import LEFT_OUT_COUNT, enter_quorum, leave_quorum
+from shalekv.errors import Fenced, IllegalState, InvalidRequest, LogBehindArchive
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import (
     MEMBERS_MAX,
     Configuration,
     Member,
@@ -19,10 +20,9 @@ from shalekv.core.quorum.membership import (
     check_members,
     finish_change,
 )
-from shalekv.core.quorum.messages import Greeting, Health, Vote
-from shalekv.core.quorum.record import LogShape, Mark
-from shalekv.core.quorum.switching import LEFT_OUT_COUNT, enter_quorum, leave_quorum
-from shalekv.errors import Fenced, IllegalState, InvalidRequest, LogBehindArchive
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim, next_object
+from shalekv.protocol.quorum_records import LogShape, Mark
 from tests.unit.core.quorum.logs import NONCE, TWIN, ballot, ids, log, members, records
 
 OWN = WriterId(5, NONCE)

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.reading import (
+from shalekv.format.wal_record import make_record
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.quorum_records import EMPTY_LOG, LogShape, Mark, Record
+from shalekv.protocol.tail import (
     Answer,
     Choice,
     News,
@@ -20,8 +22,6 @@ from shalekv.core.quorum.reading import (
     furthest_commit,
     newest_of_majority,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, LogShape, Mark, Record
-from shalekv.format.wal_record import make_record
 from tests.unit.core.quorum.logs import log, records
 
 EPOCHS = st.lists(st.integers(1, 5), max_size=12).map(sorted).map(lambda n: "".join(map(str, n)))

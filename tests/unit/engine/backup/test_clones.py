@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shalekv.engine.backup.creating import BackupCreation
-from shalekv.engine.backup.repository import Repository
-from shalekv.engine.backup.restoring import Restoration
+from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.repository import Repository
+from shalekv.jobs.backup.restore import Restoration
 from shalekv.store.memory import named_objects
 from tests.kit.engine.places import Place, everything
 from tests.kit.processes.in_process import real_runtime

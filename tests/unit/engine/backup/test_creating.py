@@ -8,18 +8,18 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.manifest import WalMode
-from shalekv.engine.backup.copying import CopyLimits, for_each
-from shalekv.engine.backup.creating import BackupCreation
 from shalekv.engine.backup.deleting import ABANDONED_MS, Deletion
-from shalekv.engine.backup.repository import Repository
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound, IllegalState
 from shalekv.format import names
 from shalekv.format.backup_names import LevelCopy, WalCopy, parse_mark
 from shalekv.format.load_record import load_entry
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.backup.copy import CopyLimits, for_each
+from shalekv.jobs.backup.create import BackupCreation
+from shalekv.jobs.backup.repository import Repository
+from shalekv.protocol.manifest import WalMode
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.backups import (
     Place,

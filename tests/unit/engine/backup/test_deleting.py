@@ -8,9 +8,9 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.engine.backup.deleting import Deletion
-from shalekv.engine.backup.repository import Repository
 from shalekv.errors import BackupBusy, BackupNotFound, CorruptObject
 from shalekv.format.backup_names import LEVELS_FOLDER, WAL_FOLDER, Work, parse_mark
+from shalekv.jobs.backup.repository import Repository
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from shalekv.core.fencing import SEQ_GAP, WriterId, check_owner
-from shalekv.engine.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
-from shalekv.engine.consumer_leases import ConsumerLeases
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import DatabaseExists, Fenced, IllegalState
-from shalekv.manifest.stored import StoredManifest
+from shalekv.jobs.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
+from shalekv.protocol.opening import SEQ_GAP, WriterId, check_owner
 from shalekv.store.api import ObjectStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore
 from shalekv.v1 import kv_pb2
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.backups import (
     Place,
     back_up,

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.manifest import RecentLoad
-from shalekv.core.sst_table import SstInfo
-from shalekv.engine.bulk.commit import commit_by_opening
 from shalekv.engine.bulk.files import LoadFiles
 from shalekv.engine.bulk.job import LoadJob
-from shalekv.engine.loads import Loaded
 from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
+from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.protocol.manifest import RecentLoad
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.ingest import Loaded
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.engine.loading_jobs import (
     LOAD_ID,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.core.origins import foreign_ids, is_pin, pin_name
 from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest
 from shalekv.format import names
+from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.places import HOUR_MS, Place, everything, puts
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.audit.finding import FindingKind
-from shalekv.core.manifest import Snapshot
-from shalekv.core.origins import is_fixed, is_pin, needed_pins
-from shalekv.core.snapshot import NEVER, find_snapshot
-from shalekv.engine.cloning.making import Cloned, Cloning
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import DatabaseExists, DatabaseNotFound, InvalidRequest, OriginLost
 from shalekv.format import names
+from shalekv.jobs.clone import Cloned, Cloning
+from shalekv.protocol.audit import FindingKind
+from shalekv.protocol.manifest import Snapshot
+from shalekv.protocol.origins import is_fixed, is_pin, needed_pins
+from shalekv.protocol.snapshot import NEVER, find_snapshot
+from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.places import HOUR_MS, Place, Row, everything, puts
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.store import Died, FaultyStore, MortalProcess, Request

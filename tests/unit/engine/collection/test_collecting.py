@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from shalekv.core.collectable import Folder, Listed, Reason
-from shalekv.core.manifest import PendingLoad
-from shalekv.core.sst_table import SstTable
 from shalekv.engine.collection.deleting import BATCH_MAX, Deleter
 from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.engine.collection.listing import list_objects
@@ -18,6 +16,8 @@ from shalekv.engine.collection.plan import Plan
 from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.sst_table import SstTable
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from shalekv.store.requests import RequestKind

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shalekv.engine.collection.collecting import Collecting
 from shalekv.errors import LeaseLost
 from shalekv.format import names
+from shalekv.jobs.collect import Collecting
 from tests.kit.engine.collection import TTL_S, CollectedDatabase
 from tests.kit.store import (
     FaultyStore,

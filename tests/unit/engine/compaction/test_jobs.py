@@ -10,15 +10,7 @@ from random import Random
 
 import pytest
 
-from shalekv.core.compaction.jobs import MergeJob, MergeResult, WalResult
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
-from shalekv.core.loads import is_pending, register_load
-from shalekv.core.manifest import PendingLoad
-from shalekv.core.sst_table import SstTable
 from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
-from shalekv.engine.compaction.outputs import LevelWriter
-from shalekv.engine.compaction.pace import Pace
 from shalekv.engine.compaction.part import run_part
 from shalekv.errors import BadChecksum, IllegalState
 from shalekv.format.columns import Columns
@@ -29,6 +21,14 @@ from shalekv.format.section import Section
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_encode import encode_sst
 from shalekv.format.system_key import record_key
+from shalekv.jobs.compact.outputs import LevelWriter
+from shalekv.jobs.compact.pace import Pace
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalResult
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
+from shalekv.protocol.loads import is_pending, register_load
+from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore

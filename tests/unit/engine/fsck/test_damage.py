@@ -8,15 +8,15 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.audit.finding import Finding, FindingKind
-from shalekv.core.audit.finding import FindingKind as Kind
-from shalekv.core.manifest import CasMode, Lease, PendingLoad, Snapshot
-from shalekv.core.sst_table import SstTable
-from shalekv.engine.fsck.check import Fsck
 from shalekv.errors import DatabaseNotFound
 from shalekv.format.load_record import load_entry
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.format.sst_encode import encode_sst
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.protocol.audit import Finding, FindingKind
+from shalekv.protocol.audit import FindingKind as Kind
+from shalekv.protocol.manifest import CasMode, Lease, PendingLoad, Snapshot
+from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from shalekv.engine.levels.cache import Cache, Sized
-from shalekv.engine.levels.read_budget import ReadBudget
 from shalekv.errors import StoreUnavailable
+from shalekv.read.cache import Cache, Sized
+from shalekv.read.read_budget import ReadBudget
 from tests.kit.engine.running_log import quiesce
 from tests.kit.seeds import random_of
 

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.tree import SYSTEM_LEVEL, Tree
-from shalekv.engine.levels.lookup import find, find_many, find_record, may_hold, may_hold_record
-from shalekv.engine.levels.ssts import LevelSsts
 from shalekv.errors import BadChecksum, StoreUnavailable
 from shalekv.format.names import level_name
 from shalekv.format.system_key import record_key
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.read.lookup import find, find_many, find_record, may_hold, may_hold_record
+from shalekv.read.sst_reader import LevelSsts
 from tests.kit.engine.trees import Levels, add_run, range_tombstone
 
 KEYS = 5_000

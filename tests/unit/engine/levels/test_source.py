@@ -9,22 +9,22 @@ from random import Random
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.range_tombstones import NONE, RangeTombstones
 from shalekv.core.tree import Tree
-from shalekv.engine.levels.source import (
+from shalekv.errors import StoreUnavailable
+from shalekv.format.block_frame import Codec
+from shalekv.format.names import level_name
+from shalekv.format.section import Section
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.read.source import (
     KEPT_BLOCKS_MAX,
     WINDOW_ROWS,
     TreeSource,
     Window,
     tree_sources,
 )
-from shalekv.engine.levels.ssts import LevelSsts
-from shalekv.errors import StoreUnavailable
-from shalekv.format.block_frame import Codec
-from shalekv.format.names import level_name
-from shalekv.format.section import Section
+from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings.model import KIB
 from tests.kit.engine.trees import Levels, add_run, range_tombstone
 

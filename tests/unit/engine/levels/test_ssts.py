@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.sst_table import SstInfo
 from shalekv.errors import CorruptObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.names import level_name
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.model import MIB
 from tests.kit.engine.running_log import quiesce
 from tests.kit.engine.trees import Levels, range_tombstone

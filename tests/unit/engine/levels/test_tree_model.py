@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange
-from shalekv.core.loads import CommittedLoad
-from shalekv.core.range_tombstones import NONE
-from shalekv.core.sst_table import SstTable
-from shalekv.engine.levels.held_tree import HeldTree
 from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
-from shalekv.engine.levels.lookup import find, find_many, may_hold
-from shalekv.engine.scan import scan_slices
-from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import View
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.protocol.range_tombstones import NONE
+from shalekv.protocol.sst_table import SstTable
+from shalekv.read.lookup import find, find_many, may_hold
+from shalekv.read.scan import scan_slices
+from shalekv.read.sorted_runs import Run
+from shalekv.read.version import HeldTree
 from tests.kit.engine.trees import Levels, add_run
 from tests.kit.inline_runtime import gathered
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Append
-from shalekv.engine.quorum.links import LinkBroken, NodeStatus
+from shalekv.write.quorum.links import LinkBroken, NodeStatus
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time

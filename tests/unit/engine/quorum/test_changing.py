@@ -8,12 +8,7 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.manifest import WalMode
-from shalekv.core.quorum.membership import Member, begin_change, cancel_change, close_generation
 from shalekv.core.quorum.messages import Health
-from shalekv.engine.quorum.changing import Changing, configuration_of, survey
-from shalekv.engine.quorum.links import DatabasePlace
-from shalekv.engine.quorum.switching import switch_to_quorum
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -23,8 +18,13 @@ from shalekv.errors import (
     QuorumUnavailable,
 )
 from shalekv.format import names
+from shalekv.jobs.switch_wal import switch_to_quorum
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Member, begin_change, cancel_change, close_generation
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.quorum.links import DatabasePlace
+from shalekv.write.quorum.membership import Changing, configuration_of, survey
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until

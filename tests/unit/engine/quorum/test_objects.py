@@ -11,23 +11,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.quorum.record import Mark, Record
-from shalekv.engine.commit import WalContents
-from shalekv.engine.memtable import Memtable
 from shalekv.engine.quorum.objects import (
     last_properties,
     object_bytes,
     says_the_same,
 )
-from shalekv.engine.replay import Replayed, apply_object
 from shalekv.engine.wal import encode_wal
 from shalekv.errors import BadStructure, CorruptObject, Truncated, WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.format.idempotency import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.wal_record import make_record
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.read.memtable import Memtable
+from shalekv.read.replay import Replayed, apply_object
+from shalekv.write.commit import WalContents
 from tests.kit.samples import properties
 
 WAL_ID = 7

@@ -9,17 +9,8 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.fencing import WriterId
-from shalekv.core.quorum.membership import Configuration, begin_change
 from shalekv.core.quorum.messages import VoteRequest
-from shalekv.core.quorum.record import Ballot, Record
-from shalekv.engine.commit import WalContents
-from shalekv.engine.quorum.archive import Archive
-from shalekv.engine.quorum.electing import gather_votes
-from shalekv.engine.quorum.links import DatabasePlace, Link
-from shalekv.engine.quorum.proposing.peer import Way
 from shalekv.engine.quorum.recovering import Recovering, Recovery
-from shalekv.engine.recover import open_log
 from shalekv.engine.wal import WalSlots
 from shalekv.errors import (
     Fenced,
@@ -30,8 +21,17 @@ from shalekv.errors import (
     QuorumUnavailable,
 )
 from shalekv.format.names import MANIFEST_FOLDER
+from shalekv.protocol.membership import Configuration, begin_change
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.quorum_records import Ballot, Record
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.commit import WalContents
+from shalekv.write.opening import open_log
+from shalekv.write.quorum.archive import Archive
+from shalekv.write.quorum.electing import gather_votes
+from shalekv.write.quorum.links import DatabasePlace, Link
+from shalekv.write.quorum.peer import Way
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import TIMES, QuorumDatabase, runtime, until

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable
 
 from shalekv.clock import LoopClock
-from shalekv.core.entry import Entry, Kind
-from shalekv.core.quorum.record import Mark, Record
-from shalekv.engine.commit import WalContents
 from shalekv.engine.quorum.proposing.held_records import HeldRecords
-from shalekv.engine.quorum.slots import QuorumSlots
 from shalekv.errors import Stopping
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.format.wal_record import make_record
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.quorum_records import Mark, Record
 from shalekv.settings import KIB
+from shalekv.write.commit import WalContents
+from shalekv.write.quorum.wal import QuorumSlots
 from tests.kit.engine.commits import keys_of
 from tests.kit.quorum.log import QuorumDatabase
 from tests.kit.virtual_time import virtual_time

@@ -9,16 +9,16 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.engine.backup.plan import wanted_slots
-from shalekv.engine.fsck.check import Fsck
 from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.quorum.switching import switch_to_object_store, switch_to_quorum
-from shalekv.engine.recover import open_log
-from shalekv.engine.snapshots import Snapshots
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
+from shalekv.jobs.backup.plan import wanted_slots
+from shalekv.jobs.fsck.check import Fsck
+from shalekv.jobs.switch_wal import switch_to_object_store, switch_to_quorum
+from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
+from shalekv.write.opening import open_log
+from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.replica import scan
 from tests.kit.quorum.log import TIMES, QuorumDatabase, Writing, runtime
 from tests.kit.store import FaultyStore, MortalProcess, at_request

@@ -8,9 +8,9 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.core.quorum.messages import Elected
-from shalekv.engine.commit import Receipt
 from shalekv.errors import LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
 from shalekv.settings import KIB
+from shalekv.write.commit import Receipt
 from tests.kit.engine.running_log import Write
 from tests.kit.quorum.log import QuorumDatabase, Writing, until
 from tests.kit.virtual_time import virtual_time

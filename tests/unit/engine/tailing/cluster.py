@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum.election import Candidacy, Leader
-from shalekv.core.quorum.membership import Configuration, Member
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
@@ -19,19 +16,22 @@ from shalekv.core.quorum.messages import (
     Vote,
     VoteRequest,
 )
-from shalekv.core.quorum.record import Ballot, Record
-from shalekv.engine.commit import Commit, WalContents
-from shalekv.engine.quorum.archive import Archive
-from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.engine.quorum.objects import object_bytes
-from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.engine.wal import encode_wal
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.wal_record import make_record
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.protocol.proposer import Candidacy, Leader
+from shalekv.protocol.quorum_records import Ballot, Record
+from shalekv.replica.engine import ReaderEngine
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
+from shalekv.write.commit import Commit, WalContents
+from shalekv.write.quorum.archive import Archive
+from shalekv.write.quorum.links import DatabasePlace
 from tests.kit.engine.commits import group_of
 from tests.kit.engine.replica import ReplicatedDatabase, store_now_ms
 from tests.kit.quorum.links import InProcessLinks

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.record import Record
-from shalekv.engine.quorum.links import TailPiece
 from shalekv.engine.unarchived import Unarchived
 from shalekv.errors import IllegalState, RecordTrimmed
+from shalekv.protocol.quorum_records import Record
 from shalekv.settings import MIB
+from shalekv.write.quorum.links import TailPiece
 from tests.kit.engine.replica import pass_s, running
 from tests.kit.virtual_time import virtual_time
 from tests.unit.engine.tailing.cluster import QuorumCluster, shown, steps

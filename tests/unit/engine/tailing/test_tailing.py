@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shalekv.engine.reader_engine import ReaderEngine
 from shalekv.format.sst import Sst
-from shalekv.roles.engine_watches import watches_of
-from shalekv.roles.reader_kv import reader_header
+from shalekv.replica.engine import ReaderEngine
+from shalekv.server.reader_service import reader_header
+from shalekv.server.watches import watches_of
 from shalekv.settings import MIB, StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
 from tests.kit.engine.replica import all_shown, pass_s, running

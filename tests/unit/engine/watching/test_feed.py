@@ -6,17 +6,17 @@ from random import Random
 
 import pytest
 
-from shalekv.core.entry import Entry, Kind
 from shalekv.core.key_range import KeyRange, prefix_end
-from shalekv.core.range_tombstones import NONE
-from shalekv.engine.levels.held_tree import HeldTree
-from shalekv.engine.sorted_runs import Run
 from shalekv.engine.view import View
-from shalekv.engine.watching.feed import CommitFeed, Position
-from shalekv.engine.watching.index import LENGTHS_MAX, RangeIndex
-from shalekv.engine.watching.previous import Before, Inside, Met, look_up
-from shalekv.engine.watching.seen_commit import AppliedObject, Lack, Previous, SeenCommit
 from shalekv.format.names import level_name
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.range_tombstones import NONE
+from shalekv.read.sorted_runs import Run
+from shalekv.read.version import HeldTree
+from shalekv.watch.change_event import AppliedObject, Lack, Previous, SeenCommit
+from shalekv.watch.feed import CommitFeed, Position
+from shalekv.watch.index import LENGTHS_MAX, RangeIndex
+from shalekv.watch.previous import Before, Inside, Met, look_up
 from tests.kit.engine.trees import Levels, range_tombstone
 
 MANY = 10_000

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.manifest import CasMode, WalMode
-from shalekv.core.quorum.acceptor import AcceptorState
 from shalekv.core.quorum.messages import Health
 from shalekv.errors import DatabaseMismatch, IllegalState, StoreBroken, StoreRefused
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
+from shalekv.protocol.acceptor import AcceptorState
+from shalekv.protocol.manifest import CasMode, WalMode
 from shalekv.runtime import Runtime
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.requests import RequestKind

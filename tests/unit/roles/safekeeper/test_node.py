@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.manifest import Manifest, WalMode
-from shalekv.core.quorum.membership import Member as Named
-from shalekv.core.quorum.membership import check_generation
 from shalekv.core.quorum.messages import (
     Append,
     Appended,
@@ -23,8 +20,6 @@ from shalekv.core.quorum.messages import (
     ToProposer,
     VoteRequest,
 )
-from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Record
-from shalekv.engine.quorum.links import DatabasePlace
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -38,10 +33,15 @@ from shalekv.errors import (
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.format.wal_record import make_record
-from shalekv.roles.safekeeper.member import Member
-from shalekv.roles.safekeeper.node import Node
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Member as Named
+from shalekv.protocol.membership import check_generation
+from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, LogShape, Record
+from shalekv.server.safekeeper.member import Member
+from shalekv.server.safekeeper.node import Node
 from shalekv.settings import SafekeepSettings
 from shalekv.store.local import LocalStore
+from shalekv.write.quorum.links import DatabasePlace
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.quorum.held_log import put_manifest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.core.quorum.record import Record
 from shalekv.errors import InvalidUrl
+from shalekv.protocol.quorum_records import Record
 from shalekv.roles.safekeeper.places import check_place
 from shalekv.roles.safekeeper.recent import RECORD_BYTES, RecentRecords
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shalekv.core.key_range import KeyRange, prefix_end
-from shalekv.engine.watching.history import FOOTER_BYTES
 from shalekv.format import names
 from shalekv.v1 import kv_pb2
+from shalekv.watch.history import FOOTER_BYTES
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.seeds import random_of

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shalekv.core.wal_lease import find_wal_lease
-from shalekv.engine.reader_engine import ReaderEngine
-from shalekv.roles.engine_watches import watches_of
+from shalekv.replica.engine import ReaderEngine
+from shalekv.server.watches import watches_of
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shalekv.core.key_range import KeyRange
-from shalekv.engine.watching.catch_up import TURNS
 from shalekv.errors import Stopping
 from shalekv.format import names
 from shalekv.v1 import kv_pb2
+from shalekv.watch.catch_up import TURNS
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import HOUR_MS, WatchClient, Watched, watched
 from tests.unit.roles.watching.truth import told, truth

@@ -16,7 +16,7 @@ from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.disk_cache import PAUSE_MS, DiskCache
 from shalekv.store.disk_cache_folder import FOLDER
-from shalekv.store.filesystem import FileLock, FileSystem, ListedFile
+from shalekv.store.files import FileLock, FileSystem, ListedFile
 from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,

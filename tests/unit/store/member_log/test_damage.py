@@ -10,11 +10,11 @@ import errno
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Commit, Flush, Reset, Save, Truncate, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import CorruptObject
-from shalekv.store.filesystem import FileSystem
+from shalekv.protocol.acceptor import Commit, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum_records import Ballot, Mark
+from shalekv.store.files import FileSystem
 from tests.kit.disks.careless import ForwardingFileSystem
 from tests.kit.disks.crashing import CrashingDisk
 from tests.kit.disks.member_logs import (

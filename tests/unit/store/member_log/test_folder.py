@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.record import Mark
 from shalekv.errors import StoreRefused, UnsupportedVersion
 from shalekv.format.coding import crc32c
-from shalekv.store.member_log.folder import DataFolder
+from shalekv.protocol.quorum_records import Mark
+from shalekv.store.safekeeper_log.folder import DataFolder
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
     IDENTITY,

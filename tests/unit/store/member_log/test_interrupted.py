@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Truncate, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import Mark
 from shalekv.format.wal_record import encode_record
+from shalekv.protocol.acceptor import Truncate, Write
+from shalekv.protocol.quorum_records import Mark
 from tests.kit.disks.member_logs import (
     ALL,
     FOLDER,

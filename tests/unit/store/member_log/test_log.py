@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.acceptor import AcceptorState, Commit, Flush, Reset, Save, Truncate, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import EMPTY_LOG, Ballot, LogShape, Mark, Section
 from shalekv.errors import LogDamaged, RecordTrimmed
+from shalekv.protocol.acceptor import AcceptorState, Commit, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, LogShape, Mark, Section
 from tests.kit.disks.member_logs import (
     ALL,
     IDENTITY,

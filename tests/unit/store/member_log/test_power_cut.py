@@ -11,13 +11,13 @@ from random import Random
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Effect, Flush, Reset, Save, Truncate, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import NO_BALLOT, Ballot, Mark, Record
 from shalekv.errors import ShaleError
-from shalekv.store.filesystem import FileSystem
-from shalekv.store.member_log.log import MemberLog
-from shalekv.store.member_log.slots import FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
+from shalekv.protocol.acceptor import Effect, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, Mark, Record
+from shalekv.store.files import FileSystem
+from shalekv.store.safekeeper_log.log import MemberLog
+from shalekv.store.safekeeper_log.slots import FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
 from tests.kit.disks.careless import ForwardingFileSystem
 from tests.kit.disks.member_logs import (
     FOLDER,

@@ -12,13 +12,13 @@ from typing import TypeVar, TypeVarTuple
 
 import pytest
 
-from shalekv.core.quorum.acceptor import Flush, Save, Truncate, Write
 from shalekv.core.quorum.messages import Health
-from shalekv.core.quorum.record import Ballot, Mark
 from shalekv.errors import StoreBroken
+from shalekv.protocol.acceptor import Flush, Save, Truncate, Write
+from shalekv.protocol.quorum_records import Ballot, Mark
 from shalekv.runtime import ThreadWorkers
-from shalekv.store.member_log.log import MemberLog
-from shalekv.store.member_log.syncer import Syncer
+from shalekv.store.safekeeper_log.log import MemberLog
+from shalekv.store.safekeeper_log.syncer import Syncer
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
     ALL,

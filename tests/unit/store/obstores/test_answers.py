@@ -13,7 +13,7 @@ import pytest
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, ObjectStore, Unknown
-from shalekv.store.obstores.opening import open_bucket
+from shalekv.store.obstore.opening import open_bucket
 from shalekv.store.requests import RequestKind
 from shalekv.store.url import BucketUrl, Provider
 from tests.contract.opening import names_in

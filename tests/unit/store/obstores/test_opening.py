@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.errors import InvalidSetting, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.obstores.opening import open_bucket
+from shalekv.store.obstore.opening import open_bucket
 from shalekv.store.url import BucketUrl, Provider
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.s3.scripted_server import Reply, scripted

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, RecordStore

@@ -11,9 +11,9 @@ from itertools import count
 
 import pytest
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import InvalidRequest, StoreRefused, StoreUnavailable
 from shalekv.format.names import manifest_name, temporary_name, wal_name
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.api import Created, Exists, Recovered, Unknown
 from shalekv.store.claim import Claimed, Taken, claim
 from shalekv.store.memory import MemoryObjects, MemoryStore

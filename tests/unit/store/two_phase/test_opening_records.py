@@ -13,8 +13,8 @@ from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase import sql_engines
 from shalekv.store.two_phase.opening import open_records

@@ -15,9 +15,9 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from shalekv.core.two_phase import Destination, Record
 from shalekv.errors import StoreUnavailable
 from shalekv.format.names import parse_temporary_name
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, ObjectInfo, Recovered, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore

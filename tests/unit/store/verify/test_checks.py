@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.errors import StoreUnfit
 from shalekv.format import names
-from shalekv.roles.database import create_database
+from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects
@@ -21,7 +21,7 @@ from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.fit import check_fit
 from shalekv.store.verify.scratch import FOLDER, Effort
 from shalekv.store.verify.verdict import Failed, Passed, Told, Unanswered, Verdict
-from shalekv.store.verify.verifying import verification
+from shalekv.store.verify.verify import verification
 from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime

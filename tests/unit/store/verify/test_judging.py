@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shalekv.core.two_phase import Destination, Record
+from shalekv.protocol.two_phase import Destination, Record
 from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
 from shalekv.store.two_phase.records import Inserted, InsertOutcome, InsertUnknown, Occupied
 from shalekv.store.verify import two_phase

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import structlog
 
-from shalekv.core.quorum.membership import Member
 from shalekv.core.quorum.messages import RelayTarget
+from shalekv.protocol.membership import Member
 from shalekv.settings import QuorumSettings, SafekeeperTransport
 
 log = structlog.get_logger()

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from shalekv.core.quorum.record import Mark, Record
+from shalekv.protocol.quorum_records import Mark, Record
 
 _WAL_ID = attrgetter("wal_id")
 RECORD_OVERHEAD_BYTES = 300  # of the values beside the payload, measured

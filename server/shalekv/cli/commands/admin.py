@@ -1,0 +1,44 @@
+"""`shalekv admin`: what operators ask and do seldom."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import click
+
+from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
+
+_HELP = """Requests to the object store and what they cost; recovery of a store; repairs
+after a wrong clock.
+
+\b
+Examples:
+  shalekv admin stats --addr 10.0.0.5:7654
+  shalekv admin recover --url s3://bucket/folder --cas two_phase
+  shalekv admin repair-time --url s3://bucket/folder
+  shalekv admin leases list --url s3://bucket/folder
+"""
+
+# `stats` talks to a server, and runs where there is no more than the client.
+MEMBERS: CommandTable = MappingProxyType(
+    {
+        "stats": (
+            "shalekv.cli.commands.admin_stats:stats",
+            "Print requests per minute, and their price.",
+        ),
+        "recover": (
+            "shalekv.cli.commands.admin_recover:recover",
+            "Complete what crashed creates left.",
+        ),
+        "repair-time": (
+            "shalekv.cli.commands.admin_repair_time:repair_time_",
+            "Set logical time back after a wrong clock.",
+        ),
+        "leases": ("shalekv.cli.commands.admin_leases:leases", "List and remove leases."),
+    }
+)
+
+
+@click.group(cls=LazyCommands, table=MEMBERS, help=_HELP)
+def admin() -> None:
+    """Every command for operators."""

@@ -1,0 +1,104 @@
+"""`shalekv admin leases`: lists leases, and removes those that a wrong clock has left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import Format, format_option, print_line, print_rows, printing
+from shalekv.protocol.snapshot import NEVER
+from shalekv.store.cas import CasStore
+from shalekv.wording import moment
+from shalekv.write.job_leases import LeaseView, look_at_leases, remove_leases
+
+COLUMNS = ("id", "holder", "made", "expires", "state", "wal_id_min", "reserved_seq")
+LEASE_ID_BYTES = 16
+
+_HELP = """List the leases of a database, and remove those that a wrong clock has left behind.
+
+A lease protects what a compaction or a load has written, until a manifest names it; it also may
+reserve SSTs for a job. It expires by the clock of the store. One that was made while that was days
+ahead stays for as long, though its job has ended: what it protects is not collected, and what it
+reserves is not merged.
+
+\b
+Examples:
+  shalekv admin leases list --url file:///var/lib/shalekv
+  shalekv admin leases delete 0198c0de00007000800000000000ab01 --url file:///var/lib/shalekv
+"""
+
+_HELP_LIST = """List the leases.
+
+\b
+state  current, expired (until the next collection), or from the future: made by a clock that was
+       ahead of the store's. One that such a clock has renewed is current, and expires late.
+made   empty for leases that keep WAL objects: those of consumers, and of the retention
+"""
+
+_HELP_DELETE = """Remove leases of jobs by their ids.
+
+What a lease protects, and no manifest names, goes with the next collection. If its job runs after
+all, it publishes nothing and ends with an error: its work is lost, and no data that was published.
+So a lease is removed only if it has expired or was made by a clock that was ahead; --force removes
+any. For consumers there is `shalekv consumers delete`.
+"""
+
+
+@click.group(help=_HELP, epilog=exit_codes_text())
+def leases() -> None:
+    """Every command about leases."""
+
+
+@leases.command("list", help=_HELP_LIST)
+@url_option
+@format_option
+def list_(*, url: str, output_format: Format) -> None:
+    """Print all leases."""
+    found = read_store(url, look_at_leases)
+    with printing():
+        print_rows(output_format, COLUMNS, map(_row, found))
+
+
+@leases.command(help=_HELP_DELETE)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@edited_url_option
+@click.option("--force", is_flag=True, help="Also one that may belong to a job that runs.")
+def delete(*, ids: Sequence[str], url: str, force: bool) -> None:
+    """Remove leases, and print their ids."""
+    lease_ids = [_lease_id(each) for each in ids]
+
+    async def remove(store: CasStore) -> None:
+        await remove_leases(store, lease_ids, is_forced=force)
+
+    read_store(url, remove)
+    with printing():
+        for lease_id in lease_ids:
+            print_line(lease_id.hex())
+
+
+def _lease_id(text: str) -> bytes:
+    try:
+        lease_id = bytes.fromhex(text)
+    except ValueError:
+        lease_id = b""
+    if len(lease_id) != LEASE_ID_BYTES:
+        raise click.BadParameter(f"{text!r} is not {2 * LEASE_ID_BYTES} hexadecimal digits")
+    return lease_id
+
+
+def _row(view: LeaseView) -> tuple[Any, ...]:
+    lease = view.lease
+    state = "expired" if view.is_expired else "current"
+    return (
+        lease.id.hex(),
+        lease.holder,
+        None if view.made_ms is None else moment(view.made_ms),
+        "never" if lease.expire_time_s == NEVER else moment(lease.expire_time_s * 1_000),
+        "from the future" if view.is_from_the_future else state,
+        lease.wal_id_min,
+        lease.reserved_seq,
+    )

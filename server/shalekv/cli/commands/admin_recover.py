@@ -1,0 +1,78 @@
+"""`shalekv admin recover`: completes what creates have left half done that crashed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import NamedTuple
+
+import click
+
+from shalekv.cli.console.bucket import edited_url_option, read_store
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import Format, format_option, print_record, printing
+from shalekv.errors import DatabaseNotFound
+from shalekv.protocol.manifest import CasMode
+from shalekv.store.api import Recovered
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+
+_HELP = """Complete what creates have left half done that crashed, with --cas two_phase.
+
+Every writer does so when it opens, and the collector before it lists: this is for those who do not
+want to wait for either. It is safe at any time, beside servers, and as often as you like.
+
+\b
+completed    creates that stand now
+unfinished   those that nobody can complete: whoever wants the name takes it over
+forgotten    records of objects that were collected
+
+With --cas native a create is one request, and there is nothing to recover. A database that was
+created with another --cas is refused. Where there is no database, its creation may be what has
+crashed: that is completed, too.
+
+\b
+Examples:
+  shalekv admin recover --url s3://bucket/folder --cas two_phase --records-url dynamodb://records
+  shalekv admin recover --url s3://bucket/folder --config shalekv.toml --format json
+"""
+
+
+@click.command(help=_HELP, epilog=exit_codes_text())
+@edited_url_option
+@format_option
+def recover(*, url: str, output_format: Format) -> None:
+    """Recover, and print what it came to."""
+    outcome = read_store(url, recover_store)
+    if outcome.missing is not None and outcome.recovered == Recovered():
+        raise outcome.missing
+    with printing():
+        told = {"cas": outcome.cas.name.lower(), **asdict(outcome.recovered)}
+        print_record(output_format, told)
+    if outcome.missing is not None:
+        raise outcome.missing
+    if outcome.cas is CasMode.NATIVE:
+        click.echo("nothing to recover: with --cas native a create is one request", err=True)
+
+
+class Outcome(NamedTuple):
+    """What it came to."""
+
+    cas: CasMode
+    recovered: Recovered
+    missing: DatabaseNotFound | None = None  # there is no database, even now
+
+
+async def recover_store(store: CasStore) -> Outcome:
+    """Recover what is there. Raises `DatabaseMismatch`, `CorruptObject`, `StoreError`."""
+    stored = StoredManifest(store)
+    try:
+        stored.check_cas_mode(await stored.refresh())
+    except DatabaseNotFound:
+        # The first manifest may be what a crash has left half done.
+        recovered = await store.recover()
+        try:
+            await stored.refresh()
+        except DatabaseNotFound as missing:
+            return Outcome(store.cas_mode, recovered, missing)
+        return Outcome(store.cas_mode, recovered)
+    return Outcome(store.cas_mode, await store.recover())

@@ -1,0 +1,194 @@
+"""`shalekv collector`: deletes the objects of databases that nothing needs any more."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+
+from shalekv.cli.child_reports import telling_parent
+from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of, exit_codes_text
+from shalekv.cli.console.output import Format, format_option, print_rows, printing
+from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
+from shalekv.cli.parent_pipe import parent_pipe
+from shalekv.cli.process.databases import chosen_urls, open_places, run_to_end, urls_option
+from shalekv.cli.process.logs import configure_logs
+from shalekv.cli.process.shutdown import StopRequest
+from shalekv.clock import MachineClock
+from shalekv.engine.collection.plan import Plan, Report
+from shalekv.errors import InvalidSetting, ShaleError
+from shalekv.jobs.collect import Collecting
+from shalekv.server.collector import Collector
+from shalekv.settings import CollectSettings
+from shalekv.store.cas import CasStore
+
+DRY_COLUMNS = ("name", "size_bytes", "modified", "fate", "reason", "detail")
+Row = tuple[str | int, ...]
+
+_HELP = """Delete the objects of databases that no reader, no snapshot and no job needs any more.
+
+Several collectors of one database do no harm. What is younger than --collect-age-s stays, as does
+what was published, leased or pinned by a snapshot when a collection began, or comes later.
+
+A database that fails, or is not there yet, is logged with its URL and tried again after
+--collect-interval-ms; the others go on. It is given up when a sync of its disk fails. When all are
+given up, the process ends.
+
+\b
+Examples:
+  shalekv collector --url file:///var/lib/shalekv --dry-run
+  shalekv collector --url file:///var/lib/shalekv --once
+  shalekv collector --url file:///srv/one --url file:///srv/two --log-format json
+
+Settings are found as for `shalekv serve`.
+"""
+
+
+class _CollectCommand(SettingsCommand):
+    model = CollectSettings
+
+
+@click.command(cls=_CollectCommand, help=_HELP, epilog=exit_codes_text())
+@settings_flags(CollectSettings)
+@urls_option
+@click.option("--once", is_flag=True, help="Collect each database once, and end.")
+@click.option(
+    "--dry-run", is_flag=True, help="Delete nothing: print what would become of each object, why."
+)
+@format_option
+@click.option(
+    "--parent-pipe",
+    "with_parent",
+    is_flag=True,
+    help="End when standard input, a pipe from the parent process, ends. Tell requests to the "
+    "store on standard output.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar=CONFIG_VARIABLE,
+    help=f"A TOML file with settings.  [{CONFIG_VARIABLE}]",
+)
+def collector(
+    *,
+    urls: tuple[str, ...],
+    once: bool,
+    dry_run: bool,
+    output_format: Format,
+    with_parent: bool,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Read the settings, collect, and exit with a documented code."""
+    try:
+        settings = load_settings(flags, config, CollectSettings)
+        places = chosen_urls(urls, config)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+    configure_logs(settings.server.log_format, settings.server.log_level, role="collector")
+    if dry_run:
+        _print_plans(places, asyncio.run(_plans(places, settings)), output_format)
+    elif once:
+        outcomes = asyncio.run(_collect_once(places, settings))
+        sys.exit(_exit_code(each for each in outcomes if isinstance(each, Exception)))
+    else:
+        sys.exit(run_to_end(_run(places, settings, with_parent=with_parent)))
+
+
+async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> None:
+    """Collect until a signal asks to stop, or the parent is gone."""
+    log = structlog.get_logger(__name__)
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        if with_parent:
+            await stack.enter_async_context(parent_pipe(stop))
+        databases, clock = await stack.enter_async_context(_databases(places, settings))
+        if with_parent:
+            stack.enter_context(telling_parent([database.sent for database in databases]))
+        role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
+        log.info("collecting", urls=[database.url for database in databases])
+        with stop.interrupts():
+            await role.run()
+    log.info("stopped")
+
+
+async def _collect_once(
+    places: Sequence[str], settings: CollectSettings
+) -> Sequence[Report | Exception]:
+    async with _databases(places, settings) as (databases, clock):
+        role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
+        return await role.run_once()
+
+
+async def _plans(places: Sequence[str], settings: CollectSettings) -> list[Plan | ShaleError]:
+    plans: list[Plan | ShaleError] = []
+    async with _databases(places, settings) as (databases, _):
+        for database in databases:
+            try:
+                plans.append(await database.plan())
+            except ShaleError as error:
+                plans.append(error)
+    return plans
+
+
+@asynccontextmanager
+async def _databases(
+    places: Sequence[str], settings: CollectSettings
+) -> AsyncIterator[tuple[list[Collecting], MachineClock]]:
+    async with open_places(places, settings.store) as opened:
+        stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]
+        yield [Collecting(store, settings.collector) for store in stores], MachineClock()
+
+
+def _print_plans(
+    places: Sequence[str], plans: Sequence[Plan | ShaleError], output_format: Format
+) -> None:
+    with printing():
+        columns = DRY_COLUMNS if len(places) == 1 else ("url", *DRY_COLUMNS)
+        print_rows(output_format, columns, _rows(places, plans))
+    for place, plan in zip(places, plans, strict=True):
+        click.echo(f"{place}: {_summary(plan)}", err=True)
+    code = _exit_code(each for each in plans if isinstance(each, ShaleError))
+    if code is not ExitCode.OK:
+        raise SystemExit(code)
+
+
+def _rows(places: Sequence[str], plans: Sequence[Plan | ShaleError]) -> Iterable[Row]:
+    for place, plan in zip(places, plans, strict=True):
+        if isinstance(plan, ShaleError):
+            continue
+        for judged in plan.objects:
+            listed, verdict = judged.listed, judged.verdict
+            modified = datetime.fromtimestamp(listed.modified_ms / 1_000, UTC)
+            row: Row = (
+                listed.name,
+                listed.size_bytes,
+                modified.isoformat(timespec="milliseconds"),
+                "goes" if verdict.goes else "stays",
+                verdict.reason.value,
+                verdict.detail,
+            )
+            yield row if len(places) == 1 else (place, *row)
+
+
+def _summary(plan: Plan | ShaleError) -> str:
+    if isinstance(plan, ShaleError):
+        return f"Error: {plan}"
+    report = Report.on(plan)
+    return (
+        f"{report.deleted_objects} of {len(plan.objects)} objects would go "
+        f"({report.deleted_bytes} bytes); expired: {report.dropped_snapshots} snapshots, "
+        f"{report.dropped_leases} leases"
+    )
+
+
+def _exit_code(errors: Iterable[Exception]) -> ExitCode:
+    return next(map(exit_code_of, errors), ExitCode.OK)

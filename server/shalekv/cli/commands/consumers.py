@@ -1,0 +1,96 @@
+"""`shalekv consumers`: the named consumers of the WAL, by edits of the manifest in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import Format, format_option, print_line, print_rows, printing
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import NEVER
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.watch.consumers import Consumer, ConsumerLeases, consumers_of
+
+COLUMNS = ("name", "wal_id_min", "wal_id_last_compacted", "expires")
+
+_HELP = """List and delete the named consumers of the WAL.
+
+A watch that is opened with the name of a consumer keeps the WAL from its own position on, so that
+it can go on there after it was away. Its lease expires by the clock of the store unless a watch
+renews it; until then the collector deletes nothing that it keeps. It needs no server to look.
+
+\b
+Examples:
+  shalekv consumers list --url file:///var/lib/shalekv
+  shalekv consumers delete mirror --url file:///var/lib/shalekv
+"""
+
+_HELP_LIST = """List the consumers, and the first WAL object that each keeps.
+
+One that has expired keeps what it keeps until the next collection.
+"""
+
+
+@click.group(help=_HELP, epilog=exit_codes_text())
+def consumers() -> None:
+    """Every command about consumers."""
+
+
+@consumers.command("list", help=_HELP_LIST)
+@url_option
+@format_option
+def list_(*, url: str, output_format: Format) -> None:
+    """Print all consumers."""
+
+    async def read(store: CasStore) -> tuple[Manifest, int]:
+        return await StoredManifest(store).refresh(), await store.reads.now_ms()
+
+    manifest, now_ms = read_store(url, read)
+    with printing():
+        rows = [_row(each, manifest, now_ms) for each in consumers_of(manifest)]
+        print_rows(output_format, COLUMNS, rows)
+
+
+@consumers.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@edited_url_option
+def delete(*, names: Sequence[str], url: str) -> None:
+    """Delete consumers: what only they have kept goes with the next collection.
+
+    A watch that still has the name makes a new lease, from its own position on, if that is
+    possible.
+    """
+
+    async def delete(store: CasStore) -> Sequence[str]:
+        leases = ConsumerLeases(store, StoredManifest(store), ttl_s=0)
+        known = [each.name for each in await leases.list()]
+        found = [name for name in names if name in known]
+        if len(found) == len(names):
+            for name in found:
+                await leases.release(name)
+        return found
+
+    found = read_store(url, delete)
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise click.UsageError(f"there is no consumer called {unknown[0]!r}: nothing was deleted")
+    with printing():
+        for name in found:
+            print_line(name)
+
+
+def _row(consumer: Consumer, manifest: Manifest, now_ms: int) -> tuple[Any, ...]:
+    lease = consumer.lease
+    if lease.expire_time_s == NEVER:
+        expires = "never"
+    elif lease.expire_time_s < now_ms / 1_000:
+        expires = "expired"
+    else:
+        expires = datetime.fromtimestamp(lease.expire_time_s, UTC).isoformat()
+    return consumer.name, lease.wal_id_min, manifest.wal_id_last_compacted, expires

@@ -1,0 +1,89 @@
+"""`shalekv delete`: delete one key, or a range of keys."""
+
+from __future__ import annotations
+
+import click
+
+from shalekv.cli.commits import print_commit
+from shalekv.cli.conditions import condition_options
+from shalekv.cli.console.connection import (
+    Target,
+    durability_option,
+    exit_codes_of_calls,
+    talk,
+    target_options,
+)
+from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
+from shalekv.cli.console.output import Format, brief_format_option
+from shalekv.cli.ranges import RangeWords, range_options
+from shalekv_client import Client, Commit, Condition, Durability
+
+_HELP = """Delete KEY, or all keys of a range, and print the sequence number of the commit.
+
+Deleting a key that has no value succeeds, unless a condition forbids it. A range is deleted in one
+commit, at a cost that does not depend on the number of its keys; nothing is asked, but all keys
+need --yes.
+
+\b
+Examples:
+  shalekv delete greeting
+  shalekv delete --hex 00ff
+  shalekv delete lock/cron --if-seq 1207   only what this commit has written
+  shalekv delete --prefix session/
+  shalekv delete --start 2024 --end 2025   the end is left out
+  shalekv delete --all --yes               the whole database
+"""
+
+
+@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.argument("key", required=False)
+@range_options
+@click.option("--all", "all_keys", is_flag=True, help="All keys of the database; needs --yes.")
+@click.option("--yes", is_flag=True, help="Yes, all of them.")
+@condition_options
+@encoding_options
+@brief_format_option("the sequence number")
+@durability_option
+@target_options
+def delete(  # noqa: PLR0913 (click passes each option by its name)
+    *,
+    key: str | None,
+    key_range: RangeWords,
+    all_keys: bool,
+    yes: bool,
+    condition: Condition | None,
+    encoding: Encoding,
+    output_format: Format | None,
+    durability: Durability,
+    target: Target,
+) -> None:
+    """Delete, and print the sequence number."""
+    _refuse_contradictions(key, key_range, condition, all_keys=all_keys, yes=yes)
+    wanted = None if key is None else argument_bytes(encoding, key, "KEY")
+    keys = key_range.decoded(encoding)
+
+    async def call(client: Client) -> Commit:
+        if wanted is not None:
+            return await client.delete(wanted, condition=condition, durability=durability)
+        return await client.delete_range(**keys, all_keys=all_keys, durability=durability)
+
+    print_commit(talk(target, call, mutates=True), output_format)
+
+
+def _refuse_contradictions(
+    key: str | None,
+    key_range: RangeWords,
+    condition: Condition | None,
+    *,
+    all_keys: bool,
+    yes: bool,
+) -> None:
+    if (key is not None) + key_range.is_given + all_keys != 1:
+        raise click.UsageError(
+            "say what to delete: KEY, a range (--prefix, or --start and --end), or --all; "
+            "one of them"
+        )
+    if condition is not None and key is None:
+        raise click.UsageError("conditions are for one KEY, not for a range")
+    if all_keys and not yes:
+        raise click.UsageError("--all deletes every key of the database; add --yes if you mean it")

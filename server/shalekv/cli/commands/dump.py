@@ -1,0 +1,146 @@
+"""`shalekv dump`: all pairs of one moment, as a file that `shalekv load` reads back."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import click
+
+from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.console.connection import (
+    Target,
+    exit_codes_of_calls,
+    talk,
+    target_options,
+)
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.keys import Encoding, encoding_options
+from shalekv.cli.console.options import Reading, read_options
+from shalekv.cli.console.output import printing
+from shalekv.cli.pairs.file_format import (
+    FileFormat,
+    file_format_option,
+    format_of_name,
+    is_gzip_name,
+)
+from shalekv.cli.pairs.writing import NotWritable, header, keeps_expiry, row_writer
+from shalekv.cli.ranges import RangeWords, range_options
+from shalekv.cli.rows_told import RowsTold, telling
+from shalekv.wording import counted
+from shalekv_client import Client, Scan
+
+_HELP = """Write all pairs, or those of a range, as of one moment; `shalekv load` reads them back.
+
+\b
+NDJSON  keeps every byte by itself: what is not UTF-8 becomes key_base64 or value_base64, and with
+        --hex, --base64 or --escaped all is key_hex and so on. It alone keeps when pairs expire.
+CSV     keeps every byte; with an encoding, load needs the same one.
+TSV     has no room for TABs and line feeds: such a pair ends the dump, unless an encoding is
+        chosen, and load then needs the same one.
+
+The name of --output tells the format (.ndjson, .jsonl, .csv, .tsv, and .gz behind it to compress);
+otherwise it is NDJSON. The file appears whole or not at all. On stderr stand the number of rows
+and the sequence number of the moment.
+
+\b
+Examples:
+  shalekv dump --output all.ndjson.gz
+  shalekv dump | shalekv load --addr 10.0.0.7:7654
+  shalekv dump --prefix user/ --output users.csv
+  shalekv dump --snapshot nightly --output nightly.ndjson.gz
+  shalekv dump --output-format tsv --escaped | gzip > all.tsv.gz
+"""
+
+
+@dataclass(slots=True)
+class _Dumped(RowsTold):
+    expiring_rows: int = 0
+    seq: int = 0
+
+
+@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@range_options
+@click.option(
+    "--output",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="The file to write.  [default: standard output]",
+)
+@file_format_option("--output-format", "The format.  [default: what --output tells, or ndjson]")
+@encoding_options
+@read_options
+@target_options
+def dump(
+    *,
+    key_range: RangeWords,
+    path: Path | None,
+    file_format: FileFormat | None,
+    encoding: Encoding,
+    reading: Reading,
+    target: Target,
+) -> None:
+    """Dump, and tell rows and sequence number on stderr."""
+    name = path.name if path else ""
+    chosen = file_format or format_of_name(name) or FileFormat.NDJSON
+    arguments = key_range.decoded(encoding)
+    write_rows = row_writer(chosen, encoding)
+
+    async def call(client: Client, file: BinaryIO) -> _Dumped:
+        dumped = _Dumped()
+        file.write(header(chosen))
+        which = await reading.arguments(client)
+        with telling(dumped, to_file=path is not None):
+            async with client.scan(**arguments, **which) as scan:
+                await write_all(scan, file, dumped)
+        return dumped
+
+    async def write_all(scan: Scan, file: BinaryIO, dumped: _Dumped) -> None:
+        while entries := await scan.read():
+            file.write(write_rows(entries))
+            dumped.rows += len(entries)
+            dumped.bytes += sum(len(e.key) + len(e.value) for e in entries)
+            dumped.expiring_rows += sum(e.expire_at_ms is not None for e in entries)
+        dumped.seq = scan.view.seq if scan.view else 0
+
+    with _told_failures(), _output(path) as file:
+        dumped = talk(target, lambda client: call(client, file))
+    click.echo(f"dumped {counted(dumped.rows, 'row')} at seq {dumped.seq}", err=True)
+    if dumped.expiring_rows and not keeps_expiry(chosen):
+        of_them = f"{counted(dumped.expiring_rows, 'row')} of them will"
+        click.echo(f"{of_them} expire, which {chosen.value} cannot say, and ndjson can", err=True)
+
+
+@contextmanager
+def _output(path: Path | None) -> Iterator[BinaryIO]:
+    if path is None:
+        with printing():
+            yield sys.stdout.buffer
+        return
+    with whole_file(path) as file:
+        if not is_gzip_name(path.name):
+            yield file
+            return
+        # Without name and time: the same rows make the same file.
+        with gzip.GzipFile(
+            filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0
+        ) as zipped:
+            yield cast("BinaryIO", zipped)
+
+
+@contextmanager
+def _told_failures() -> Iterator[None]:
+    try:
+        yield
+    except NotWritable as error:
+        click.echo(f"Error: {error}", err=True)
+        raise SystemExit(ExitCode.USAGE) from None
+    except OSError as error:
+        click.echo(f"Error: --output cannot be written: {error}", err=True)
+        raise SystemExit(ExitCode.OUTPUT) from None

@@ -1,0 +1,117 @@
+"""`shalekv get`: the value of one key."""
+
+from __future__ import annotations
+
+import click
+
+from shalekv.cli.console.connection import (
+    ClientExit,
+    Target,
+    exit_codes_of_calls,
+    talk,
+    target_options,
+)
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field, shown
+from shalekv.cli.console.options import Reading, read_options
+from shalekv.cli.console.output import (
+    Format,
+    brief_format_option,
+    print_bytes,
+    print_json,
+    print_line,
+    print_rows,
+    printing,
+)
+from shalekv_client import Client, Value
+
+COUNTER_BYTES = 8
+
+_HELP = """Print the value of KEY.
+
+A key without a value ends with exit code 1 and a message on stderr.
+
+Without --format the value is printed on a line, and what a terminal cannot show is escaped; raw is
+the value byte by byte, table and json have the sequence number and the expiry as well.
+
+\b
+Examples:
+  shalekv get greeting
+  shalekv get --hex 00ff                  a key of two bytes; the value is printed in hex
+  shalekv get --escaped 'row\\x00\\x01'     the same key space, spelled with escapes
+  shalekv get logo --format raw > a.png   the value exactly as it is stored
+  shalekv get greeting --format json      with sequence number and expiry
+  shalekv get hits --as-int64             a counter, as `shalekv add` makes them
+  shalekv get greeting --snapshot nightly the value that it had then
+  shalekv get greeting --addr 10.0.0.6:7654,10.0.0.7:7654 --max-staleness 2s
+"""
+
+
+@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@click.argument("key")
+@click.option("--as-int64", is_flag=True, help="The value is a counter; print its number.")
+@encoding_options
+@brief_format_option("the value on a line")
+@read_options
+@target_options
+def get(
+    *,
+    key: str,
+    as_int64: bool,
+    encoding: Encoding,
+    output_format: Format | None,
+    reading: Reading,
+    target: Target,
+) -> None:
+    """Print the value, or end with exit code 1."""
+    wanted = argument_bytes(encoding, key, "KEY")
+
+    async def call(client: Client) -> Value | None:
+        return await client.get(wanted, **await reading.arguments(client))
+
+    found = talk(target, call)
+    if found is None:
+        click.echo(f"not found: {encoding.encode(wanted)}", err=True)
+        raise SystemExit(ClientExit.NOT_FOUND)
+    number = _counter(found.value) if as_int64 else None
+    with printing():
+        _print(wanted, found, number, encoding, output_format)
+
+
+def _counter(value: bytes) -> int:
+    if len(value) != COUNTER_BYTES:
+        problem = f"a counter has {COUNTER_BYTES} bytes, and this value has {len(value)}"
+        click.echo(f"Error: --as-int64: {problem}", err=True)
+        raise SystemExit(ExitCode.USAGE)
+    return int.from_bytes(value, "little", signed=True)
+
+
+def _print(
+    key: bytes,
+    found: Value,
+    number: int | None,
+    encoding: Encoding,
+    output_format: Format | None,
+) -> None:
+    spelled = encoding.encode(found.value) if number is None else str(number)
+    match output_format:
+        case None if encoding is Encoding.TEXT and number is None:
+            print_line(shown(found.value, keep="\n\t"))
+        case None:
+            print_line(spelled)
+        case Format.RAW:
+            print_bytes(found.value if number is None else spelled.encode())
+        case Format.JSON:
+            value = json_field("value", found.value, encoding)
+            print_json(
+                {
+                    **json_field("key", key, encoding),
+                    **(value if number is None else {"value": number}),
+                    "seq": found.seq,
+                    "expire_at_ms": found.expire_at_ms,
+                }
+            )
+        case Format.TABLE:
+            columns = ("key", "value", "seq", "expire_at_ms")
+            row = (encoding.encode(key), spelled, str(found.seq), found.expire_at_ms)
+            print_rows(Format.TABLE, columns, [row])

@@ -1,0 +1,218 @@
+"""`shalekv safekeeper add|remove|replace|cancel|status`: who the members of a quorum are."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import Format, format_option, print_rows, printing
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.membership import Configuration
+from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.quorum.links import Links
+from shalekv.write.quorum.membership import Changing, Surveyed, configuration_of, survey
+
+ResultT = TypeVar("ResultT")
+
+COLUMNS = (
+    "address",
+    "member",
+    "place",
+    "health",
+    "epoch",
+    "last_lsn",
+    "committed_lsn",
+    "archived_wal_id",
+    "log_bytes",
+    "archiver",
+    "problem",
+)
+WAIT_POLL_MS = 200
+WAIT_S_DEFAULT = 60
+WAIT_S_MAX = 86_400
+
+_HELP_CHANGE = """
+
+A change takes two steps: this command makes the first, and the writer makes the second when a
+majority of the new members holds its log. If no writer serves, the next one does. While a change is
+under way, a majority of the old members *and* one of the new ones is needed.
+"""
+
+_HELP_ADD = f"""Add safekeepers, which must be running, to a database.
+
+Three of them survive the loss of one, five of two; four survive no more than three.{_HELP_CHANGE}
+\b
+Example:
+  shalekv safekeeper add sk4:7655 sk5:7655 --url s3://bucket/folder
+"""
+
+_HELP_REMOVE = f"""Remove safekeepers from a database. What they hold is deleted by themselves.
+{_HELP_CHANGE}
+\b
+Example:
+  shalekv safekeeper remove sk5:7655 sk4:7655 --url s3://bucket/folder
+"""
+
+_HELP_REPLACE = f"""Put a safekeeper, which must be running, in the place of another.
+
+The two addresses are the same for a node that has lost its disk: it is another member then, and
+refused until it is put in the place of the old one and filled.{_HELP_CHANGE}
+\b
+Examples:
+  shalekv safekeeper replace sk2:7655 sk6:7655 --url s3://bucket/folder
+  shalekv safekeeper replace sk2:7655 sk2:7655 --url s3://bucket/folder
+"""
+
+_HELP_CANCEL = """Give up a change of members that is under way: the old ones stay.
+
+That is safe at any time, since nothing was decided without them. Useful when a new node does not
+come up, and the change waits for it.
+"""
+
+_HELP_STATUS = """Print what the safekeepers of a database hold, asked one by one.
+
+\b
+place            member; joining or leaving while a change is under way
+health           sound; damaged (it has lost records, and waits for a writer to fill it);
+                 refilling
+epoch            of the writer that it follows
+last_lsn         the last record on its disk; committed_lsn: as far as it knows
+archived_wal_id  the last object that it has seen in the bucket
+"""
+
+_wait_option = click.option(
+    "--wait-s",
+    type=click.IntRange(0, WAIT_S_MAX),
+    default=WAIT_S_DEFAULT,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the writer to make the second step. 0: not at all.",
+)
+
+
+def with_links(url: str, run: Callable[[CasStore, Links], Awaitable[ResultT]]) -> ResultT:
+    """The result of `run`, with the store at `url` and a way to safekeepers."""
+
+    async def opened(store: CasStore) -> ResultT:
+        links = GrpcLinks()
+        try:
+            return await run(store, links)
+        finally:
+            await links.close()
+
+    return read_store(url, opened)
+
+
+@click.command(help=_HELP_ADD, epilog=exit_codes_text())
+@click.argument("addresses", metavar="HOST:PORT...", nargs=-1, required=True)
+@edited_url_option
+@_wait_option
+def add(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
+    """Add members."""
+    _change(url, wait_s, lambda changing: changing.add(addresses))
+
+
+@click.command(help=_HELP_REMOVE, epilog=exit_codes_text())
+@click.argument("addresses", metavar="HOST:PORT...", nargs=-1, required=True)
+@edited_url_option
+@_wait_option
+def remove(*, addresses: Sequence[str], url: str, wait_s: int) -> None:
+    """Remove members."""
+    _change(url, wait_s, lambda changing: changing.remove(addresses))
+
+
+@click.command(help=_HELP_REPLACE, epilog=exit_codes_text())
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@edited_url_option
+@_wait_option
+def replace(*, old: str, new: str, url: str, wait_s: int) -> None:
+    """Replace a member."""
+    _change(url, wait_s, lambda changing: changing.replace(old, new))
+
+
+@click.command(help=_HELP_CANCEL, epilog=exit_codes_text())
+@edited_url_option
+def cancel(*, url: str) -> None:
+    """Cancel a change."""
+    _change(url, 0, lambda changing: changing.cancel())
+
+
+@click.command(help=_HELP_STATUS, epilog=exit_codes_text())
+@url_option
+@format_option
+def status(*, url: str, output_format: Format) -> None:
+    """Print all members."""
+
+    async def ask(store: CasStore, links: Links) -> tuple[Configuration, Sequence[Surveyed]]:
+        manifest = await StoredManifest(store).refresh()
+        configuration = configuration_of(manifest)
+        everyone = configuration.everyone
+        return configuration, await survey(links, manifest.database_id, everyone)
+
+    configuration, surveyed = with_links(url, ask)
+    with printing():
+        print_rows(output_format, COLUMNS, [_row(configuration, each) for each in surveyed])
+
+
+def _change(url: str, wait_s: int, change: Callable[[Changing], Awaitable[Manifest]]) -> None:
+    """Begin a change, wait for its end, and tell how it went."""
+
+    async def run(store: CasStore, links: Links) -> Manifest:
+        manifest = await change(Changing(store, links))
+        stored, clock = StoredManifest(store), store.runtime.clock
+        deadline_ms = clock.monotonic_ms() + wait_s * 1_000
+        while configuration_of(manifest).is_joint and clock.monotonic_ms() < deadline_ms:
+            await clock.sleep_ms(WAIT_POLL_MS)
+            manifest = await stored.refresh()
+        return manifest
+
+    configuration = configuration_of(with_links(url, run))
+    _tell(configuration)
+
+
+def _tell(configuration: Configuration) -> None:
+    members = ", ".join(member.address for member in configuration.members)
+    if not configuration.is_joint:
+        click.echo(f"the members are {members}")
+    else:
+        joint = ", ".join(member.address for member in configuration.next)
+        click.echo(f"the change from {members} to {joint} is under way")
+        click.echo(
+            "It ends when a writer serves and has filled a majority of the new members; until then "
+            "both sets decide. See `shalekv safekeeper status`.",
+            err=True,
+        )
+    if len(configuration.next or configuration.members) % 2 == 0:
+        click.echo("An even number of members survives no more losses than one less.", err=True)
+
+
+def _row(configuration: Configuration, surveyed: Surveyed) -> tuple[Any, ...]:
+    member, found = surveyed.member, surveyed.status
+    ids, ids_next = ({m.id for m in each} for each in (configuration.members, configuration.next))
+    place = "member"
+    if configuration.is_joint:
+        place = "member" if member.id in ids & ids_next else "leaving"
+        place = "joining" if member.id not in ids else place
+    if found is None:
+        unknown = (None,) * (len(COLUMNS) - 4)
+        return member.address, member.id.hex(), place, *unknown, surveyed.problem
+    return (
+        member.address,
+        member.id.hex(),
+        place,
+        found.health.value,
+        found.promise.epoch,
+        found.log.last.lsn,
+        found.committed_lsn,
+        found.archived_wal_id,
+        found.log_bytes,
+        "yes" if found.is_archiver else "",
+        found.archive_problem or found.full_problem,
+    )

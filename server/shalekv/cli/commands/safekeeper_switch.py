@@ -1,0 +1,68 @@
+"""`shalekv safekeeper switch`: moves the WAL into safekeepers, or back into the object store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from shalekv.cli.commands.safekeeper_members import with_links
+from shalekv.cli.console.bucket import edited_url_option
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.jobs.switch_wal import switch_to_object_store, switch_to_quorum
+from shalekv.protocol.manifest import Manifest
+from shalekv.store.cas import CasStore
+from shalekv.write.quorum.links import Links
+
+QUORUM = "quorum"
+OBJECT_STORE = "object-store"
+
+_HELP = """Move the WAL of a database into safekeepers, or back into the object store.
+
+The writer that serves the database is fenced by it, and ends: start it again afterwards, with the
+other --wal. Nothing that was acknowledged is lost. If the command ends with an error the database
+is whole, in the mode in which it was as a rule: run it again, which tells if it is in the new one.
+
+To quorum, all of the WAL is compacted first, and a compactor that runs by itself ends as
+superseded: start it again, too. Versions before 0.8 cannot read the database then: update all
+servers, readers and safekeepers before.
+
+\b
+to quorum         the safekeepers must be running; the log goes on in them
+to object-store   a majority must be running; everything is archived first
+
+\b
+Examples:
+  shalekv safekeeper switch --to quorum --url s3://bucket/folder \\
+      --safekeepers sk1:7655,sk2:7655,sk3:7655
+  shalekv safekeeper switch --to object-store --url s3://bucket/folder
+"""
+
+
+def _addresses(text: str | None) -> Sequence[str]:
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
+
+
+@click.command(help=_HELP, epilog=exit_codes_text())
+@click.option(
+    "--to", "target", type=click.Choice([QUORUM, OBJECT_STORE]), required=True, help="The new mode."
+)
+@click.option(
+    "--safekeepers",
+    metavar="HOST:PORT,...",
+    callback=lambda _context, _option, value: _addresses(value),
+    help="Who is to hold the WAL: 3 or 5 of them.",
+)
+@edited_url_option
+def switch(*, target: str, safekeepers: Sequence[str], url: str) -> None:
+    """Switch, and tell so."""
+    if (target == QUORUM) != bool(safekeepers):
+        raise click.UsageError("--safekeepers belongs to --to quorum, and that needs it")
+
+    async def run(store: CasStore, links: Links) -> Manifest:
+        if target == QUORUM:
+            return await switch_to_quorum(store, links, safekeepers)
+        return await switch_to_object_store(store, links)
+
+    manifest = with_links(url, run)
+    click.echo(f"the WAL is in mode {target} from manifest {manifest.manifest_id} on")

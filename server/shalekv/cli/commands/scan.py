@@ -1,0 +1,182 @@
+"""`shalekv scan`: the keys of a range, in order."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+from shalekv.cli.console.connection import (
+    Target,
+    exit_codes_of_calls,
+    talk,
+    target_options,
+)
+from shalekv.cli.console.keys import Encoding, encoding_options, json_field
+from shalekv.cli.console.options import Reading, read_options
+from shalekv.cli.console.output import (
+    TABLE_ROWS,
+    Format,
+    TablePrinter,
+    format_option,
+    print_json,
+    print_line,
+)
+from shalekv.cli.output_file import output_option, printing_into
+from shalekv.cli.ranges import RangeWords, range_options
+from shalekv.cli.rows_told import RowsTold, telling
+from shalekv.wording import counted
+from shalekv_client import Client, Entry
+
+Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`
+Printer: TypeAlias = Callable[[Sequence[Entry]], None]
+
+_HELP = """Print keys and values in the order of the keys, as of one moment.
+
+All keys without --start, --end or --prefix. --start is the first key, --end the first one that is
+left out; --prefix stands for itself.
+
+When a limit ends the scan before its range does, stderr has the --page-token with which the same
+command goes on, at the same moment; the server keeps it for a minute. Limits and format may then
+be others, the range may not.
+
+\b
+Examples:
+  shalekv scan --prefix 'GREEK SMALL LETTER A'
+  shalekv scan --start a --end b --limit 10
+  shalekv scan --limit-bytes 1000000 --page-token TOKEN   the next million bytes
+  shalekv scan --reverse --limit 1                 the last key of all
+  shalekv scan --keys-only | wc -l                 how many keys there are
+  shalekv scan --format json | jq -r .value
+  shalekv scan --escaped --format raw > all.tsv    what `shalekv load --escaped` reads back
+  shalekv scan --snapshot nightly --output nightly.tsv
+"""
+
+
+@click.command(help=_HELP, epilog=exit_codes_of_calls())
+@range_options
+@click.option("--reverse", is_flag=True, help="From the last key to the first.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="At most so many.")
+@click.option(
+    "--limit-bytes",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Stop after the entry that brings keys and values to so many bytes.",
+)
+@click.option(
+    "--page-token",
+    metavar="TOKEN",
+    callback=lambda _context, _option, value: _token(value or ""),
+    help="Go on where this page ended.",
+)
+@click.option("--keys-only", is_flag=True, help="Leave the values out.")
+@output_option
+@encoding_options
+@format_option
+@read_options
+@target_options
+def scan(  # noqa: PLR0913 (click passes each option by its name)
+    *,
+    key_range: RangeWords,
+    reverse: bool,
+    limit: int | None,
+    limit_bytes: int | None,
+    page_token: bytes,
+    keys_only: bool,
+    output_path: Path | None,
+    encoding: Encoding,
+    output_format: Format,
+    reading: Reading,
+    target: Target,
+) -> None:
+    """Print the entries."""
+    arguments: Arguments = {
+        **key_range.decoded(encoding),
+        "reverse": reverse,
+        "limit": limit or 0,
+        "limit_bytes": limit_bytes or 0,
+        "keys_only": keys_only,
+        "page_token": page_token,
+    }
+    told = RowsTold()
+
+    async def call(client: Client) -> bytes:
+        which = arguments | await reading.arguments(client)
+        with telling(told, to_file=output_path is not None):
+            return await _print_all(client, which, encoding, output_format, told)
+
+    with printing_into(output_path):
+        next_page = talk(target, call)
+    if output_path is not None:
+        click.echo(f"{counted(told.rows, 'row')} in {output_path}", err=True)
+    if next_page:
+        token = base64.urlsafe_b64encode(next_page).decode("ascii")
+        click.echo(f"There is more: the same with --page-token {token}", err=True)
+
+
+def _token(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode(), altchars=b"-_", validate=True)
+    except binascii.Error:
+        raise click.BadParameter("it is not what an earlier page has printed") from None
+
+
+async def _print_all(
+    client: Client,
+    arguments: Arguments,
+    encoding: Encoding,
+    output_format: Format,
+    told: RowsTold,
+) -> bytes:
+    """Print the entries; the token of the next page, empty when there is none."""
+    keys_only = bool(arguments["keys_only"])
+    table = TablePrinter(["key"] if keys_only else ["key", "value", "seq"])
+    write = _printer(table, encoding, output_format, keys_only=keys_only)
+    page: list[Entry] = []
+    async with client.scan(**arguments) as entries:
+        try:
+            async for entry in entries:
+                page.append(entry)
+                told.rows += 1
+                told.bytes += len(entry.key) + len(entry.value)
+                if len(page) == TABLE_ROWS:
+                    write(page)
+                    page.clear()
+        finally:
+            write(page)  # what came before an error is good
+    if output_format is Format.TABLE:
+        table.finish()
+    return entries.page_token
+
+
+def _printer(
+    table: TablePrinter, encoding: Encoding, output_format: Format, *, keys_only: bool
+) -> Printer:
+    spell = encoding.encode
+
+    def print_table(page: Sequence[Entry]) -> None:
+        if keys_only:
+            table.print([spell(e.key)] for e in page)
+        else:
+            table.print([spell(e.key), spell(e.value), str(e.seq)] for e in page)
+
+    def print_raw(page: Sequence[Entry]) -> None:
+        for e in page:
+            print_line(spell(e.key) if keys_only else f"{spell(e.key)}\t{spell(e.value)}")
+
+    def print_objects(page: Sequence[Entry]) -> None:
+        for e in page:
+            value = {} if keys_only else json_field("value", e.value, encoding)
+            key = json_field("key", e.key, encoding)
+            print_json({**key, **value, "seq": e.seq, "expire_at_ms": e.expire_at_ms})
+
+    printers: dict[Format, Printer] = {
+        Format.TABLE: print_table,
+        Format.RAW: print_raw,
+        Format.JSON: print_objects,
+    }
+    return printers[output_format]

@@ -1,0 +1,74 @@
+"""`shalekv serve`: the writer of one database, behind gRPC."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shalekv.cli.console.configuration import CONFIG_VARIABLE
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
+from shalekv.cli.process.writer import serve_database
+from shalekv.cli.server_command import run_server, serving_settings
+from shalekv.cli.welcome import welcome
+from shalekv.errors import InvalidSetting
+from shalekv.settings import ServeSettings
+
+_HELP = """Serve a database to gRPC clients, as its one writer.
+
+Opening takes over from a writer that serves the same database elsewhere: that one is fenced,
+which is safe, and ends with exit code 4. With --open-once it does not take over from a writer that
+opens the database at the same time and is first: it ends with exit code 8. With --elect the server
+stands by until a lease lets it try, and stands by again when it has lost the lease or the database.
+
+\b
+Examples:
+  shalekv serve --create --url file:///var/lib/shalekv
+  shalekv serve --config shalekv.toml --log-format json
+  SHALEKV_DATABASE__URL=file:///var/lib/shalekv shalekv serve --listen 127.0.0.1:0
+  shalekv serve --url s3://bucket/db --elect bucket
+
+\b
+Each setting is taken from the first of these that has it:
+  1. its flag, as below
+  2. its environment variable, named below
+  3. the file of --config: flush_interval_ms under [writer], and so on
+  4. its default
+"""
+
+
+class _ServeCommand(SettingsCommand):
+    model = ServeSettings
+
+
+@click.command(cls=_ServeCommand, help=_HELP, epilog=exit_codes_text())
+@settings_flags(ServeSettings)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar=CONFIG_VARIABLE,
+    help=f"A TOML file with settings.  [{CONFIG_VARIABLE}]",
+)
+def serve(config: Path | None, **flags: Any) -> None:
+    """Read the settings, serve, and exit with a documented code."""
+    try:
+        settings = serving_settings(flags, config, ServeSettings)
+        _refuse_elected_once(settings)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+    sys.exit(run_server(settings, serve_database, _greet))
+
+
+def _refuse_elected_once(settings: ServeSettings) -> None:
+    if settings.writer.open_once and settings.election.elect:
+        raise InvalidSetting(
+            "--open-once cannot be used with --elect: a server that stands by opens the database "
+            "again and again, and the lease decides when. Leave one of them out"
+        )
+
+
+def _greet(listen: str) -> None:
+    click.echo(welcome(listen, program=sys.argv[0], python=sys.executable), err=True)

@@ -1,0 +1,222 @@
+"""`shalekv snapshot`: the snapshots of a database, by edits of its manifest in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from shalekv.cli.console.bucket import edited_url_option, read_store, url_option
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import (
+    Format,
+    Record,
+    brief_format_option,
+    format_option,
+    print_line,
+    print_record,
+    print_rows,
+    printing,
+)
+from shalekv.cli.console.units import duration
+from shalekv.protocol.manifest import Snapshot
+from shalekv.protocol.snapshot import NEVER
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import GAP_WAIT_MS, Snapshots, SnapshotView
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+ResultT = TypeVar("ResultT")
+
+HOUR_MS = 3_600_000
+COLUMNS = (
+    "id",
+    "name",
+    "manifest_id",
+    "expires",
+    "wal_id_last_compacted",
+    "wal_id_last_seen",
+    "last_compacted_seq",
+    "pinned_bytes",
+    "pinned_alone_bytes",
+)
+
+_HELP = """Create, list, renew, share and delete the snapshots of a database.
+
+A snapshot keeps the objects of one manifest: the state of the database when it was created, the
+WAL objects that were there included. It needs no server. It expires by the clock of the store;
+after that its objects are deleted, and it cannot be renewed any more.
+
+\b
+Examples:
+  shalekv snapshot create --url file:///var/lib/shalekv --name nightly --ttl 12h
+  shalekv snapshot renew nightly --url file:///var/lib/shalekv --ttl 1d
+  shalekv snapshot share nightly --url file:///var/lib/shalekv --name copy
+  shalekv snapshot list --url file:///var/lib/shalekv
+  shalekv snapshot delete nightly --url file:///var/lib/shalekv
+"""
+
+_HELP_LIST = """List the snapshots, those of servers included.
+
+What a snapshot pins are the bytes of objects that the current manifest does not need; what it
+pins alone goes when it goes. One that has expired pins nothing, and goes with the next collection.
+"""
+
+
+@click.group(help=_HELP, epilog=exit_codes_text())
+def snapshot() -> None:
+    """Every command about snapshots."""
+
+
+def _life_options(command: CommandT) -> CommandT:
+    ttl = click.option(
+        "--ttl",
+        "ttl_ms",
+        callback=duration,
+        metavar="TIME",
+        help="Expires after this time, such as 30s, 10m, 12h or 7d.  [default: 1h]",
+    )
+    forever = click.option(
+        "--forever", is_flag=True, help="Never expires: it keeps its objects until it is deleted."
+    )
+    return ttl(forever(command))
+
+
+def _name_option(command: CommandT) -> CommandT:
+    return click.option("--name", default="", metavar="NAME", help="A name of your choice.")(
+        command
+    )
+
+
+_called_argument = click.argument("called", metavar="ID|NAME")
+_brief_format = brief_format_option("the id of the snapshot")
+
+
+@snapshot.command()
+@edited_url_option
+@_name_option
+@_life_options
+@_brief_format
+def create(
+    *, url: str, name: str, ttl_ms: int | None, forever: bool, output_format: Format | None
+) -> None:
+    """Create a snapshot of the current state, and print its id."""
+    life_ms = _life_ms(ttl_ms, forever=forever)
+    found = _with_snapshots(
+        url,
+        lambda known: known.create(name=name, ttl_ms=life_ms, gap_wait_ms=GAP_WAIT_MS),
+    )
+    _print(found, output_format)
+
+
+@snapshot.command()
+@_called_argument
+@edited_url_option
+@_name_option
+@_life_options
+@_brief_format
+def share(
+    *,
+    called: str,
+    url: str,
+    name: str,
+    ttl_ms: int | None,
+    forever: bool,
+    output_format: Format | None,
+) -> None:
+    """Create a second snapshot of what another one shows, and print its id."""
+    life_ms = _life_ms(ttl_ms, forever=forever)
+    found = _with_snapshots(url, lambda known: known.share(called, name=name, ttl_ms=life_ms))
+    _print(found, output_format)
+
+
+@snapshot.command()
+@_called_argument
+@edited_url_option
+@_life_options
+@_brief_format
+def renew(
+    *, called: str, url: str, ttl_ms: int | None, forever: bool, output_format: Format | None
+) -> None:
+    """Let a snapshot that has not expired live on, from now."""
+    life_ms = _life_ms(ttl_ms, forever=forever)
+    found = _with_snapshots(url, lambda known: known.renew(called, ttl_ms=life_ms))
+    _print(found, output_format)
+
+
+@snapshot.command()
+@_called_argument
+@edited_url_option
+@click.option("--force", is_flag=True, help="Also one that keeps SSTs for a clone, which is lost.")
+@_brief_format
+def delete(*, called: str, url: str, force: bool, output_format: Format | None) -> None:
+    """Delete a snapshot; what only it has kept goes with the next collection."""
+    found = _with_snapshots(url, lambda known: known.delete(called, is_forced=force))
+    _print(found, output_format)
+
+
+@snapshot.command("list", help=_HELP_LIST)
+@url_option
+@format_option
+def list_(*, url: str, output_format: Format) -> None:
+    """Print all snapshots."""
+    found = _with_snapshots(url, lambda known: known.list())
+    with printing():
+        print_rows(output_format, COLUMNS, map(_row, found))
+
+
+def _with_snapshots(url: str, act: Callable[[Snapshots], Awaitable[ResultT]]) -> ResultT:
+    async def opened(store: CasStore) -> ResultT:
+        stored = StoredManifest(store)
+        await stored.refresh()  # to tell the time some stores write, but not where no database is
+        return await act(Snapshots(store, stored))
+
+    return read_store(url, opened)
+
+
+def _life_ms(ttl_ms: int | None, *, forever: bool) -> int | None:
+    if forever:
+        if ttl_ms is not None:
+            raise click.UsageError("--ttl and --forever exclude each other")
+        return None
+    return HOUR_MS if ttl_ms is None else ttl_ms
+
+
+def _print(found: Snapshot, output_format: Format | None) -> None:
+    with printing():
+        if output_format is None:
+            print_line(found.id.hex())
+        else:
+            print_record(output_format, _record(found))
+
+
+def _record(found: Snapshot) -> Record:
+    return {
+        "id": found.id.hex(),
+        "name": found.name or None,
+        "manifest_id": found.manifest_id,
+        "expires": _expires(found),
+    }
+
+
+def _row(view: SnapshotView) -> tuple[Any, ...]:
+    manifest, pinned = view.manifest, view.pinned
+    told = tuple(_record(view.snapshot).values())
+    if manifest is None or pinned is None:
+        return (*told[:-1], "expired", *(None,) * 5)
+    return (
+        *told,
+        manifest.wal_id_last_compacted,
+        manifest.wal_id_last_seen,
+        manifest.last_compacted_seq,
+        pinned.size_bytes,
+        pinned.alone_bytes,
+    )
+
+
+def _expires(found: Snapshot) -> str:
+    if found.snapshot_expire_time_s == NEVER:
+        return "never"
+    return datetime.fromtimestamp(found.snapshot_expire_time_s, UTC).isoformat()

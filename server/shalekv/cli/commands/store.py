@@ -1,0 +1,210 @@
+"""`shalekv store`: what a store must keep to hold a database, and whether it does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+
+from shalekv.cli.console.bucket import edited_url_option, store_settings
+from shalekv.cli.console.exit_codes import ExitCode, exit_codes_text
+from shalekv.cli.console.output import (
+    Format,
+    format_option,
+    print_json,
+    print_line,
+    print_rows,
+    printing,
+)
+from shalekv.cli.process.logs import configure_logs
+from shalekv.clock import MachineClock
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import LogFormat, LogLevel, StoreSettings
+from shalekv.settings.model import GIB, MIB
+from shalekv.store.opening import open_store
+from shalekv.store.verify.scratch import FOLDER, Effort
+from shalekv.store.verify.verdict import Failed, Passed, Told, Unanswered, Verdict
+from shalekv.store.verify.verify import Finding, verification
+from shalekv.wording import counted
+
+PARALLEL_MAX = 64
+ROUNDS_MAX = 100_000
+PART_BYTES_MIN = 5 * MIB  # of an upload in parts
+COLUMNS = ("result", "check", "proves", "found", "lost")
+_SHOWN = ("result", "check", "proves")  # in the columns of a table; what is found stands below
+
+_DEFAULT = Effort()
+_MARKS = {
+    "passed": "\N{CHECK MARK}",
+    "told": "\N{CHECK MARK}",
+    "failed": "\N{BALLOT X}",
+    "unanswered": "?",
+}
+_NOT_NEEDED = (
+    "not needed",
+    "conditional-copy",
+    "nothing: no object is ever copied on a condition",
+    None,
+    None,
+)
+
+_HELP = f"""Prove a store fit to hold a database, by what its guarantees rest on.
+
+A store that takes conditions and ignores them loses data, and never says so. Each line is a tick,
+or what was found and which guarantee is lost with it. "told" is what a store need not keep, and
+this one does not.
+
+Some 2,000 requests are sent. They work in {FOLDER} beside the folders of a database, which may be
+in use meanwhile, and what they make is deleted at the end. With --cas two_phase the transactional
+store is checked, too, and the store of objects has to honour no condition.
+
+\b
+Examples:
+  shalekv store verify --url s3://bucket/folder --endpoint-url https://localhost:9000
+  shalekv store verify --url file:///var/lib/shalekv --rounds 1000
+  shalekv store verify --url s3://bucket/folder --format json | jq 'select(.result == "failed")'
+"""
+
+
+@click.group()
+def store() -> None:
+    """Prove a store fit to hold a database."""
+
+
+@store.command(help=_HELP, epilog=exit_codes_text())
+@edited_url_option
+@click.option(
+    "--parallel",
+    type=click.IntRange(2, PARALLEL_MAX),
+    default=_DEFAULT.racers,
+    show_default=True,
+    metavar="N",
+    help="Creates of one name that race each other, each on connections of its own.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, ROUNDS_MAX),
+    default=_DEFAULT.rounds,
+    show_default=True,
+    metavar="N",
+    help="Names that are raced for.",
+)
+@click.option(
+    "--large-object-bytes",
+    type=click.IntRange(1, GIB),
+    default=_DEFAULT.large_object_bytes,
+    show_default=True,
+    metavar="BYTES",
+    help="Size of the largest object that is written. Above 5 MiB it is uploaded in parts.",
+)
+@format_option
+def verify(
+    *, url: str, parallel: int, rounds: int, large_object_bytes: int, output_format: Format
+) -> None:
+    """Check, print what was found, and exit with a code that says whether the store is fit."""
+    settings = _in_parts(store_settings(), large_object_bytes)
+    effort = Effort(parallel, rounds, large_object_bytes)
+    configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
+    findings = asyncio.run(_verified(url, settings, effort))
+    with printing():
+        _print(findings, output_format)
+    is_fit, summary = _judged(findings)
+    click.echo(f"{url} {summary}", err=True)
+    if not is_fit:
+        raise SystemExit(ExitCode.STORE)
+
+
+def _in_parts(settings: StoreSettings, large_object_bytes: int) -> StoreSettings:
+    """Settings by which the large object goes up in parts, as the largest SSTs do."""
+    whole_bytes = max(PART_BYTES_MIN, min(settings.multipart_bytes, large_object_bytes - 1))
+    return settings.model_copy(update={"multipart_bytes": whole_bytes})
+
+
+async def _verified(url: str, settings: StoreSettings, effort: Effort) -> list[Finding]:
+    workers = ThreadWorkers(max(settings.threads, effort.racers))
+    runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
+    findings = []
+    try:
+        with _progress() as tell:
+            async with verification(
+                lambda: open_store(url, runtime, settings), runtime, settings, effort, _tell_left
+            ) as verifying:
+                tell(verifying.checks[0].name)
+                following = iter([check.name for check in verifying.checks[1:]])
+                async for finding in verifying.findings():
+                    findings.append(finding)
+                    tell(next(following, "deleting what was made"))
+    finally:
+        workers.close()
+    return findings
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What tells on a terminal which check is going on."""
+    if not sys.stderr.isatty():
+        yield lambda _what: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - 60 ms, only for terminals
+
+    with Console(stderr=True).status("") as line:
+        yield lambda what: line.update(f"checking: {what}")
+
+
+def _tell_left(names: Sequence[str]) -> None:
+    click.echo(
+        f"{counted(len(names), 'object')} could not be deleted: delete what begins with "
+        f"{names[0].rpartition('-')[0]}",
+        err=True,
+    )
+
+
+def _print(findings: Sequence[Finding], output_format: Format) -> None:
+    rows = [*map(_row, findings), _NOT_NEEDED]
+    match output_format:
+        case Format.TABLE:
+            marked = [(f"{_MARKS.get(row[0], '-')} {row[0]}", *row[1:3]) for row in rows]
+            print_rows(output_format, _SHOWN, marked)
+            for result, check, _, found, lost in rows:
+                if result not in {"passed", "not needed"}:
+                    print_line(f"\n{_MARKS[result]} {check}: {found}")
+                if result == "failed":
+                    print_line(f"  Lost with it: {lost}.")
+        case Format.JSON:
+            for row in rows:
+                print_json(dict(zip(COLUMNS, row, strict=True)))
+        case Format.RAW:
+            print_rows(output_format, COLUMNS, rows)
+
+
+def _row(finding: Finding) -> tuple[str, str, str, str | None, str | None]:
+    result, found = _said(finding.verdict)
+    lost = finding.check.lost if isinstance(finding.verdict, Failed) else None
+    return (result, finding.check.name, finding.check.proves, found or None, lost)
+
+
+def _said(verdict: Verdict) -> tuple[str, str]:
+    match verdict:
+        case Passed(seen):
+            return "passed", seen
+        case Told(remark):
+            return "told", remark
+        case Failed(problem):
+            return "failed", problem
+        case Unanswered(problem):
+            return "unanswered", problem
+
+
+def _judged(findings: Sequence[Finding]) -> tuple[bool, str]:
+    """Whether a database may be put there, and why."""
+    failed = [f.check.name for f in findings if isinstance(f.verdict, Failed)]
+    unanswered = [f.check.name for f in findings if isinstance(f.verdict, Unanswered)]
+    if failed:
+        return False, f"is unfit: it fails {', '.join(failed)}"
+    if unanswered:
+        return False, f"is not proven fit: it did not answer {', '.join(unanswered)}"
+    return True, f"is fit: it keeps what {counted(len(findings), 'check')} asked for"

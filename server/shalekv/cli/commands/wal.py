@@ -1,0 +1,254 @@
+"""`shalekv wal`: the WAL objects of a database and their entries, read from the object store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import click
+
+from shalekv.cli.console.bucket import read_by_id, read_store, url_option
+from shalekv.cli.console.exit_codes import exit_code_of, exit_codes_text
+from shalekv.cli.console.keys import Encoding, encoding_options, json_field
+from shalekv.cli.console.output import (
+    Format,
+    Record,
+    format_option,
+    print_json,
+    print_rows,
+    printing,
+)
+from shalekv.engine.wal import list_wal
+from shalekv.errors import CorruptObject, IllegalState, ShaleError, StoreError
+from shalekv.format.footer import Footer
+from shalekv.format.footer_codec import read_footer
+from shalekv.format.names import MAX_ID, WAL_FOLDER, parse_wal_name, wal_name
+from shalekv.format.sst import open_sst
+from shalekv.format.sst_tail import needed_tail
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import WalMode
+from shalekv.store.api import ObjectInfo
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+
+TAIL_BYTES = 4096  # holds the footer unless its keys are long
+READS_MAX = 16
+
+LIST_COLUMNS = (
+    "id",
+    "size_bytes",
+    "epoch",
+    "min_seq",
+    "max_seq",
+    "entries",
+    "is_fence",
+    "problem",
+)
+ENTRY_COLUMNS = ("key", "seq", "kind", "value", "expire_at_ms")
+
+_HELP = """List the WAL objects of a database, read from the object store without a server.
+
+Each object is one group commit: its size, the epoch of its writer, the sequence numbers and how
+many entries it holds. A fence is an empty object by which a new writer shut out older ones.
+What is damaged or cannot be read is told in the last column, and by the exit code; so is the first
+object that is missing although it was written.
+
+\b
+Examples:
+  shalekv wal --url file:///var/lib/shalekv
+  shalekv wal --url file:///var/lib/shalekv --from 1000 --format json
+  shalekv wal --url file:///var/lib/shalekv --id 17        the entries of one object
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WalObject:
+    """One object of the log, and what its footer says, or what is wrong with it."""
+
+    wal_id: int
+    size_bytes: int | None  # None: it is missing
+    footer: Footer | None
+    problem: ShaleError | None
+
+    def row(self) -> tuple[int | bool | str | None, ...]:
+        """The cells of `LIST_COLUMNS`."""
+        if self.footer is None:
+            return (self.wal_id, self.size_bytes, *(None,) * 5, str(self.problem))
+        contents = self.footer.contents
+        is_fence = contents.entry_count == 0
+        return (
+            self.wal_id,
+            self.size_bytes,
+            self.footer.properties.writer_epoch,
+            None if is_fence else contents.min_seq,
+            None if is_fence else contents.max_seq,
+            contents.entry_count,
+            is_fence,
+            None,
+        )
+
+
+@click.command(help=_HELP, epilog=exit_codes_text())
+@url_option
+@click.option(
+    "--id",
+    "wal_id",
+    type=click.IntRange(0, MAX_ID),
+    metavar="ID",
+    help="Print the entries of this object.",
+)
+@click.option(
+    "--from",
+    "first_id",
+    type=click.IntRange(0, MAX_ID),
+    default=0,
+    metavar="ID",
+    help="List from this object on.",
+)
+@encoding_options
+@format_option
+def wal(
+    *,
+    url: str,
+    wal_id: int | None,
+    first_id: int,
+    encoding: Encoding,
+    output_format: Format,
+) -> None:
+    """Print the list, or the entries of one object."""
+    if wal_id is not None:
+        if first_id:
+            raise click.UsageError("--id and --from exclude each other")
+        entries = read_store(url, _entries(wal_id))
+        with printing():
+            _print_entries(entries, encoding, output_format)
+        return
+    found, is_archive = read_store(url, _objects(first_id))
+    with printing():
+        print_rows(output_format, LIST_COLUMNS, (wal_object.row() for wal_object in found))
+    if is_archive:
+        click.echo(
+            "This is the archive: what safekeepers have committed since is in their logs alone. "
+            "See `shalekv safekeeper status`.",
+            err=True,
+        )
+    problems = [wal_object.problem for wal_object in found if wal_object.problem]
+    if problems:
+        # In full: a table cuts its cells, and other formats are read by programs.
+        count = f"{len(problems)} of {len(found)} objects cannot be used"
+        click.echo(f"Error: {count}, the first of them: {problems[0]}", err=True)
+        raise SystemExit(exit_code_of(problems[0]))
+
+
+def _entries(wal_id: int) -> Callable[[CasStore], Awaitable[list[Entry]]]:
+    async def read(store: CasStore) -> list[Entry]:
+        name = wal_name(wal_id)
+        sst = open_sst(name, await read_by_id(store, name), database_id=None)
+        return list(chain(sst.entries(), sst.range_tombstones(), sst.control_entries()))
+
+    return read
+
+
+def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObject], bool]]]:
+    """The objects from this one on, and whether safekeepers may have more."""
+
+    async def read(store: CasStore) -> tuple[list[WalObject], bool]:
+        start_after = wal_name(first_id - 1) if first_id else ""
+        listed = []
+        async for info in store.reads.list(WAL_FOLDER, start_after=start_after):
+            wal_id = parse_wal_name(info.name)
+            if wal_id is not None:
+                listed.append((wal_id, info))
+        if not listed:
+            await StoredManifest(store).refresh()  # says so when there is no database
+        slots = asyncio.Semaphore(READS_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            reads = [
+                tasks.create_task(_look_at(store, wal_id, info, slots)) for wal_id, info in listed
+            ]
+        found = [read.result() for read in reads]
+        missing = await _missing(store)
+        if missing is not None and missing.wal_id >= first_id:
+            found.append(missing)
+        return sorted(found, key=lambda wal_object: wal_object.wal_id), await _is_archive(store)
+
+    return read
+
+
+async def _is_archive(store: CasStore) -> bool:
+    """Whether the log is in safekeepers first."""
+    try:
+        return (await StoredManifest(store).refresh()).wal_mode is WalMode.QUORUM
+    except CorruptObject:  # `shalekv manifest` tells
+        return False
+
+
+async def _missing(store: CasStore) -> WalObject | None:
+    """The first object that was written and is not there, if a second look misses it as well."""
+    stored = StoredManifest(store)
+    gaps = []
+    for _look in range(2):  # a list may be torn, while a server writes
+        try:
+            manifest = await stored.refresh()
+        except CorruptObject:  # without it nobody knows; `shalekv manifest` tells
+            return None
+        folder = await list_wal(store, manifest.first_uncompacted_wal_id)
+        if not folder.misses_an_object(
+            width=manifest.fence_width, last_seen=manifest.wal_id_last_seen
+        ):
+            return None
+        gaps.append(folder.first_gap)
+    if gaps[0] != gaps[1]:
+        return None
+    name = wal_name(gaps[0])
+    return WalObject(
+        gaps[0], None, None, IllegalState(f"{name} is missing although it was written")
+    )
+
+
+async def _look_at(
+    store: CasStore, wal_id: int, info: ObjectInfo, slots: asyncio.Semaphore
+) -> WalObject:
+    async with slots:
+        try:
+            return WalObject(wal_id, info.size_bytes, await _footer(store, info), None)
+        except (CorruptObject, StoreError) as error:
+            return WalObject(wal_id, info.size_bytes, None, error)
+
+
+async def _footer(store: CasStore, info: ObjectInfo) -> Footer:
+    tail = await store.reads.get_range(info.name, -TAIL_BYTES, TAIL_BYTES)
+    needed = needed_tail(info.name, tail, info.size_bytes)
+    if len(tail) < needed <= info.size_bytes:
+        tail = await store.reads.get_range(info.name, -needed, needed)
+    return read_footer(info.name, tail, info.size_bytes, database_id=None)
+
+
+def _print_entries(entries: list[Entry], encoding: Encoding, output_format: Format) -> None:
+    if output_format is Format.JSON:
+        for entry in entries:
+            print_json(_object(entry, encoding))
+        return
+    rows = (
+        (
+            encoding.encode(entry.key),
+            entry.seq,
+            entry.kind.name.lower(),
+            encoding.encode(entry.value),
+            entry.expire_at_ms or None,
+        )
+        for entry in entries
+    )
+    print_rows(output_format, ENTRY_COLUMNS, rows)
+
+
+def _object(entry: Entry, encoding: Encoding) -> Record:
+    return {
+        **json_field("key", entry.key, encoding),
+        "seq": entry.seq,
+        "kind": entry.kind.name.lower(),
+        **json_field("value", entry.value, encoding),
+        "expire_at_ms": entry.expire_at_ms or None,
+    }

@@ -1,0 +1,170 @@
+"""What the commands that read the object store themselves share: its flags, and the open store.
+
+The flags of a store say how it is reached, and are the same for all commands. They go by the
+context of click to `read_store`, so that no command has to hand them on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shalekv.cli.catalog import settings_of
+from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings, settings_in_file
+from shalekv.cli.console.settings_flags import SettingFlag
+from shalekv.cli.process.logs import configure_logs
+from shalekv.clock import MachineClock
+from shalekv.errors import InvalidSetting, InvalidUrl, ObjectNotFound
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import LogFormat, LogLevel, Settings, StoreSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.opening import open_store
+from shalekv.store.url import MemoryUrl, parse_url
+
+ResultT = TypeVar("ResultT")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
+
+# The others are for servers: they have defaults that do for one command, and are seldom wanted.
+SHOWN_FLAGS = frozenset({"endpoint_url", "region", "path_style", "anonymous", "cas", "records_url"})
+
+_META = f"{__name__}.store"  # what the flags of a store said, by the names of the settings
+_CONFIG = f"{__name__}.config"
+
+
+class _OneStore(Settings):
+    store: StoreSettings = StoreSettings()
+
+
+def url_option(command: CommandT) -> CommandT:
+    """A decorator that adds --url, as the argument `url`, of a database that is only read."""
+    return _url_option(" It is only read.")(command)
+
+
+def edited_url_option(command: CommandT) -> CommandT:
+    """A decorator that adds --url, as the argument `url`, of a database that is changed."""
+    return _url_option("")(command)
+
+
+def optional_url_option(command: CommandT) -> CommandT:
+    """As `url_option`, for commands that can do without: then `url` is None."""
+    return _url_option(" It is only read.", is_required=False)(command)
+
+
+def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> ResultT:
+    """The result of `read`, with the store at `url`. Raises the errors of the store."""
+    settings = store_settings()
+
+    async def opened() -> ResultT:
+        async with opened_store(url, settings) as (_, store):
+            return await read(store)
+
+    configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
+    return asyncio.run(opened())
+
+
+def store_settings() -> StoreSettings:
+    """How the command that is running reaches its store; a usage error if that is wrong."""
+    meta = click.get_current_context().meta
+    try:
+        return load_settings(meta.get(_META, {}), meta.get(_CONFIG), _OneStore).store
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+
+
+def settings_of_store(file: Path) -> StoreSettings:
+    """How another store is reached, by a file alone; a usage error if that is wrong."""
+    try:
+        return settings_in_file(file, _OneStore).store
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+
+
+def store_flags(command: CommandT) -> CommandT:
+    """A decorator that adds the flags of a store, and the file that may say the same."""
+    for setting in reversed(list(settings_of(_OneStore))):
+        command = click.option(
+            setting.flag,
+            cls=SettingFlag,
+            setting=setting,
+            expose_value=False,
+            hidden=setting.name not in SHOWN_FLAGS,
+            callback=_remember,
+        )(command)
+    return click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar=CONFIG_VARIABLE,
+        show_envvar=True,
+        expose_value=False,
+        callback=_remember_config,
+        help="A TOML file with settings.",
+    )(command)
+
+
+def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
+    context.meta.setdefault(_META, {})[option.name] = value
+
+
+def _remember_config(context: click.Context, _option: click.Parameter, value: Path | None) -> None:
+    context.meta[_CONFIG] = value
+
+
+async def read_by_id(store: CasStore, name: str) -> bytes:
+    """The object `name`, which the user chose with --id; a usage error when there is none."""
+    try:
+        return (await store.reads.get(name)).data
+    except ObjectNotFound:
+        problem = f"{store.url} has no {name}"
+        raise click.BadParameter(problem, param_hint="--id") from None
+
+
+@asynccontextmanager
+async def opened_store(
+    url: str, settings: StoreSettings
+) -> AsyncIterator[tuple[ObjectStore, CasStore]]:
+    """The store at `url`, as it is, and as manifest and log use it."""
+    workers = ThreadWorkers(settings.threads)
+    runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
+    store = open_store(url, runtime, settings)
+    try:
+        yield store, CasStore(store, runtime, settings)
+    finally:
+        await store.close()
+        workers.close()
+
+
+def _url_option(remark: str, *, is_required: bool = True) -> Callable[[CommandT], CommandT]:
+    url = click.option(
+        "--url",
+        required=is_required,
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        metavar="URL",
+        callback=lambda _context, _option, value: None if value is None else checked_url(value),
+        help=f"The database, such as file:///var/lib/shalekv.{remark}",
+    )
+
+    def add(command: CommandT) -> CommandT:
+        return url(store_flags(command))
+
+    return add
+
+
+def checked_url(value: str) -> str:
+    """The URL of a database that other processes can open; else `click.BadParameter`."""
+    try:
+        parsed = parse_url(value)
+    except InvalidUrl as error:
+        raise click.BadParameter(str(error)) from None
+    if isinstance(parsed, MemoryUrl):
+        raise click.BadParameter(f"{value} is in the memory of its server, which alone can read it")
+    return value

@@ -1,0 +1,278 @@
+"""What the commands that talk to a server share: its address, and how they end when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import click
+
+from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.option_groups import gathered
+from shalekv_client import (
+    Client,
+    ConditionFailed,
+    CounterOverflow,
+    DeadlineExceeded,
+    Durability,
+    Fenced,
+    InvalidRequest,
+    KeyReused,
+    NotACounter,
+    NotApplied,
+    NoWriter,
+    RangeTooCostly,
+    ReadLevel,
+    RetryPolicy,
+    ShaleKVError,
+    SnapshotExists,
+    SnapshotNotFound,
+    Unimplemented,
+    Unreachable,
+    WalCollected,
+    WrongDatabase,
+)
+from shalekv_client.channel import checked_address
+from shalekv_client.policies import ReadPolicy
+
+ResultT = TypeVar("ResultT")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+ADDRESS_VARIABLE = "SHALEKV_ADDR"
+DEFAULT_ADDRESS = "127.0.0.1:7654"
+TIMEOUT_MS_MAX = 3_600_000
+
+# Somebody waits: a server that is not there is told within a fraction of a second.
+AT_ONCE = RetryPolicy(attempts_max=4)
+# Nobody does: as long as --timeout-ms, so that a load survives that its server is started again.
+PATIENT = RetryPolicy(attempts_max=10_000)
+
+
+class ClientExit(enum.IntEnum):
+    """How a command that talks to a server ends, beside the codes of `ExitCode`."""
+
+    NOT_FOUND = 1
+    UNREACHABLE = 9
+    NOT_APPLIED = 10
+    UNKNOWN = 11
+    CONDITION = 13  # 12 is `ExitCode.OUTPUT`
+
+
+_MEANING: Mapping[int, str] = MappingProxyType(
+    {
+        ExitCode.OK: "done",
+        ClientExit.NOT_FOUND: "get: the key has no value",
+        ExitCode.USAGE: "an argument, a row or a request is wrong; that one changed nothing",
+        ExitCode.FENCED: "this server was fenced by a newer writer; nothing was done",
+        ClientExit.UNREACHABLE: "there is no connection to the server",
+        ClientExit.NOT_APPLIED: "the server refused; nothing was done, try again later",
+        ClientExit.UNKNOWN: "no answer, or a failure: a write may have been applied or not",
+        ExitCode.OUTPUT: "standard output, or a file, cannot be written",
+        ClientExit.CONDITION: "the condition did not hold; of txn: the else branch was done",
+        ExitCode.INTERRUPTED: "ended by Ctrl-C",
+    }
+)
+
+# Of commands that talk to the object store as well.
+_MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
+    {
+        ExitCode.DATABASE_NOT_FOUND: "there is no database at the URL",
+        ExitCode.DAMAGED: "stored bytes are damaged, or newer than this version",
+        ExitCode.STORE: "the object store does not answer, refuses, or cannot be written safely",
+        ExitCode.CONFLICT: "it took too long, or others edited the manifest: try again",
+    }
+)
+
+# What no repetition would mend: the request itself is wrong, or wrong for what is stored.
+_WRONG_REQUEST = (
+    InvalidRequest,
+    Unimplemented,
+    NotACounter,
+    CounterOverflow,
+    RangeTooCostly,
+    KeyReused,
+    SnapshotNotFound,
+    SnapshotExists,
+    WalCollected,
+    WrongDatabase,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which servers, which of them reads go to, and how long a call may take."""
+
+    addresses: tuple[str, ...]  # at least one
+    timeout_ms: int
+    reads: ReadPolicy = ReadPolicy.ANY
+
+    @property
+    def address(self) -> str:
+        """Of the first, for what talks to one server."""
+        return self.addresses[0]
+
+
+def exit_code_of_call(error: ShaleKVError) -> int:
+    """The exit code for a call that failed."""
+    match error:
+        case Fenced():
+            return ExitCode.FENCED
+        case ConditionFailed():
+            return ClientExit.CONDITION
+        case _ if isinstance(error, _WRONG_REQUEST):
+            return ExitCode.USAGE
+        case NotApplied():
+            return ClientExit.NOT_APPLIED
+        case Unreachable():
+            return ClientExit.UNREACHABLE
+        case _:
+            return ClientExit.UNKNOWN
+
+
+def exit_codes_of_calls(*, until_interrupted: bool = False, reads_store: bool = False) -> str:
+    """The table, as the end of a --help shows it; is Ctrl-C how the command ends?
+
+    `reads_store`: it may talk to the object store as well.
+    """
+    meanings = dict(sorted({**_MEANING, **(_MEANING_OF_STORES if reads_store else {})}.items()))
+    if until_interrupted:
+        meanings[ExitCode.OK] = "done, or ended by Ctrl-C"
+        del meanings[ExitCode.INTERRUPTED]
+    rows = [f"  {code:>3}  {meaning}" for code, meaning in meanings.items()]
+    return "\n".join(["\b", "Exit codes:", *rows])
+
+
+def target_options(command: CommandT) -> CommandT:
+    """A decorator that adds --addr, --reads and --timeout-ms, as the argument `target`."""
+    command = gathered("target", ("addr", "reads", "timeout_ms"), _target)(command)
+    command = click.option(
+        "--timeout-ms",
+        type=click.IntRange(1, TIMEOUT_MS_MAX),
+        default=10_000,
+        show_default=True,
+        metavar="MILLISECONDS",
+        help="How long to wait for the server.",
+    )(command)
+    command = click.option(
+        "--reads",
+        type=click.Choice([policy.value for policy in ReadPolicy]),
+        default=ReadPolicy.ANY.value,
+        show_default=True,
+        callback=lambda _context, _option, value: ReadPolicy(value),
+        help="Of several servers, which of them reads go to.",
+    )(command)
+    return click.option(
+        "--addr",
+        "--address",
+        "addr",
+        metavar="HOST:PORT",
+        multiple=True,
+        envvar=ADDRESS_VARIABLE,
+        default=[DEFAULT_ADDRESS],
+        show_default=True,
+        show_envvar=True,
+        callback=_addresses,
+        help="A server; of several, with commas or the option again, writes find the writer.",
+    )(command)
+
+
+def durability_option(command: CommandT) -> CommandT:
+    """A decorator that adds --durability, as the argument `durability`."""
+    return click.option(
+        "--durability",
+        type=click.Choice([level.name.lower() for level in Durability]),
+        default=Durability.DURABLE.name.lower(),
+        show_default=True,
+        callback=lambda _context, _option, value: Durability[value.upper()],
+        help="When the write counts as done.",
+    )(command)
+
+
+def read_level_option(command: CommandT) -> CommandT:
+    """A decorator that adds --read-level, as the argument `read_level`."""
+    return click.option(
+        "--read-level",
+        type=click.Choice([level.name.lower() for level in ReadLevel]),
+        default=ReadLevel.COMMITTED.name.lower(),
+        show_default=True,
+        callback=lambda _context, _option, value: ReadLevel[value.upper()],
+        help="How new the state must be that is read.",
+    )(command)
+
+
+def talk(
+    target: Target,
+    call: Callable[[Client], Awaitable[ResultT]],
+    *,
+    mutates: bool = False,
+    retry: RetryPolicy = AT_ONCE,
+) -> ResultT:
+    """The result of `call`, with a client of the target that repeats as `retry` says.
+
+    A failure is told, with what is known of its effect if the call `mutates`, and ends the
+    process with the code that `exit_codes_of_calls` lists.
+    """
+    # The core of gRPC writes lines of its own to stderr; errors tell what there is to know.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+    async def connected() -> ResultT:
+        async with Client(
+            target.addresses,
+            timeout_ms=target.timeout_ms,
+            retry=retry,
+            coalesce=False,
+            reads=target.reads,
+        ) as client:
+            return await call(client)
+
+    try:
+        return asyncio.run(connected())
+    except ShaleKVError as error:
+        for line in (f"Error: {told(error)}", *_advice(error, target, mutates=mutates)):
+            click.echo(line, err=True)
+        raise SystemExit(exit_code_of_call(error)) from None
+
+
+def told(error: ShaleKVError) -> str:
+    """What happened, in a line."""
+    if isinstance(error, ConditionFailed):
+        found = f"the key has seq {error.found_seq}" if error.found_seq else "the key has no value"
+        return f"condition failed: {found}"
+    return str(error)
+
+
+def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
+    if isinstance(error, Unreachable):
+        return ["Does it run there? --addr names another, `shalekv serve --help` starts one."]
+    lines = []
+    if isinstance(error, NoWriter):
+        lines.append("Does one run? --addr names others, `shalekv serve --help` starts one.")
+    if isinstance(error, DeadlineExceeded) and not error.reason:
+        lines.append(f"It had {target.timeout_ms:,} ms (--timeout-ms); its log may say why.")
+    if not mutates or isinstance(error, _WRONG_REQUEST):
+        return lines
+    if isinstance(error, NotApplied):
+        return [*lines, "Nothing was changed."]
+    if error.reason == "WRITE_TIMED_OUT":  # which says so itself
+        return lines
+    unknown = "Whether it was applied is not known: read the key to find out, or do it again."
+    return [*lines, unknown]
+
+
+def _target(*, addr: tuple[str, ...], reads: ReadPolicy, timeout_ms: int) -> Target:
+    return Target(addr, timeout_ms, reads)
+
+
+def _addresses(
+    _context: click.Context, _option: click.Parameter, values: Sequence[str]
+) -> tuple[str, ...]:
+    words = [word.strip() for value in values for word in value.split(",")]
+    try:
+        return tuple(dict.fromkeys(map(checked_address, words)))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

@@ -1,0 +1,1 @@
+"""`shalekv load`: files of pairs, batches, and how far a load has come."""

@@ -1,0 +1,274 @@
+"""One run of `shalekv load --bulk`, from its options to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from shalekv.cli.console.bucket import checked_url, opened_store
+from shalekv.cli.console.configuration import load_settings
+from shalekv.cli.console.connection import PATIENT, Target, exit_code_of_call, told
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.console.output import print_line, printing
+from shalekv.cli.load.lines import BadInput
+from shalekv.cli.load.run import status_of_first
+from shalekv.cli.load.source import Source
+from shalekv.cli.loading.account import Account
+from shalekv.cli.loading.bad_row_file import BadRowFile
+from shalekv.cli.loading.bulk_input import BulkInput, SpillFailed
+from shalekv.cli.loading.bulk_options import BulkWords
+from shalekv.cli.loading.bulk_progress import BulkProgress
+from shalekv.cli.loading.report import totals
+from shalekv.cli.pairs.reading import Reading
+from shalekv.cli.process.lifecycle import open_links
+from shalekv.cli.process.logs import configure_logs
+from shalekv.engine.bulk.files import LoadFiles
+from shalekv.engine.bulk.job import LoadJob
+from shalekv.errors import InvalidSetting, ShaleError
+from shalekv.format.sst_message import info_message
+from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.protocol.loads import check_single_load_id
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.settings import (
+    LevelSettings,
+    LimitSettings,
+    LogFormat,
+    LogLevel,
+    Settings,
+    StoreSettings,
+    WriterSettings,
+)
+from shalekv.store.cas import CasStore
+from shalekv.wording import counted
+from shalekv_client import Client, NotApplied, ShaleKVError, Unreachable
+
+
+class _BulkSettings(Settings):
+    store: StoreSettings = StoreSettings()
+    levels: LevelSettings = LevelSettings()
+    limits: LimitSettings = LimitSettings()
+    writer: WriterSettings = WriterSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPlan:
+    """What is to be loaded, and how."""
+
+    source: Source
+    reading: Reading
+    words: BulkWords
+    bad_rows_path: Path | None
+    shows_progress: bool | None  # None: on a terminal
+
+
+@dataclass(slots=True)
+class _Done:
+    """What has become of a load."""
+
+    seq: int = 0
+    was_before: bool = False
+    files: int = 0
+    bad_rows: int = 0
+    is_asked_for: bool = False  # the commit: nothing else decides any more
+    progress: BulkProgress = field(default_factory=BulkProgress)
+
+
+def run_bulk(plan: BulkPlan, target: Target) -> None:
+    """Load, and print the totals; what fails ends the process with its exit code."""
+    words = plan.words
+    url = checked_url(words.url)
+    try:
+        settings = load_settings(words.store, words.config, _BulkSettings)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from None
+    load_id = words.load_id
+    if load_id is None:
+        load_id = f"load:{uuid.uuid4().hex}"
+        click.echo(f"--load-id {load_id}", err=True)
+    done = _Done()
+    began_s = time.monotonic()
+    configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
+    try:
+        check_single_load_id(load_id)
+        with _bar(plan, done.progress):
+            asyncio.run(_Bulk(plan, target, settings, load_id, done).run(url))
+    except KeyboardInterrupt:
+        _fail("Interrupted.", ExitCode.INTERRUPTED, load_id, done)
+    except ShaleKVError as error:
+        is_known = isinstance(error, NotApplied)
+        _fail(f"Error: {told(error)}", exit_code_of_call(error), load_id, done, is_known=is_known)
+    except ShaleError as error:
+        # Not said by the server: what it makes of a commit that it was asked for is another thing.
+        _fail(f"Error: {error}", exit_code_of(error), load_id, done)
+    except BadInput as error:
+        _fail(f"Error: {error}", ExitCode.USAGE, load_id, done)
+    except SpillFailed as error:
+        _fail(f"Error: {error}", ExitCode.OUTPUT, load_id, done)
+    _tell(plan, load_id, done, time.monotonic() - began_s)
+
+
+def _tell(plan: BulkPlan, load_id: str, done: _Done, elapsed_s: float) -> None:
+    seen = done.progress
+    with printing():
+        if done.was_before:
+            print_line(f"loaded before: load {load_id} is seq {done.seq}; nothing was done")
+            return
+        print_line(totals(Account(rows=seen.rows, bytes=seen.bytes), elapsed_s))
+        if seen.keys:
+            print_line(
+                f"load {load_id} is seq {done.seq}: {counted(seen.keys, 'key')} in "
+                f"{counted(done.files, 'file')} of {seen.file_bytes:,} bytes"
+            )
+        if done.bad_rows:
+            print_line(f"{counted(done.bad_rows, 'bad row')} in {plan.bad_rows_path}")
+
+
+def _fail(
+    message: str, code: int, load_id: str, done: _Done, *, is_known: bool = False
+) -> NoReturn:
+    click.echo(message, err=True)
+    if done.is_asked_for and not is_known:
+        advice = f"Whether it was committed is not known: with --load-id {load_id} the same again "
+        click.echo(f"{advice}commits it, unless it was.", err=True)
+    else:
+        click.echo("Nothing was loaded.", err=True)
+    raise SystemExit(code)
+
+
+class _Bulk:
+    """A bulk load that runs."""
+
+    def __init__(
+        self, plan: BulkPlan, target: Target, settings: _BulkSettings, load_id: str, done: _Done
+    ) -> None:
+        self._plan = plan
+        self._target = target
+        self._settings = settings
+        self._load_id = load_id
+        self._done = done
+
+    async def run(self, url: str) -> None:
+        """Load into the database at `url`."""
+        try:
+            async with opened_store(url, self._settings.store) as (_, store):
+                await self._run(store)
+        finally:
+            self._plan.source.close()  # a thread that waits for input ends
+
+    async def _run(self, store: CasStore) -> None:
+        served_id = None if self._plan.words.opens else await self._served_database()
+        settings, done = self._settings, self._done
+        job = await LoadJob.begin(
+            store, self._load_id, levels=settings.levels, limits=settings.limits
+        )
+        try:
+            self._check_same(job, served_id)
+            if job.committed_seq is not None:
+                done.seq, done.was_before = job.committed_seq, True
+                return
+            await job.guard(partial(self._load, store, job))
+        except BaseException:
+            if not done.is_asked_for:
+                await job.end()
+            raise  # else the files are still needed, if the commit is only late
+        await job.end()
+
+    async def _served_database(self) -> bytes:
+        """That of the server which will be asked to commit."""
+        try:
+            return (await status_of_first(self._target)).view.database_id
+        except Unreachable:
+            click.echo("No server answers: --addr names another, --open does without.", err=True)
+            raise
+
+    def _check_same(self, job: LoadJob, served_id: bytes | None) -> None:
+        own_id = job.ticket.database_id
+        if served_id not in (None, own_id):
+            raise click.UsageError(
+                f"the database at {self._plan.words.url} is {own_id.hex()}, and the server at "
+                f"{self._target.address} has {served_id.hex() if served_id else 'none'}"
+            )
+
+    async def _load(self, store: CasStore, job: LoadJob) -> None:
+        plan, seen = self._plan, self._done.progress
+        with self._bad_row_file() as bad_rows:
+            rows = BulkInput(
+                plan.source,
+                plan.reading,
+                now_ms=job.ticket.logical_time_ms,
+                value_bytes_max=job.ticket.value_bytes_max,
+                memory_bytes=plan.words.sort_memory_bytes,
+                folder=plan.words.temp_dir,
+                bad_rows=bad_rows,
+                progress=seen,
+            )
+            try:
+                await rows.read()
+                files = LoadFiles(store, job.ticket)
+                async for columns in rows.sorted():
+                    await files.add(columns)
+                    seen.keys, seen.file_bytes = files.row_count, files.size_bytes
+                infos = await files.finish()
+            finally:
+                rows.close()
+            seen.file_bytes = files.size_bytes
+            self._done.files = len(infos)
+            self._done.bad_rows = bad_rows.count if bad_rows is not None else 0
+        if infos:
+            self._done.is_asked_for = True
+            await self._commit(store, infos)
+
+    async def _commit(self, store: CasStore, infos: list[SstInfo]) -> None:
+        done = self._done
+        if self._plan.words.opens:
+            async with open_links() as links:
+                loaded = await commit_by_opening(
+                    store, self._load_id, infos, self._settings.writer, links=links
+                )
+            done.seq, done.was_before = loaded.seq, loaded.already_applied
+            return
+        async with Client(
+            self._target.addresses,
+            timeout_ms=self._target.timeout_ms,
+            retry=PATIENT,
+            coalesce=False,
+        ) as client:
+            ingested = await client.ingest(self._load_id, map(info_message, infos))
+            done.seq, done.was_before = ingested.seq, ingested.already_applied
+
+    @contextmanager
+    def _bad_row_file(self) -> Iterator[BadRowFile | None]:
+        path = self._plan.bad_rows_path
+        if path is None:
+            yield None
+            return
+        try:
+            file = BadRowFile(path, size_bytes=0)
+        except OSError as error:
+            raise click.UsageError(f"--bad-rows: {error}") from None
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+@contextmanager
+def _bar(plan: BulkPlan, progress: BulkProgress) -> Iterator[None]:
+    progress.source_bytes_max = plan.source.size_bytes
+    if sys.stderr.isatty() if plan.shows_progress is None else plan.shows_progress:
+        from shalekv.cli.loading.bulk_bar import bulk_bar  # noqa: PLC0415 (scripts don't wait for it)
+
+        with bulk_bar(progress):
+            yield
+    else:
+        yield

@@ -1,0 +1,94 @@
+"""Shared parts of the commands that work on several databases in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, TypeVar
+
+import click
+import structlog
+import uvloop
+
+from shalekv.cli.console.bucket import checked_url
+from shalekv.cli.console.configuration import load_settings
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.clock import MachineClock
+from shalekv.errors import ShaleError
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import Settings, StoreSettings, UrlSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.opening import open_store
+from shalekv.store.url import parse_url
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+OpenPlace = tuple[ObjectStore, Runtime]
+
+
+class _OneDatabase(Settings):
+    """Where environment and file may name the database."""
+
+    database: UrlSettings
+
+
+def urls_option(command: CommandT) -> CommandT:
+    """A decorator that adds --url, as the argument `urls`; see `chosen_urls`."""
+    return click.option(
+        "--url",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        help="A database, such as file:///var/lib/shalekv; may be given several times.  "
+        "[SHALEKV_DATABASE__URL]",
+    )(command)
+
+
+def chosen_urls(urls: Sequence[str], config: Path | None) -> list[str]:
+    """Each database once: those of --url, else that of the environment or the file.
+
+    Raises `InvalidSetting` when there is none, and `click.BadParameter`.
+    """
+    if not urls:
+        urls = (load_settings({}, config, _OneDatabase).database.url,)
+    places = {parse_url(url): url for url in reversed([*map(checked_url, urls)])}
+    return [*reversed(places.values())]
+
+
+@asynccontextmanager
+async def open_places(
+    urls: Sequence[str], settings: StoreSettings
+) -> AsyncIterator[list[OpenPlace]]:
+    """A store for each database, and a runtime with threads of its own.
+
+    So a folder whose disk hangs takes no thread from the others.
+    """
+    clock, random = MachineClock(), SystemRandom()
+    async with AsyncExitStack() as stack:
+        places = []
+        for url in urls:
+            workers = ThreadWorkers(settings.threads)
+            stack.push_async_callback(asyncio.to_thread, workers.close)
+            runtime = Runtime(clock=clock, random=random, workers=workers)
+            store = open_store(url, runtime, settings)
+            stack.push_async_callback(store.close)
+            places.append((store, runtime))
+        yield places
+
+
+def run_to_end(running: Coroutine[Any, Any, None]) -> ExitCode:
+    """Run it to its end; what it raises is logged, in the format that was asked for."""
+    try:
+        uvloop.run(running)
+    except Exception as error:  # noqa: BLE001 - logged, and told by the exit code
+        code = exit_code_of(error)
+        ended = structlog.get_logger(__name__).bind(exit_code=code.value)
+        if isinstance(error, ShaleError):
+            # It says all there is to know: a traceback would only hide it.
+            ended.error("ended by an error", reason=error.reason, problem=str(error))
+        else:
+            ended.exception("ended by an unexpected error")
+        return code
+    return ExitCode.OK

@@ -1,0 +1,103 @@
+"""One part of a merge, in a process of its own: what `shalekv compactor` starts for large merges.
+
+standard input    one line of JSON, a `PartTask`; then perhaps `lift`: no bound on the pace any
+                  more. It stays open: its end means that the compactor is gone
+standard output   one line of JSON, a `PartReply`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from random import SystemRandom
+
+import uvloop
+from pydantic import BaseModel, ConfigDict, Field
+from structlog.contextvars import bind_contextvars
+
+from shalekv.cli.process.logs import configure_logs
+from shalekv.clock import MachineClock
+from shalekv.engine.compaction.part import Part, PartResult, run_part
+from shalekv.errors import ShaleError
+from shalekv.jobs.compact.pace import Pace
+from shalekv.runtime import Runtime, ThreadWorkers
+from shalekv.settings import ProcessSettings, StoreSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.opening import open_store
+from shalekv.store.requests import RequestKind
+
+LINE_BYTES_MAX = 1 << 30  # a part of 100,000 SSTs takes some 50 MB
+LIFT = b"lift\n"
+_ABANDONED = 1  # exit code; nobody sees it
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class PartTask(_Message):
+    """What to merge, and where."""
+
+    url: str
+    part: Part
+    store: StoreSettings
+    process: ProcessSettings
+
+
+class PartReply(_Message):
+    """What became of it, or why nothing did."""
+
+    result: PartResult | None = None
+    reason: str = ""
+    problem: str = ""
+    sent: dict[RequestKind, int] = Field(
+        default_factory=dict
+    )  # to the store, whatever became of it
+
+
+async def run_task() -> None:
+    """Read the task, run it, and print the reply; ends the process if nobody waits for that."""
+    stdin = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin.buffer)
+    line = await stdin.readline()
+    if not line.endswith(b"\n"):
+        os._exit(_ABANDONED)
+    task = PartTask.model_validate_json(line)
+    configure_logs(task.process.log_format, task.process.log_level, role="compactor")
+    bind_contextvars(url=task.url)
+    lifted = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(_watch(stdin, lifted))
+        try:
+            reply = await _reply(task, lifted)
+        finally:
+            watching.cancel()
+    sys.stdout.write(reply.model_dump_json() + "\n")
+    sys.stdout.flush()
+
+
+async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
+    runtime = Runtime(MachineClock(), SystemRandom(), ThreadWorkers(task.store.threads))
+    store = open_store(task.url, runtime, task.store)
+    try:
+        cas = CasStore(store, runtime, task.store)
+        pace = Pace(runtime.clock, task.part.bytes_per_s, lifted.is_set)
+        result = await run_part(cas, task.part, pace)
+        return PartReply(result=result, sent=dict(store.sent.by_kind))
+    except ShaleError as error:
+        return PartReply(reason=error.reason, problem=str(error), sent=dict(store.sent.by_kind))
+    finally:
+        await store.close()
+
+
+async def _watch(stdin: asyncio.StreamReader, lifted: asyncio.Event) -> None:
+    while line := await stdin.readline():
+        if line == LIFT:
+            lifted.set()
+    os._exit(_ABANDONED)  # the compactor is gone: whatever we wrote, nobody will publish it
+
+
+if __name__ == "__main__":
+    uvloop.run(run_task())

@@ -1,0 +1,1 @@
+"""Jobs beside the writer: compaction, collection, backup, cloning, checks, bulk loads."""

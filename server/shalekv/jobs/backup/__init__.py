@@ -1,0 +1,1 @@
+"""Backups: creating, restoring, verifying and deleting them."""

@@ -1,0 +1,177 @@
+"""The leases of one compactor: each job that writes has one to itself.
+
+An SST's id tells when the lease of its job was made, and the policy takes that for its age: so a
+lease serves one job, and is exchanged for a new one by the edit that publishes the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import structlog
+
+from shalekv.errors import ShaleError, StoreBroken, StoreError
+from shalekv.protocol.lease import (
+    RANDOM_BYTES,
+    has_lease,
+    new_lease_id,
+    renew_lease,
+    with_lease,
+    without_lease,
+)
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import Edit, Landed
+
+_MS_PER_S = 1_000
+_RETRY_SHARE = 10  # of its life, after which a renewal that failed is tried again
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class EditedManifest(Protocol):
+    """The manifest, as whoever holds leases may edit it."""
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """As `StoredManifest.edit`."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class HeldLease:
+    """A lease, and when it was made or renewed by the local clock, or a little before."""
+
+    lease: Lease
+    since_ms: float
+
+
+class Leases:
+    """Makes, renews and removes leases."""
+
+    def __init__(self, store: CasStore, *, ttl_s: int, holder: str) -> None:
+        """`holder` tells operators whose they are."""
+        self._store = store
+        self._ttl_s = ttl_s
+        self._holder = holder
+        self._free: list[HeldLease] = []
+        self._held: list[HeldLease] = []
+
+    async def new(self) -> HeldLease:
+        """One that is in no manifest yet."""
+        since_ms = self._store.runtime.clock.monotonic_ms()
+        now_ms = await self._store.reads.now_ms()
+        random_bytes = self._store.runtime.random.randbytes(RANDOM_BYTES)
+        lease_id = new_lease_id(now_ms, random_bytes)
+        return HeldLease(Lease(lease_id, self._expire_time_s(now_ms), self._holder), since_ms)
+
+    async def take(self, manifest: EditedManifest) -> HeldLease:
+        """One for a job that begins now. Raises `Superseded` and `StoreError`."""
+        stale = [each for each in self._free if self._age_ms(each) >= self._half_life_ms]
+        self._free = [each for each in self._free if each not in stale]
+        if self._free:
+            held = self._free.pop()
+        else:
+            held = await self.new()
+            lease, gone = held.lease, [each.lease.id for each in stale]
+
+            def edit(current: Manifest) -> Manifest:
+                for lease_id in gone:
+                    current = without_lease(current, lease_id)
+                return with_lease(current, lease)
+
+            await manifest.edit(edit, lambda current: has_lease(current, lease.id))
+        self._held.append(held)
+        return held
+
+    def drop(self, held: HeldLease) -> None:
+        """The job of `held` is over, and so is the lease."""
+        self._held.remove(held)
+
+    def offer(self, held: HeldLease) -> None:
+        """A lease that is in the manifest, for the next job."""
+        self._free.append(held)
+
+    async def give_up(self, manifest: EditedManifest) -> None:
+        """Take all of them out of the manifest. Raises as the edit."""
+        gone = [each.lease.id for each in (*self._free, *self._held)]
+
+        def edit(current: Manifest) -> Manifest:
+            for lease_id in gone:
+                current = without_lease(current, lease_id)
+            return current
+
+        if gone:
+            await manifest.edit(
+                edit, lambda current: not any(has_lease(current, lease_id) for lease_id in gone)
+            )
+
+    async def guard(
+        self, manifest: EditedManifest, held: HeldLease, work: Callable[[], Awaitable[T]]
+    ) -> T:
+        """The result of ``work()``, while the lease is renewed before half its life is over.
+
+        Raises what `work` raises; and `LeaseLost` or `Superseded`, when `work` was cancelled
+        because it is in vain.
+        """
+        lost: list[ShaleError] = []
+        failed: list[Exception] = []
+        outcome: list[T] = []
+
+        async def run() -> None:
+            try:
+                outcome.append(await work())
+            except Exception as error:  # noqa: BLE001 - raised below: the group would wrap it
+                failed.append(error)
+
+        async def renew() -> None:
+            try:
+                await self._renew(manifest, held)
+            except ShaleError as error:
+                lost.append(error)
+                running.cancel()
+
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(run())
+            renewing = tasks.create_task(renew())
+            running.add_done_callback(lambda _: renewing.cancel())
+        if outcome:  # it has ended well before the lease was found to be lost
+            return outcome[0]
+        raise (lost or failed)[0]
+
+    async def _renew(self, manifest: EditedManifest, held: HeldLease) -> None:
+        """Never returns."""
+        clock = self._store.runtime.clock
+        while True:
+            await clock.sleep_ms(max(self._half_life_ms * 0.8 - self._age_ms(held), 0))
+            since_ms = clock.monotonic_ms()
+            lease_id = held.lease.id
+            try:
+                expire_time_s = self._expire_time_s(await self._store.reads.now_ms())
+                await manifest.edit(
+                    lambda current: renew_lease(current, lease_id, expire_time_s),  # noqa: B023
+                    lambda current: any(
+                        each.id == lease_id and each.expire_time_s >= expire_time_s  # noqa: B023
+                        for each in current.leases
+                    ),
+                )
+            except StoreBroken:
+                raise
+            except StoreError as error:
+                log.warning("lease not renewed", error=str(error))
+                await clock.sleep_ms(self._ttl_s * _MS_PER_S / _RETRY_SHARE)
+                continue
+            held.since_ms = since_ms
+
+    def _age_ms(self, held: HeldLease) -> float:
+        return self._store.runtime.clock.monotonic_ms() - held.since_ms
+
+    @property
+    def _half_life_ms(self) -> float:
+        return self._ttl_s * _MS_PER_S / 2
+
+    def _expire_time_s(self, now_ms: int) -> int:
+        return -(-now_ms // _MS_PER_S) + self._ttl_s

@@ -1,0 +1,208 @@
+"""Runs one job of a compactor from its lease to its publication."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from shalekv.core.compaction.reserving import check_not_reserved
+from shalekv.core.compaction.state import move_result
+from shalekv.core.tree import Tree
+from shalekv.engine.compaction.part import output_bytes
+from shalekv.errors import LeaseLost
+from shalekv.jobs.compact.claim import HeldLease, Leases
+from shalekv.jobs.compact.outputs import Authorship, LevelWriter
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import PartRunner, divide
+from shalekv.jobs.compact.wal_job import merge_wal
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.protocol.compaction.jobs import Job, MergeJob, MergeResult, Result, WalJob, WalResult
+from shalekv.protocol.compaction.publish import is_published, publish
+from shalekv.protocol.lease import with_lease, without_lease
+from shalekv.protocol.manifest import Manifest
+from shalekv.settings import CompactSettings
+from shalekv.store.cas import CasStore
+
+_NO_BOUND = 1 << 30
+_WAL_MEMORY_SHARE = 2  # of the memory of a subcompaction, what the entries of WAL objects take
+
+log = structlog.get_logger()
+
+
+class Ran(NamedTuple):
+    """What a job led to, and what it took."""
+
+    result: Result
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(slots=True)
+class CompactionCounters:
+    """What one compactor has done."""
+
+    jobs: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+class MergeSlots:
+    """How many merges run at once, of all databases of a process: their memory is bounded by that.
+
+    Who waits gets its turn in order, so a database that always has work waits for all others.
+    """
+
+    def __init__(self, count: int) -> None:
+        """So many merges of the WAL, and as many of levels: writes wait for the former."""
+        self.wal = asyncio.Semaphore(count)
+        self.levels = asyncio.Semaphore(count)
+
+
+class Compactions:
+    """Runs jobs; several at once, if none has an input that is in another's inputs or outputs."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        manifest: CompactedManifest,
+        leases: Leases,
+        settings: CompactSettings,
+        parts: PartRunner,
+        slots: MergeSlots | None = None,
+    ) -> None:
+        """Without `slots`, there is no bound on how many of its jobs run at once."""
+        self._store = store
+        self._manifest = manifest
+        self._leases = leases
+        self._settings = settings
+        self._parts = parts
+        self._slots = slots or MergeSlots(_NO_BOUND)
+        self.counters = CompactionCounters()
+
+    async def run(
+        self, job: Job, manifest: Manifest, tree: Tree, is_lifted: Callable[[], bool]
+    ) -> Result:
+        """Run a job that was picked for `tree`, that of `manifest`, and publish its result.
+
+        There is no bound on its pace while `is_lifted` says so. Raises `Superseded`, `LeaseLost`,
+        `ManifestConflict` (a job over a range of keys has come between), `CorruptObject`,
+        `StoreError` and `IllegalState`: nothing was published then, unless nobody knows.
+        """
+        clock = self._store.runtime.clock
+        began_ms = clock.monotonic_ms()
+        held = await self._leases.take(self._manifest)
+        kept: HeldLease | None = held  # what a job that failed has written, nobody will name
+        try:
+            work = partial(self._work, job, manifest, tree, held, is_lifted)
+            ran = await self._leases.guard(self._manifest, held, work)
+            fresh = await self._leases.new()
+            await self._publish(ran.result, manifest, held, fresh)
+            kept = fresh
+        except LeaseLost:
+            kept = None
+            raise
+        finally:
+            self._leases.drop(held)
+            if kept is not None:
+                self._leases.offer(kept)
+        self.counters.jobs += 1
+        self.counters.read_bytes += ran.read_bytes
+        self.counters.written_bytes += ran.written_bytes
+        log.info(
+            "compacted",
+            **_told(ran.result),
+            reason=job.reason,
+            read_bytes=ran.read_bytes,
+            written_bytes=ran.written_bytes,
+            requests_so_far=self._store.sent.total,  # jobs overlap: there is no number of one
+            ms=round(clock.monotonic_ms() - began_ms),
+        )
+        return ran.result
+
+    async def _work(
+        self,
+        job: Job,
+        manifest: Manifest,
+        tree: Tree,
+        held: HeldLease,
+        is_lifted: Callable[[], bool],
+    ) -> Ran:
+        author = Authorship(
+            database_id=manifest.database_id,
+            own=self._manifest.own,
+            lease_id=held.lease.id,
+            logical_time_ms=manifest.logical_time_ms,
+        )
+        if isinstance(job, WalJob):
+            async with self._slots.wal:
+                return await self._merge_wal(job, manifest, author)
+        if job.is_move:
+            return Ran(move_result(job))
+        async with self._slots.levels:
+            parts = await divide(
+                self._store,
+                job,
+                tree,
+                author,
+                compactor=self._settings.compactor,
+                levels=self._settings.levels,
+                is_parallel=self._parts.is_parallel,
+                origins=manifest.origins,
+            )
+            results = await self._parts.run(parts, is_lifted)
+        outputs = [info for result in results for info in result.outputs]
+        return Ran(
+            MergeResult(job, outputs),
+            sum(result.read_bytes for result in results),
+            sum(result.written_bytes for result in results),
+        )
+
+    async def _merge_wal(self, job: WalJob, manifest: Manifest, author: Authorship) -> Ran:
+        memory_bytes = self._settings.compactor.subcompaction_memory_bytes
+        levels = self._settings.levels
+        pace = Pace(self._store.runtime.clock, 0)  # writers wait for it
+        outcome = await merge_wal(
+            self._store,
+            job,
+            LevelWriter(self._store, author, levels, pace),
+            manifest=manifest,
+            memory_bytes=memory_bytes // _WAL_MEMORY_SHARE,
+            output_bytes=output_bytes(levels, memory_bytes),
+        )
+        return Ran(outcome.result, outcome.read_bytes, outcome.written_bytes)
+
+    async def _publish(
+        self, result: Result, picked_for: Manifest, held: HeldLease, fresh: HeldLease
+    ) -> None:
+        """Publish, and exchange the lease for the next one, in one edit."""
+        own, lease_id = self._manifest.own, held.lease.id
+        recent_loads = self._settings.compactor.recent_loads_max_count
+        known = {lease.id for lease in picked_for.leases}
+
+        def edit(current: Manifest) -> Manifest:
+            check_not_reserved(current, result, known)
+            published = publish(current, own, result, lease_id, recent_loads_max_count=recent_loads)
+            return with_lease(without_lease(published, lease_id), fresh.lease)
+
+        await self._manifest.edit(edit, lambda current: is_published(current, own, result))
+
+
+def _told(result: Result) -> dict[str, object]:
+    """What the log says of a result."""
+    if isinstance(result, WalResult):
+        slots = result.job.slots
+        inputs: dict[str, object] = {"first_slot": slots.start, "last_slot": slots.stop - 1}
+    else:
+        job: MergeJob = result.job
+        inputs = {
+            "from_level": job.source_level,
+            "to_level": job.target_level,
+            "inputs": len(job.inputs),
+            "is_move": job.is_move,
+        }
+    return inputs | {"outputs": len(result.outputs)}

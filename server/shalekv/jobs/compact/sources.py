@@ -1,0 +1,197 @@
+"""Reads sorted inputs of a compaction: big ranges of blocks that stand together, one ahead.
+
+No cache keeps what is read here, and none is asked: a compaction reads everything once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import chain
+
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.levels.origins import Origins
+from shalekv.errors import ShaleError
+from shalekv.format.columns import NO_ROWS, Columns
+from shalekv.format.index import BlockIndex
+from shalekv.format.names import level_name
+from shalekv.format.section import Section
+from shalekv.format.sst import read_block
+from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
+from shalekv.format.statistics import blocks_between
+from shalekv.jobs.compact.merge import first_versions
+from shalekv.jobs.compact.pace import Pace, answered
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.sst_table import SstInfo
+
+ENTRY_BYTES = 200  # objects and list slots of one row beside its key and value, measured
+
+
+class LevelReader:
+    """Reads SSTs of one database, wherever they are, as fast as `pace` allows."""
+
+    def __init__(self, origins: Origins, pace: Pace) -> None:
+        self._origins = origins
+        self._pace = pace
+        self.read_bytes = 0
+
+    async def metadata(self, info: SstInfo) -> SstMetadata:
+        """Footer and index."""
+        start, length = metadata_range(info, with_filter=False)
+        data = await self._read(info, start, length)
+        database_id = self._origins.locate(info.id).database_id
+        return read_metadata(info, data, database_id=database_id, with_filter=False)
+
+    async def blocks(self, info: SstInfo, index: BlockIndex, numbers: range) -> bytes:
+        """Blocks that stand together, one or more."""
+        start, last = index[numbers[0]].offset, index[numbers[-1]]
+        return await self._read(info, start, last.offset + last.length - start)
+
+    async def _read(self, info: SstInfo, start: int, length: int) -> bytes:
+        await self._pace.take(length)
+        self.read_bytes += length
+        store, name = self._origins.locate(info.id).store, level_name(info.id)
+        async with answered(store.url, "get_range", name, length):
+            return await store.reads.get_range(name, start, length)
+
+
+def columns_of_blocks(index: BlockIndex, numbers: range, data: bytes) -> Columns:
+    """The rows of blocks that stand together; `data` are their bytes."""
+    base = index[numbers[0]].offset
+    decoded = []
+    for number in numbers:
+        handle = index[number]
+        at = handle.offset - base
+        decoded.append(read_block(index, number, data[at : at + handle.length]).columns())
+    return joined(decoded)
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Rows of which each part follows the one before."""
+    if len(parts) < 2:  # noqa: PLR2004 - one part is joined already
+        return parts[0] if parts else NO_ROWS
+    return Columns(
+        [*chain.from_iterable(part.keys for part in parts)],
+        [*chain.from_iterable(part.seqs for part in parts)],
+        b"".join([part.kinds for part in parts]),
+        [*chain.from_iterable(part.values for part in parts)],
+        [*chain.from_iterable(part.expire_at_ms for part in parts)],
+    )
+
+
+class RunSource:
+    """SSTs that do not overlap, in the order of their keys, as one stream of rows of a section.
+
+    `rows` are those that were read and not taken yet; all that come later have greater keys.
+    """
+
+    def __init__(
+        self,
+        reader: LevelReader,
+        ssts: Sequence[SstInfo],
+        section: Section,
+        keys: KeyRange,
+        memory_bytes: float,
+    ) -> None:
+        """Rows with keys of `keys`; what is read and not taken has about `memory_bytes`."""
+        self._reader = reader
+        self._unopened = [*ssts][::-1]
+        self._section = section
+        self._keys = keys
+        self._memory_bytes = memory_bytes
+        self._info: SstInfo | None = None
+        self._index: BlockIndex | None = None
+        self._blocks = range(0)  # of the open SST, those that are not fetched yet
+        self._group_bytes = 0.0
+        self._coming: tuple[BlockIndex, range, asyncio.Task[bytes | ShaleError]] | None = None
+        self._tombstones: list[Entry] = []
+        self.rows = NO_ROWS
+        self.is_at_end = False
+
+    async def fill(self, tasks: asyncio.TaskGroup) -> None:
+        """Read on if all rows are taken, unless there are none: then it `is_at_end`.
+
+        `tasks` outlives this source. Raises `CorruptObject` and `StoreError`.
+        """
+        while not self.rows.keys and not self.is_at_end:
+            if self._coming is None:
+                await self._fetch(tasks)
+                if self._coming is None:
+                    self.is_at_end = True
+                    return
+            index, numbers, task = self._coming
+            found = await task
+            self._coming = None
+            if isinstance(found, ShaleError):
+                raise found
+            await self._fetch(tasks)
+            self.rows = self._within(columns_of_blocks(index, numbers, found))
+
+    def take(self, bound: bytes | None) -> Columns:
+        """The rows up to the key `bound`, it included; None: all that were read."""
+        rows = self.rows
+        stop = len(rows.keys) if bound is None else bisect_right(rows.keys, bound)
+        if stop == len(rows.keys):
+            self.rows = NO_ROWS
+            return first_versions(rows)
+        self.rows = rows.rows(stop, len(rows.keys))
+        return first_versions(rows.rows(0, stop))
+
+    def take_tombstones(self) -> list[Entry]:
+        """The range tombstones of the SSTs that were opened since the last call.
+
+        Those of an SST are told before any row whose key they may cover.
+        """
+        told, self._tombstones = self._tombstones, []
+        return told
+
+    async def _fetch(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to fetch the next group of blocks, if there is one."""
+        while not self._blocks and self._unopened:
+            await self._open(self._unopened.pop())
+        if not self._blocks or self._info is None or self._index is None:
+            return
+        numbers = self._next_group(self._index)
+        self._blocks = self._blocks[len(numbers) :]
+        reading = tasks.create_task(_outcome(self._reader, self._info, self._index, numbers))
+        self._coming = (self._index, numbers, reading)
+
+    async def _open(self, info: SstInfo) -> None:
+        metadata = await self._reader.metadata(info)
+        contents, index = metadata.footer.contents, metadata.index
+        logical_bytes = contents.key_bytes + contents.value_bytes
+        expansion = (logical_bytes + ENTRY_BYTES * contents.entry_count) / info.size_bytes
+        # Half of it for what is decoded, half for the group that is coming.
+        self._group_bytes = self._memory_bytes / 2 / max(expansion, 1.0)
+        self._info, self._index = info, index
+        self._blocks = blocks_between(index, self._section, *self._keys)
+        ranges = index.blocks_of(Section.RANGE_TOMBSTONES)
+        if ranges:
+            data = await self._reader.blocks(info, index, ranges)
+            self._tombstones += columns_of_blocks(index, ranges, data).entries()
+
+    def _next_group(self, index: BlockIndex) -> range:
+        blocks, size_bytes, count = self._blocks, 0, 0
+        for number in blocks:
+            size_bytes += index[number].length
+            if count and size_bytes > self._group_bytes:
+                break
+            count += 1
+        return blocks[:count]
+
+    def _within(self, rows: Columns) -> Columns:
+        start, end = self._keys
+        low = bisect_left(rows.keys, start)
+        high = bisect_left(rows.keys, end) if end else len(rows.keys)
+        return rows if high - low == len(rows.keys) else rows.rows(low, max(low, high))
+
+
+async def _outcome(
+    reader: LevelReader, info: SstInfo, index: BlockIndex, numbers: range
+) -> bytes | ShaleError:
+    """The bytes, or why there are none: told when they are needed, unwrapped by any group."""
+    try:
+        return await reader.blocks(info, index, numbers)
+    except ShaleError as error:
+        return error

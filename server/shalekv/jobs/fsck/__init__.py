@@ -1,0 +1,1 @@
+"""Checks of every object of a database."""

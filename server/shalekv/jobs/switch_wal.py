@@ -1,0 +1,208 @@
+"""From one WAL mode to the other, without losing a write (CE15).
+
+To safekeepers: the log is opened as ever, which puts a run of fences into the bucket that no older
+writer passes. All of it is compacted, which ends a compactor that runs. The edit that names the
+members is made under the epoch that was won. The log of the safekeepers begins far behind the
+fences, where no opener of the mode before looks for a free slot (CE17).
+
+To the object store: an election ends every older writer; its fence is the last record. When that
+is in the archive, so is everything before it, and the edit that names no members any more is made
+under the epoch that was won. Whoever opens the database next finds the whole log in the bucket.
+
+Either edit fails if another writer has opened meanwhile: then nothing is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+
+from shalekv.core.quorum.archiving import is_archived
+from shalekv.core.quorum.switching import enter_quorum, leave_quorum
+from shalekv.engine.compaction.wal_tail import merge_tail
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.wal import list_wal
+from shalekv.errors import (
+    DatabaseMismatch,
+    InvalidRequest,
+    LogFull,
+    QuorumUnavailable,
+    ShaleError,
+    Superseded,
+)
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import (
+    Member,
+    check_first_count,
+    check_generation,
+    check_members,
+)
+from shalekv.protocol.snapshot import remove_snapshots
+from shalekv.settings import CompactSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.opening import open_log
+from shalekv.write.quorum.links import DatabasePlace, Links
+from shalekv.write.quorum.log import until_failed
+from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, retire, survey
+from shalekv.write.quorum.wal import QuorumSlots
+
+ARCHIVE_PATIENCE_MS = 60_000  # without any progress
+LOOK_MS = 50
+ADMISSIONS_MAX = 5  # tries to name members before another edit ends their generation
+COMPACTIONS_MAX = 5  # tries to compact the log while others take over from it
+
+log = structlog.get_logger()
+
+
+async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[str]) -> Manifest:
+    """Have the safekeepers at these addresses hold the WAL from now on.
+
+    A writer that serves is fenced by it, and a compactor superseded. Raises `DatabaseMismatch` when
+    they do already, as `admit`, as `open_log` and as `merge_tail`.
+    """
+    current = await _check_mode(store, WalMode.OBJECT_STORE)
+    check_first_count(addresses)
+    request_id = store.runtime.random.randbytes(REQUEST_ID_BYTES)
+    place = DatabasePlace(current.database_id, store.url)
+    members = await admit(links, place, addresses, request_id)
+    check_members(members)  # before the writer that serves is fenced
+    opened = await open_log(store, _settings(), address="")
+    await _compact(store)
+    for _ in range(ADMISSIONS_MAX - 1):
+        try:
+            return await _enter_quorum(opened, members, current.wal_generation)
+        except InvalidRequest as error:  # the members may have given up their room meanwhile
+            log.info("the safekeepers are asked for room again", problem=str(error))
+            current = await opened.manifest.refresh()
+            members = await admit(links, place, addresses, request_id)
+    return await _enter_quorum(opened, members, current.wal_generation)
+
+
+async def _enter_quorum(opened: OpenedLog, members: Sequence[Member], generation: int) -> Manifest:
+    """Edit the manifest: `members` hold the WAL. Raises `InvalidRequest` in a later generation."""
+    wanted = tuple(map(str, members))
+
+    def edit(manifest: Manifest) -> Manifest:
+        check_generation(manifest, generation)
+        entered = enter_quorum(manifest, opened.manifest.own, members, opened.last_wal_id)
+        return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")
+
+    switched = await opened.manifest.edit(edit, lambda m: m.wal_members == wanted)
+    log.info("the WAL is in safekeepers from now on", members=wanted, behind=opened.last_wal_id)
+    return switched
+
+
+async def switch_to_object_store(store: CasStore, links: Links) -> Manifest:
+    """Have the WAL in the object store from now on.
+
+    A writer that serves is fenced by it. Raises `DatabaseMismatch` when it is there already,
+    `QuorumUnavailable` when no majority answers or nothing is archived for long, `IllegalState`
+    when the archive is not whole, and as `open_log`.
+    """
+    await _check_mode(store, WalMode.QUORUM)
+    opened = await open_log(store, _settings(), address="", links=links)
+    slots = opened.slots
+    if not isinstance(slots, QuorumSlots):  # it was switched since we looked
+        raise _is_already(WalMode.OBJECT_STORE)
+    members = slots.leader.configuration.everyone
+    switched, failure = opened.manifest.current, None
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(until_failed(slots.run), name="quorum log")
+        try:
+            switched = await _leave_quorum(store, links, opened, slots)
+        except ShaleError as error:  # raised below, because the group would wrap it
+            failure = error
+        running.cancel()
+    if failure is not None:
+        raise failure
+    log.info("the WAL is in the object store from now on", behind=opened.last_wal_id)
+    await retire(links, switched.database_id, members)
+    return switched
+
+
+async def _leave_quorum(
+    store: CasStore, links: Links, opened: OpenedLog, slots: QuorumSlots
+) -> Manifest:
+    await _wait_archived(store, links, opened, slots)
+    current = await opened.manifest.refresh()
+    # By a list of ours that was sent after all that.
+    tip = (await list_wal(store, current.first_uncompacted_wal_id)).first_gap - 1
+
+    def edit(manifest: Manifest) -> Manifest:
+        left = leave_quorum(manifest, slots.leader, tip)
+        return replace(
+            remove_snapshots(left, {opened.held.snapshot_id}),
+            wal_id_last_seen=max(opened.last_wal_id, manifest.wal_id_last_seen or 0),
+            writer_address="",
+        )
+
+    return await opened.manifest.edit(edit, lambda m: m.wal_mode is WalMode.OBJECT_STORE)
+
+
+async def _wait_archived(
+    store: CasStore, links: Links, opened: OpenedLog, slots: QuorumSlots
+) -> None:
+    """Return when a safekeeper has seen our fence in the bucket: the log has nothing behind it."""
+    clock = store.runtime.clock
+    before, since_ms = slots.leader.log.base.wal_id, clock.monotonic_ms()
+    while True:
+        with suppress(LogFull):  # nothing more has to be appended
+            slots.check_available()
+        report = slots.report()
+        archived = None if report is None else report.archived_wal_id
+        if is_archived(opened.last_wal_id, archived):
+            return
+        if archived != before:
+            before, since_ms = archived, clock.monotonic_ms()
+        elif clock.monotonic_ms() - since_ms >= ARCHIVE_PATIENCE_MS:
+            raise QuorumUnavailable(await _why_not_archived(links, opened, slots))
+        await clock.sleep_ms(LOOK_MS)
+
+
+async def _why_not_archived(links: Links, opened: OpenedLog, slots: QuorumSlots) -> str:
+    members = slots.leader.configuration.everyone
+    surveyed = await survey(links, opened.manifest.current.database_id, members)
+    problems = [
+        f"{each.member.address}: {each.problem or (each.status and each.status.archive_problem)}"
+        for each in surveyed
+        if each.status is None or each.status.archive_problem
+    ]
+    return (
+        f"the safekeepers have archived nothing for {ARCHIVE_PATIENCE_MS // 1_000} s "
+        f"({'; '.join(problems) or 'they tell no reason'}), and not all of the log is in the "
+        "bucket. The WAL stays in them: start a writer, or try again later"
+    )
+
+
+def _settings() -> WriterSettings:
+    return WriterSettings(flush_interval_ms=0)  # one object at most is written: nothing to space
+
+
+async def _compact(store: CasStore) -> None:
+    """Compact all of the log, also if a compactor is started again and again meanwhile."""
+    settings = CompactSettings()
+    for attempt in range(1, COMPACTIONS_MAX):
+        try:
+            await merge_tail(store, settings, holder="switch")
+        except Superseded:
+            await store.pause(attempt)
+        else:
+            return
+    await merge_tail(store, settings, holder="switch")
+
+
+async def _check_mode(store: CasStore, mode: WalMode) -> Manifest:
+    current = await StoredManifest(store).refresh()
+    if current.wal_mode is not mode:
+        raise _is_already(current.wal_mode)
+    return current
+
+
+def _is_already(mode: WalMode) -> DatabaseMismatch:
+    name = mode.name.lower().replace("_", "-")
+    return DatabaseMismatch(f"this database has its WAL in mode {name} already")

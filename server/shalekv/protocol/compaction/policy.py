@@ -1,0 +1,307 @@
+"""The policy of compaction: what to do next, given the tree and the WAL. Pure.
+
+What holds writes back comes first: the WAL is merged into L0, and only when L0 is full does L0 come
+before it. Of the rest that job is next whose score is highest; a score is how far something is
+past its limit, 1 and more is a reason to act. Every job lowers what it was picked for, so `pick`
+returns None in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from shalekv.core.compaction.debt import debt_bytes
+from shalekv.core.compaction.l0_runs import l0_runs
+from shalekv.core.compaction.shape import Shape
+from shalekv.core.compaction.standing_back import new_runs, runs_to_merge
+from shalekv.core.compaction.state import CompactionState, WalState, applied, move_result
+from shalekv.core.compaction.system_pick import MERGE_COUNT_MIN, records_to_merge
+from shalekv.core.compaction.window import (
+    SourceChoice,
+    Window,
+    best_window,
+    hull,
+    overlapping,
+)
+from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
+from shalekv.protocol.compaction.jobs import Job, MergeJob, Result, WalJob
+from shalekv.protocol.compaction.l0 import (
+    best_prefix,
+    l0_count,
+    l0_fullness,
+    movable_prefix,
+    oldest_first,
+    with_small_neighbours,
+)
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.settings.jobs import CompactorSettings
+from shalekv.settings.levels import LevelSettings
+
+__all__ = [
+    "CompactionState",
+    "LeveledPolicy",
+    "SourceChoice",
+    "WalState",
+    "move_result",
+]
+
+_L0_FULL = 3  # times `l0_trigger_count`: from here on nothing is added to L0
+_L0_BUSY = 2  # the same, from where on L0 is merged before the WAL is, beside another job
+_L0_LONG = 6  # the same, with what is reserved: jobs one after the other must not let L0 grow
+_WAL_JOB = 2  # times `wal_trigger_bytes`: what one job takes, which bounds its memory
+_L0_MERGED = 2 * _WAL_JOB  # the same: more than a job of the WAL leaves in L0
+_MOVE_SHARE = 4  # SSTs smaller than this part of `sst_bytes` are merged rather than moved
+_HEAVY_SHARE = 4  # an SST of which this part are tombstones has many
+_RECORD_LIVES = 2  # times `record_kept_s`: the window of a record, and what comes after it
+_MS_PER_S = 1_000
+
+
+class _Candidate(NamedTuple):
+    score: float
+    job: Callable[[], MergeJob | None]  # costs more than the score
+
+
+class LeveledPolicy:
+    """Leveled compaction with targets that follow the size of the last level."""
+
+    def __init__(
+        self,
+        settings: CompactorSettings,
+        levels: LevelSettings,
+        *,
+        choice: SourceChoice = SourceChoice.SMALLEST_OVERLAP,
+    ) -> None:
+        self._settings = settings
+        self._levels = levels
+        self._choice = choice
+
+    def pick(self, state: CompactionState) -> Job | None:
+        """What to do next; None: nothing needs doing."""
+        if state.reserved_seq is not None:
+            return self._pick_beside(state, state.reserved_seq)
+        merged_bytes = _L0_MERGED * self._settings.wal_trigger_bytes
+        fullness = l0_fullness(state.tree, merged_bytes=merged_bytes)
+        is_full = fullness >= _L0_FULL * self._settings.l0_trigger_count
+        reason = self._wal_reason(state)
+        if reason and not is_full:
+            return self._wal_job(state.wal, reason)
+        # A level past its target makes merges of L0 dearer, so it may come before L0.
+        found = self._urgent(state.tree) if reason else self._candidates(state)
+        candidates = sorted(found, key=lambda each: -each.score)
+        for candidate in candidates:
+            job = candidate.job() if candidate.score >= 1 else None
+            if job is not None:
+                return job
+        return None
+
+    def _pick_beside(self, state: CompactionState, reserved_seq: int) -> Job | None:
+        """What to do beside a job of another process.
+
+        If writes had to wait for that one, it is not waited for: it ends in vain then.
+        """
+        trigger_count = self._settings.l0_trigger_count
+        runs = new_runs(state.tree, reserved_seq)
+        is_long = len(l0_runs(state.tree.l0)) >= _L0_LONG * trigger_count
+        reason = self._wal_reason(state)
+        if reason and not is_long and len(runs) < _L0_BUSY * trigger_count:
+            return self._wal_job(state.wal, reason)
+        limit_bytes = self._settings.compaction_bytes_max
+        sources = runs_to_merge(runs, count_min=max(trigger_count, 2), limit_bytes=limit_bytes)
+        if sources:
+            return _merge(L0, L0, Window(sources, ()), "L0 beside a job over a range of keys")
+        if not reason:
+            return self._records_job(state.tree)
+        if not is_long and len(runs) < _L0_FULL * trigger_count:
+            return self._wal_job(state.wal, reason)
+        return self.pick(replace(state, reserved_seq=None))
+
+    def apply(self, state: CompactionState, result: Result) -> CompactionState:
+        """The state once `result` is published."""
+        return applied(state, result)
+
+    def debt_bytes(self, state: CompactionState) -> int:
+        """About how much compactions have to read until `pick` finds nothing."""
+        shape = Shape.of(state.tree, self._settings)
+        return debt_bytes(
+            state.tree,
+            shape,
+            wal_bytes=state.wal.size_bytes if self._wal_reason(state) else 0,
+            is_l0_due=self._l0_score(state.tree) >= 1,
+        )
+
+    def _wal_reason(self, state: CompactionState) -> str:
+        wal, settings = state.wal, self._settings
+        if not wal.filled:
+            return ""
+        if state.is_hurried:
+            return "writes wait"
+        if wal.size_bytes >= settings.wal_trigger_bytes:
+            return f"{wal.size_bytes} bytes of WAL"
+        if wal.filled >= settings.wal_trigger_count:
+            return f"{wal.filled} WAL objects"
+        if wal.oldest_age_ms >= settings.wal_trigger_age_ms:
+            return f"a WAL object of {wal.oldest_age_ms / _MS_PER_S:.0f} s"
+        return ""
+
+    def _wal_job(self, wal: WalState, reason: str) -> WalJob:
+        count = wal.fitting(_WAL_JOB * self._settings.wal_trigger_bytes)
+        return WalJob(range(wal.first, wal.first + count), reason)
+
+    def _urgent(self, tree: Tree) -> Iterator[_Candidate]:
+        """What makes room in L0."""
+        shape = Shape.of(tree, self._settings)
+        score = self._l0_score(tree)
+        yield _Candidate(score, partial(self._l0_job, tree, shape, "L0 is full"))
+        for run in tree.runs:
+            job = partial(self._run_job, tree, shape, run)
+            yield _Candidate(shape.fullness(run.level), job)
+
+    def _candidates(self, state: CompactionState) -> Iterator[_Candidate]:
+        tree = state.tree
+        shape = Shape.of(tree, self._settings)
+        score = self._l0_score(tree)
+        yield _Candidate(
+            score, partial(self._l0_job, tree, shape, f"L0 has a score of {score:.1f}")
+        )
+        for run in tree.runs:
+            yield _Candidate(shape.score(run.level), partial(self._run_job, tree, shape, run))
+        yield _Candidate(len(tree.system) / MERGE_COUNT_MIN, partial(self._records_job, tree))
+        if state.now_ms:
+            yield self._old_records(state)
+            yield self._old_tombstones(state, shape)
+
+    def _l0_score(self, tree: Tree) -> float:
+        size_bytes = sum(info.size_bytes for info in tree.l0)
+        return max(
+            l0_count(tree) / self._settings.l0_trigger_count,
+            size_bytes / self._settings.base_level_bytes,
+        )
+
+    def _l0_job(self, tree: Tree, shape: Shape, reason: str) -> MergeJob:
+        level = shape.base_level
+        target = _run(tree, level)
+        l0 = oldest_first(tree)
+        movable = movable_prefix(l0, target)
+        if self._may_move(tree, movable, level):
+            return MergeJob(L0, level, movable, (), is_move=True, reason=reason)
+        limit_bytes = self._settings.compaction_bytes_max
+        window = best_prefix(l0, target, limit_bytes=limit_bytes)
+        small_bytes = self._levels.sst_bytes // _MOVE_SHARE
+        window = with_small_neighbours(
+            window, target, small_bytes=small_bytes, limit_bytes=limit_bytes
+        )
+        return _merge(L0, level, window, reason)
+
+    def _run_job(self, tree: Tree, shape: Shape, run: SortedRun) -> MergeJob:
+        level = shape.below(run.level)
+        target = _run(tree, level)
+        reason = f"L{run.level} has a score of {shape.score(run.level):.1f}"
+        goal_bytes = max(shape.excess_bytes(run.level), self._levels.sst_bytes)
+        movable = self._movable(tree, run, level, goal_bytes)
+        if movable:
+            return MergeJob(run.level, level, movable, (), is_move=True, reason=reason)
+        window = best_window(
+            run,
+            target,
+            goal_bytes=goal_bytes,
+            limit_bytes=self._settings.compaction_bytes_max,
+            choice=self._choice,
+        )
+        return _merge(run.level, level, window, reason)
+
+    def _movable(self, tree: Tree, run: SortedRun, level: int, goal_bytes: int) -> list[SstInfo]:
+        """SSTs of a run that can go down as they are, `goal_bytes` of them or less."""
+        target = _run(tree, level)
+        taken: list[SstInfo] = []
+        size_bytes = 0
+        for info in run.ssts:
+            if size_bytes >= goal_bytes:
+                break
+            if not overlapping(target, [info]) and self._may_move(tree, [info], level):
+                taken.append(info)
+                size_bytes += info.size_bytes
+        return taken
+
+    def _may_move(self, tree: Tree, ssts: Sequence[SstInfo], level: int) -> bool:
+        """Whether nothing is gained by writing these SSTs again."""
+        if not ssts:
+            return False
+        size_bytes = sum(info.size_bytes for info in ssts)
+        if size_bytes * _MOVE_SHARE < len(ssts) * self._levels.sst_bytes:
+            return False
+        return not any(info.tombstone_count and _is_last(tree, info, level) for info in ssts)
+
+    def _records_job(self, tree: Tree) -> MergeJob | None:
+        sources = records_to_merge(
+            tree.system,
+            sst_bytes=self._levels.sst_bytes,
+            limit_bytes=self._settings.compaction_bytes_max,
+        )
+        if not sources:
+            return None
+        reason = f"{len(tree.system)} SSTs of records"
+        return _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, Window(sources, ()), reason)
+
+    def _old_records(self, state: CompactionState) -> _Candidate:
+        system = state.tree.system
+        if not system:
+            return _Candidate(0, lambda: None)
+        oldest = min(system, key=_made_at_ms)
+        return _Candidate(
+            (state.now_ms - _made_at_ms(oldest))
+            / (_RECORD_LIVES * self._settings.record_kept_s * _MS_PER_S),
+            lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, Window([oldest], ()), "old records"),
+        )
+
+    def _old_tombstones(self, state: CompactionState, shape: Shape) -> _Candidate:
+        """Merge down the oldest SST with many tombstones; what L0 has counts as one SST."""
+        heavy = [info for run in state.tree.runs for info in run.ssts if _is_heavy(info)]
+        heavy = [info for info in heavy if info.level < shape.last_level]
+        heavy += [info for info in state.tree.l0 if _is_heavy(info)]
+        if not heavy:
+            return _Candidate(0, lambda: None)
+        oldest = min(heavy, key=_made_at_ms)
+        score = (state.now_ms - _made_at_ms(oldest)) / (self._settings.tombstone_age_s * _MS_PER_S)
+        return _Candidate(score, lambda: self._tombstone_job(state.tree, shape, oldest))
+
+    def _tombstone_job(self, tree: Tree, shape: Shape, info: SstInfo) -> MergeJob:
+        reason = f"{info.tombstone_count} tombstones of {info.entry_count} entries"
+        if info.level == L0:
+            return self._l0_job(tree, shape, reason)
+        level = shape.below(info.level)
+        return _merge(
+            info.level, level, Window([info], overlapping(_run(tree, level), [info])), reason
+        )
+
+
+def _merge(source_level: int, target_level: int, window: Window, reason: str) -> MergeJob:
+    return MergeJob(
+        source_level,
+        target_level,
+        window.sources,
+        window.overlapped,
+        is_move=False,
+        reason=reason,
+    )
+
+
+def _run(tree: Tree, level: int) -> SortedRun | None:
+    return next((run for run in tree.runs if run.level == level), None)
+
+
+def _is_last(tree: Tree, info: SstInfo, level: int) -> bool:
+    """Whether nothing below `level` can hold a key of the SST, so that its tombstones may go."""
+    keys = hull([info])
+    return not any(run.overlapping(keys) for run in tree.runs if run.level > level)
+
+
+def _is_heavy(info: SstInfo) -> bool:
+    return bool(info.tombstone_count) and info.tombstone_count * _HEAVY_SHARE >= info.entry_count
+
+
+def _made_at_ms(info: SstInfo) -> int:
+    """When the lease of the job that wrote the SST was made, by the store's clock."""
+    return int.from_bytes(info.id[:6], "big")

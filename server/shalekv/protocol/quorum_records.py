@@ -1,0 +1,173 @@
+"""Records of the quorum WAL, and the shape of a log: what can be told of it without its bytes.
+
+A record is one group commit. Records are numbered without gaps from 1 on (`lsn`) and chained: each
+names the checksum of the one before it. A record also says into which object of the archive it
+goes (`wal_id`), and whether that object ends with it; so the boundaries of objects are part of the
+log, and whoever archives cuts it in the same way (CE16).
+
+Two logs that have a record of one epoch at one lsn are the same up to there: only the one writer
+that was elected in an epoch makes records of it, and it never changes its mind. So the epochs of
+the records, as runs, say where two logs part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from shalekv.protocol.manifest import NO_NONCE
+
+
+class Ballot(NamedTuple):
+    """The name of one opening of a quorum database for writing.
+
+    The epoch is won by compare-and-swap in the manifest. The nonce tells two openers apart that
+    won the same number at a manifest id that was recycled (CE14, protocol F2).
+    """
+
+    epoch: int
+    nonce: bytes
+
+
+NO_BALLOT = Ballot(0, NO_NONCE)  # of who has promised nothing yet
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The end of a log: its last record, without the bytes.
+
+    lsn 0: there is none. `wal_id` is None when it is not known which object comes before: a new log
+    begins with any.
+    """
+
+    lsn: int = 0
+    epoch: int = 0
+    checksum: int = 0
+    wal_id: int | None = None
+    ends_object: bool = True
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """What decides between logs: the epoch of the last record, then its lsn (CE1)."""
+        return self.epoch, self.lsn
+
+    @property
+    def next_wal_id(self) -> int:
+        """The object that a new one after this record would be."""
+        return 0 if self.wal_id is None else self.wal_id + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One group commit, or nothing but a boundary: then it has no payload."""
+
+    lsn: int
+    epoch: int
+    wal_id: int
+    ends_object: bool
+    previous_checksum: int  # of the record before it
+    checksum: int  # CRC-32C of the encoded record (format.wal_record), the one before it included
+    payload: bytes = b""  # an SST, which is exactly the object if it is alone in it
+
+    @property
+    def mark(self) -> Mark:
+        """Its place in the log."""
+        return Mark(self.lsn, self.epoch, self.checksum, self.wal_id, self.ends_object)
+
+    def follows(self, mark: Mark) -> bool:
+        """Whether it can stand behind `mark` (CE11)."""
+        return (
+            self.lsn == mark.lsn + 1
+            and self.epoch >= mark.epoch
+            and self.previous_checksum == mark.checksum
+            and self._continues_object(mark)
+        )
+
+    def _continues_object(self, mark: Mark) -> bool:
+        if mark.wal_id is None or self.wal_id == mark.next_wal_id:
+            return True  # even if the one before was left open, by a writer that is gone
+        return not mark.ends_object and self.wal_id == mark.wal_id
+
+
+class Section(NamedTuple):
+    """The records of one epoch: from `first_lsn` to `last`."""
+
+    first_lsn: int
+    last: Mark
+
+    @property
+    def epoch(self) -> int:
+        """That of all of them."""
+        return self.last.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class LogShape:
+    """What a log holds: the records after `base`, as sections, oldest first.
+
+    `base` is the last record that was trimmed: it is committed and archived, and so is all before.
+    """
+
+    base: Mark = Mark()
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def last(self) -> Mark:
+        """The end of the log. A log that was trimmed to nothing ends with its base (CE13)."""
+        return self.sections[-1].last if self.sections else self.base
+
+    def __contains__(self, lsn: object) -> bool:
+        """Whether the record with this lsn is here, the base counted."""
+        return isinstance(lsn, int) and self.base.lsn <= lsn <= self.last.lsn
+
+    def epoch_at(self, lsn: int) -> int:
+        """The epoch of a record. REQUIRES: `lsn` in self."""
+        for section in reversed(self.sections):
+            if section.first_lsn <= lsn:
+                return section.epoch
+        return self.base.epoch
+
+    def appended(self, records: Iterable[Record]) -> LogShape:
+        """With these at its end. REQUIRES: they follow each other, and the last one here."""
+        sections = list(self.sections)
+        for record in records:
+            if sections and sections[-1].epoch == record.epoch:
+                sections[-1] = Section(sections[-1].first_lsn, record.mark)
+            else:
+                sections.append(Section(record.lsn, record.mark))
+        return replace(self, sections=tuple(sections))
+
+    def trimmed(self, base: Mark) -> LogShape:
+        """Without the records up to `base`, which is one of them."""
+        kept = (section for section in self.sections if section.last.lsn > base.lsn)
+        sections = (Section(max(s.first_lsn, base.lsn + 1), s.last) for s in kept)
+        return LogShape(base, tuple(sections))
+
+    def truncated(self, last: Mark) -> LogShape:
+        """Without the records behind `last`, which is one of them or the base."""
+        return LogShape(self.base, tuple(self._up_to(last)))
+
+    def _up_to(self, last: Mark) -> Iterator[Section]:
+        for section in self.sections:
+            if section.last.lsn <= last.lsn:
+                yield section
+            elif section.first_lsn <= last.lsn:
+                yield Section(section.first_lsn, last)
+
+    def common_end(self, other: LogShape) -> Mark | None:
+        """The last record that both logs have; None: what both could have is trimmed in one.
+
+        It is the last of a section in one of them, or a base: so its mark is known.
+        """
+        for mark in sorted(self._known() | other._known(), key=lambda m: m.lsn, reverse=True):
+            is_in_both = mark.lsn in self and mark.lsn in other
+            if is_in_both and self.epoch_at(mark.lsn) == other.epoch_at(mark.lsn):
+                return mark
+        return None
+
+    def _known(self) -> set[Mark]:
+        return {self.base, *(section.last for section in self.sections)}
+
+
+EMPTY_LOG = LogShape()

@@ -1,0 +1,144 @@
+"""What range tombstones hide: disjoint fragments of the key space, each with a sequence number.
+
+Range tombstones overlap; of those over one key only the newest matters. So they are kept as
+fragments that do not overlap, in the order of their keys, which one bisection finds. The value
+never changes: a scan that holds one reads one state while range deletes go on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
+
+from shalekv.core.key_range import END_OF_KEYS
+from shalekv.protocol.entry import Entry, Kind
+
+FRAGMENT_BYTES = 240  # objects and list slots of one fragment beside its keys, measured
+
+
+class Fragment(NamedTuple):
+    """The keys from `start` on and before `end`: what is below `seq` is hidden."""
+
+    start: bytes
+    end: bytes  # `END_OF_KEYS`: no bound
+    seq: int
+
+
+class RangeTombstones:
+    """Some range tombstones, by their effect."""
+
+    __slots__ = ("_fragments", "_starts", "size_bytes")
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment] = (),
+        starts: Sequence[bytes] = (),
+        size_bytes: int = 0,
+    ) -> None:
+        """REQUIRES: `fragments` in order, without overlap; the rest is what they amount to."""
+        self._fragments = fragments
+        self._starts = starts
+        self.size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        """How many fragments there are."""
+        return len(self._fragments)
+
+    @property
+    def fragments(self) -> Sequence[Fragment]:
+        """All of them, in order."""
+        return self._fragments
+
+    def with_added(self, tombstones: Iterable[Entry]) -> Self:
+        """These and more; for every key the greatest sequence number counts, in any order.
+
+        Costs two copies of lists, and some work for each fragment that changes.
+        """
+        fragments = list(self._fragments)
+        starts = list(self._starts)
+        size_bytes = self.size_bytes
+        for tombstone in tombstones:
+            new = Fragment(tombstone.key, tombstone.value or END_OF_KEYS, tombstone.seq)
+            # From the first fragment that ends after the start to the last that begins before
+            # the end: these are cut and replaced.
+            low = bisect_right(starts, new.start)
+            if low and fragments[low - 1].end > new.start:
+                low -= 1
+            high = bisect_left(starts, new.end, low)
+            pieces = _overlaid(fragments[low:high], new)
+            size_bytes += _size_bytes(pieces) - _size_bytes(fragments[low:high])
+            fragments[low:high] = pieces
+            starts[low:high] = [piece.start for piece in pieces]
+        return type(self)(fragments, starts, size_bytes)
+
+    def over(self, key: bytes) -> Fragment | None:
+        """The fragment that contains `key`."""
+        at = bisect_right(self._starts, key) - 1
+        if at < 0:
+            return None
+        fragment = self._fragments[at]
+        return fragment if key < fragment.end else None
+
+    def between(self, start: bytes, end: bytes) -> Sequence[Fragment]:
+        """The fragments with keys from `start` on, before `end` (`END_OF_KEYS`: no bound)."""
+        low = bisect_right(self._starts, start)
+        if low and self._fragments[low - 1].end > start:
+            low -= 1
+        return self._fragments[low : bisect_left(self._starts, end, low)]
+
+    def latest(self, key: bytes, found: Entry | None) -> Entry | None:
+        """What is newest of `key`: `found`, or a tombstone where one of these is newer."""
+        fragment = self.over(key)
+        if fragment is None or (found is not None and found.seq >= fragment.seq):
+            return found
+        return Entry(key, fragment.seq, Kind.TOMBSTONE)
+
+    def hides(self, entry: Entry) -> bool:
+        """Whether `entry` was deleted by one of these; a put of the same commit was not."""
+        fragment = self.over(entry.key)
+        return fragment is not None and entry.seq < fragment.seq
+
+    def visible(self, entries: list[Entry]) -> list[Entry]:
+        """Those of `entries`, ordered by key in either direction, that are not hidden."""
+        if not entries or not self._fragments:
+            return entries
+        first, last = sorted((entries[0].key, entries[-1].key))
+        low = bisect_right(self._starts, first)
+        begins_inside = low > 0 and self._fragments[low - 1].end > first
+        if not begins_inside and bisect_right(self._starts, last) == low:
+            return entries  # none of these reaches between them
+        return [entry for entry in entries if not self.hides(entry)]
+
+
+NONE = RangeTombstones()
+
+
+def _size_bytes(fragments: Sequence[Fragment]) -> int:
+    return sum([FRAGMENT_BYTES + len(f.start) + len(f.end) % len(END_OF_KEYS) for f in fragments])
+
+
+def _overlaid(old: Sequence[Fragment], new: Fragment) -> list[Fragment]:
+    """`new` over `old` fragments, all of which it overlaps; neighbours of one number are joined."""
+    pieces: list[Fragment] = []
+    at = new.start
+    for fragment in old:
+        if fragment.start < new.start:
+            _append(pieces, Fragment(fragment.start, new.start, fragment.seq))
+        if at < fragment.start:
+            _append(pieces, Fragment(at, fragment.start, new.seq))
+        start, end = max(fragment.start, new.start), min(fragment.end, new.end)
+        _append(pieces, Fragment(start, end, max(fragment.seq, new.seq)))
+        if fragment.end > new.end:
+            _append(pieces, Fragment(new.end, fragment.end, fragment.seq))
+        at = end
+    if at < new.end:
+        _append(pieces, Fragment(at, new.end, new.seq))
+    return pieces
+
+
+def _append(pieces: list[Fragment], piece: Fragment) -> None:
+    if pieces and pieces[-1].seq == piece.seq and pieces[-1].end == piece.start:
+        pieces[-1] = Fragment(pieces[-1].start, piece.end, piece.seq)
+    else:
+        pieces.append(piece)

@@ -1,0 +1,1 @@
+"""Reading: memtable, levels, versions of the tree, lookups and scans."""

@@ -1,0 +1,112 @@
+"""Scans: the visible entries of a key range at one view, in slices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.levels.parallel import in_parallel
+from shalekv.engine.view import View
+from shalekv.protocol.entry import Entry
+from shalekv.read.sorted_runs import (
+    Cursor,
+    Run,
+    drop_read,
+    merge_slice,
+    open_cursors,
+    skip_hidden,
+)
+
+if TYPE_CHECKING:
+    from shalekv.read.source import Source
+
+FIRST_SLICE_COUNT = 64  # a short scan should not merge a thousand entries
+SLICE_COUNT_MAX = 1_024  # bounds the time between two chances for other tasks, about a millisecond
+_NOTHING = Run((), (), 0, 0)
+
+
+async def scan_slices(
+    view: View, *, start: bytes, end: bytes, reverse: bool, now_ms: int
+) -> AsyncGenerator[list[Entry], None]:
+    """The visible entries from `start` on and before `end` (empty: no bound), slice by slice.
+
+    A slice may be empty where everything in it was deleted or has expired at `now_ms`. Its
+    merging blocks for about a millisecond: let other tasks run between two slices. Raises
+    `ObjectNotFound` when an object of the levels is gone, `CorruptObject`, `StoreUnavailable`.
+    """
+    merge = Merge(view, KeyRange(start, end), reverse=reverse)
+    while await merge.fetch():
+        yield [entry for entry in merge.slice() if entry.is_visible(now_ms)]
+
+
+def memory_slices(view: View, keys: KeyRange) -> Iterator[list[Entry]]:
+    """The newest version of each key in memory, tombstones and expired ones included.
+
+    What a range delete hides is left out. The levels of the view are not looked at.
+    """
+    merge = Merge(view, keys, reverse=False, with_levels=False)
+    while not merge.is_done:
+        yield merge.slice()
+
+
+class Merge:
+    """The merge of all that a view holds in a range: call `fetch` before each `slice`."""
+
+    def __init__(
+        self, view: View, keys: KeyRange, *, reverse: bool, with_levels: bool = True
+    ) -> None:
+        """Nothing is read yet."""
+        sources: Sequence[Source] = ()
+        if view.held is not None and with_levels and not keys.is_empty:
+            sources = view.held.sources(keys, reverse=reverse)
+        # Oldest first, as `merge_slice` wants them: of one key the last one counts.
+        self._sources: list[tuple[Cursor, Source]] = [
+            (Cursor(_NOTHING, 0, 0, is_open=True), source) for source in sources
+        ]
+        in_memory = open_cursors(view.runs, keys.start, keys.end)
+        self._cursors = [*(cursor for cursor, _ in self._sources), *in_memory]
+        self._tombstones = view.range_tombstones
+        self._reverse = reverse
+        self._count = FIRST_SLICE_COUNT
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is read."""
+        return not self._cursors
+
+    async def fetch(self) -> bool:
+        """Fetch what the next slice needs; whether there is anything left."""
+        due = [pair for pair in self._sources if pair[0].is_open and pair[0].is_read]
+        if due:
+            await self._refill_all(due)
+            drop_read(self._cursors)
+        return bool(self._cursors)
+
+    def slice(self) -> list[Entry]:
+        """The newest version of the next keys. REQUIRES: `fetch` has said that there are some."""
+        tombstones = self._tombstones
+        if tombstones:
+            skip_hidden(self._cursors, tombstones, reverse=self._reverse)
+            if any(cursor.is_open and cursor.is_read for cursor in self._cursors):
+                return []  # all of a window was hidden: the next one has to be fetched first
+        entries = merge_slice(self._cursors, self._count, reverse=self._reverse)
+        self._count = min(self._count * 2, SLICE_COUNT_MAX)
+        return tombstones.visible(entries)
+
+    async def _refill_all(self, due: list[tuple[Cursor, Source]]) -> None:
+        async def work() -> None:
+            while due:
+                await self._refill(*due.pop())
+
+        await in_parallel(work, len(due))
+
+    async def _refill(self, cursor: Cursor, source: Source) -> None:
+        """The next window that holds a key; what range deletes it tells of counts from now on."""
+        while (window := await source.next(self._tombstones)) is not None:
+            if window.range_tombstones:
+                self._tombstones = self._tombstones.with_added(window.range_tombstones)
+            if window.run.keys:
+                cursor.run, cursor.low, cursor.high = window.run, 0, len(window.run.keys)
+                return
+        cursor.is_open = False

@@ -1,0 +1,230 @@
+"""What a scan reads of a tree: one source for each SST of L0 and for each run, window by window.
+
+A source reads its blocks in order, in either direction, each once. It begins with one block and
+reads more at once the longer the scan goes on, up to `read_ahead_bytes_max`. What a long scan reads
+is not cached: it would push out what others read again and again.
+
+A window is what decoding makes of some blocks, small enough that other tasks need not wait for it.
+The next request is sent when the last of what was fetched is used up: sending it earlier takes a
+task that outlives the call.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import lt
+from typing import Protocol
+
+from shalekv.core.key_range import END_OF_KEYS, KeyRange
+from shalekv.core.tree import Tree, overlaps
+from shalekv.engine.levels.skipping import is_hidden, left_to_read
+from shalekv.format.block import Block
+from shalekv.format.section import Section
+from shalekv.format.statistics import blocks_between
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.sorted_runs import Run, entries_bytes
+from shalekv.read.sst_reader import Fetched, LevelSsts, OpenSst
+
+WINDOW_ROWS = 1_024  # decoded at once, unless one block has more: about a millisecond
+KEPT_BLOCKS_MAX = 4  # a request for more than this belongs to a long scan, and is not cached
+
+AHEAD_COPIES = 2  # as it is stored, and as the entries of a window
+
+NO_BLOCKS = range(0)
+NO_KEYS = Run((), (), 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The next keys of a source, ascending, and range tombstones that count from now on."""
+
+    run: Run
+    range_tombstones: Sequence[Entry]
+
+
+class Source(Protocol):
+    """A part of what a scan merges."""
+
+    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+        """The next window; None: there is no more. What `hidden` hides may be left out."""
+        ...
+
+
+class TreeSource:
+    """One SST of L0, or one sorted run, between two keys."""
+
+    def __init__(
+        self, ssts: LevelSsts, infos: Iterable[SstInfo], keys: KeyRange, *, reverse: bool
+    ) -> None:
+        """REQUIRES: `infos` do not overlap, and stand in the direction of the scan."""
+        self._ssts = ssts
+        self._infos = iter(infos)
+        self._keys = keys
+        self._reverse = reverse
+        self._read_ahead_blocks = 1
+        self._opened: OpenSst | None = None
+        self._untold: Sequence[Entry] = ()  # its range tombstones, until a window tells them
+        self._unread = NO_BLOCKS  # blocks of that SST that were not fetched
+        self._fetched: Fetched | None = None
+        self._undecoded = NO_BLOCKS  # blocks of those that were
+        self._taken_bytes = 0  # of the room that all scans have to read ahead
+
+    def __del__(self) -> None:
+        self._ssts.ahead.give_back(self._taken_bytes)
+
+    @property
+    def opened(self) -> OpenSst | None:
+        """The SST that is being read, as far as this holds it."""
+        return self._opened
+
+    @property
+    def held_bytes(self) -> int:
+        """What was fetched and is not used up, as it is stored."""
+        return 0 if self._fetched is None else self._fetched.size_bytes
+
+    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+        """The next window; None: there is no more.
+
+        What `hidden` hides whole may be left out, unread: range tombstones that the caller knows.
+        Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
+        """
+        while not self._undecoded:
+            if self._unread and self._skip(hidden):
+                await self._fetch()
+                break
+            if self._untold:
+                break
+            if not await self._open_next(hidden):
+                return None
+        run = self._decode()
+        tombstones, self._untold = self._untold, ()
+        return Window(run, tombstones)
+
+    async def _open_next(self, hidden: RangeTombstones) -> bool:
+        for info in self._infos:
+            if hidden and is_hidden(info, self._keys, hidden):
+                continue
+            opened = await self._ssts.metadata(info, with_filter=False)
+            if opened.filter is not None:
+                opened = replace(opened, filter=None)  # a long scan should not hold it
+            self._unread = blocks_between(opened.index, Section.POINTS, *self._keys)
+            self._untold = _entries_in(opened.range_tombstones, self._keys)
+            self._opened = opened
+            return True
+        self._opened = None
+        return False
+
+    def _skip(self, hidden: RangeTombstones) -> bool:
+        """Leave out blocks that are hidden whole; whether there are others."""
+        if hidden:
+            assert self._opened is not None
+            self._unread = left_to_read(
+                self._opened, self._unread, self._keys, hidden, reverse=self._reverse
+            )
+        return bool(self._unread)
+
+    async def _fetch(self) -> None:
+        """Fetch the next blocks, and more the next time."""
+        opened, unread = self._opened, self._unread
+        assert opened is not None
+        count = self._blocks_ahead(opened)
+        if self._reverse:
+            numbers, left = unread[-count:], unread[:-count]
+        else:
+            numbers, left = unread[:count], unread[count:]
+        keep = len(numbers) <= KEPT_BLOCKS_MAX
+        self._fetched = await self._ssts.fetch(opened, numbers, keep=keep)
+        self._undecoded, self._unread = numbers, left
+
+    def _blocks_ahead(self, opened: OpenSst) -> int:
+        """How many blocks to fetch now."""
+        ahead = self._ssts.ahead
+        ahead.give_back(self._taken_bytes)
+        room_bytes = ahead.free_bytes // AHEAD_COPIES
+        bytes_max = min(self._ssts.settings.read_ahead_bytes_max, room_bytes)
+        ordered = self._unread[::-1] if self._reverse else self._unread
+        fetched_bytes = count = 0
+        for number in ordered[: self._read_ahead_blocks]:
+            block_bytes = opened.index[number].length
+            if count and fetched_bytes + block_bytes > bytes_max:
+                break
+            fetched_bytes += block_bytes
+            count += 1
+        if count == self._read_ahead_blocks:
+            self._read_ahead_blocks *= 2
+        self._taken_bytes = ahead.take(AHEAD_COPIES * fetched_bytes, 0)
+        return count
+
+    def _decode(self) -> Run:
+        """The next of the blocks that were fetched, as one run."""
+        fetched, undecoded = self._fetched, self._undecoded
+        if fetched is None:
+            return NO_KEYS
+        blocks: list[Block] = []
+        rows = 0
+        for number in undecoded[::-1] if self._reverse else undecoded:
+            rows += fetched.opened.index[number].rows
+            if blocks and rows > WINDOW_ROWS:
+                break
+            blocks.append(fetched.block(number))
+        if self._reverse:
+            self._undecoded = undecoded[: -len(blocks)]
+            blocks.reverse()
+        else:
+            self._undecoded = undecoded[len(blocks) :]
+        if not self._undecoded:
+            self._fetched = None
+        return _run(blocks, self._keys, fetched.opened.info.max_seq)
+
+
+def tree_sources(ssts: LevelSsts, tree: Tree, keys: KeyRange, *, reverse: bool) -> list[TreeSource]:
+    """What has to be merged for the newest versions of `keys`, from oldest to newest.
+
+    Nothing is read before the first `next`.
+    """
+    order = -1 if reverse else 1
+    sources = []
+    for run in reversed(tree.runs):
+        infos = run.overlapping(keys)
+        if infos:
+            sources.append(TreeSource(ssts, infos[::order], keys, reverse=reverse))
+    sources += [
+        TreeSource(ssts, [info], keys, reverse=reverse)
+        for info in reversed(tree.l0)
+        if overlaps(info, keys)
+    ]
+    return sources
+
+
+def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> Run:
+    """The newest version of each key of these neighbouring blocks."""
+    keys: list[bytes] = []
+    entries: list[Entry] = []
+    for block in blocks:
+        columns = block.columns()
+        keys += columns.keys
+        entries += columns.entries()
+    if not all(map(lt, keys, islice(keys, 1, None))):
+        # Of each key the first version is the newest.
+        newest = {entry.key: entry for entry in reversed(entries)}
+        keys = sorted(newest)
+        entries = [newest[key] for key in keys]
+    low = bisect_left(keys, within.start)
+    high = bisect_left(keys, within.end) if within.end else len(keys)
+    if high - low < len(keys):
+        keys, entries = keys[low:high], entries[low:high]
+    return Run(keys, entries, entries_bytes(entries), max_seq)
+
+
+def _entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:
+    """As entries, those that reach into `keys`."""
+    return [
+        Entry(start, seq, Kind.RANGE_TOMBSTONE, b"" if end == END_OF_KEYS else end)
+        for start, end, seq in tombstones.fragments
+        if end > keys.start and (not keys.end or start < keys.end)
+    ]

@@ -1,0 +1,350 @@
+"""The SSTs of the levels of one database, read piece by piece through bounded caches.
+
+What is kept of an SST beside its blocks (footer, index, filter, range tombstones) comes with one
+request, and one more if it has range tombstones. SSTs never change, so nothing here grows old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from shalekv.engine.levels.origins import Origins
+from shalekv.engine.levels.parallel import in_parallel
+from shalekv.engine.levels.pieces import Parse, Pieces, Requests
+from shalekv.engine.levels.read_counters import FilterCounts, ReadCounters
+from shalekv.format.block import Block
+from shalekv.format.filter import Filter
+from shalekv.format.footer import Footer
+from shalekv.format.index import BlockHandle, BlockIndex
+from shalekv.format.names import level_name
+from shalekv.format.section import Section
+from shalekv.format.sst import open_filter, read_block, read_block_at
+from shalekv.format.sst_metadata import ByteRange, SstMetadata, metadata_ranges, read_metadata
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.cache import Cache, Sized
+from shalekv.read.memory_budget import ResultRoom
+from shalekv.read.read_budget import ReadBudget
+from shalekv.settings import CacheSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.disk_cache import DiskCache
+
+# Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
+# 1,900 of the rest.
+BLOCK_OVERHEAD_BYTES = 700
+METADATA_OVERHEAD_BYTES = 2_000
+
+PARSED_AT_ONCE_BYTES = 1 << 20  # then other tasks have their turn: about 2 ms
+OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
+
+_BlockKey = tuple[bytes, int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSst:
+    """What is known of an SST without reading its blocks.
+
+    `info.level` is that at which it was opened first: a trivial move changes no object. `filter`
+    is None if it has none, of a kind that this version does not know, or if it was not asked for.
+    """
+
+    info: SstInfo
+    footer: Footer
+    index: BlockIndex
+    filter: Filter | None
+    range_tombstones: RangeTombstones
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Neighbouring blocks of an SST, verified and decompressed when they are asked for."""
+
+    opened: OpenSst
+    held: dict[int, Block]  # those that are decompressed already
+    offset: int = 0
+    data: bytes = b""  # of the object, from `offset` on
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are held for this alone."""
+        return len(self.data)
+
+    def block(self, number: int) -> Block:
+        """Block `number` of the index, one of those that were fetched."""
+        held = self.held.get(number)
+        if held is not None:
+            return held
+        handle = self.opened.index[number]
+        start = handle.offset - self.offset
+        return read_block(self.opened.index, number, self.data[start : start + handle.length])
+
+
+class LevelSsts:
+    """Reads the SSTs of the levels of one database; one for each process.
+
+    All methods that read may raise `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
+    """
+
+    def __init__(
+        self,
+        store: CasStore,
+        *,
+        database_id: bytes,
+        settings: CacheSettings,
+        disk: DiskCache | None = None,
+    ) -> None:
+        """Nothing is read before it is asked for. What is fetched is kept in `disk`, too.
+
+        Of a database that is a clone, `origins` has to learn of each manifest whose SSTs are read.
+
+        Who is not to trust that, or reads all there is, goes without.
+        """
+        self.settings = settings
+        self.filter_counts = FilterCounts()
+        self.origins = Origins(store, database_id)
+        # Of metadata without the filter the key has a zero byte more: then both can be held, and
+        # the hot path, which needs the filter, asks for the id.
+        self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
+        self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
+        self.ahead = ResultRoom(settings.scan_ahead_bytes_max)
+        self._budget = ReadBudget(settings.read_in_flight_bytes)
+        self._metadata_requests = Requests()
+        self._block_requests = Requests()
+        self.disk = disk
+        self._pieces = Pieces(self._fetch, disk, self._budget)
+
+    async def keep_on_disk(self) -> None:
+        """Write what the cache on disk is to keep, until cancelled; returns if there is none."""
+        if self.disk is not None:
+            await self.disk.run()
+
+    @property
+    def counters(self) -> ReadCounters:
+        """The counters as they stand now."""
+        blocks, metadata, budget = self._blocks, self._metadata, self._budget
+        return ReadCounters(
+            block_hits=blocks.hits,
+            block_misses=blocks.misses,
+            block_evictions=blocks.evictions,
+            block_held_bytes=blocks.held_bytes,
+            block_requests=self._block_requests.requests,
+            blocks_fetched=self._block_requests.pieces,
+            block_fetched_bytes=self._block_requests.fetched_bytes,
+            metadata_hits=metadata.hits,
+            metadata_misses=metadata.misses,
+            metadata_held_bytes=metadata.held_bytes,
+            metadata_requests=self._metadata_requests.requests,
+            metadata_fetched_bytes=self._metadata_requests.fetched_bytes,
+            filter_negatives=self.filter_counts.negatives,
+            filter_positives=self.filter_counts.positives,
+            filter_false_positives=self.filter_counts.false_positives,
+            in_flight_bytes=budget.in_flight_bytes,
+            in_flight_bytes_peak=budget.in_flight_bytes_peak,
+            in_flight_waits=budget.waits,
+            disk=None if self.disk is None else self.disk.counters,
+        )
+
+    def held(self, info: SstInfo) -> OpenSst | None:
+        """What `metadata` returns with the filter, if it is in memory."""
+        return self._metadata.find(_key(info))
+
+    async def metadata(self, info: SstInfo, *, with_filter: bool = True) -> OpenSst:
+        """Footer, index, range tombstones and filter of the SST; those who ask at once share it.
+
+        Without `with_filter` there may be one nevertheless.
+        """
+        key = _key(info)
+        found = self._metadata.find(key)
+        if found is not None:
+            return found
+        bare_key = key + b"\0"
+        if with_filter or not info.filter_len or self._metadata.is_loading(key):
+            opened = await self._metadata.load(key, lambda: self._load_metadata(info))
+            self._metadata.drop(bare_key)
+            return opened
+        opened = await self._metadata.load(bare_key, lambda: self._load_bare(info))
+        if key in self._metadata:
+            self._metadata.drop(bare_key)  # it was loaded with the filter meanwhile
+        return opened
+
+    async def open_many(self, infos: Sequence[SstInfo]) -> dict[bytes, OpenSst]:
+        """`metadata` with the filter of all these by id, fetched in parallel."""
+        opened: dict[bytes, OpenSst] = {}
+        unread = [*infos]
+
+        async def work() -> None:
+            while unread:
+                info = unread.pop()
+                opened[info.id] = await self.metadata(info)
+
+        missing_count = sum(_key(info) not in self._metadata for info in infos)
+        await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
+        return opened
+
+    def held_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
+        """What `block` returns, if it is in memory; `listed_seq` is that of its index."""
+        return self._blocks.find((sst_id, number, listed_seq))
+
+    async def block(self, opened: OpenSst, number: int) -> Block:
+        """Block `number` of the index; those who ask at once share it."""
+        return await self._blocks.load(
+            (opened.info.id, number, opened.index.listed_seq),
+            lambda: self._load_block(opened.info.id, opened.index[number]),
+        )
+
+    async def neighbours(
+        self, sst_id: bytes, first: int, handles: Sequence[BlockHandle]
+    ) -> list[Block]:
+        """Blocks from number `first` on, which are not in memory, with one request; cached.
+
+        These are their handles, one or more: who waits for many need not hold their indexes. Those
+        that are on the disk are read there.
+        """
+        if len(handles) == 1:
+            handle = handles[0]
+            key = (sst_id, first, handle.listed_seq)
+            return [await self._blocks.load(key, lambda: self._load_block(sst_id, handle))]
+        self._blocks.misses += len(handles)
+        blocks = await self._read_blocks(sst_id, handles)
+        for number, (handle, block) in enumerate(zip(handles, blocks, strict=True), first):
+            self._blocks.keep((sst_id, number, handle.listed_seq), *_sized(block))
+        return blocks
+
+    async def blocks(self, opened: OpenSst, numbers: range, *, keep: bool) -> list[Block]:
+        """These neighbouring blocks; what is not in memory comes with one request.
+
+        With `keep` they are cached.
+        """
+        fetched = await self.fetch(opened, numbers, keep=keep)
+        return [fetched.block(number) for number in numbers]
+
+    async def fetch(self, opened: OpenSst, numbers: range, *, keep: bool) -> Fetched:
+        """The same. Without `keep` they stay as small as they are stored until asked for.
+
+        And neither are they looked for on the disk nor kept there: that is for what is read again.
+        """
+        id_, index = opened.info.id, opened.index
+        find = self._blocks.find if keep else self._blocks.peek
+        held = {number: find((id_, number, index.listed_seq)) for number in numbers}
+        missing = [number for number, block in held.items() if block is None]
+        fetched = Fetched(opened, {number: block for number, block in held.items() if block})
+        if not missing:
+            return fetched
+        # From the first to the last: a few blocks read for nothing cost less than a request.
+        first, last = missing[0], missing[-1]
+        if keep:
+            handles = [index[number] for number in range(first, last + 1)]
+            blocks = await self.neighbours(id_, first, handles)
+            fetched.held.update(enumerate(blocks, first))
+            return fetched
+        data = await self._fetch_blocks(id_, index[first], index[last], last + 1 - first)
+        return replace(fetched, offset=index[first].offset, data=data)
+
+    async def _load_block(self, sst_id: bytes, handle: BlockHandle) -> Sized[Block]:
+        return _sized((await self._read_blocks(sst_id, [handle]))[0])
+
+    async def _read_blocks(self, sst_id: bytes, handles: Sequence[BlockHandle]) -> list[Block]:
+        """These neighbouring blocks, from the disk or the store."""
+        name = level_name(sst_id)
+
+        async def parse(pieces: Sequence[bytes]) -> list[Block]:
+            blocks: list[Block] = []
+            parsed_bytes = 0
+            for handle, piece in zip(handles, pieces, strict=True):
+                blocks.append(read_block_at(name, handle, piece))
+                parsed_bytes += len(blocks[-1].piece.data)
+                if parsed_bytes >= PARSED_AT_ONCE_BYTES:
+                    parsed_bytes = 0
+                    await asyncio.sleep(0)
+            return blocks
+
+        ranges = [ByteRange(handle.offset, handle.length) for handle in handles]
+        return await self._read(sst_id, ranges, self._block_requests, parse)
+
+    async def _fetch_blocks(
+        self, sst_id: bytes, first: BlockHandle, last: BlockHandle, count: int
+    ) -> bytes:
+        """The bytes of so many neighbouring blocks, from the store."""
+        self._block_requests.pieces += count
+        return await self._fetch(sst_id, _span(first, last), self._block_requests)
+
+    async def _load_metadata(self, info: SstInfo) -> Sized[OpenSst]:
+        bare = self._metadata.peek(_key(info) + b"\0")
+        if bare is None:
+            return await self._read_metadata(info, with_filter=True)
+        footer = bare.footer
+
+        async def parse(pieces: Sequence[bytes]) -> Filter | None:
+            return open_filter(footer, pieces[0])
+
+        at = ByteRange(info.filter_offset, info.filter_len)
+        found = await self._read(info.id, [at], self._metadata_requests, parse)
+        return _metadata_sized(replace(bare, filter=found))
+
+    async def _load_bare(self, info: SstInfo) -> Sized[OpenSst]:
+        return await self._read_metadata(info, with_filter=False)
+
+    async def _read_metadata(self, info: SstInfo, *, with_filter: bool) -> Sized[OpenSst]:
+        async def parse(pieces: Sequence[bytes]) -> SstMetadata:
+            data = b"".join(pieces)
+            return read_metadata(info, data, database_id=owner_id, with_filter=with_filter)
+
+        owner_id = self.origins.locate(info.id).database_id
+        ranges = metadata_ranges(info, with_filter=with_filter)
+        found = await self._read(info.id, ranges, self._metadata_requests, parse)
+        opened = OpenSst(info, found.footer, found.index, found.filter, NONE)
+        if found.footer.contents.range_tombstone_count:
+            opened = replace(opened, range_tombstones=await self._range_tombstones(opened))
+        return _metadata_sized(opened)
+
+    async def _range_tombstones(self, opened: OpenSst) -> RangeTombstones:
+        numbers = opened.index.blocks_of(Section.RANGE_TOMBSTONES)
+        at = _span(opened.index[numbers[0]], opened.index[numbers[-1]])
+
+        async def parse(pieces: Sequence[bytes]) -> RangeTombstones:
+            fetched = Fetched(opened, {}, at.start, pieces[0])
+            found = NONE
+            for number in numbers:
+                found = found.with_added(fetched.block(number).columns().entries())
+                await asyncio.sleep(0)
+            return found
+
+        return await self._read(opened.info.id, [at], self._metadata_requests, parse)
+
+    async def _read(
+        self, sst_id: bytes, ranges: Sequence[ByteRange], count: Requests, parse: Parse[T]
+    ) -> T:
+        owner_id = self.origins.locate(sst_id).database_id
+        return await self._pieces.read(owner_id, sst_id, ranges, count, parse)
+
+    async def _fetch(self, sst_id: bytes, at: ByteRange, count: Requests) -> bytes:
+        async with self._budget.room(at.length):
+            count.requests += 1
+            reads = self.origins.locate(sst_id).store.reads
+            data = await reads.get_range(level_name(sst_id), at.start, at.length)
+        count.fetched_bytes += len(data)
+        return data
+
+
+def _span(first: BlockHandle, last: BlockHandle) -> ByteRange:
+    return ByteRange(first.offset, last.offset + last.length - first.offset)
+
+
+def _sized(block: Block) -> Sized[Block]:
+    return Sized(block, len(block.piece.data) + BLOCK_OVERHEAD_BYTES)
+
+
+def _metadata_sized(opened: OpenSst) -> Sized[OpenSst]:
+    index_bytes = len(opened.index.piece.data) + len(opened.index.sections)
+    filter_bytes = 0 if opened.filter is None else len(opened.filter.data)
+    size_bytes = METADATA_OVERHEAD_BYTES + index_bytes + filter_bytes
+    return Sized(opened, size_bytes + opened.range_tombstones.size_bytes)
+
+
+def _key(info: SstInfo) -> bytes:
+    """What the metadata of an SST goes by: a file of a load has the number that its list says."""
+    return info.id + info.max_seq.to_bytes(8, "little")

@@ -1,0 +1,338 @@
+"""Which tree reads use, and the snapshots in the manifest that keep its objects.
+
+A new tree is read only after a snapshot of it stands in the manifest; the snapshot of an old one
+goes when nobody reads that tree any more. So the collector never deletes what is read (I8), as long
+as this process renews its snapshots in time. If it was stopped for longer, reads of old trees fail
+with a typed error, and new ones use a tree that is protected again.
+
+What is in memory and in the new tree as well is let go when nothing is left that was decided by an
+older tree and may be decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from shalekv.core.tree import Tree
+from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
+from shalekv.errors import ShaleError
+from shalekv.manifest.named import named_manifest
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.snapshot import find_snapshot, has_snapshot, maintain_snapshots
+from shalekv.read.memtable import Memtable
+from shalekv.read.read_set import Base, Below
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.read.version import HeldTree
+from shalekv.read.watermark import Progress
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import Edit, Landed
+
+log = structlog.get_logger()
+
+SNAPSHOT_ID_BYTES = 16
+RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
+LEAVE_TIMEOUT_MS = 10_000.0  # for the edit that removes the snapshots of a process that ends
+WAIT_MS = 5  # between two looks whether something is over that takes some milliseconds
+# A snapshot lives for whole seconds, and for a little less by a clock that runs ahead.
+UNSURE_MS, UNSURE_PARTS = 1_000, 100
+NO_SNAPSHOT = b""
+
+
+class EditedManifest(Protocol):
+    """The manifest, as whoever keeps a tree sees it."""
+
+    @property
+    def current(self) -> Manifest:
+        """The newest that was seen."""
+        ...
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """As `StoredManifest.edit`."""
+        ...
+
+
+class TreeKeeper:
+    """Keeps the current tree of one serving process."""
+
+    def __init__(  # noqa: PLR0913 - what it connects, for a writer and for a replica
+        self,
+        store: CasStore,
+        manifest: EditedManifest,
+        held: HeldTree,
+        *,
+        loads: Sequence[CommittedLoad],
+        memtable: Memtable,
+        prefix: Progress,
+        snapshot_ttl_s: int | None,
+        on_compacted: Callable[[int], Awaitable[None]],
+        jump: Callable[[Tree], None] | None = None,
+        archived: Callable[[], int | None] = lambda: None,
+        protected_since_ms: float | None = None,
+        believed_ms: Callable[[int, float], int] = lambda told_ms, _took_ms: told_ms,
+    ) -> None:
+        """`held` is the tree of the current manifest, in which its snapshot stands.
+
+        `loads` are those that were replayed, for each of which the memtable has set aside what is
+        older. `on_compacted` lets go of what is in memory up to a sequence number. A replica gives
+        `jump`: its log goes on behind a tree that holds more than it has read, when what it had to
+        read next may be deleted, and up to `archived` it knows that objects are in the store. The
+        life of the snapshot began at `protected_since_ms`; None: now. Without `snapshot_ttl_s`
+        nothing is protected, and the manifest never edited. `believed_ms` is told what the store's
+        clock shows, and how long it took to ask, each time that snapshots are renewed, and says
+        what to take for it.
+        """
+        self._store = store
+        self._clock = store.runtime.clock
+        self._manifest = manifest
+        self._prefix = prefix
+        self._ttl_s = snapshot_ttl_s
+        self._on_compacted = on_compacted
+        self._jump = jump
+        self._archived = archived
+        self._believed_ms = believed_ms
+        # By the ids of their snapshots: who reads an older tree, or the files of a load.
+        self._older: dict[bytes, weakref.ref[HeldTree] | weakref.ref[Pin]] = {}
+        self._older_bases: list[weakref.ref[Base]] = []
+        self._table = manifest.current.leveled_ssts
+        now_ms = self._clock.monotonic_ms()
+        self._renewed_ms = now_ms if protected_since_ms is None else protected_since_ms
+        self._keeping = asyncio.Lock()
+        self._installed = asyncio.Event()
+        self._memtable = memtable
+        self._loads: list[tuple[CommittedLoad, Pin | None]] = [(load, None) for load in loads]
+        self.current = self._with_loads(held)  # the tree that new reads use
+        self.lost_count = 0  # how often it was not protected any more, and another was
+        # Up to here memory may let go at any moment of what the current tree holds: who decides by
+        # the two looks there, and not into memory. 0: memory stays as it is until the tree changes.
+        self.leaving_seq = held.tree.last_seq
+        self.base = Base()  # what rests on the current tree, and may be decided again, holds this
+        self.nothing = Below(self.base)  # the levels say nothing of what was asked
+
+    @property
+    def ssts(self) -> LevelSsts:
+        """What reads the objects of all trees."""
+        return self.current.ssts
+
+    @property
+    def is_renewal_due(self) -> bool:
+        """Whether the snapshots should be given more time."""
+        if self._ttl_s is None:
+            return False
+        age_ms = self._clock.monotonic_ms() - self._renewed_ms
+        return age_ms >= self._ttl_s * 1_000 / RENEWED_PARTS
+
+    @property
+    def is_surely_protected(self) -> bool:
+        """Whether the snapshots cannot have expired by now, whatever others did to the manifest."""
+        if self._ttl_s is None or self.is_lost:
+            return False
+        age_ms = self._clock.monotonic_ms() - self._renewed_ms
+        life_ms = self._ttl_s * 1_000
+        return age_ms < life_ms - life_ms / UNSURE_PARTS - UNSURE_MS
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the manifest that was seen last does not protect the current tree any more."""
+        return self._ttl_s is not None and not self.protects(self.current)
+
+    def keep_pin(self, pin: Pin) -> None:
+        """Renew the snapshot of a load as long as somebody holds the pin."""
+        self._older[pin.snapshot_id] = weakref.ref(pin)
+
+    def land_load(self, load: CommittedLoad, pin: Pin | None) -> None:
+        """A load is durable: reads meet it below what is in memory from now on.
+
+        REQUIRES: nothing has landed that is newer, and nothing is in flight.
+        """
+        self._loads.append((load, pin))
+        self._memtable.set_aside(load.seq)
+        self.current = LoadedTree(load, self._memtable.aside(load.seq), self.current, pin)
+        self._move_base()
+
+    async def keep(self) -> None:
+        """Follow the manifest that was seen last; edit it if that takes a snapshot, or frees one.
+
+        Raises what an edit raises: what is read stays as it is then.
+        """
+        async with self._keeping:
+            await self._keep()
+
+    async def move(self) -> None:
+        """Read the tree of the manifest that was seen last, also if it holds more than memory.
+
+        REQUIRES: `jump` was given. Raises as `keep`.
+        """
+        async with self._keeping:
+            await self._keep(is_forced=True)
+
+    async def leave(self, held: HeldTree) -> None:
+        """Read another tree than `held`, of which objects are gone, if it is still the current one.
+
+        REQUIRES: `jump` was given. Raises as `keep`.
+        """
+        async with self._keeping:
+            await self._keep(is_forced=held.base is self.current.base)
+
+    async def _keep(self, *, is_forced: bool = False) -> None:
+        seen = self._manifest.current
+        is_lost = self.is_lost
+        is_moved = is_forced or self._is_newer(seen) or is_lost
+        if self._ttl_s is None:
+            if is_moved:
+                await self._install(seen, NO_SNAPSHOT)
+            return
+        dead = {each for each, ref in self._older.items() if ref() is None}
+        if not (is_moved or dead or self.is_renewal_due):
+            return
+        created = self._store.runtime.random.randbytes(SNAPSHOT_ID_BYTES) if is_moved else None
+        manifest = await self._edit(dead, created)
+        for snapshot_id in dead:
+            del self._older[snapshot_id]
+        if created is not None:
+            named = await named_manifest(self._store, manifest, created)
+            await self._install(named, created)
+            self.lost_count += is_lost
+
+    @property
+    def load_count(self) -> int:
+        """Loads that are durable and not in the current tree: each is a layer of every read."""
+        return len(self._loads)
+
+    def forget_dropped(self) -> None:
+        """Read the layers above the current tree as memory has them now: less, but no other."""
+        if self._loads:
+            self.current = self._with_loads(self.current.base)
+
+    async def let_go(self) -> None:
+        """Let go of what is in memory and in the current tree as well, until cancelled."""
+        while True:
+            tree = self.current.tree
+            older = tuple(self._older_bases)
+            while any(base() is not None for base in older):
+                await self._clock.sleep_ms(WAIT_MS)
+            self._older_bases = [base for base in self._older_bases if base() is not None]
+            await self._on_compacted(tree.last_seq)
+            if not self._installed.is_set():
+                self.leaving_seq = 0
+            await self._installed.wait()
+            self._installed.clear()
+
+    def protects(self, held: HeldTree) -> bool:
+        """Whether the manifest that was seen last has the snapshots of that tree."""
+        manifest = self._manifest.current
+        return all(has_snapshot(manifest, each) for each in held.snapshot_ids)
+
+    async def close(self, timeout_ms: float) -> None:
+        """Remove all snapshots of this process: nothing is read from now on.
+
+        After `timeout_ms`, and after an error, they are left to expire by themselves.
+        """
+        problem = f"the object store did not take the edit within {timeout_ms:.0f} ms"
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._remove_snapshots()
+        except TimeoutError:
+            log.warning("snapshots are left to expire", problem=problem)
+        except ShaleError as error:
+            log.warning("snapshots are left to expire", problem=str(error))
+
+    async def _remove_snapshots(self) -> None:
+        await self.ssts.origins.close()
+        if self._ttl_s is None:
+            return
+        own = {self.current.snapshot_id, *self._older}
+
+        def edit(manifest: Manifest) -> Manifest:
+            return maintain_snapshots(
+                manifest, renewed=(), removed=own, created=None, expire_time_s=0
+            )
+
+        await self._manifest.edit(edit, lambda m: not any(has_snapshot(m, each) for each in own))
+
+    def _is_newer(self, manifest: Manifest) -> bool:
+        """Whether its levels are not those that are read, and all that they hold has landed here.
+
+        A slot may be compacted while we still wait to hear that it landed.
+        """
+        if not self._has_landed(manifest.wal_id_last_compacted):
+            return False
+        is_same = manifest.wal_id_last_compacted == self.current.tree.wal_id
+        return not is_same or manifest.leveled_ssts != self._table
+
+    def _has_landed(self, wal_id: int | None) -> bool:
+        return wal_id is None or self._prefix.has_whole(wal_id)
+
+    async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
+        began_ms = self._clock.monotonic_ms()
+        told_ms = await self._store.reads.now_ms()
+        now_ms = self._believed_ms(told_ms, self._clock.monotonic_ms() - began_ms)
+        expire_time_s = now_ms // 1_000 + (self._ttl_s or 0)
+        seen_wal_id = self._archived()
+        renewed = {self.current.snapshot_id, *self._older} - dead
+
+        def edit(manifest: Manifest) -> Manifest:
+            kept = maintain_snapshots(
+                manifest,
+                renewed=renewed,
+                removed=dead,
+                created=created,
+                expire_time_s=expire_time_s,
+            )
+            return kept if created is None else _with_seen(kept, seen_wal_id)
+
+        def landed(manifest: Manifest) -> bool:
+            if created is not None:
+                return has_snapshot(manifest, created)
+            kept = find_snapshot(manifest, self.current.snapshot_id)
+            is_renewed = kept is None or kept.snapshot_expire_time_s >= expire_time_s
+            return is_renewed and not any(has_snapshot(manifest, each) for each in dead)
+
+        manifest = await self._manifest.edit(edit, landed)
+        self._renewed_ms = began_ms
+        return manifest
+
+    async def _install(self, manifest: Manifest, snapshot_id: bytes) -> None:
+        """Read the levels of `manifest` from now on, and let go of what they hold."""
+        tree = await self._store.runtime.workers.run(Tree.of, manifest)
+        while not self._has_landed(tree.wal_id):  # another edit came between
+            if self._jump is not None:
+                self._jump(tree)
+                break
+            await self._clock.sleep_ms(WAIT_MS)
+        if self.current.snapshot_id != NO_SNAPSHOT:
+            self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
+        self._table = manifest.leveled_ssts
+        self.ssts.origins.learn(manifest.origins)
+        self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
+        self.leaving_seq = tree.last_seq
+        self._move_base()
+        self._installed.set()
+        log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
+
+    def _with_loads(self, held: HeldTree) -> HeldTree:
+        """The tree of a manifest, and above it the loads that it does not hold."""
+        self._loads = [pair for pair in self._loads if pair[0].seq > held.tree.last_seq]
+        for load, pin in self._loads:
+            held = LoadedTree(load, self._memtable.aside(load.seq), held, pin)
+        return held
+
+    def _move_base(self) -> None:
+        """What is decided from now on rests on another tree."""
+        self._older_bases.append(weakref.ref(self.base))
+        self.base = Base()
+        self.nothing = Below(self.base)
+
+
+def _with_seen(manifest: Manifest, wal_id: int | None) -> Manifest:
+    """The manifest that knows of the WAL object (seed 000, "Snapshots"), if it is news."""
+    known = manifest.wal_id_last_seen
+    if wal_id is None or (known is not None and known >= wal_id):
+        return manifest
+    return replace(manifest, wal_id_last_seen=wal_id)

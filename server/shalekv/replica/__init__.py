@@ -1,0 +1,1 @@
+"""Replicas: joining a database, following its log, and the engine of a reader."""

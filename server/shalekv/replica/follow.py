@@ -1,0 +1,350 @@
+"""Following the log: a replica asks for the next WAL object, and applies it (seed 000, "Readers").
+
+    GET wal/<next> --- there --> apply, and ask for those after it, more of them at once
+         |  ^
+     not there |  wait: `poll_interval_ms`, longer while nothing happens, less when a read asks
+         +--+
+
+Where safekeepers hold the log, its end comes from them, and the bucket is asked only while that
+does not work (`engine.tailing`). Each look asks the safekeepers then how new that is.
+
+An answer counts only if nothing can have been deleted when it was given: the own snapshot cannot
+have expired, or stands in a manifest that was listed after the answer. Without a snapshot, that
+manifest has compacted nothing from the slot on. Otherwise the tree of that manifest holds more than
+memory, and the log goes on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from shalekv.core.idle_poll import IdlePoll
+from shalekv.engine.looks import Looks
+from shalekv.engine.store_time import StoreTime
+from shalekv.engine.wal import list_wal
+from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
+from shalekv.format.section import Section
+from shalekv.format.sst import Sst
+from shalekv.protocol.manifest import WalMode
+from shalekv.read.memtable import Memtable
+from shalekv.read.replay import read_slot
+from shalekv.read.version_set import TreeKeeper
+from shalekv.replica.apply import Applying
+from shalekv.replica.tail import Tailing
+from shalekv.settings import ReaderSettings, SnapshotChoice
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+
+log = structlog.get_logger()
+
+EMPTY_LOOKS = 8  # at the first interval, before it begins to double
+CORRUPT_LOOKS = 3  # an object that was read damaged may be whole in the store
+NEVER_MS = 1 << 40  # some 35 years: the age of what may lack anything that was ever acknowledged
+
+
+@dataclass(slots=True)
+class FollowerCounts:
+    """What following came to so far."""
+
+    applied: int = 0  # WAL objects
+    empty_looks: int = 0
+    gaps: int = 0
+    gap_ms: float = 0
+
+
+class Follower:
+    """Applies what the writer makes durable, in slot order (I4, I6)."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        stored: StoredManifest,
+        levels: TreeKeeper,
+        memtable: Memtable,
+        applying: Applying,
+        settings: ReaderSettings,
+    ) -> None:
+        """Whatever is found is for `applying`, into `memtable`."""
+        self._store = store
+        self._clock = store.runtime.clock
+        self._stored = stored
+        self._levels = levels
+        self._memtable = memtable
+        self._applying = applying
+        self._settings = settings
+        self._store_time = StoreTime(store, settings.manifest_interval_ms)
+        self.tailing: Tailing | None = None  # to be set by who can reach safekeepers
+        self._poll = IdlePoll(
+            settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
+        )
+        self._looks = Looks()
+        self._last_look_ms = -math.inf
+        self._corrupt_looks = 0
+        self._gap_since_ms: float | None = None
+        self._gap_wal_id = 0  # the slot that is waited for
+        # By the clock of lapsed time, which nobody sets back.
+        self._fresh_at_ms = self._clock.monotonic_ms() - NEVER_MS
+        self.counts = FollowerCounts()
+        self.is_full = False
+        self.is_cut_off = False
+
+    @property
+    def next_wal_id(self) -> int:
+        """The slot that comes next."""
+        return self._applying.position.next_wal_id
+
+    @property
+    def interval_ms(self) -> float:
+        """Between two looks, as they are paced now."""
+        return self._poll.wait_ms
+
+    @property
+    def is_in_gap(self) -> bool:
+        """Whether later objects are there than the one that comes next."""
+        return self._gap_since_ms is not None
+
+    @property
+    def gap_ms(self) -> float:
+        """How long gaps were waited for, the one that is waited for now included."""
+        since_ms = self._gap_since_ms
+        now_ms = 0 if since_ms is None else self._clock.monotonic_ms() - since_ms
+        return self.counts.gap_ms + now_ms
+
+    @property
+    def may_leave_gaps(self) -> bool:
+        """Whether the writer may have several objects in flight, or is not known yet."""
+        manifest = self._stored.current
+        if manifest.wal_mode is WalMode.QUORUM:
+            return False  # objects are archived in their order
+        width = max(manifest.max_parallel_writes, manifest.fence_width)
+        return width > 1 or self._applying.epoch > manifest.writer_epoch
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all that is committed comes by itself: no look makes it come sooner."""
+        return self.tailing is not None and self.tailing.is_live
+
+    @property
+    def staleness_ms(self) -> int:
+        """Everything that was acknowledged so long ago has been applied."""
+        return math.ceil(self._clock.monotonic_ms() - self._fresh_at_ms)
+
+    def is_fresh(self, at_ms: float) -> None:
+        """Everything that was acknowledged before this moment of lapsed time is applied."""
+        self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
+
+    @property
+    def _is_passed_by(self) -> bool:
+        """True if the levels hold slots that were not applied and are not found in the log.
+
+        Then the log goes on behind ids that a switch to safekeepers left out.
+        """
+        return self._stored.current.first_uncompacted_wal_id > self.next_wal_id
+
+    async def saw_end(self, asked_ms: float) -> None:
+        """All objects are applied that were in the store at this moment of lapsed time.
+
+        Where safekeepers have what came after, the last of them tells its age: all is applied that
+        was acknowledged before its last commit, by the clock of the store.
+        """
+        if self._applying.epoch > self._stored.current.writer_epoch:
+            await self._stored.refresh()  # a new writer may hold the log at another place
+        if self._is_passed_by:
+            return
+        if self._stored.current.wal_mode is WalMode.OBJECT_STORE:
+            self.is_fresh(asked_ms)
+            return
+        if self._applying.written_ms:
+            at_ms = await self._store_time.lapsed_ms(self._applying.written_ms)
+            self.is_fresh(min(asked_ms, at_ms))
+
+    async def look(self) -> None:
+        """Look for news; return when a look that began after this call has ended."""
+        await self._looks.next()
+
+    def hurry(self) -> None:
+        """Somebody waits for what is not there yet: look now, and often for a while."""
+        self._poll.begin_again()
+        self._looks.asked.set()
+
+    async def run(self) -> None:
+        """Follow until cancelled.
+
+        Raises `CorruptObject` when the next object is damaged however often it is read,
+        `IllegalState`, and what the manifest raises.
+        """
+        try:
+            while True:
+                await self._wait_for_turn()
+                is_wanted = self._looks.is_wanted
+                self._looks.begin()
+                await self._look_once(is_wanted=is_wanted)
+                self._looks.answer()
+        finally:
+            self._looks.end()
+
+    async def _wait_for_turn(self) -> None:
+        self._looks.asked.clear()
+        least_ms = self._left_ms(self._settings.poll_interval_min_ms)
+        if least_ms:
+            await self._clock.sleep_ms(least_ms)
+        if not self._looks.is_wanted:
+            try:
+                async with asyncio.timeout(self._left_ms(self._poll.wait_ms) / 1_000):
+                    await self._looks.asked.wait()
+            except TimeoutError:
+                pass
+        self._last_look_ms = self._clock.monotonic_ms()
+
+    def _left_ms(self, interval_ms: float) -> float:
+        """Until so much has passed since the last look began."""
+        return max(self._last_look_ms + interval_ms - self._clock.monotonic_ms(), 0)
+
+    async def _look_once(self, *, is_wanted: bool) -> None:
+        try:
+            if self.tailing is not None and self.tailing.is_live:
+                await self.tailing.confirm(is_wanted=is_wanted)
+            else:
+                await self._apply_all()
+        except CorruptObject as error:
+            self._corrupt_looks += 1
+            log.warning("a WAL object is damaged", problem=str(error), looks=self._corrupt_looks)
+            if self._corrupt_looks >= CORRUPT_LOOKS:
+                raise
+        except StoreError as error:
+            if not self.is_cut_off:
+                log.warning("the object store does not answer", problem=str(error))
+            self.is_cut_off = True
+        else:
+            if self.is_cut_off:
+                log.info("the object store answers again")
+            self.is_cut_off = False
+            self._corrupt_looks = 0
+        self._poll.look(self._applying.seq)
+        self._end_gap()
+
+    async def _apply_all(self) -> None:
+        """Apply everything that is there."""
+        count = 1
+        while True:
+            if self.has_no_room():
+                await self._make_room()
+                return
+            asked_ms = self._clock.monotonic_ms()
+            first = self.next_wal_id
+            found, is_end = await self._read(first, count)
+            if not await self._counts(first):
+                continue
+            for each in found:
+                if each.index.blocks_of(Section.CONTROL):
+                    await self.protect_load()
+                self._applying.apply_object(each)
+                await self._store.runtime.clock.sleep_ms(0)
+            await self._memtable.merge_runs(self._clock)
+            self.counts.applied += len(found)
+            if is_end and self.next_wal_id == first + len(found):
+                self.counts.empty_looks += not found
+                if not await self._is_gap():
+                    await self.saw_end(asked_ms)
+                if not self._is_passed_by:
+                    return
+                await self._levels.move()
+            count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
+
+    def has_no_room(self) -> bool:
+        """Whether memory is full: nothing more is applied before some of it is compacted."""
+        used_bytes = self._applying.memory_bytes
+        is_full = used_bytes >= self._settings.reader_memtable_bytes_max
+        if is_full and not self.is_full:
+            log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
+        self.is_full = is_full
+        return is_full
+
+    async def _make_room(self) -> None:
+        """Let go of what is compacted by now.
+
+        What comes next may be compacted as well, and then there will never be room for it in
+        memory: the log goes on behind the levels that have it.
+        """
+        manifest = await self._stored.refresh()
+        if manifest.first_uncompacted_wal_id > self.next_wal_id:
+            await self._levels.move()
+        else:
+            await self._levels.keep()
+
+    async def _read(self, first: int, count: int) -> tuple[Sequence[Sst], bool]:
+        """The objects from slot `first` on, and whether one of the `count` was not there.
+
+        An error is raised when it is the turn of its object: what stands before it comes first.
+        """
+        database_id = self._stored.current.database_id
+        async with asyncio.TaskGroup() as tasks:
+            reading = [
+                tasks.create_task(read_slot(self._store, wal_id, database_id))
+                for wal_id in range(first, first + count)
+            ]
+        found: list[Sst] = []
+        for task in reading:
+            each = task.result()
+            if isinstance(each, ObjectNotFound):
+                return found, True
+            if not isinstance(each, ShaleError):
+                found.append(each)
+            elif found:
+                return found, False
+            else:
+                raise each
+        return found, False
+
+    async def _counts(self, first: int) -> bool:
+        """Whether what was read from slot `first` on, or its absence, is the log's."""
+        levels = self._levels
+        if levels.is_surely_protected:
+            return True
+        manifest = await self._stored.refresh()
+        if self._settings.snapshot is SnapshotChoice.OWN:
+            if not levels.is_lost:
+                return True
+            log.warning("the snapshot of this reader was lost: another is made")
+            await levels.keep()
+            return False
+        if manifest.first_uncompacted_wal_id <= first:
+            return True
+        await levels.move()
+        return False
+
+    async def protect_load(self) -> None:
+        """The next object commits a load: protect its files before they are read.
+
+        A manifest that is read now names them: as a pending load, or in levels that contain the
+        object; then these are read from now on, and the object is not needed any more.
+        """
+        await self._stored.refresh()
+        await self._levels.move()
+
+    async def _is_gap(self) -> bool:
+        """Nothing stands in the next slot: whether anything may be acknowledged behind it."""
+        self._end_gap()
+        if not self.may_leave_gaps:
+            return False
+        folder = await list_wal(self._store, self.next_wal_id)
+        if not folder.filled:
+            return False
+        if self.next_wal_id not in folder.filled and self._gap_since_ms is None:
+            self._gap_since_ms = self._clock.monotonic_ms()
+            self._gap_wal_id = self.next_wal_id
+            self._poll.begin_again()  # what is missing is on its way
+            self.counts.gaps += 1
+            log.info("waiting for a gap", wal_id=self.next_wal_id, behind=max(folder.filled))
+        return True
+
+    def _end_gap(self) -> None:
+        """Note that the slot that was waited for is behind us, if it is."""
+        if self._gap_since_ms is not None and self.next_wal_id > self._gap_wal_id:
+            self.counts.gap_ms += self._clock.monotonic_ms() - self._gap_since_ms
+            self._gap_since_ms = None

@@ -1,0 +1,108 @@
+"""How a replica begins, statement by statement of seed 000, "Reader Protocol".
+
+1. read the current manifest, before the log is listed;
+2. list the log for the last contiguous object after what is compacted;
+3. put a snapshot into the next manifest, with that object as `wal_id_last_seen`; begin again with 1
+   when another edit came first;
+4. read the levels of that manifest, and the objects after them up to that one.
+
+Without a snapshot the third step is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shalekv.core.tree import Tree
+from shalekv.errors import ShaleError
+from shalekv.manifest.named import named_manifest
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.memtable import Memtable
+from shalekv.read.origins import check_pins
+from shalekv.read.replay import read_slot
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.read.version_set import NO_SNAPSHOT
+from shalekv.read.watermark import Progress
+from shalekv.settings import ReaderSettings, SnapshotChoice
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import Snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a replica begins with: a tree that is protected, and where the log goes on."""
+
+    manifest: StoredManifest
+    tree: Tree
+    ssts: LevelSsts
+    memtable: Memtable
+    progress: Progress
+    snapshot_id: bytes
+    snapshot_ttl_s: int | None  # None: nothing is protected
+    protected_since_ms: float
+    last_wal_id: int | None  # the last object that is known to be there
+    epoch: int
+    logical_time_ms: int
+    written_ms: int  # logical time of the last object that is in the tree; 0: not known
+
+
+async def join(
+    store: CasStore,
+    stored: StoredManifest,
+    settings: ReaderSettings,
+    open_ssts: Callable[[Manifest], LevelSsts],
+) -> Joined:
+    """Join a database as a replica; `open_ssts` opens the SSTs of this manifest.
+
+    Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
+    `StoreError`; nothing protects what was read when it is `ObjectNotFound`: join again.
+    """
+    await check_pins(store, await stored.refresh(), may_fix=False)
+    began_ms = store.runtime.clock.monotonic_ms()
+    snapshots = Snapshots(store, stored)
+    if settings.snapshot is SnapshotChoice.OWN:
+        ttl_ms = 1_000 * settings.reader_snapshot_ttl_s
+        snapshot = await snapshots.create(ttl_ms=ttl_ms, timeout_ms=settings.reader_open_timeout_ms)
+        snapshot_id, ttl_s = snapshot.id, settings.reader_snapshot_ttl_s
+        manifest = await named_manifest(store, stored.current, snapshot_id)
+        last_wal_id = manifest.wal_id_last_seen
+    else:
+        snapshot_id, ttl_s = NO_SNAPSHOT, None
+        manifest = stored.current
+        last_wal_id = await snapshots.last_contiguous(manifest)
+    tree = await store.runtime.workers.run(Tree.of, manifest)
+    ssts = open_ssts(manifest)
+    ssts.origins.learn(manifest.origins)
+    epoch, written_ms = await _last_writer(store, manifest, last_wal_id)
+    return Joined(
+        manifest=stored,
+        tree=tree,
+        ssts=ssts,
+        memtable=Memtable(),
+        progress=Progress(seq=tree.last_seq, wal_id=tree.wal_id),
+        snapshot_id=snapshot_id,
+        snapshot_ttl_s=ttl_s,
+        protected_since_ms=began_ms,
+        last_wal_id=last_wal_id,
+        epoch=epoch,
+        logical_time_ms=manifest.logical_time_ms,
+        written_ms=written_ms,
+    )
+
+
+async def _last_writer(
+    store: CasStore, manifest: Manifest, last_wal_id: int | None
+) -> tuple[int, int]:
+    """Epoch and logical time of the newest object that is compacted, if none comes after it.
+
+    The collector keeps that object for this (seed 000, "Garbage Collectors").
+    """
+    c = manifest.wal_id_last_compacted
+    if c is None or (last_wal_id is not None and last_wal_id > c):
+        return 0, 0  # the first that is applied will tell
+    found = await read_slot(store, c, manifest.database_id)
+    if isinstance(found, ShaleError):
+        return manifest.writer_epoch, 0  # a restored copy may have no log at all
+    return found.properties.writer_epoch, found.footer.time_told(manifest.time_reset_wal_id)

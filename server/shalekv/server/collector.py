@@ -1,0 +1,82 @@
+"""The collector role: collects one database or several, each in its turn, until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from shalekv.clock import Clock
+from shalekv.engine.collection.plan import Report
+from shalekv.errors import ShaleError, StoreBroken
+from shalekv.jobs.collect import Collecting
+
+log = structlog.get_logger()
+
+
+class Collector:
+    """Collects each of its databases every `interval_ms`; none of them waits for another.
+
+    A collection that fails, however it fails, is logged, and tried again when the next one is due.
+    """
+
+    def __init__(self, databases: Sequence[Collecting], clock: Clock, *, interval_ms: int) -> None:
+        """REQUIRES: `databases` is not empty; each has a store of its own."""
+        self._databases = databases
+        self._clock = clock
+        self._interval_ms = interval_ms
+
+    async def run(self) -> None:
+        """Collect until cancelled, which is safe at any moment.
+
+        Raises `StoreBroken` when no database is left whose objects this process may delete.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(self._repeat(each)) for each in self._databases]
+        raise loops[0].result()
+
+    async def run_once(self) -> Sequence[Report | Exception]:
+        """Collect each database once: what was done, or why not."""
+        return [await self._collect(each) for each in self._databases]
+
+    async def _repeat(self, database: Collecting) -> StoreBroken:
+        """Returns what makes it useless to go on, so that the others do."""
+        while True:
+            outcome = await self._collect(database)
+            if isinstance(outcome, StoreBroken):
+                given_up = log.bind(url=database.url, reason=outcome.reason)
+                given_up.error("database given up", problem=str(outcome))
+                return outcome
+            await self._clock.sleep_ms(self._interval_ms)
+
+    async def _collect(self, database: Collecting) -> Report | Exception:
+        with bound_contextvars(url=database.url):
+            return await self._collected(database)
+
+    async def _collected(self, database: Collecting) -> Report | Exception:
+        began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
+        told = log.bind(url=database.url)
+        try:
+            report = await database.collect()
+        except ShaleError as error:
+            # It says all there is to know: a traceback would only hide it.
+            told.error("collection failed", reason=error.reason, problem=str(error))
+            return error
+        except Exception as error:  # noqa: BLE001 - told, and the other databases go on
+            told.error("collection failed unexpectedly", exc_info=error)
+            return error
+        told.info(
+            "collected",
+            manifest_id=report.manifest_id,
+            is_manifest_edited=report.is_edited,
+            dropped_snapshots=report.dropped_snapshots,
+            dropped_leases=report.dropped_leases,
+            deleted_objects=report.deleted_objects,
+            deleted_bytes=report.deleted_bytes,
+            kept_objects=report.kept_objects,
+            requests=database.sent.total - sent_before,
+            duration_ms=round(self._clock.monotonic_ms() - began_ms),
+        )
+        return report

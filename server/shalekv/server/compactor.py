@@ -1,0 +1,264 @@
+r"""The compactor: merges the WAL into L0 and levels into levels, for as long as it is the one.
+
+    claim the epoch --> look: manifest, WAL --> pick --> run, publish --> look again ...
+                                       \--> nothing due: wait for a poll, or a hurry
+
+A merge of levels runs beside the loop: the WAL, which may hold writes back, does not wait for its
+end. A crash at any point leaves objects that no manifest names, and leases that expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import structlog
+
+from shalekv.core.compaction.reserving import reservations
+from shalekv.core.idle_poll import IdlePoll
+from shalekv.core.tree import Tree
+from shalekv.engine.compaction.backlog import list_backlog
+from shalekv.engine.compaction.claiming import claim_compaction
+from shalekv.errors import (
+    LeaseLost,
+    ManifestConflict,
+    ObjectNotFound,
+    PartFailed,
+    ShaleError,
+    StoreBroken,
+    StoreError,
+)
+from shalekv.jobs.compact.claim import Leases
+from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner
+from shalekv.jobs.compact.run import Compactions, MergeSlots
+from shalekv.manifest.compacted import CompactedManifest
+from shalekv.protocol.compaction.jobs import MergeJob, WalJob
+from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy
+from shalekv.protocol.compaction.publish import CompactorId
+from shalekv.protocol.manifest import Manifest
+from shalekv.runtime import Runtime
+from shalekv.settings import CompactSettings
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.retry import Backoff
+
+_FAILURES_MAX = 10  # in a row; an object that is not there after so many will not come back
+_NOW_KEPT_MS = 60_000
+
+log = structlog.get_logger()
+
+
+class Compactor:
+    """The compactor of one database."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        manifest: CompactedManifest,
+        leases: Leases,
+        settings: CompactSettings,
+        *,
+        hurry: asyncio.Event,
+        parts: PartRunner,
+        slots: MergeSlots | None,
+    ) -> None:
+        """For `open`."""
+        self._store = store
+        self._manifest = manifest
+        self._leases = leases
+        self._settings = settings.compactor
+        self._clock = store.runtime.clock
+        self._hurry = hurry
+        self._hurried_until = 0  # the slot before which all is to be compacted at once
+        self._policy = LeveledPolicy(settings.compactor, settings.levels)
+        self._compactions = Compactions(store, manifest, leases, settings, parts, slots)
+        self._merging: asyncio.Task[None] | None = None
+        self._merge_failure: ShaleError | None = None
+        self._merge_over = asyncio.Event()
+        self._store_now_ms = 0
+        self._asked_at_ms = -math.inf
+        idle_poll_ms = self._settings.compactor_idle_poll_ms
+        self._poll = IdlePoll(self._settings.compactor_poll_ms, idle_poll_ms)
+        first_ms, longest_ms = store.backoff.first_ms, store.backoff.longest_ms
+        self._failing = Backoff(first_ms, max(longest_ms, idle_poll_ms))
+        self.counters = self._compactions.counters
+
+    @classmethod
+    async def open(
+        cls,
+        store: ObjectStore,
+        *,
+        settings: CompactSettings,
+        runtime: Runtime,
+        hurry: asyncio.Event,
+        parts: PartRunner | None = None,
+        slots: MergeSlots | None = None,
+        holder: str = "compactor",
+        after: CompactorId | None = None,
+    ) -> Compactor:
+        """Take over from any other compactor of the database in `store`; with `after`, from that
+        one only, as `claim_compaction`.
+
+        `hurry` is set by whoever sees that what is not compacted holds writes back, and cleared
+        here. `parts` runs the parts of merges; not given, this process does, one after the other.
+        `slots` are those that the databases of this process share.
+        Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
+        taken over from `after`.
+        """
+        cas = CasStore(store, runtime, settings.store)
+        leases = Leases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
+        manifest = await claim_compaction(cas, leases, after=after)
+        log.info("compacting", epoch=manifest.own.epoch, url=store.url)
+        return cls(
+            cas,
+            manifest,
+            leases,
+            settings,
+            hurry=hurry,
+            parts=parts or OwnProcessParts(cas),
+            slots=slots,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this compactor has won."""
+        return self._manifest.own.epoch
+
+    @property
+    def own(self) -> CompactorId:
+        """The epoch that this compactor has won, and its nonce."""
+        return self._manifest.own
+
+    async def run(self, *, is_once: bool = False) -> None:
+        """Compact until cancelled; with `is_once`, until nothing is due.
+
+        Raises `Superseded` when another compactor has taken over, and what does not pass: damaged
+        objects, a store that can't be written to. With `is_once`, also what has failed many times
+        in a row.
+        """
+        failure: ShaleError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                await self._loop(tasks, is_once=is_once)
+            except ShaleError as error:  # raised below, because the group would wrap it
+                failure = error
+            finally:
+                if self._merging is not None:
+                    self._merging.cancel()
+        if failure is not None:
+            raise failure
+
+    async def close(self) -> None:
+        """Give up the leases, after `run` has ended. What was not published is garbage."""
+        await self._leases.give_up(self._manifest)
+
+    async def _loop(self, tasks: asyncio.TaskGroup, *, is_once: bool) -> None:
+        failures = 0
+        while True:
+            jobs = self.counters.jobs
+            try:
+                is_busy = await self._step(tasks)
+            except StoreBroken:
+                raise
+            except (StoreError, LeaseLost, PartFailed, ManifestConflict) as error:
+                failures = failures + 1 if self.counters.jobs == jobs else 1
+                log.warning("compaction failed", failures=failures, problem=str(error))
+                is_lasting = is_once or isinstance(error, ObjectNotFound)
+                if is_lasting and failures >= _FAILURES_MAX:
+                    raise
+                await self._pause(failures)
+                continue
+            if self.counters.jobs > jobs:
+                failures = 0
+            if is_busy:
+                continue
+            if is_once and self._merging is None:
+                return
+            await self._wait(self._poll.wait_ms)
+
+    async def _pause(self, failures: int) -> None:
+        """Wait after so many failures in a row: ever longer, since each may have cost a merge.
+
+        A hurry ends it, but not before the store's own longest delay.
+        """
+        wait_ms = self._failing.wait_ms(failures, self._store.runtime.random)
+        at_least_ms = min(wait_ms, self._store.backoff.longest_ms)
+        await self._clock.sleep_ms(at_least_ms)
+        if wait_ms > at_least_ms:
+            await self._wait(wait_ms - at_least_ms)
+
+    async def _step(self, tasks: asyncio.TaskGroup) -> bool:
+        """Look once, and do what is due; whether there may be more to do at once."""
+        self._merge_over.clear()
+        failure, self._merge_failure = self._merge_failure, None
+        if failure is not None:
+            raise failure
+        manifest = await self._manifest.refresh()
+        state = await self._look(manifest)
+        if self._merge_over.is_set():  # a merge ended meanwhile: what was seen may be gone
+            return True
+        job = self._policy.pick(state)
+        if isinstance(job, WalJob) or (job is not None and job.is_move and not self._merging):
+            await self._compactions.run(job, manifest, state.tree, self._is_hurried)
+            return True
+        if isinstance(job, MergeJob) and self._merging is None:
+            self._merging = tasks.create_task(self._merge(job, manifest, state.tree))
+        return False
+
+    async def _look(self, manifest: Manifest) -> CompactionState:
+        now_ms = await self._now_ms()
+        first = manifest.first_uncompacted_wal_id
+        wal = await list_backlog(self._store, first, now_ms)
+        self._poll.look((manifest.manifest_id, first + wal.filled))
+        if self._hurry.is_set():
+            self._hurry.clear()
+            self._hurried_until = first + wal.filled
+        reserved = [lease.reserved_seq or 0 for lease in reservations(manifest, now_ms)]
+        return CompactionState(
+            Tree.of(manifest),
+            wal,
+            is_hurried=first < self._hurried_until,
+            now_ms=now_ms,
+            reserved_seq=max(reserved, default=None),
+        )
+
+    async def _now_ms(self) -> int:
+        """The store's clock, for ages that nothing but the choice of work depends on.
+
+        It is asked seldom, since that is a request; in between our own clock tells what has passed.
+        """
+        passed_ms = self._clock.monotonic_ms() - self._asked_at_ms
+        if not 0 <= passed_ms < _NOW_KEPT_MS:
+            self._store_now_ms = await self._store.reads.now_ms()
+            self._asked_at_ms, passed_ms = self._clock.monotonic_ms(), 0.0
+        return self._store_now_ms + int(passed_ms)
+
+    async def _merge(self, job: MergeJob, manifest: Manifest, tree: Tree) -> None:
+        """Merge beside the loop, which hears of the end."""
+        try:
+            await self._compactions.run(job, manifest, tree, self._is_hurried)
+        except ShaleError as error:
+            self._merge_failure = error
+        finally:
+            self._merging = None
+            self._merge_over.set()
+
+    def _is_hurried(self) -> bool:
+        manifest = self._manifest.current
+        return self._hurry.is_set() or manifest.first_uncompacted_wal_id < self._hurried_until
+
+    async def _wait(self, longest_ms: float) -> None:
+        """Wait for so long, for a hurry, or for the end of the merge."""
+        async with asyncio.TaskGroup() as waits:
+            reasons = (
+                waits.create_task(self._clock.sleep_ms(longest_ms)),
+                waits.create_task(self._hurry.wait()),
+                waits.create_task(self._merge_over.wait()),
+            )
+
+            def end(_first: object) -> None:
+                for reason in reasons:
+                    reason.cancel()
+
+            for reason in reasons:
+                reason.add_done_callback(end)

@@ -1,0 +1,162 @@
+"""Creating a database: its first manifest, and its safekeepers if it is to have some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
+from shalekv.errors import DatabaseExists, DatabaseMismatch, DatabaseNotFound, InvalidRequest
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import (
+    FIRST_GENERATION,
+    Configuration,
+    check_first_count,
+    check_members,
+    name_anew,
+)
+from shalekv.runtime import Runtime
+from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.logical_time import first_time
+from shalekv.write.quorum.links import DatabasePlace, Links
+from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, admit_again, retire
+
+_MODES = {WalChoice.OBJECT_STORE: WalMode.OBJECT_STORE, WalChoice.QUORUM: WalMode.QUORUM}
+_NAMES = {mode: choice.value for choice, mode in _MODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Safekeepers that are to hold the WAL of a new database, and the way to them."""
+
+    links: Links
+    addresses: Sequence[str]
+
+
+async def create_database(
+    store: ObjectStore,
+    runtime: Runtime,
+    settings: StoreSettings,
+    quorum: Quorum | None = None,
+    *,
+    clock_jump_max_s: int = CLOCK_JUMP_MAX_S,
+) -> None:
+    """Write manifest 0 of a new database.
+
+    Raises `DatabaseExists` when any manifest is there: the first may have been collected. Raises
+    `IllegalState` when there is none, but a log: another database would be put on its remains.
+    Raises `StoreUnfit` where a few requests show that the store would lose data: a short form of
+    `shalekv store verify` comes before the first manifest. Raises `ImplausibleTime` where the
+    clocks of the store and of this machine are further apart than `clock_jump_max_s`.
+
+    With a `quorum` each safekeeper makes room first; raises `InvalidRequest` when they cannot be
+    one, and `QuorumUnavailable` when one of them does not answer: then none of them has kept it.
+    """
+    from shalekv.store.verify.fit import check_fit  # noqa: PLC0415 - 15 modules, to create only
+
+    cas = CasStore(store, runtime, settings)
+    await check_vacant(cas)
+    left = await any_wal_object(cas)
+    if left is not None:
+        # A database has a manifest before it has a log, so one that is being created shows it now.
+        await check_vacant(cas)
+        raise remains(cas, left)
+    # What decides creates, if it is another store, has to answer: creates are repeated for ever.
+    await cas.recover()
+    await check_fit(store, runtime, settings)
+    manifest = Manifest(
+        database_id=runtime.random.randbytes(16),
+        manifest_id=0,
+        write_id=runtime.random.randbytes(16),
+        cas_mode=cas.cas_mode,
+        logical_time_ms=(await first_time(cas, None, clock_jump_max_s)).store_now_ms,
+    )
+    if quorum is None:
+        await found(cas, manifest)
+    else:
+        await _found_with_members(cas, manifest, quorum)
+
+
+async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum) -> None:
+    check_first_count(quorum.addresses)
+    place = DatabasePlace(manifest.database_id, cas.url)
+    request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
+    members = await admit(quorum.links, place, quorum.addresses, request_id, is_new=True)
+    check_members(members)
+    with_members = replace(
+        manifest,
+        wal_mode=WalMode.QUORUM,
+        wal_generation=FIRST_GENERATION,
+        wal_members=tuple(map(str, members)),
+    )
+    try:
+        await found(cas, with_members)
+    except DatabaseExists:  # another process was faster: nobody needs the room that was made
+        await retire(quorum.links, manifest.database_id, members)
+        raise
+    await _name_present(cas, with_members, quorum.links, request_id)
+
+
+async def complete_creation(cas: CasStore, links: Links) -> None:
+    """Finish a creation whose process ended early, of a database that no writer has opened.
+
+    Raises `DatabaseNotFound` and `StoreError`.
+    """
+    manifest = await StoredManifest(cas).refresh()
+    if manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch:
+        request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
+        with suppress(InvalidRequest):  # others have done it, or opened the database
+            await _name_present(cas, manifest, links, request_id)
+
+
+async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request_id: bytes) -> None:
+    """Name members that exist: nodes give up their room if no manifest names them for long."""
+    place = DatabasePlace(manifest.database_id, cas.url)
+    members = Configuration.of(manifest).members
+    present = await admit_again(links, place, members, request_id)
+    if present != members:
+        texts = tuple(map(str, present))
+        edit = partial(name_anew, members=present)
+        await StoredManifest(cas).edit(edit, lambda m: m.wal_members == texts)
+
+
+async def writer_epoch(store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> int:
+    """The epoch of the last writer that has opened the database; 0: none has, or there is none."""
+    try:
+        return (await StoredManifest(CasStore(store, runtime, settings)).refresh()).writer_epoch
+    except DatabaseNotFound:
+        return 0
+
+
+async def check_wal_mode(
+    store: ObjectStore, runtime: Runtime, settings: StoreSettings, wanted: DatabaseSettings
+) -> None:
+    """Raise `DatabaseMismatch` when a database has its WAL elsewhere than `wanted` says.
+
+    The manifest decides: what is not said is not compared, and what is said has no other effect.
+    """
+    if wanted.wal is None:
+        return
+    manifest = await StoredManifest(CasStore(store, runtime, settings)).refresh()
+    if manifest.wal_mode is not _MODES[wanted.wal]:
+        raise DatabaseMismatch(
+            f"this database has its WAL in mode {_NAMES[manifest.wal_mode]}, not in mode "
+            f"{wanted.wal.value}. Leave --wal out, or see `shalekv safekeeper switch --help`"
+        )
+    addresses = {*wanted.safekeeper_addresses}
+    if not addresses:
+        return
+    configuration = Configuration.of(manifest)
+    sets = [{member.address for member in configuration.members}]
+    sets.append({member.address for member in configuration.next})
+    if addresses not in sets:
+        raise DatabaseMismatch(
+            f"the safekeepers of this database are {','.join(sorted(sets[0]))}, not "
+            f"{','.join(sorted(addresses))}. Leave --safekeepers out: the manifest names them; see "
+            "`shalekv safekeeper --help` for changing them"
+        )

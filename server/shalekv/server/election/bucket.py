@@ -1,0 +1,194 @@
+"""The election in the bucket of the database itself: numbered leases, of which the highest counts.
+
+`election/<20 digits>.lease` is created if it is absent, and never changed. A holder renews its
+lease by creating the next one; a candidate that has seen the same one as the highest for its whole
+TTL creates the next one. Both want the same name, and one gets it.
+
+A stalled process may create a name again that was deleted behind the others. So whoever takes a
+lease lists the folder *after* it has created it, and only the highest counts, as of manifests (F2).
+
+What it costs while nothing happens: a holder creates one object each third of the TTL, and deletes
+several at once. A candidate asks for one object about each thirteenth of the TTL, and lists when it
+takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+
+from shalekv.core.leasing import KEPT, ElectionLease, Sighting, is_outdated, look_wait_ms, sight
+from shalekv.errors import ObjectNotFound, StoreError, StoreUnavailable
+from shalekv.format.election import NONCE_BYTES, decode_lease, encode_lease
+from shalekv.format.names import (
+    ELECTION_FOLDER,
+    election_name,
+    parse_election_name,
+    parse_temporary_name,
+)
+from shalekv.roles.electors.tenure import Tenure
+from shalekv.server.election.elector import Told
+from shalekv.store.cas import CasStore
+from shalekv.store.claim import Claimed, Taken
+
+FIRST_ID = 0
+RELEASE_ATTEMPTS = 3  # a renewal that was cut off may stand where the release wants to
+
+_log = structlog.get_logger(__name__)
+
+
+class BucketElector:
+    """One process that campaigns in the bucket."""
+
+    def __init__(self, store: CasStore, *, holder: str, ttl_ms: int, told: Told) -> None:
+        """`holder` is the HOST:PORT that others are told; `told` hears of theirs."""
+        self._store = store
+        self._clock = store.runtime.clock
+        self._random = store.runtime.random
+        self._holder = holder
+        self._ttl_ms = ttl_ms
+        self._told = told
+        self._seen: Sighting | None = None
+
+    async def campaign(self) -> Tenure:
+        """As `Elector.campaign`."""
+        while True:
+            try:
+                async with asyncio.timeout(self._ttl_ms / 1_000):
+                    tenure = await self._attempt()
+            except (StoreUnavailable, TimeoutError) as error:
+                _log.warning("election goes on without an answer", problem=str(error))
+                tenure = None
+            if tenure is not None:
+                return tenure
+            now_ms = self._clock.monotonic_ms()
+            chance = self._random.random()
+            await self._clock.sleep_ms(look_wait_ms(self._seen, self._ttl_ms, chance, now_ms))
+
+    async def _attempt(self) -> Tenure | None:
+        seen = self._seen
+        if seen is not None:
+            seen = await self._follow(seen)
+            if not seen.is_over(self._clock.monotonic_ms()):
+                return None
+        ids = _ids(await self._names())
+        if ids and (seen is None or seen.lease_id != ids[-1]):
+            seen = await self._look_at(ids[-1])
+            if seen is None or not seen.lease.is_released:
+                return None
+        return await self._take(ids[-1] + 1 if ids else FIRST_ID)
+
+    async def _follow(self, seen: Sighting) -> Sighting:
+        """Go on from a lease to those after it, as far as there are any."""
+        while (after := await self._look_at(seen.lease_id + 1)) is not None:
+            seen = after
+        return seen
+
+    async def _look_at(self, lease_id: int) -> Sighting | None:
+        """This lease, if it is there: the newest that is known, then."""
+        try:
+            data = (await self._store.reads.get(election_name(lease_id))).data
+        except ObjectNotFound:
+            return None
+        return self._sight(lease_id, data)
+
+    def _sight(self, lease_id: int, data: bytes) -> Sighting:
+        # What cannot be read lasts as long as one of ours.
+        lease = decode_lease(lease_id, data) or ElectionLease("", b"", self._ttl_ms)
+        self._seen = sight(self._seen, lease_id, lease, self._clock.monotonic_ms())
+        self._told("" if lease.is_released else lease.holder)
+        return self._seen
+
+    async def _take(self, lease_id: int) -> Tenure | None:
+        nonce = self._random.randbytes(NONCE_BYTES)
+        lease = ElectionLease(self._holder, nonce, self._ttl_ms)
+        sent_ms = self._clock.monotonic_ms()
+        outcome = await self._store.claim(election_name(lease_id), encode_lease(lease_id, lease))
+        if isinstance(outcome, Taken):
+            self._sight(lease_id, outcome.data)
+            return None
+        self._seen = None
+        names = await self._names()
+        newest = max(_ids(names), default=None)
+        if newest != lease_id:
+            _log.info("lease created behind others", lease_id=lease_id, newest_id=newest)
+            return None
+        self._told(self._holder)
+        _log.info("elected", lease_id=lease_id, holder=self._holder)
+        held = BucketLease(self._store, lease, lease_id, names)
+        return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
+
+    async def _names(self) -> list[str]:
+        return [info.name async for info in self._store.reads.list(ELECTION_FOLDER)]
+
+
+def _ids(listed: Sequence[str]) -> list[int]:
+    """The ids of the leases among these names, in their order."""
+    found = [parse_election_name(name) for name in listed]
+    return [lease_id for lease_id in found if lease_id is not None]
+
+
+class BucketLease:
+    """A `RenewableLease` in the bucket."""
+
+    def __init__(
+        self, store: CasStore, lease: ElectionLease, lease_id: int, names: Sequence[str]
+    ) -> None:
+        """`names` are the objects of the folder: what is outdated of them will be deleted."""
+        self._store = store
+        self._lease = lease
+        self._id = lease_id
+        self._names = list(names)
+
+    async def renew(self) -> str | None:
+        """As `RenewableLease.renew`."""
+        why = await self._create(self._lease)
+        if why is None:
+            await self._delete_outdated()
+        return why
+
+    async def release(self) -> None:
+        """As `RenewableLease.release`."""
+        released = replace(self._lease, is_released=True)
+        for _ in range(RELEASE_ATTEMPTS):
+            before_id = self._id
+            why = await self._create(released)
+            if why is None:
+                _log.info("lease released", lease_id=self._id)
+            if why is None or self._id == before_id:
+                return
+
+    async def _create(self, lease: ElectionLease) -> str | None:
+        """Create the next lease; why not, when that can't be done."""
+        lease_id = self._id + 1
+        name = election_name(lease_id)
+        try:
+            outcome = await self._store.claim(name, encode_lease(lease_id, lease), is_patient=True)
+        except StoreError as error:
+            return f"the lease cannot be renewed: {error}"
+        rival = decode_lease(lease_id, outcome.data) if isinstance(outcome, Taken) else None
+        is_ours = rival is not None and rival.nonce == self._lease.nonce
+        if isinstance(outcome, Claimed) or is_ours:  # by a request that was cut off
+            self._id = lease_id
+            self._names.append(name)
+        if isinstance(outcome, Claimed):
+            return None
+        return f"{rival.holder if rival is not None else 'somebody else'} has taken the lease"
+
+    async def _delete_outdated(self) -> None:
+        outdated = [name for name in self._names if self._is_outdated(name)]
+        if len(outdated) < KEPT:
+            return  # several at once: a request may cost something
+        with suppress(StoreError):  # they are as harmless as they are old
+            await self._store.reads.delete(outdated)
+            gone = set(outdated)
+            self._names = [name for name in self._names if name not in gone]
+
+    def _is_outdated(self, name: str) -> bool:
+        temporary = parse_temporary_name(name)
+        lease_id = parse_election_name(name if temporary is None else temporary.destination)
+        return lease_id is not None and is_outdated(lease_id, self._id)

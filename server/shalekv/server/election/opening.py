@@ -1,0 +1,75 @@
+"""Opens the elector that the settings name. A client is imported when it is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from shalekv.core.leasing import RENEWALS
+from shalekv.errors import InvalidSetting
+from shalekv.roles.electors.place import BucketPlace, EtcdPlace, KubernetesPlace, parse_place
+from shalekv.runtime import Runtime
+from shalekv.server.election.bucket import BucketElector
+from shalekv.server.election.elector import Elector, Told
+from shalekv.settings import ElectionSettings
+from shalekv.store.cas import CasStore
+
+TIMEOUT_MS_MIN = 250  # of a request to etcd or Kubernetes, which sync a disk
+
+
+@asynccontextmanager
+async def open_elector(
+    settings: ElectionSettings,
+    store: CasStore,
+    runtime: Runtime,
+    *,
+    holder: str,
+    told: Told,
+    environment: Mapping[str, str],
+) -> AsyncIterator[Elector]:
+    """The elector of `settings` for the database in `store`; raises `InvalidSetting`.
+
+    `holder` is the HOST:PORT under which clients reach this process; `told` hears of the holder.
+    `environment` says where Kubernetes is, in a pod.
+    """
+    ttl_ms = settings.lease_ttl_ms
+    match parse_place(settings.elect):
+        case BucketPlace():
+            yield BucketElector(store, holder=holder, ttl_ms=ttl_ms, told=told)
+        case EtcdPlace() as place:
+            async with _open_etcd(place, runtime, holder=holder, ttl_ms=ttl_ms, told=told) as it:
+                yield it
+        case KubernetesPlace() as place:
+            from shalekv.roles.electors.kubernetes_api import open_leases  # noqa: PLC0415 - as above
+            from shalekv.server.election import kubernetes  # noqa: PLC0415 - brings an HTTP client
+
+            path, timeout_ms = settings.kubernetes_credentials_path, _timeout_ms(ttl_ms)
+            async with open_leases(place, environment, path, timeout_ms=timeout_ms) as leases:
+                yield kubernetes.KubernetesElector(
+                    leases, runtime, holder=holder, ttl_ms=ttl_ms, told=told
+                )
+
+
+def _timeout_ms(ttl_ms: int) -> float:
+    """How long a request may take: two of them fit between two renewals."""
+    return max(TIMEOUT_MS_MIN, ttl_ms / RENEWALS / 2)
+
+
+@asynccontextmanager
+async def _open_etcd(
+    place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
+) -> AsyncIterator[Elector]:
+    try:
+        from shalekv.roles.electors.etcd_client import EtcdClient  # noqa: PLC0415  (as above)
+        from shalekv.server.election.etcd import EtcdElector  # noqa: PLC0415  (an extra, see below)
+    except ImportError as error:
+        raise InvalidSetting(
+            "--elect etcd:// needs etcd3gw, which is not installed: "
+            "pip install 'shalekv[server,etcd]'"
+        ) from error
+    client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms))
+    try:
+        yield EtcdElector(client, runtime, holder=holder, ttl_ms=ttl_ms, told=told)
+    finally:
+        await asyncio.to_thread(client.close)

@@ -1,0 +1,161 @@
+"""The reader role: join a database, follow its writer, stop."""
+
+from __future__ import annotations
+
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.engine.snapshot_pins import SnapshotPins
+from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.read.version_set import LEAVE_TIMEOUT_MS
+from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.join import join
+from shalekv.roles.memory_use import MemoryUse, measure_reads
+from shalekv.roles.reader_admin import ReaderAdmin
+from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
+from shalekv.roles.watching import Watches
+from shalekv.runtime import Runtime
+from shalekv.server.reader_service import ReaderKv
+from shalekv.server.readiness import Readiness
+from shalekv.server.status import LevelsReport
+from shalekv.server.watches import watches_of
+from shalekv.settings import CompactorSettings, ReadSettings
+from shalekv.settings.budget import memory_budget
+from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
+from shalekv.store.counting import CountingStore
+from shalekv.store.disk_cache import open_disk_cache
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.quorum.links import Links
+
+log = structlog.get_logger()
+
+JOINS_MAX = 5  # a reader that loses what it reads so often while it joins would never begin
+
+
+class Reader:
+    """One replica. `kv`, `admin` and `watches` answer requests while `run` runs."""
+
+    def __init__(
+        self,
+        engine: ReaderEngine,
+        kv: ReaderKv,
+        admin: ReaderAdmin,
+        watches: Watches,
+        clock: Clock,
+    ) -> None:
+        """Use `Reader.open`."""
+        self.watches = watches
+        self.clock = clock
+        self.engine = engine
+        self.kv = kv
+        self.admin = admin
+
+    @classmethod
+    async def open(
+        cls,
+        store: ObjectStore,
+        *,
+        settings: ReadSettings,
+        runtime: Runtime,
+        links: Links | None = None,
+    ) -> Reader:
+        """Join the database in `store`, and apply what is there.
+
+        `links` reach its safekeepers, if it has any; without them what is archived is seen.
+
+        Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
+        `IllegalState`, `StoreError`.
+        """
+        began_ms = runtime.clock.monotonic_ms()
+        counting = CountingStore(store, runtime.clock)
+        cas = CasStore(counting, runtime, settings.store)
+        with cas.refusals.opening(settings.reader.reader_open_timeout_ms):
+            engine = await _join(cas, settings, links)
+        open_ms = runtime.clock.monotonic_ms() - began_ms
+        log.info(
+            "database joined",
+            epoch=engine.epoch,
+            seq=engine.prefix.seq,
+            wal_objects_applied=engine.follower.counts.applied,
+            open_ms=round(open_ms),
+        )
+        kv = ReaderKv(engine, settings.limits, runtime, counting.reads)
+        watches = watches_of(engine, cas, settings.watches, kv.header)
+        use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
+        use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
+        pins = SnapshotPins(cas)
+        admin = ReaderAdmin(
+            engine,
+            settings.reader,
+            runtime.clock,
+            _memory_use(settings, engine, kv, watches),
+            use,
+            LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder),
+            url=store.url,
+            open_ms=open_ms,
+            readiness=lambda: Readiness(counting.reads.trouble(), takes_writes=False),
+        )
+        admin.watches = watches
+        return cls(engine, kv, admin, watches, runtime.clock)
+
+    def readiness(self) -> Readiness:
+        """State of reads, by the requests of this process to the store."""
+        return self.admin.readiness()
+
+    async def run(self) -> None:
+        """Follow the writer until `close`, or raise what ended it."""
+        try:
+            await self.engine.run()
+        finally:
+            self.kv.scans.views.close()
+
+    async def ended(self) -> ShaleError | None:
+        """Wait until this replica follows no more: what ended it, None after `close`."""
+        return await self.engine.ended()
+
+    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+        """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
+        await self.engine.leave(timeout_ms)
+
+    def close(self) -> None:
+        """Follow no more; `run` returns."""
+        self.engine.close()
+
+
+async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> ReaderEngine:
+    """An engine that has applied what was there."""
+    stored = StoredManifest(cas)
+    await stored.refresh()  # to tell the time some stores write, but not where no database is
+    disk = open_disk_cache(settings.disk_cache, cas.runtime)
+
+    def open_ssts(manifest: Manifest) -> LevelSsts:
+        return LevelSsts(cas, database_id=manifest.database_id, settings=settings.cache, disk=disk)
+
+    for left in reversed(range(JOINS_MAX)):
+        asked_ms = cas.runtime.clock.monotonic_ms()
+        engine = None
+        try:
+            joined = await join(cas, stored, settings.reader, open_ssts)
+            engine = ReaderEngine(cas, joined, settings.reader, settings.limits, links)
+            await engine.load(joined.last_wal_id, asked_ms=asked_ms)
+        except ShaleError as error:
+            if engine is not None and not isinstance(error, StoreUnavailable):
+                await engine.leave()
+            if not left or not isinstance(error, ObjectNotFound):
+                raise
+            log.warning("joining again: what was read is gone", problem=str(error))
+        else:
+            return engine
+    raise AssertionError
+
+
+def _memory_use(
+    settings: ReadSettings, engine: ReaderEngine, kv: ReaderKv, watches: Watches
+) -> MemoryUse:
+    memory = MemoryUse(memory_budget(settings))
+    memory.measure("reader_memtable_bytes_max", lambda: engine.memory_bytes)
+    measure_reads(memory, engine, kv.scans, watches)
+    return memory

@@ -1,0 +1,258 @@
+"""Requests, checked: from messages to the values that the engine works with.
+
+They raise `InvalidRequest` with the path of the field before any work is done. Transactions are in
+`roles.transactions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from shalekv.clock import Clock
+from shalekv.core.key_range import KEY_BYTES_MAX, KeyRange, prefix_end
+from shalekv.errors import DeadlinePassed, InvalidRequest
+from shalekv.format.system_key import CLIENT_KEY_BYTES_MAX
+from shalekv.protocol.entry import NO_EXPIRY, Kind
+from shalekv.protocol.transaction import Change
+from shalekv.server.service import Call
+from shalekv.settings import LimitSettings
+from shalekv.store.reachability import Reachability
+from shalekv.v1 import kv_pb2
+
+AnswerT = TypeVar("AnswerT")
+LevelValue: TypeAlias = "kv_pb2.ReadLevel.ValueType"
+DurabilityValue: TypeAlias = "kv_pb2.Durability.ValueType"
+# Numbers, because looking one up by name in its enum costs as much as half of a lookup of a key.
+COMMITTED = kv_pb2.READ_LEVEL_COMMITTED
+LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
+UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
+DURABLE = kv_pb2.DURABILITY_DURABLE
+MEMORY = kv_pb2.DURABILITY_MEMORY
+QUORUM = kv_pb2.DURABILITY_QUORUM
+ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
+SNAPSHOT_ID_BYTES = 16
+_LEVELS = frozenset(kv_pb2.ReadLevel.values())
+_DURABILITIES = frozenset(kv_pb2.Durability.values())
+_OF_OBJECT_STORE: dict[int, DurabilityValue] = {
+    kv_pb2.DURABILITY_UNSPECIFIED: DURABLE,
+    DURABLE: DURABLE,
+    MEMORY: MEMORY,
+    ARCHIVED: ARCHIVED,  # an acknowledged write is an object of the store already
+}
+_OF_QUORUM: dict[int, DurabilityValue] = {
+    kv_pb2.DURABILITY_UNSPECIFIED: QUORUM,
+    DURABLE: QUORUM,
+    MEMORY: MEMORY,
+    QUORUM: QUORUM,
+    ARCHIVED: ARCHIVED,
+}
+
+
+def check_key(key: bytes, field: str) -> bytes:
+    """The key, 1 byte to 64 KiB."""
+    if not key:
+        raise InvalidRequest(field, "a key must not be empty")
+    if len(key) > KEY_BYTES_MAX:
+        raise InvalidRequest(field, f"{len(key)} bytes, and a key has {KEY_BYTES_MAX} at most")
+    return key
+
+
+def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
+    """The keys of a batch get."""
+    check_count(len(request.keys), "keys", limits)
+    for index, key in enumerate(request.keys):
+        check_key(key, f"keys[{index}]")
+
+
+def put_change(
+    request: kv_pb2.PutRequest, limits: LimitSettings, now_ms: Callable[[], int]
+) -> Change:
+    """The change of a put without a precondition; `now_ms` tells when its value begins to live."""
+    check_put(request, PUT_FIELDS, limits)
+    return _change_of_put(request, now_ms)
+
+
+def delete_change(request: kv_pb2.DeleteRequest) -> Change:
+    """The change of a delete without a precondition."""
+    return Change(check_key(request.key, "key"), Kind.TOMBSTONE)
+
+
+def write_changes(
+    request: kv_pb2.WriteRequest, limits: LimitSettings, now_ms: Callable[[], int]
+) -> list[Change] | None:
+    """The changes of a batch, each key once: the last change of a key wins.
+
+    None: there is more than puts and deletes in it, so it is a transaction.
+    """
+    check_count(len(request.changes), "changes", limits)
+    changes: dict[bytes, Change] = {}
+    size_bytes = 0
+    for index, message in enumerate(request.changes):
+        kind = message.WhichOneof("change")
+        try:  # paths of fields are made for errors only: a batch may have thousands of changes
+            if kind == "put":
+                check_put(message.put, PUT_CHANGE_FIELDS, limits)
+                change = _change_of_put(message.put, now_ms)
+            elif kind == "delete":
+                key = check_key(message.delete.key, "delete.key")
+                change = Change(key, Kind.TOMBSTONE)
+            else:
+                return None
+        except InvalidRequest as error:
+            raise within(f"changes[{index}]", error) from None
+        size_bytes += len(change.key) + len(change.value)
+        changes[change.key] = change
+    check_bytes(size_bytes, "changes", limits)
+    return list(changes.values())
+
+
+def durability(value: int, *, is_quorum: bool = False) -> DurabilityValue:
+    """The durability that a write asks for, as it is told: DURABLE is that of the WAL mode."""
+    _check_enum(value, _DURABILITIES, "durability")
+    if is_quorum:
+        return _OF_QUORUM[value]
+    if value == QUORUM:
+        problem = "this database has no safekeepers: use DURABLE"
+        raise InvalidRequest("durability", problem)
+    return _OF_OBJECT_STORE[value]
+
+
+def read_level(header: kv_pb2.RequestHeader) -> LevelValue:
+    """The level that a read asks for, the default filled in; the rest of the header is checked."""
+    check_header(header)
+    return header.read_level or COMMITTED
+
+
+def condition_level(header: kv_pb2.RequestHeader) -> LevelValue:
+    """How sure the answer of a condition must be, when nothing was written."""
+    if header.read_level == UNCOMMITTED:
+        problem = "a condition is not judged by less than COMMITTED"
+        raise InvalidRequest("header.read_level", problem)
+    return header.read_level or LINEARIZABLE
+
+
+def check_header(header: kv_pb2.RequestHeader) -> None:
+    """Refuse what is unknown, or out of its limits: nothing is ignored in silence."""
+    _check_enum(header.read_level, _LEVELS, "header.read_level")
+    length = len(header.snapshot_id)
+    if length not in (0, SNAPSHOT_ID_BYTES):
+        problem = f"{length} bytes, and the id of a snapshot has {SNAPSHOT_ID_BYTES}"
+        raise InvalidRequest("header.snapshot_id", problem)
+    length = len(header.idempotency_key)
+    if length > CLIENT_KEY_BYTES_MAX:
+        problem = f"{length} bytes, and an idempotency key has {CLIENT_KEY_BYTES_MAX} at most"
+        raise InvalidRequest("header.idempotency_key", problem)
+
+
+def check_write_header(header: kv_pb2.RequestHeader) -> None:
+    """The header of a request that changes something."""
+    check_header(header)
+    if header.snapshot_id:
+        raise InvalidRequest("header.snapshot_id", "a snapshot is read, and never written")
+
+
+async def answer_in_time(
+    answer: Awaitable[AnswerT], call: Call, clock: Clock, store: Reachability
+) -> AnswerT:
+    """The answer, if it comes by the deadline of the call. REQUIRES: it applies nothing.
+
+    Raises `DeadlinePassed` otherwise, with what the `store` is asked for in vain.
+    """
+    left_ms = call.answer_within_ms(clock.monotonic_ms())
+    with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+        async with asyncio.timeout(None if left_ms is None else left_ms / 1_000):
+            return await answer
+    raise DeadlinePassed(f"no answer by the deadline of the call: {store.explain()}")
+
+
+def check_deadline(call: Call, clock: Clock) -> None:
+    """Raise `DeadlinePassed` when nobody waits for the answer any more."""
+    if call.deadline_ms is not None and call.deadline_ms <= clock.monotonic_ms():
+        raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
+
+
+def key_range(message: kv_pb2.KeyRange, field: str = "range") -> KeyRange:
+    """The interval of a range or prefix."""
+    for name in ("start", "end", "prefix"):
+        length = len(getattr(message, name))
+        if length > KEY_BYTES_MAX:
+            problem = f"{length} bytes, and a key has {KEY_BYTES_MAX} at most"
+            raise InvalidRequest(f"{field}.{name}", problem)
+    if message.prefix:
+        if message.start or message.end:
+            raise InvalidRequest(f"{field}.prefix", "a prefix excludes start and end")
+        return KeyRange(message.prefix, prefix_end(message.prefix))
+    if message.end and message.start > message.end:
+        raise InvalidRequest(f"{field}.start", "the start of the range is after its end")
+    return KeyRange(message.start, message.end)
+
+
+def deleted_range(message: kv_pb2.KeyRange, field: str = "range", *, advice: str = "") -> KeyRange:
+    """The interval of a range delete, which must not be everything by mistake."""
+    keys = key_range(message, field)
+    if not keys.start and not keys.end:
+        raise InvalidRequest(field, f"names neither start, end nor prefix{advice}")
+    return keys
+
+
+class PutFields(NamedTuple):
+    """The paths of the fields of a put."""
+
+    key: str = "key"
+    value: str = "value"
+    ttl_ms: str = "ttl_ms"
+
+
+PUT_FIELDS = PutFields()
+PUT_CHANGE_FIELDS = PutFields("put.key", "put.value", "put.ttl_ms")
+
+
+def check_put(
+    message: kv_pb2.PutRequest | kv_pb2.PutChange, fields: PutFields, limits: LimitSettings
+) -> None:
+    """Key, value and life of a put."""
+    check_key(message.key, fields.key)
+    length = len(message.value)
+    if length > limits.value_bytes_max:
+        problem = f"{length} bytes, and value_bytes_max is {limits.value_bytes_max}"
+        raise InvalidRequest(fields.value, problem)
+    if message.ttl_ms > limits.ttl_ms_max:
+        problem = f"{message.ttl_ms} ms, and ttl_ms_max is {limits.ttl_ms_max}"
+        raise InvalidRequest(fields.ttl_ms, problem)
+
+
+def check_count(count: int, field: str, limits: LimitSettings) -> None:
+    """1 to `batch_count_max` of something."""
+    if not count:
+        raise InvalidRequest(field, "at least one is needed")
+    if count > limits.batch_count_max:
+        problem = f"{count} of them, and batch_count_max is {limits.batch_count_max}"
+        raise InvalidRequest(field, problem)
+
+
+def check_bytes(size_bytes: int, field: str, limits: LimitSettings) -> None:
+    """At most `batch_bytes_max` of keys and values."""
+    if size_bytes > limits.batch_bytes_max:
+        problem = f"{size_bytes} bytes, and batch_bytes_max is {limits.batch_bytes_max}"
+        raise InvalidRequest(field, problem)
+
+
+def within(path: str, error: InvalidRequest) -> InvalidRequest:
+    """The same error, of a field inside `path`."""
+    return InvalidRequest(f"{path}.{error.field}".rstrip("."), error.problem)
+
+
+def _change_of_put(
+    message: kv_pb2.PutRequest | kv_pb2.PutChange, now_ms: Callable[[], int]
+) -> Change:
+    expire_at_ms = now_ms() + message.ttl_ms if message.ttl_ms else NO_EXPIRY
+    return Change(message.key, Kind.PUT, message.value, expire_at_ms)
+
+
+def _check_enum(value: int, known: AbstractSet[int], field: str) -> None:
+    if value not in known:
+        raise InvalidRequest(field, f"{value} is not a known value")

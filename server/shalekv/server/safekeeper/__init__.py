@@ -1,0 +1,1 @@
+"""A safekeeper: the logs of several databases, and what keeps them."""

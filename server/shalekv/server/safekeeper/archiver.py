@@ -1,0 +1,280 @@
+"""Brings the log of one member into the archive, in order, and lets the log go of what is there.
+
+    wait for commits, or for the next look
+    look   list the archive, read the manifest; trim what was listed (CE13)
+    add    the appointed member, or one that has waited for long, uploads what is complete (CE7)
+
+Who archives and who else does matters for nothing but the number of requests: names are created
+once, and the bytes are a function of the log (CE16). When the archive contradicts the log, an
+archiver raises the alarm, and neither adds nor trims any more until its process is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import structlog
+
+from shalekv.clock import NOW_MS
+from shalekv.core.quorum.archiving import (
+    LogObject,
+    Patience,
+    is_archived,
+    takeover_place,
+    trim_mark,
+)
+from shalekv.core.quorum.messages import Health
+from shalekv.errors import (
+    DatabaseMismatch,
+    DatabaseNotFound,
+    IllegalState,
+    NotAMember,
+    RecordTrimmed,
+    ShaleError,
+    Stopping,
+    StoreBroken,
+)
+from shalekv.format.names import wal_name
+from shalekv.protocol.manifest import WalMode
+from shalekv.protocol.membership import Configuration
+from shalekv.server.safekeeper.log_objects import ArchivedLog, LogObjects
+from shalekv.settings import ArchivingSettings
+from shalekv.store.cas import CasStore
+from shalekv.write.quorum.archive import Archive
+
+log = structlog.get_logger()
+
+ROOM_LOOK_MS = 500  # while room is wanted, it is looked as often for what can be trimmed
+_BATCH_PER_UPLOAD = 8  # so many for each that is under way at once, before the next look
+
+
+class Archiver:
+    """The archiver of one member, whose `archiving` tells what it does, and its last problem."""
+
+    def __init__(self, member: ArchivedLog, store: CasStore, settings: ArchivingSettings) -> None:
+        """`store` is that of the database, opened for the URL of the member."""
+        identity = member.identity
+        self._member = member
+        self._member_id = identity.member_id
+        self._store = store
+        self._clock = store.runtime.clock
+        self._settings = settings
+        timeout_ms = settings.archive_upload_timeout_ms
+        self._archive = Archive(store, identity.database_id, upload_timeout_ms=timeout_ms)
+        self._objects = LogObjects(member, read_bytes=settings.archive_read_bytes)
+        # Up to here all is in the archive: by our lists, our uploads, or since the log begins here.
+        self._tip = member.state.log.base.wal_id
+        self._known: set[int] = set()  # objects that we have added or compared, and not trimmed
+        self._patience = Patience()
+        self._heard_lsn = 0
+        self._heard_id = b""  # whom the writer had appointed then
+        self._look_due_ms = self._manifest_due_ms = self._clock.monotonic_ms()
+        self._looked_ms = -math.inf
+        self._was_found = False
+        self._log = log.bind(database_id=identity.database_id.hex(), url=store.url)
+        self._is_named = True  # by the manifest; the node deletes who is not
+        self.alarm: IllegalState | DatabaseMismatch | None = None
+
+    async def run(self) -> None:
+        """Archive until cancelled, until the member answers nothing any more, or until an alarm.
+
+        Raises `StoreBroken` when this process may not write to the store any more.
+        """
+        failures = 0
+        while True:
+            try:
+                if self._member.state.is_untouched:  # no manifest need name it, or ever will
+                    await self._member.wait_called(0, b"")
+                await self._round()
+                await self._wait()
+            except StoreBroken:
+                raise
+            except (NotAMember, Stopping):
+                return
+            except RecordTrimmed as error:  # the log was begun anew while it was read
+                self._log.info("the log has moved on", problem=str(error))
+                await self._store.pause(1)
+            except (IllegalState, DatabaseMismatch) as error:
+                self._raise_alarm(error)
+                return
+            except (ShaleError, OSError) as error:  # too many open files, for one
+                failures += 1
+                self._tell(error, failures)
+                await self._store.pause(failures)
+            else:
+                failures = 0
+                self._member.archiving.problem = ""
+
+    def _raise_alarm(self, error: IllegalState | DatabaseMismatch) -> None:
+        self._log.error("ARCHIVING STOPPED", reason=error.reason, problem=str(error))
+        self.alarm = error
+        self._member.archiving.problem = str(error)
+        self._member.archiving.is_archiver = False
+
+    def _tell(self, error: Exception, failures: int) -> None:
+        if isinstance(error, DatabaseNotFound) and not self._was_found:
+            return  # room for a log is made before the first manifest is written
+        self._log.warning("archiving failed", failures=failures, problem=str(error))
+        self._member.archiving.problem = str(error)
+
+    @property
+    def _may_archive(self) -> bool:
+        is_damaged = self._member.state.health is Health.DAMAGED
+        return self._is_named and not is_damaged
+
+    async def _round(self) -> None:
+        self._heard_lsn = self._member.state.committed_lsn
+        self._heard_id = self._member.archiver_id
+        if self._left_ms < NOW_MS:
+            await self._look()
+        is_turn = self._may_archive and self._is_turn()
+        self._member.archiving.is_archiver = is_turn
+        if is_turn:
+            await self._objects.scan()
+            await self._add(self._objects.waiting(self._tip))
+
+    async def _wait(self) -> None:
+        """Wait for more that is committed, an appointment, want of room, or the time to look."""
+        if self._may_archive and self._is_turn() and self._objects.waiting(self._tip):
+            return
+        left_ms = max(self._left_ms, 0)
+        if self._member.is_room_wanted or not self._may_archive:
+            await self._clock.sleep_ms(left_ms)
+            return
+        try:
+            async with asyncio.timeout(left_ms / 1_000):
+                await self._member.wait_called(self._heard_lsn, self._heard_id)
+        except TimeoutError:
+            return
+        await self._clock.sleep_ms(self._settings.archive_pause_ms)
+
+    @property
+    def _left_ms(self) -> float:
+        """Until the next look."""
+        due_ms = self._look_due_ms
+        if self._member.is_room_wanted:
+            due_ms = min(due_ms, self._looked_ms + ROOM_LOOK_MS)
+        return due_ms - self._clock.monotonic_ms()
+
+    # Whose turn it is.
+
+    def _is_turn(self) -> bool:
+        appointed_id = self._member.archiver_id
+        if appointed_id == self._member_id:
+            return True
+        if not self._was_found:
+            return False
+        configuration = Configuration.of(self._archive.manifest)
+        return self._patience.has_ended(
+            self._clock.monotonic_ms(),
+            takeover_ms=self._settings.archive_unasked_ms,
+            place=takeover_place(self._member_id, configuration, appointed_id),
+        )
+
+    # Looking.
+
+    async def _look(self) -> None:
+        """Read the manifest when it is time; list the archive when something may be trimmed."""
+        now_ms = self._looked_ms = self._clock.monotonic_ms()
+        self._member.note_looking()
+        if self._may_archive:
+            await self._objects.scan()
+        if self._may_archive and self._objects.complete:
+            await self._list_and_trim()
+        elif now_ms >= self._manifest_due_ms:
+            await self._archive.refresh()
+        else:
+            self._look_due_ms = now_ms + self._settings.archive_look_interval_ms
+            return
+        self._was_found = True
+        manifest = self._archive.manifest
+        is_quorum = manifest.wal_mode is WalMode.QUORUM
+        named = Configuration.of(manifest).everyone if is_quorum else ()
+        self._is_named = any(member.id == self._member_id for member in named)
+        self._look_due_ms = now_ms + self._settings.archive_look_interval_ms
+        if self._is_named:  # one that is about to be looks again soon
+            self._manifest_due_ms = now_ms + self._settings.archive_manifest_interval_ms
+
+    async def _list_and_trim(self) -> None:
+        """Trim what this very member has listed (CE13); whoever has archived it."""
+        base = self._member.state.log.base
+        tip = await self._archive.look()
+        for known in (base.wal_id, self._tip):
+            if known is not None and not is_archived(known, tip):
+                missing = wal_name(0 if tip is None else tip + 1)
+                raise IllegalState(
+                    f"{self._store.url}: {missing} was in the archive, is not compacted, and is "
+                    "gone: somebody has deleted it. This safekeeper archives nothing more, and "
+                    "keeps what it has in its log"
+                )
+        self._tip = tip
+        if tip is not None:
+            await self._compare(tip)
+            committed_lsn = self._member.state.committed_lsn
+            mark = trim_mark(self._objects.complete, seen_wal_id=tip, committed_lsn=committed_lsn)
+            await self._member.note_archived(tip, mark or base)
+            await self._objects.scan()
+            self._known &= {each.wal_id for each in self._objects.complete}
+        waiting = self._objects.waiting(tip)
+        first_waiting = waiting[0].wal_id if waiting else None
+        self._patience = self._patience.looked(first_waiting, self._clock.monotonic_ms())
+
+    async def _compare(self, tip: int) -> None:
+        """Compare the last objects that others have archived with what the log says of them.
+
+        An archiver stops at the first that contradicts it, with no more behind it than it uploads
+        at once: so the last ones tell of all.
+        """
+        others = [
+            each
+            for each in self._objects.complete
+            if is_archived(each.wal_id, tip) and each.wal_id not in self._known
+        ]
+        for each in others[-self._settings.archive_parallel_uploads :]:
+            await self._archive.check(each.wal_id, await self._objects.read_end(each))
+            self._known.add(each.wal_id)
+
+    # Adding.
+
+    async def _add(self, waiting: list[LogObject]) -> None:
+        """Upload some of these; `_tip` moves as far as there is no hole behind it."""
+        parallel = self._settings.archive_parallel_uploads
+        batch = waiting[: parallel * _BATCH_PER_UPLOAD]
+        missing = [each for each in batch if each.wal_id not in self._known]
+        if not batch:
+            return
+        slots = asyncio.Semaphore(parallel)
+        failures: list[ShaleError] = []
+
+        async def add(each: LogObject) -> None:
+            try:
+                await self._archive.add(each.wal_id, await self._objects.read(each))
+                self._known.add(each.wal_id)
+            except ShaleError as error:  # raised below, because the group would wrap it
+                failures.append(error)
+            finally:
+                slots.release()
+
+        async with asyncio.TaskGroup() as uploads:
+            for each in missing:
+                await slots.acquire()
+                if failures:
+                    break
+                uploads.create_task(add(each))
+        await self._advance(batch)
+        if failures:
+            raise max(failures, key=_weight)
+
+    async def _advance(self, batch: list[LogObject]) -> None:
+        for each in batch:
+            if each.wal_id not in self._known:
+                break
+            self._tip = each.wal_id
+        if self._tip is not None:
+            await self._member.note_archived(self._tip, self._member.state.log.base)
+
+
+def _weight(error: ShaleError) -> int:
+    """Of several, the one that says the most: what is broken, then what rules out to go on."""
+    return 2 * isinstance(error, StoreBroken) + isinstance(error, IllegalState | DatabaseMismatch)

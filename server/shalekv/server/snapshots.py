@@ -1,0 +1,160 @@
+"""What any serving process answers to the calls about snapshots of `shalekv.v1.Admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from shalekv.engine.snapshot_seqs import SnapshotSeqs
+from shalekv.errors import InvalidRequest
+from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.snapshot import is_expired
+from shalekv.read.engine import ReadEngine
+from shalekv.server import requests
+from shalekv.server.service import Call
+from shalekv.store.active_manifests import unless_overtaken
+from shalekv.store.manifests import StoredManifest
+from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.write.snapshots import GAP_WAIT_MS, ID_BYTES, Snapshots, check_snapshot_name
+
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+Living: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]
+Life: TypeAlias = admin_pb2.CreateSnapshotRequest | admin_pb2.RenewSnapshotRequest
+Named: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest
+
+
+class SnapshotAdmin:
+    """Creates, renews, lists and deletes the snapshots of a database, by edits of its manifest."""
+
+    def __init__(self, engine: ReadEngine, header: Header) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        self._engine = engine
+        self._header = header
+        self._views = engine.snapshots
+        self._store = store = self._views.store
+        self._limits = self._views.limits
+        self._snapshots = Snapshots(store)
+        self._seqs = SnapshotSeqs(store)
+
+    async def create(
+        self, request: admin_pb2.CreateSnapshotRequest, call: Call
+    ) -> admin_pb2.CreateSnapshotReply:
+        """Pin the state as it is; all that was acknowledged before the call is in it."""
+        self._check(request.header, call)
+        check_snapshot_name(request.name)
+        ttl_ms = self._ttl_ms(request)
+        engine = self._engine
+        await engine.prefix.cover(engine.prefix.landed_seq)
+        await engine.archive()  # a snapshot is a view of the store
+        created = await self._snapshots.create(
+            name=request.name,
+            ttl_ms=ttl_ms,
+            count_max=self._limits.snapshot_count_max,
+            logical_ms=engine.time.now_ms(),
+            gap_wait_ms=GAP_WAIT_MS,
+        )
+        info = await self._info(created)
+        return admin_pb2.CreateSnapshotReply(header=self._reply_header(), snapshot=info)
+
+    async def renew(
+        self, request: admin_pb2.RenewSnapshotRequest, call: Call
+    ) -> admin_pb2.RenewSnapshotReply:
+        """Give a snapshot more time."""
+        self._check(request.header, call)
+        ttl_ms = self._ttl_ms(request)
+        renewed = await self._snapshots.renew(_called(request), ttl_ms=ttl_ms)
+        info = await self._info(renewed)
+        return admin_pb2.RenewSnapshotReply(header=self._reply_header(), snapshot=info)
+
+    async def list(
+        self, request: admin_pb2.ListSnapshotsRequest, call: Call
+    ) -> admin_pb2.ListSnapshotsReply:
+        """The snapshots that have not expired, in the order of their creation."""
+        self._check(request.header, call)
+        living, seqs = await unless_overtaken(self._store, partial(self._living, None))
+        infos = [snapshot_info(each, seqs[each.id]) for each in living]
+        return admin_pb2.ListSnapshotsReply(header=self._reply_header(), snapshots=infos)
+
+    async def delete(
+        self, request: admin_pb2.DeleteSnapshotRequest, call: Call
+    ) -> admin_pb2.DeleteSnapshotReply:
+        """Delete a snapshot; who reads it here is told from the next read on."""
+        self._check(request.header, call)
+        await self._snapshots.delete(_called(request))
+        self._views.look_again()
+        return admin_pb2.DeleteSnapshotReply(header=self._reply_header())
+
+    def _check(self, header: kv_pb2.RequestHeader, call: Call) -> None:
+        """Check the header of a call that edits the manifest: a repeat is not known as one."""
+        requests.check_header(header)
+        if header.snapshot_id:
+            raise InvalidRequest("header.snapshot_id", "this call reads no state")
+        if header.idempotency_key:
+            problem = "a snapshot has a name for this, which no second one can have"
+            raise InvalidRequest("header.idempotency_key", problem)
+        requests.check_deadline(call, self._store.runtime.clock)
+        self._engine.check_serving()
+
+    def _reply_header(self) -> kv_pb2.ReplyHeader:
+        prefix = self._engine.prefix
+        return self._header(prefix.seq, prefix.wal_id)
+
+    async def _info(self, snapshot: Snapshot) -> admin_pb2.SnapshotInfo:
+        """What is told of a snapshot that stands in the manifest.
+
+        Of one that has expired by now, the sequence number is not known.
+        """
+        _, seqs = await unless_overtaken(self._store, partial(self._living, snapshot.id))
+        return snapshot_info(snapshot, seqs.get(snapshot.id, 0))
+
+    async def _living(self, snapshot_id: bytes | None, stored: StoredManifest) -> Living:
+        """The snapshots that have not expired, or that one, and their sequence numbers."""
+        now_s = await self._store.reads.now_ms() / 1_000
+        current: Manifest = await stored.refresh()
+        living = [
+            each
+            for each in current.snapshots
+            if not is_expired(each, now_s) and snapshot_id in (None, each.id)
+        ]
+        return living, await self._seqs.of(current, living)
+
+    def _ttl_ms(self, request: Life) -> int | None:
+        if request.forever:
+            if request.ttl_s:
+                raise InvalidRequest("forever", "excludes ttl_s")
+            return None
+        if not request.ttl_s:
+            raise InvalidRequest("ttl_s", "is needed, or forever")
+        if request.ttl_s > self._limits.snapshot_ttl_s_max:
+            problem = (
+                f"{request.ttl_s}, and snapshot_ttl_s_max is {self._limits.snapshot_ttl_s_max}"
+            )
+            raise InvalidRequest("ttl_s", problem)
+        return request.ttl_s * 1_000
+
+
+def snapshot_info(snapshot: Snapshot, seq: int) -> admin_pb2.SnapshotInfo:
+    """A snapshot, as users see it."""
+    return admin_pb2.SnapshotInfo(
+        id=snapshot.id,
+        name=snapshot.name,
+        manifest_id=snapshot.manifest_id,
+        expire_time_s=snapshot.snapshot_expire_time_s,
+        seq=seq,
+    )
+
+
+def _called(request: Named) -> str:
+    """What `Snapshots` calls the snapshot: its name, or the digits of its id."""
+    if request.name:
+        if request.id:
+            raise InvalidRequest("name", "excludes id")
+        check_snapshot_name(request.name)
+        return request.name
+    if not request.id:
+        raise InvalidRequest("id", "is needed, or name")
+    if len(request.id) != ID_BYTES:
+        problem = f"{len(request.id)} bytes, and the id of a snapshot has {ID_BYTES}"
+        raise InvalidRequest("id", problem)
+    return request.id.hex()

@@ -1,0 +1,226 @@
+"""Writes that compare, count or delete ranges: from messages to `core.transaction.Transaction`.
+
+Pure, as `roles.requests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shalekv.errors import InvalidRequest
+from shalekv.protocol.transaction import (
+    COUNTER_BYTES,
+    Add,
+    Compare,
+    Delete,
+    DeleteRange,
+    EmptyCompare,
+    ExistsCompare,
+    Expire,
+    Get,
+    Operation,
+    Operator,
+    Put,
+    SeqCompare,
+    Transaction,
+    ValueCompare,
+)
+from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
+from shalekv.server import requests
+from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
+from shalekv.v1 import kv_pb2
+from shalekv.write.commit import COMMIT_OVERHEAD_BYTES
+
+_OPERATORS: Mapping[int, Operator] = {
+    kv_pb2.Compare.OPERATOR_UNSPECIFIED: Operator.EQUAL,
+    kv_pb2.Compare.OPERATOR_EQUAL: Operator.EQUAL,
+    kv_pb2.Compare.OPERATOR_NOT_EQUAL: Operator.NOT_EQUAL,
+    kv_pb2.Compare.OPERATOR_LESS: Operator.LESS,
+    kv_pb2.Compare.OPERATOR_GREATER: Operator.GREATER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A transaction, and the memory that it may take until it is durable."""
+
+    transaction: Transaction
+    size_bytes: int
+
+
+def put_order(request: kv_pb2.PutRequest, limits: LimitSettings) -> Order:
+    """A put with a precondition."""
+    requests.check_put(request, requests.PUT_FIELDS, limits)
+    compare = _precondition(request.precondition, request.key)
+    put = Put(request.key, request.value, request.ttl_ms)
+    return _order(Transaction([put], [compare]))
+
+
+def delete_order(request: kv_pb2.DeleteRequest) -> Order:
+    """A delete with a precondition."""
+    key = requests.check_key(request.key, "key")
+    return _order(Transaction([Delete(key)], [_precondition(request.precondition, key)]))
+
+
+def delete_range_order(request: kv_pb2.DeleteRangeRequest) -> Order:
+    """A range delete."""
+    if request.all:
+        keys = requests.key_range(request.range)
+        if keys.start or keys.end:
+            raise InvalidRequest("all", "is set, and the range names some keys: which is meant?")
+    else:
+        advice = "; to delete all keys set `all`"
+        keys = requests.deleted_range(request.range, advice=advice)
+    return _order(Transaction([DeleteRange(keys)]))
+
+
+def write_order(request: kv_pb2.WriteRequest, limits: LimitSettings) -> Order:
+    """A batch, whatever is in it."""
+    requests.check_count(len(request.changes), "changes", limits)
+    operations = [
+        _change(message, f"changes[{index}]", limits)
+        for index, message in enumerate(request.changes)
+    ]
+    _check_range_deletes(operations, "changes", limits)
+    requests.check_bytes(_payload_bytes(operations), "changes", limits)
+    return _order(Transaction(operations))
+
+
+def txn_order(request: kv_pb2.TxnRequest, limits: LimitSettings) -> Order:
+    """A transaction of a client."""
+    count = len(request.compares) + len(request.then) + len(request.otherwise)
+    requests.check_count(count, "compares, then and otherwise", limits)
+    compares = [_compare(each, f"compares[{n}]") for n, each in enumerate(request.compares)]
+    then = _operations(request.then, "then", limits)
+    otherwise = _operations(request.otherwise, "otherwise", limits)
+    compared_bytes = sum(len(each.key) + len(each.value) for each in request.compares)
+    size_bytes = compared_bytes + _payload_bytes(then) + _payload_bytes(otherwise)
+    requests.check_bytes(size_bytes, "compares, then and otherwise", limits)
+    return _order(
+        Transaction(then, compares, otherwise, results_bytes_max=STREAM_MESSAGE_BYTES_MAX)
+    )
+
+
+def _operations(
+    messages: Iterable[kv_pb2.TxnOperation], field: str, limits: LimitSettings
+) -> Sequence[Operation]:
+    operations = [
+        _operation(message, f"{field}[{index}]", limits) for index, message in enumerate(messages)
+    ]
+    _check_range_deletes(operations, field, limits)
+    return operations
+
+
+def _operation(message: kv_pb2.TxnOperation, path: str, limits: LimitSettings) -> Operation:
+    match message.WhichOneof("operation"):
+        case "get":
+            if message.get.HasField("header"):
+                problem = "a read inside a transaction has no header of its own"
+                raise InvalidRequest(f"{path}.get.header", problem)
+            return Get(requests.check_key(message.get.key, f"{path}.get.key"))
+        case "change":
+            return _change(message.change, f"{path}.change", limits)
+        case _:
+            raise InvalidRequest(path, "no operation is set, and transactions do not nest")
+
+
+def _change(message: kv_pb2.Change, path: str, limits: LimitSettings) -> Operation:
+    match message.WhichOneof("change"):
+        case "put":
+            try:
+                requests.check_put(message.put, requests.PUT_CHANGE_FIELDS, limits)
+            except InvalidRequest as error:
+                raise requests.within(path, error) from None
+            return Put(message.put.key, message.put.value, message.put.ttl_ms)
+        case "delete":
+            return Delete(requests.check_key(message.delete.key, f"{path}.delete.key"))
+        case "delete_range":
+            keys = requests.deleted_range(message.delete_range.range, f"{path}.delete_range.range")
+            return DeleteRange(keys)
+        case "add":
+            key = requests.check_key(message.add.key, f"{path}.add.key")
+            return Add(key, message.add.delta)
+        case _:
+            raise InvalidRequest(path, "no change is set")
+
+
+def _compare(message: kv_pb2.Compare, path: str) -> Compare:
+    test = message.WhichOneof("test")
+    if test is None:
+        raise InvalidRequest(path, "no test is set")
+    by = _OPERATORS.get(message.operator)
+    if by is None:
+        raise InvalidRequest(f"{path}.operator", f"{message.operator} is not a known value")
+    if test in ("exists", "range_empty") and by is not Operator.EQUAL:
+        raise InvalidRequest(f"{path}.operator", f"{test} is only compared with EQUAL")
+    if test == "range_empty":
+        if message.key:
+            raise InvalidRequest(f"{path}.key", "must be empty when a range is compared")
+        return EmptyCompare(requests.key_range(message.range_empty, f"{path}.range_empty"))
+    key = requests.check_key(message.key, f"{path}.key")
+    match test:
+        case "seq":
+            return SeqCompare(key, message.seq, by)
+        case "value":
+            return ValueCompare(key, message.value, by)
+        case "exists":
+            return ExistsCompare(key, message.exists)
+
+
+def _precondition(message: kv_pb2.Precondition, key: bytes) -> Compare:
+    match message.WhichOneof("condition"):
+        case "absent":
+            if not message.absent:
+                raise InvalidRequest("precondition.absent", "false is refused: use present")
+            return ExistsCompare(key, exists=False)
+        case "present":
+            if not message.present:
+                raise InvalidRequest("precondition.present", "false is refused: use absent")
+            return ExistsCompare(key, exists=True)
+        case "seq_equals":
+            if not message.seq_equals:
+                problem = "0 is no sequence number: use absent"
+                raise InvalidRequest("precondition.seq_equals", problem)
+            return SeqCompare(key, message.seq_equals)
+        case _:
+            raise InvalidRequest("precondition", "no condition is set")
+
+
+def _check_range_deletes(
+    operations: Iterable[Operation], field: str, limits: LimitSettings
+) -> None:
+    count = sum(isinstance(operation, DeleteRange) for operation in operations)
+    if count > limits.delete_range_count_max:
+        problem = (
+            f"{count} range deletes, and delete_range_count_max is {limits.delete_range_count_max}"
+        )
+        raise InvalidRequest(field, problem)
+
+
+def _order(transaction: Transaction) -> Order:
+    branches = (transaction.then, transaction.otherwise or ())
+    return Order(transaction, COMMIT_OVERHEAD_BYTES + max(map(_accounted_bytes, branches)))
+
+
+def _accounted_bytes(operations: Sequence[Operation]) -> int:
+    """The memory of what the operations change, at most."""
+    changes = sum(not isinstance(operation, Get) for operation in operations)
+    return ENTRY_OVERHEAD_BYTES * changes + _payload_bytes(operations)
+
+
+def _payload_bytes(operations: Iterable[Operation]) -> int:
+    """Bytes of keys and values."""
+    return sum(map(_bytes_of, operations))
+
+
+def _bytes_of(operation: Operation) -> int:
+    match operation:
+        case Put(key, value, _):
+            return len(key) + len(value)
+        case DeleteRange(keys):
+            return len(keys.start) + len(keys.end)
+        case Add(key, _):
+            return len(key) + COUNTER_BYTES
+        case Get(key) | Delete(key) | Expire(key, _):
+            return len(key)

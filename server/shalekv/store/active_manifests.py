@@ -1,0 +1,102 @@
+"""Reads what the active manifests keep. They never change: each is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from shalekv.core.collectable import Folder, Listed
+from shalekv.engine.levels.parallel import in_parallel
+from shalekv.errors import IllegalState, ObjectNotFound
+from shalekv.format import names
+from shalekv.format.coding import crc32c
+from shalekv.format.manifest import decode_manifest
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.retention import Pins, active_ids
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+
+READS_MAX = 8
+ATTEMPTS_MAX = 3
+
+ResultT = TypeVar("ResultT")
+
+
+class ActiveManifests:
+    """What the active manifests of one database keep, as far as they were read."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._known: dict[Listed, Pins] = {}
+
+    async def pins(self, manifest: Manifest, listing: Iterable[Listed]) -> list[Pins]:
+        """What the manifests keep that are active when `manifest` is current.
+
+        `listing` tells whether a manifest is still the object that was read. Raises
+        `CorruptObject`, and `IllegalState` when one is missing: then nothing may be deleted.
+        """
+        wanted = active_ids(manifest) - {manifest.manifest_id}
+        listed = {
+            each.number: each
+            for each in listing
+            if each.folder is Folder.MANIFEST and each.number in wanted
+        }
+        self._known = {each: self._known[each] for each in listed.values() if each in self._known}
+        found = {pins.manifest_id: pins for pins in self._known.values()}
+        unread = sorted(wanted - found.keys())
+
+        async def read() -> None:
+            while unread:
+                manifest_id = unread.pop()
+                pinned, _ = await read_pinned(self._store, manifest, manifest_id)
+                pins = Pins.of(pinned)
+                found[manifest_id] = pins
+                if manifest_id in listed:
+                    self._known[listed[manifest_id]] = pins
+
+        await in_parallel(read, min(READS_MAX, len(unread)))
+        return [Pins.of(manifest), *found.values()]
+
+
+async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> tuple[Manifest, int]:
+    """The manifest that snapshots in `current` name by this id, and the checksum of its object.
+
+    Raises `CorruptObject`, and `IllegalState` when it is missing, or is not what they name.
+    """
+    name = names.manifest_name(manifest_id)
+    try:
+        data = (await store.reads.get(name)).data
+    except ObjectNotFound:
+        message = (
+            f"{name} is missing although a snapshot needs it: it must have been deleted by hand. "
+            "Put it back, or delete the snapshot"
+        )
+        raise IllegalState(message) from None
+    pinned = await store.runtime.workers.run(decode_manifest, name, data)
+    checksum = crc32c(data)
+    expected = {s.manifest_checksum for s in current.snapshots if s.manifest_id == manifest_id}
+    if pinned.database_id != current.database_id or expected - {0, checksum}:
+        message = f"{name} is not the manifest of which a snapshot was made: it was replaced"
+        raise IllegalState(message)
+    return pinned, checksum
+
+
+async def unless_overtaken(
+    store: CasStore, attempt: Callable[[StoredManifest], Awaitable[ResultT]]
+) -> ResultT:
+    """The result of `attempt`, which reads pinned manifests after it has read the current one.
+
+    Whoever finds one missing may have been too slow: the snapshot is gone, and then a collector has
+    deleted it. The current manifest tells, and the attempt is made again. Each gets a manifest of
+    which nothing was read: somebody may have restored an older copy of the database since then.
+    """
+    for _ in range(ATTEMPTS_MAX - 1):
+        stored = StoredManifest(store)
+        try:
+            return await attempt(stored)
+        except IllegalState:
+            seen = stored.current
+            if await stored.refresh() is seen:
+                raise
+    return await attempt(StoredManifest(store))

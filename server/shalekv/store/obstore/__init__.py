@@ -1,0 +1,1 @@
+"""Buckets of Google and containers of Azure."""

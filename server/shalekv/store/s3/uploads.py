@@ -1,0 +1,167 @@
+"""Uploads in parts: for large SSTs, which a single request would send over one connection.
+
+Nothing exists before the upload is completed, by a request that carries the condition. Until then
+every failure means that nothing was created. An upload that is not completed is aborted, because
+its parts are paid for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shalekv.store.requests import RequestKind
+from shalekv.store.s3.answers import Failed, Failure, Verdict
+from shalekv.store.s3.calls import Call, Calls, T
+from shalekv.store.s3.requests import check_stored
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3.client import S3Client
+    from types_aiobotocore_s3.type_defs import CompletedPartTypeDef
+
+PARTS_MAX = 10_000  # of S3
+ABORT_S = 10.0  # after which an upload is left to the bucket's rule for incomplete ones
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How large parts are, and how many are sent at once."""
+
+    part_bytes: int
+    uploads_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One upload: `target` is bucket and key, `condition` what completing it demands."""
+
+    calls: Calls
+    operation: str
+    target: Mapping[str, Any]
+    condition: Mapping[str, Any]
+    metadata: Mapping[str, str]
+
+    async def run(self, data: bytes, parts: Parts) -> None:
+        """Make `data` the object; raises `Failed`."""
+        upload_id = await self._begun()
+        try:
+            try:
+                done = await self._sent_parts(upload_id, data, parts)
+            except Failed as failed:
+                raise Failed(_nothing_created(failed)) from None
+            await self._complete(upload_id, done)
+        except BaseException:
+            await _to_its_end(self._abort(upload_id))
+            raise
+
+    async def _begun(self) -> str:
+        async def begin(client: S3Client) -> str:
+            reply = await client.create_multipart_upload(
+                **self.target,
+                ContentType="application/octet-stream",
+                Metadata=self.metadata,
+            )
+            if "UploadId" not in reply:
+                problem = "an upload without an id: another server than the store's answered"
+                raise Failed(Failure(Verdict.UNCERTAIN, problem))
+            return reply["UploadId"]
+
+        try:
+            return await self._attempt(begin)
+        except Failed as failed:
+            raise Failed(_nothing_created(failed)) from None
+
+    async def _sent_parts(
+        self, upload_id: str, data: bytes, parts: Parts
+    ) -> list[CompletedPartTypeDef]:
+        done: list[CompletedPartTypeDef] = []
+        failures: list[Failed] = []
+        waiting = _slices(data, parts.part_bytes)
+
+        async def send_some() -> None:
+            for number, part in waiting:  # shared: each takes what nobody has taken
+                if failures:
+                    return
+                call = partial(self._send, upload_id=upload_id, number=number, part=part)
+                try:
+                    done.append({"PartNumber": number, "ETag": await self._attempt(call)})
+                except Failed as failed:
+                    # The others are not cancelled: a part that arrives behind the abort stays.
+                    failures.append(failed)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(parts.uploads_max):
+                tasks.create_task(send_some())
+        if failures:
+            raise failures[0]
+        return sorted(done, key=lambda part: part["PartNumber"])
+
+    async def _send(self, client: S3Client, upload_id: str, number: int, part: memoryview) -> str:
+        # The stubs know bytes and files; what sends it takes slices of memory (see `wire`).
+        options: dict[str, Any] = {"PartNumber": number, "UploadId": upload_id, "Body": part}
+        reply = await client.upload_part(**self.target, **options)
+        check_stored(reply)
+        return reply["ETag"]
+
+    async def _complete(self, upload_id: str, done: list[CompletedPartTypeDef]) -> None:
+        async def complete(client: S3Client) -> None:
+            reply = await client.complete_multipart_upload(
+                **self.target,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": done},
+                **self.condition,
+            )
+            check_stored(reply)
+
+        try:
+            await self._attempt(complete)
+        except Failed as failed:
+            if failed.failure.verdict is Verdict.ABSENT:
+                # No such upload: somebody aborted it, or a server completed it and forgot.
+                raise Failed(replace(failed.failure, verdict=Verdict.UNCERTAIN)) from None
+            raise
+
+    async def _abort(self, upload_id: str) -> None:
+        async def abort(client: S3Client) -> None:
+            await client.abort_multipart_upload(**self.target, UploadId=upload_id)
+
+        # Why the upload failed is what its caller has to know, not that of this as well.
+        with suppress(Failed, TimeoutError):
+            async with asyncio.timeout(ABORT_S):
+                await self._attempt(abort)
+
+    async def _attempt(self, call: Call[T]) -> T:
+        return await self.calls.attempt(RequestKind.WRITE, self.operation, call)
+
+
+def _slices(data: bytes, part_bytes: int) -> Iterator[tuple[int, memoryview]]:
+    """Numbers, from 1, and contents of the parts."""
+    size = max(part_bytes, -(-len(data) // PARTS_MAX))
+    view = memoryview(data)
+    for number, first in enumerate(range(0, len(data), size), start=1):
+        yield number, view[first : first + size]
+
+
+def _nothing_created(failed: Failed) -> Failure:
+    """The failure, when the request was none that could have created the object."""
+    if failed.failure.verdict is Verdict.REFUSED:
+        return failed.failure
+    return replace(failed.failure, verdict=Verdict.NOT_APPLIED)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for `work`, which bounds itself, even when this task is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(work)
+        while not task.done():
+            try:
+                await asyncio.wait({task})  # which leaves the task alone when it is cancelled
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled

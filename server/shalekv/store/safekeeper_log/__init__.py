@@ -1,0 +1,1 @@
+"""The log of one member of a quorum, in a folder of its own."""

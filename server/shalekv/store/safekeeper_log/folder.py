@@ -1,0 +1,156 @@
+"""The data folder of a safekeeper: one process at a time, and a folder for each member.
+
+lock                                 locked by the process that uses the folder
+<database id, 32 hex digits>         the log of a member (see `shalekv.store.safekeeper_log.log`)
+<database id>.quarantined-<n>        one that nobody knew what it had promised
+<database id>.retired-<n>            one that no manifest named any more, with records that were not
+                                     archived
+<database id>.new, .removed          half made, half deleted: deleted at the next start
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from itertools import count
+from pathlib import Path
+
+from shalekv.errors import CorruptObject, StoreRefused, UnsupportedVersion, WrongObject
+from shalekv.format.member_files import MemberIdentity
+from shalekv.store.disk import Disk
+from shalekv.store.files import REAL_FILE_SYSTEM, FileLock, FileSystem
+from shalekv.store.member_log.opening import NEW_SUFFIX, create_log, delete_folder, open_log
+from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.safekeeper_log.log import MemberLog
+
+SEGMENT_BYTES = 64 << 20
+LOCK_NAME = "lock"
+REMOVED_SUFFIX = ".removed"
+_MEMBER = re.compile(r"[0-9a-f]{32}")
+
+
+class DataFolder:
+    """The members of one node. Everything blocks."""
+
+    def __init__(self, path: Path, lock: FileLock, files: Files, segment_bytes: int) -> None:
+        """`open` makes it."""
+        self.path = path
+        self.files = files
+        self._lock = lock
+        self._segment_bytes = segment_bytes
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        free_bytes_min: int = 0,
+        filesystem: FileSystem = REAL_FILE_SYSTEM,
+    ) -> DataFolder:
+        """Lock the folder, an absolute path, which is made if need be.
+
+        No segment is allocated that would leave less than `free_bytes_min` of the disk free.
+
+        Raises `StoreRefused` when another process has it, or it cannot be made or written.
+        """
+        try:
+            Disk(filesystem, str(path)).ensure_folder(path)
+            lock = filesystem.try_lock(path / LOCK_NAME)
+        except OSError as error:
+            problem = _problem(path, error)
+            raise StoreRefused(str(path), "open", "data folder", problem) from error
+        if lock is None:
+            raise StoreRefused(str(path), "lock", LOCK_NAME, "another safekeeper uses this folder")
+        files = Files(filesystem, str(path), free_bytes_min=free_bytes_min)
+        return cls(path, lock, files, segment_bytes)
+
+    def open_logs(self) -> tuple[list[MemberLog], list[Path]]:
+        """The logs of all members, and the folders that were set aside just now.
+
+        A folder is set aside when nobody can tell any more what its member has promised: then the
+        node has no such member. Raises `StoreRefused` when a log belongs to another user.
+        """
+        logs: list[MemberLog] = []
+        set_aside: list[Path] = []
+        for name in self.files.list_folders(self.path):
+            folder = self.path / name
+            is_leftover = name.endswith((NEW_SUFFIX, REMOVED_SUFFIX))
+            is_member = _MEMBER.fullmatch(name) is not None
+            if (is_leftover or is_member) and not self.files.filesystem.may_write(folder):
+                error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                raise StoreRefused(str(self.path), "open", name, _problem(folder, error))
+            if is_leftover:
+                delete_folder(self.files, folder)
+            if not is_member:
+                continue
+            try:
+                logs.append(self._open(folder))
+            except UnsupportedVersion:
+                raise
+            except CorruptObject:
+                set_aside.append(self._set_aside(folder, "quarantined"))
+        return logs, set_aside
+
+    def create(self, identity: MemberIdentity) -> MemberLog:
+        """A new member with an empty log, durably.
+
+        Raises `FileExistsError` when the database has one here, and `LogFull`.
+        """
+        folder = self.path / identity.database_id.hex()
+        return create_log(self.files, folder, identity, segment_bytes=self._segment_bytes)
+
+    def remove(self, log: MemberLog) -> None:
+        """Delete a member for good."""
+        log.close()
+        removed = log.folder.with_name(log.folder.name + REMOVED_SUFFIX)
+        delete_folder(self.files, removed)
+        self.files.rename(log.folder, removed)
+        self.files.sync_folder(self.path)
+        delete_folder(self.files, removed)
+
+    def set_aside(self, log: MemberLog) -> Path:
+        """Keep the records of a member that is none any more: where they are from now on."""
+        log.close()
+        return self._set_aside(log.folder, "retired")
+
+    def close(self) -> None:
+        """Unlock it. The logs must be closed before."""
+        self._lock.release()
+
+    def _open(self, folder: Path) -> MemberLog:
+        log = open_log(self.files, folder, segment_bytes=self._segment_bytes)
+        if log.identity.database_id.hex() != folder.name:
+            log.close()
+            raise WrongObject(str(folder), 0, "the log of another database")
+        return log
+
+    def _set_aside(self, folder: Path, why: str) -> Path:
+        taken = set(self.files.list_folders(self.path))
+        names = (f"{folder.name}.{why}-{number}" for number in count(1))
+        name = next(name for name in names if name not in taken)
+        self.files.rename(folder, self.path / name)
+        self.files.sync_folder(self.path)
+        return self.path / name
+
+
+def _problem(path: Path, error: OSError) -> str:
+    """Why the folder cannot be used, and what mends that."""
+    uid, gid = os.geteuid(), os.getegid()
+    match error.errno:
+        case errno.EACCES | errno.EPERM if path.exists():
+            advice = f"make this user its owner (chown -R {uid}:{gid} {path})"
+        case errno.EACCES | errno.EPERM:
+            advice = f"create it for this user (install -d -o {uid} -g {gid} {path})"
+        case errno.ENOTDIR:
+            advice = "a file stands where the folder must be"
+        case errno.EROFS:
+            advice = "mount a writable volume there, or choose another folder with --data"
+        case errno.ENOSPC | errno.EDQUOT:
+            advice = "make room on this disk, or choose another folder with --data"
+        case _:
+            advice = "choose another folder with --data"
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"user {uid} cannot write it: {error.strerror}: {advice}"
+    return f"it cannot be written: {error.strerror}: {advice}"

@@ -1,0 +1,395 @@
+"""The log of one member, in a folder of its own.
+
+    control                     who it is, its promise and health, and where the log begins
+    synced                      how much of the log was durable at least
+    <first lsn, 20 digits>.log  a segment: a head, frames of records, zeros
+    <number>.spare              a file that has its space, for the next segment
+
+What changes the files is called by one thread at a time (the `Syncer`); reading may go on beside
+it. The space of a record is allocated before it is written: `has_room` tells, and a full disk never
+breaks a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+
+from shalekv.core.quorum.messages import Health
+from shalekv.errors import CorruptObject, LogDamaged, RecordTrimmed
+from shalekv.format.member_files import (
+    HEAD_BYTES,
+    Control,
+    MemberIdentity,
+    SegmentHead,
+    Synced,
+    encode_head,
+)
+from shalekv.format.wal_record import encode_record
+from shalekv.protocol.acceptor import (
+    AcceptorState,
+    Commit,
+    Effect,
+    Flush,
+    Reply,
+    Reset,
+    Save,
+    Truncate,
+    Write,
+)
+from shalekv.protocol.quorum_records import Ballot, Mark, Record
+from shalekv.store.member_log.reading import read_run
+from shalekv.store.safekeeper_log.files import Files, OpenFile
+from shalekv.store.safekeeper_log.index import Index, Segment, frame_bytes
+from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX, segment_name
+from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
+from shalekv.store.safekeeper_log.space import Space
+
+WRITE_BYTES = 1 << 20  # records are written together up to this
+
+
+class MemberLog:
+    """Files of one member. What blocks is marked so: it runs in workers.
+
+    `recovered` is what was found when it was opened.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        folder: Path,
+        control: ControlFile,
+        synced: SyncedFile,
+        index: Index,
+        recovered: AcceptorState,
+        segment_bytes: int,
+        *,
+        problem: str | None,
+    ) -> None:
+        """`opening.open_log` and `opening.create_log` make it."""
+        self.folder = folder
+        self.recovered = recovered
+        self.problem = problem  # what was found of lost records; None: nothing
+        self._files = files
+        self._control = control
+        self._synced = synced
+        self._space = Space(files, folder, segment_bytes)
+        self._lock = Lock()  # held for a moment only: over the index
+        self._index = index
+        self._changes = 0  # what was read may have been moved or deleted, if this has moved on
+        self._open: OpenFile | None = None  # the last segment
+        self._is_dirty = False  # something was written and not synced
+        self._durable_lsn = index.last.lsn
+        self._committed_lsn = recovered.committed_lsn
+
+    # What does not block.
+
+    @property
+    def identity(self) -> MemberIdentity:
+        """Who it is."""
+        return self._control.control.identity
+
+    @property
+    def durable_lsn(self) -> int:
+        """The end of what is durable: for `acceptor.flushed`."""
+        return self._durable_lsn
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all records that were not trimmed, with their headers."""
+        with self._lock:
+            return self._index.size_bytes
+
+    @property
+    def wants_spare(self) -> bool:
+        """Whether more than half of the allocated space is used, of a log that is in use."""
+        return bool(self._index.segments) and self._space.wants_spare
+
+    def has_room(self, records: Sequence[Record]) -> bool:
+        """Whether there is allocated space for these, behind all that was submitted. At once.
+
+        False: ask `Syncer.make_room`, which allocates.
+        """
+        return self._space.fits(map(frame_bytes, records))
+
+    def first_lsn_of(self, wal_id: int) -> int:
+        """The first record that goes into this object or a later one; the next lsn if none does.
+
+        Raises `RecordTrimmed` when records of the object may be gone.
+        """
+        with self._lock:
+            base = self._index.base
+            if base.wal_id is not None and wal_id <= base.wal_id:
+                raise RecordTrimmed(f"the log begins behind object {base.wal_id}")
+            return self._index.first_lsn_of(wal_id)
+
+    def submitted(self, effects: Sequence[Effect]) -> None:
+        """Count on these in `has_room`; `apply` follows, in the same order."""
+        sizes = [frame_bytes(r) for e in effects if isinstance(e, Write) for r in e.records]
+        changes = sum(isinstance(effect, Truncate | Reset) for effect in effects)
+        self._space.submit(sizes, changes)
+
+    # What blocks, and may run in any thread.
+
+    def read(self, first_lsn: int, last_lsn: int, bytes_max: int) -> list[Record]:
+        """Records from `first_lsn` on, up to `last_lsn`, verified; durable or not.
+
+        As many as fit `bytes_max` with their headers, but at least one; none if the log ends
+        before `first_lsn`. Raises `RecordTrimmed`, `CorruptObject` when the disk has changed
+        bytes, and `LogDamaged` when it has lost them or a file.
+        """
+        while True:
+            with self._lock:
+                if first_lsn <= self._index.base.lsn:
+                    raise RecordTrimmed(f"the log begins behind record {self._index.base.lsn}")
+                runs, changes = self._index.plan(first_lsn, last_lsn, bytes_max), self._changes
+            try:
+                return [record for run in runs for record in read_run(self._files, run)]
+            except (CorruptObject, LogDamaged):
+                if self._changes == changes:
+                    raise
+            except FileNotFoundError as error:
+                if self._changes == changes:
+                    raise LogDamaged(f"{error.filename} is gone") from error
+
+    # What blocks, and runs in one thread at a time.
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Do effects in order; all of it is durable then. Nothing may be submitted elsewhere."""
+        self.submitted(effects)
+        self.apply(effects)
+        self.flush()
+
+    def apply(self, effects: Sequence[Effect]) -> None:
+        """Do effects in order; what was written is durable after a `flush`.
+
+        They were `submitted` before. A `Reply` is left to the caller.
+        """
+        self._files.check("write", self.folder)
+        for effect in effects:
+            match effect:
+                case Save():
+                    self._save(effect.promise, effect.health)
+                case Truncate():
+                    self._truncate(effect.last)
+                case Reset():
+                    self._reset(effect.base)
+                case Write():
+                    self._write(effect.records)
+                case Commit():
+                    self._committed_lsn = max(self._committed_lsn, effect.lsn)
+                case Flush() | Reply():
+                    pass
+
+    def flush(self) -> None:
+        """Make all that was written durable."""
+        if self._is_dirty and self._open is not None:
+            self._open.sync()
+            self._is_dirty = False
+            self._durable_lsn = self._index.last.lsn
+            self._synced.note(self._bound())
+
+    def make_room(self, sizes: Sequence[int]) -> bool:
+        """Allocate space for frames of these sizes; False: the disk is full."""
+        return self._space.make_room(sizes)
+
+    def prepare(self) -> None:
+        """Allocate the next segment before it is needed."""
+        if self.wants_spare:
+            self._space.allocate()
+
+    def trim(self, base: Mark) -> None:
+        """Have the log begin behind `base`, a record of it; whole segments before it are deleted.
+
+        It is durable before anything is deleted. As long as nothing is, the next start finds the
+        records again.
+        """
+        if base.lsn <= self._index.base.lsn:
+            return
+        if base.lsn > self._index.last.lsn:
+            raise ValueError(f"record {base.lsn} is not in the log")
+        self.flush()
+        gone = self._index.before(base)
+        if gone:
+            self._save_control(replace(self._control.control, base=base))
+        with self._lock:
+            self._index.trim(base, gone)
+            self._changes += 1
+        for segment in gone:
+            self._files.unlink(segment.path)
+        self._space.freed()
+
+    def close(self) -> None:
+        """Give the files back. What was not flushed need not be there at the next start."""
+        if self._open is not None:
+            self._open.close()
+        with contextlib.suppress(Exception):  # a hint only, and the disk may be broken
+            self._synced.note(self._bound())
+        self._control.close()
+        self._synced.close()
+
+    def continue_segment(self) -> None:
+        """Open the last segment for what comes, if there is one; behind its end are zeros."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+        if not self._index.segments:
+            return
+        segment = self._index.segments[-1]
+        self._open = self._files.open(segment.path)
+        if not self._open.reserve(segment.size_bytes):
+            segment.size_bytes = segment.end
+        self._space.reopened(segment.room_bytes)
+
+    def note_bound(self) -> None:
+        """Have the next start miss what is durable now."""
+        self._synced.note(self._bound())
+
+    def _bound(self) -> Synced:
+        last = self._index.last
+        lsn = min(self._durable_lsn, last.lsn)
+        checksum = last.checksum if lsn == last.lsn else self._checksum_at(lsn)
+        committed_lsn = min(self._committed_lsn, lsn)
+        return Synced(self._control.control.generation, 0, lsn, checksum, committed_lsn)
+
+    def _checksum_at(self, lsn: int) -> int:
+        for segment in self._index.segments:
+            if segment.first_lsn <= lsn < segment.next_lsn:
+                return segment.checksums[lsn - segment.first_lsn]
+        return self._index.base.checksum
+
+    def _save(self, promise: Ballot, health: Health) -> None:
+        control = self._control.control
+        if (promise, health) != (control.promise, control.health):
+            self._save_control(replace(control, promise=promise, health=health))
+
+    def _save_control(self, control: Control) -> None:
+        committed_lsn = min(self._committed_lsn, self._durable_lsn)
+        self._control.save(replace(control, committed_lsn=committed_lsn))
+
+    def _truncate(self, last: Mark) -> None:
+        """Cut the log; the bound first, then later segments, then the bytes (CE5, CE11).
+
+        In this order, whatever survives of it is a log that was cut somewhere behind `last`, and
+        does not look like one that has lost records.
+        """
+        self._durable_lsn = min(self._durable_lsn, last.lsn)
+        self._committed_lsn = min(self._committed_lsn, last.lsn)
+        with self._lock:
+            end = self._end_of_segment(last)
+            gone = self._index.cut(last)
+            self._changes += 1
+        self._synced.lower(self._bound())
+        if self._control.control.committed_lsn > last.lsn:
+            self._save_control(self._control.control)
+        for segment in reversed(gone):  # one by one: the head of a later one would be missed
+            self._files.unlink(segment.path)
+            self._files.sync_folder(self.folder)
+        self.continue_segment()
+        if self._open is not None:
+            begin = self._index.segments[-1].end
+            clear(self._open, begin, end)
+            self._open.sync()
+        self._is_dirty = False
+        self._durable_lsn = last.lsn
+        self._settle()
+
+    def _end_of_segment(self, last: Mark) -> int:
+        """The end of what was written in the segment that `last` is in."""
+        kept = [s.end for s in self._index.segments if s.first_lsn <= last.lsn]
+        return kept[-1] if kept else HEAD_BYTES
+
+    def _reset(self, base: Mark) -> None:
+        """Begin a log behind `base`: segments of the generation before are none of it."""
+        self._durable_lsn = base.lsn
+        self._committed_lsn = min(self._committed_lsn, base.lsn)
+        with self._lock:
+            self._index = Index.empty(base)
+            self._changes += 1
+        self.continue_segment()
+        self._is_dirty = False
+        control = self._control.control
+        self._save_control(replace(control, generation=control.generation + 1, base=base))
+        for entry in self._files.list_files(self.folder):
+            if entry.name.endswith(SEGMENT_SUFFIX):
+                self._files.unlink(self.folder / entry.name)
+        self._files.sync_folder(self.folder)
+        self._synced.lower(self._bound())
+        self._settle()
+
+    def _settle(self) -> None:
+        segments = self._index.segments
+        self._space.settled(segments[-1].room_bytes if segments else 0)
+
+    def _write(self, records: Sequence[Record]) -> None:
+        if self._control.control.health is Health.DAMAGED:
+            raise ValueError("a damaged log is reset before anything is written")
+        last = self._index.last
+        for record in records:
+            if not record.follows(last):
+                raise ValueError(f"record {record.lsn} does not follow record {last.lsn}")
+            last = record.mark
+        batch: list[Record] = []
+        batch_bytes = 0
+        for record in records:
+            size = frame_bytes(record)
+            if batch_bytes + size > min(self._space.open_bytes, WRITE_BYTES):
+                self._put(batch)
+                batch, batch_bytes = [], 0
+                if size > self._space.open_bytes:
+                    self._begin_segment(record.lsn, size)
+            batch.append(record)
+            batch_bytes += size
+        self._put(batch)
+
+    def _put(self, batch: Sequence[Record]) -> None:
+        """Write records into the open segment, which has room."""
+        if not batch or self._open is None:
+            return
+        segment = self._index.segments[-1]
+        self._is_dirty = True
+        self._open.write(segment.end, b"".join(map(encode_record, batch)))
+        with self._lock:
+            for record in batch:
+                segment.add(record)
+                self._index.note(record)
+        for record in batch:
+            self._space.written(frame_bytes(record))
+
+    def _begin_segment(self, first_lsn: int, size: int) -> None:
+        """Go on in a spare. What is before is synced first: its head says so at the next start."""
+        self.flush()
+        path = self.folder / segment_name(first_lsn)
+        spare = self._space.take(size)
+        if spare is None:
+            self._files.give_up("write", path, "there is no room, and nobody asked before")
+        capacity_bytes, spare_path = spare
+        if self._open is not None:
+            self._open.close()
+        self._open = self._files.open(spare_path)
+        control = self._control.control
+        head = SegmentHead(control.identity.member_id, control.generation, first_lsn)
+        self._open.write(0, encode_head(head))
+        self._files.rename(spare_path, path)
+        self._open.path = path
+        self._files.sync_folder(self.folder)
+        with self._lock:
+            if self._index.segments and self._index.segments[-1].first_lsn == first_lsn:
+                self._index.segments.pop()  # empty, and too small: its name was taken over
+            self._index.segments.append(Segment(path, first_lsn, HEAD_BYTES + capacity_bytes))
+        self._space.opened(capacity_bytes)
+
+
+def clear(file: OpenFile, begin: int, end: int) -> None:
+    """Overwrite bytes with zeros where they are not; their space is kept."""
+    for offset in range(begin, end, WRITE_BYTES):
+        length = min(WRITE_BYTES, end - offset)
+        try:
+            is_clear = not file.read(offset, length).strip(b"\0")
+        except LogDamaged:  # it may be one that was to be cut
+            is_clear = False
+        if not is_clear:
+            file.write(offset, bytes(length))

@@ -1,0 +1,162 @@
+"""One sync for many appends: what the members of a node submit is performed together.
+
+    room = log.has_room(records) or await syncer.make_room(log, records)
+    state, effects = step(state, stream, message, has_room=room)  # no await between the two
+    durable = syncer.submit(log, effects)                         # queued, in this order
+    flushed_lsn = await durable                                   # then the reply may be sent
+
+While a batch is on its way to the disk, the next one gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shalekv.protocol.acceptor import Effect
+from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.runtime import Workers
+from shalekv.store.safekeeper_log.index import frame_bytes
+from shalekv.store.safekeeper_log.log import MemberLog
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Effects:
+    log: MemberLog
+    effects: Sequence[Effect]
+    done: Future[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MakeRoom:
+    log: MemberLog
+    sizes: Sequence[int]
+    done: Future[int]  # 1: there is room
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trim:
+    log: MemberLog
+    base: Mark
+    done: Future[int]
+
+
+_Job = _Effects | _MakeRoom | _Trim
+
+
+@dataclass(slots=True)
+class _Queue:
+    jobs: list[_Job] = field(default_factory=list)
+    error: BaseException | None = None  # why nothing is performed any more
+
+
+class Syncer:
+    """Performs what is submitted for all members of a node, with one worker at a time.
+
+    `run` must be a task of the owner's group. When it has ended, a batch may still be on its way:
+    the workers are closed before the logs are.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        """Nothing is performed before `run`."""
+        self._workers = workers
+        self._queue = _Queue()
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Perform what is submitted, until it is cancelled.
+
+        Raises `StoreBroken` when the disk has failed: the process must end.
+        """
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._perform()
+        except BaseException as error:
+            self._queue.error = error
+            for job in self._queue.jobs:
+                _fail(job, error)
+            self._queue.jobs.clear()
+            raise
+
+    def submit(self, log: MemberLog, effects: Sequence[Effect]) -> Future[int]:
+        """Queue effects; when it is done, all of it is durable: the log's `durable_lsn`.
+
+        Those of one log are done in the order of the calls. A `Reply` is left to the caller, and a
+        `Commit` is noted as a hint for the next start. Cancelling the future changes nothing. It
+        raises `StoreBroken` when the disk has failed: nothing may be acknowledged then.
+        """
+        log.submitted(effects)
+        return self._add(_Effects(log, effects, _future()))
+
+    async def make_room(self, log: MemberLog, records: Sequence[Record]) -> bool:
+        """Allocate space for records behind all that was submitted; False: the disk is full."""
+        sizes = [frame_bytes(record) for record in records]
+        return bool(await self._add(_MakeRoom(log, sizes, _future())))
+
+    async def trim(self, log: MemberLog, base: Mark) -> None:
+        """Trim a log, in order with what was submitted."""
+        await self._add(_Trim(log, base, _future()))
+
+    def _add(self, job: _Job) -> Future[int]:
+        if self._queue.error is not None:
+            _fail(job, self._queue.error)
+        else:
+            self._queue.jobs.append(job)
+            self._wake.set()
+        return job.done
+
+    async def _perform(self) -> None:
+        batch = tuple(self._queue.jobs)
+        self._queue.jobs.clear()
+        if not batch:
+            return
+        try:
+            results = await self._workers.run(_perform, batch)
+        except BaseException as error:
+            for job in batch:
+                _fail(job, error)
+            raise
+        for job, result in zip(batch, results, strict=True):
+            if not job.done.done():
+                job.done.set_result(result)
+        low = tuple({job.log: None for job in batch if job.log.wants_spare})
+        if low:
+            await self._workers.run(_prepare, low)
+
+
+def _perform(batch: Sequence[_Job]) -> list[int]:
+    """Do it all, then sync each log once: the results. Blocks."""
+    rooms = {}
+    for job in batch:
+        match job:
+            case _Effects():
+                job.log.apply(job.effects)
+            case _MakeRoom():
+                rooms[job] = job.log.make_room(job.sizes)
+            case _Trim():
+                job.log.trim(job.base)
+    for log in {job.log: None for job in batch}:
+        log.flush()
+    return [rooms[job] if isinstance(job, _MakeRoom) else job.log.durable_lsn for job in batch]
+
+
+def _prepare(logs: Sequence[MemberLog]) -> None:
+    for log in logs:
+        log.prepare()
+
+
+def _future() -> Future[int]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _fail(job: _Job, error: BaseException) -> None:
+    if job.done.done():
+        return
+    if isinstance(error, asyncio.CancelledError):
+        job.done.cancel()
+    else:
+        job.done.set_exception(error)

@@ -1,0 +1,1 @@
+"""Watches: which commits concern which watcher, history, catching up, and streams."""

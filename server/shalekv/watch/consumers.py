@@ -1,0 +1,131 @@
+"""Leases of named consumers: they keep the WAL for whoever reads its commits and may be away.
+
+A consumer's lease claims the WAL objects from the first that it still needs on, and expires by the
+store's clock unless it is renewed: then the collector removes it as any other. See
+`shalekv.core.wal_lease` for what may be claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from shalekv.core.wal_lease import find_wal_lease, hold_wal, holds_wal, release_wal
+from shalekv.engine.editing import edit_deadline
+from shalekv.errors import InvalidRequest
+from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import Edit, Landed
+
+NAME_CHARS_MAX = 128
+_HOLDER = "consumer "
+_MS_PER_S = 1_000
+
+
+class EditableManifest(Protocol):
+    """The manifest of one database, as a writer, a reader or a command may edit it."""
+
+    @property
+    def current(self) -> Manifest:
+        """The newest that was seen."""
+        ...
+
+    async def refresh(self) -> Manifest:
+        """The newest, by a list that is sent now."""
+        ...
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """Apply `edit` until a manifest contains it, which `landed` tells; that manifest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A consumer, and what its lease keeps."""
+
+    name: str
+    lease: Lease
+
+
+class ConsumerLeases:
+    """The leases of the consumers of one database."""
+
+    def __init__(self, store: CasStore, stored: EditableManifest, ttl_s: int) -> None:
+        """Each lives for `ttl_s` from its last `hold` on."""
+        self._store = store
+        self._stored = stored
+        self._ttl_s = ttl_s
+
+    async def hold(self, consumer: str, wal_id_min: int) -> None:
+        """Keep the WAL objects from `wal_id_min` on for this consumer, from now for `ttl_s`.
+
+        Once this has returned, they stay until the lease expires, is released, or is moved on by
+        the next call, which lets go of what is before. It never moves back: asked for less, the
+        lease is renewed where it is. Nothing is edited if more than half of its life is left and
+        it stands there already. Raises `WalUnprotected` when there is no lease and these objects
+        may be deleted at any moment, `InvalidRequest` for a name that cannot be one,
+        `ManifestConflict`, `StoreError`, and what the manifest's `edit` raises.
+        """
+        holder = holder_of(consumer)
+        now_ms = await self._store.reads.now_ms()
+        if self._is_held(await self._stored.refresh(), holder, wal_id_min, now_ms):
+            return
+        expire_time_s = -(-now_ms // _MS_PER_S) + self._ttl_s
+
+        def edit(manifest: Manifest) -> Manifest:
+            return hold_wal(manifest, holder, wal_id_min, expire_time_s)
+
+        def landed(manifest: Manifest) -> bool:
+            return holds_wal(manifest, holder, wal_id_min, expire_time_s)
+
+        async with edit_deadline(self._store):
+            await self._stored.edit(edit, landed)
+
+    async def find(self, consumer: str) -> Lease | None:
+        """The lease of this consumer in the newest manifest, expired or not; None: it has none."""
+        return find_wal_lease(await self._stored.refresh(), holder_of(consumer))
+
+    async def release(self, consumer: str) -> None:
+        """Remove the lease of this consumer, if it has one. Raises as `hold`."""
+        holder = holder_of(consumer)
+        if find_wal_lease(await self._stored.refresh(), holder) is None:
+            return
+        async with edit_deadline(self._store):
+            await self._stored.edit(
+                partial(release_wal, holder=holder),
+                lambda manifest: find_wal_lease(manifest, holder) is None,
+            )
+
+    async def list(self) -> Sequence[Consumer]:
+        """All consumers that have a lease, expired or not, by name."""
+        return consumers_of(await self._stored.refresh())
+
+    def _is_held(self, manifest: Manifest, holder: str, wal_id_min: int, now_ms: int) -> bool:
+        found = find_wal_lease(manifest, holder)
+        if found is None or found.wal_id_min is None or found.wal_id_min < wal_id_min:
+            return False
+        return found.expire_time_s * _MS_PER_S - now_ms > self._ttl_s * _MS_PER_S / 2
+
+
+def consumers_of(manifest: Manifest) -> Sequence[Consumer]:
+    """The consumers that have a lease in this manifest, expired or not, by name."""
+    found = [
+        Consumer(lease.holder.removeprefix(_HOLDER), lease)
+        for lease in manifest.leases
+        if lease.holder.startswith(_HOLDER) and lease.wal_id_min is not None
+    ]
+    return sorted(found, key=lambda each: each.name)
+
+
+def holder_of(consumer: str) -> str:
+    """The holder of a consumer's lease. Raises `InvalidRequest` unless it can be a name."""
+    if (
+        not 1 <= len(consumer) <= NAME_CHARS_MAX
+        or not consumer.isprintable()
+        or consumer != consumer.strip()
+    ):
+        problem = f"expected 1 to {NAME_CHARS_MAX} characters that can be printed"
+        raise InvalidRequest("consumer", problem)
+    return f"{_HOLDER}{consumer}"

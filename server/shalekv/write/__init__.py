@@ -1,0 +1,1 @@
+"""Writing: the write-ahead log, group commit, recovery, and the engine of a writer."""

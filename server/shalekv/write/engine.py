@@ -1,0 +1,388 @@
+"""The engine of a writer: its parts wired together, and what they do as one.
+
+Nothing here knows requests or transports; embedded in a process it is a database without a
+server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.core.flush import FlushPolicy
+from shalekv.engine.ending import bound_the_end, commit_to_the_end
+from shalekv.engine.missing import reason_missing
+from shalekv.engine.newest_state import NewestState
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.view import View
+from shalekv.engine.watching.showing import Showing
+from shalekv.errors import (
+    MemtableFull,
+    ObjectNotFound,
+    ShaleError,
+    SnapshotNotFound,
+    Stopping,
+    StoreError,
+)
+from shalekv.format.sst import Sst
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.read.read_set import Below
+from shalekv.read.snapshot_views import SnapshotViews
+from shalekv.read.version import HeldTree
+from shalekv.read.version_set import LEAVE_TIMEOUT_MS, TreeKeeper
+from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
+from shalekv.watch.feed import CommitFeed, Position
+from shalekv.write.admission import Admission
+from shalekv.write.expiry_sweep import ExpirySweep
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.idempotency import Idempotency
+from shalekv.write.ingest import Loads
+from shalekv.write.ownership import Ownership
+from shalekv.write.pending_writes import Overlay
+from shalekv.write.prefetch import LookBelow
+from shalekv.write.watermark import Prefix
+
+log = structlog.get_logger()
+
+# How often the manifest is looked at while much is not compacted: what is waits to be dropped.
+PRESSED_POLL_MS = 500
+PRESSED_PARTS = 8  # ... that is, an eighth of the memory for it
+LOADS_POLL_MS = 20  # between two looks whether loads were compacted
+HELD_PARTS = 4  # scans may keep a quarter of it that is compacted, or they are ended
+
+
+async def _keep_all() -> None:
+    """There are no views."""
+
+
+class WriterEngine:
+    """Writes, reads and the tasks behind them, of one opening."""
+
+    def __init__(
+        self,
+        opened: OpenedLog,
+        settings: WriterSettings,
+        clock: Clock,
+        *,
+        limits: LimitSettings | None = None,
+        levels: LevelSettings | None = None,
+    ) -> None:
+        """REQUIRES: `settings.flush_interval_ms` is set."""
+        self._clock, self._settings = clock, settings
+        self.manifest, self.slots = opened.manifest, opened.slots
+        self.time, self.memtable = opened.time, opened.memtable
+        self.objects_replayed = opened.objects_replayed
+        self.policy = FlushPolicy.of(settings, parallel_max=opened.slots.parallel_max)
+        self.idempotency = Idempotency(
+            window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
+        )
+        self.idempotency.land(opened.records)
+        self._compare_count_max = (limits or LimitSettings()).compare_count_max
+        self.admission = Admission(
+            settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
+        )
+        self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.feed = CommitFeed(self._position)
+        self.prefix.show = self._showing().show
+        self.skip_memtable_bytes = settings.skip_memtable_bytes
+        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
+        self.snapshots = SnapshotViews(
+            opened.store, opened.manifest, opened.held.ssts, limits or LimitSettings()
+        )
+        self._manifest_seen = asyncio.Event()
+        self.ownership = Ownership(
+            opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
+        )
+        self.levels = TreeKeeper(
+            opened.store,
+            opened.manifest,
+            opened.held,
+            loads=opened.loads,
+            memtable=self.memtable,
+            prefix=self.prefix,
+            snapshot_ttl_s=settings.snapshot_ttl_s,
+            on_compacted=self._drop_through,
+            believed_ms=self.time.follow,
+        )
+        self.log = GroupCommit(
+            slots=opened.slots,
+            memtable=self.memtable,
+            admission=self.admission,
+            prefix=self.prefix,
+            policy=self.policy,
+            state=self._newest_state,
+            clock=clock,
+            next_seq=opened.first_seq,
+        )
+        self.below = self._look_below()
+        self.loads = self._loads(opened, levels or LevelSettings())
+        self.log.land_load = self._land_load
+        self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
+
+    def _showing(self) -> Showing:
+        return Showing(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
+
+    def _look_below(self) -> LookBelow:
+        return LookBelow(
+            levels=self.levels,
+            log=self.log,
+            memtable=self.memtable,
+            state=self._newest_state,
+            now_ms=self.time.now_ms,
+            compare_count_max=self._compare_count_max,
+            reason_of=self._reason_of,
+        )
+
+    def _loads(self, opened: OpenedLog, levels: LevelSettings) -> Loads:
+        """The loads of this opening, beginning with those that were replayed."""
+        loads = Loads(
+            opened.store,
+            opened.manifest,
+            self.log,
+            self.admission,
+            levels,
+            time=self.time,
+            snapshot_ttl_s=self._settings.snapshot_ttl_s,
+            keep=self.levels.keep_pin,
+            wait_for_room=self._wait_for_loads,
+        )
+        for load in opened.loads:
+            loads.land(load)
+        return loads
+
+    @property
+    def database_id(self) -> bytes:
+        """16 bytes."""
+        return self.manifest.current.database_id
+
+    @property
+    def held(self) -> HeldTree:
+        """The levels that a read uses that begins now."""
+        return self.levels.current
+
+    def _position(self) -> Position:
+        return Position(self.prefix.seq, self.prefix.wal_id, is_open=self.slots.is_quorum)
+
+    async def held_object(self, wal_id: int) -> Sst | None:
+        """What has landed of a WAL object that may not be in the store; None: it is there."""
+        return await self.slots.held(wal_id)
+
+    async def archive(self) -> None:
+        """Return when all that has landed is in the store. Raises as `LogSlots.archive`."""
+        await self.slots.archive()
+
+    @property
+    def newest_seq(self) -> int:
+        """The greatest sequence number that was given out."""
+        return self.log.next_seq - 1
+
+    @property
+    def staleness_ms(self) -> int:
+        """How old the state may be: a writer is never behind."""
+        return 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is durable and not compacted, as accounted: entries and idempotency records.
+
+        And what is compacted, but kept by scans that began before.
+        """
+        kept_bytes = self.memtable.size_bytes + self.memtable.held_bytes
+        return kept_bytes + self.idempotency.size_bytes
+
+    @property
+    def held_bytes_max(self) -> int:
+        """So much may be compacted, and kept in memory by scans that began before."""
+        return self._settings.memtable_bytes_max // HELD_PARTS
+
+    def check_serving(self) -> None:
+        """Raise when the log was stopped by an error; a graceful close still answers reads."""
+        stopped_by = self.log.stopped_by
+        if stopped_by is not None and not self.log.is_closing:
+            raise stopped_by.with_traceback(None)  # or it would grow with each call
+
+    def committed(self, key: bytes) -> Entry | None:
+        """The newest durable version of `key` in memory; None: what the levels hold counts."""
+        return self.memtable.get(key)
+
+    def newest(self, key: bytes) -> Entry | None:
+        """The newest version of `key` in memory, durable or not; None: the levels count."""
+        return self.log.overlay.get(key)
+
+    async def committed_view(self) -> View:
+        """The durable prefix, once it covers all that was acknowledged before this call."""
+        await self.prefix.cover(self.prefix.landed_seq)
+        return self._view(self.prefix.seq)
+
+    async def newest_view(self) -> View:
+        """Everything that is there at this moment, durable or not."""
+        view = self._view(self.newest_seq)
+        landed_ahead = [group.run for group in self.prefix.landed_ahead()]
+        not_durable = await self.log.overlay.runs(self._clock, max_seq=view.seq)  # as it is now
+        return view.below([*landed_ahead, *not_durable])
+
+    def _view(self, seq: int) -> View:
+        held = self.levels.current
+        view = self.memtable.view(seq, self.prefix.wal_id)
+        return view if held.tree.is_empty else view.above(held)
+
+    async def confirm(self) -> None:
+        """Return when the store has said, asked after this call, that the database is ours.
+
+        Raises `Fenced` and `StoreUnavailable`.
+        """
+        await self.ownership.confirm()
+
+    @property
+    def is_told(self) -> bool:
+        """Whatever is committed is committed here."""
+        return True
+
+    async def catch_up(self) -> None:
+        """There is no news that this writer has not made itself."""
+
+    async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+        """Why an object of a tree that is read is not there.
+
+        Either this process was stopped until its snapshot had expired: then a new tree is read
+        from now on, unless another writer has taken over. Or what is protected was deleted.
+        """
+        reason = await self._reason_of(missing, held)
+        if isinstance(reason, SnapshotNotFound):
+            try:
+                await self.levels.keep()
+            except ShaleError as error:
+                return error
+        return reason
+
+    async def _reason_of(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+        return await reason_missing(missing, held, self.ownership, self.levels)
+
+    def _newest_state(self, overlay: Overlay, below: Below) -> NewestState:
+        """What a transaction meets that comes after everything in the overlay."""
+        view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
+        durable = view.below(group.run for group in self.prefix.landed_ahead())
+        return NewestState(overlay, durable, self.time.now_ms(), self._compare_count_max, below)
+
+    def _explain_queue(self) -> str:
+        """Tell what keeps the queue from moving; empty where nothing does."""
+        trouble = self.slots.trouble(after_ms=0.0)
+        return "" if trouble is None else trouble.text(self._clock.monotonic_ms())
+
+    def close(self) -> None:
+        """Accept no more writes; `run` returns when all that were accepted are durable."""
+        self.log.close()
+
+    async def run(self, *, stop_grace_ms: float) -> None:
+        """Run until all is in the object store after `close`, or raise what stopped the log.
+
+        Uploads in flight then get `stop_grace_ms` to find out what became of them; then their
+        writes end as unknown, and the log was stopped by that.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                end = tasks.create_task(
+                    commit_to_the_end(self.log, self.slots), name="group commit"
+                )
+                bound = bound_the_end(self.log, end, self._clock, grace_ms=stop_grace_ms)
+                others = [
+                    tasks.create_task(self._watch_owner(), name="watch for another writer"),
+                    tasks.create_task(self._run_slots(), name="what the log stands on"),
+                    tasks.create_task(self._keep_tree(), name="keep the tree"),
+                    tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
+                    tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
+                    tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
+                    tasks.create_task(self.expiry.run(), name="sweep what expires"),
+                    tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
+                    tasks.create_task(bound, name="bound the end"),
+                ]
+                await asyncio.wait([end])
+                for task in others:
+                    task.cancel()
+        finally:  # a task that is cancelled before its first step has no chance to do this itself
+            self.log.end()
+            self.ownership.end(Stopping("this writer has stopped"))
+        if not self.log.is_closing and self.log.stopped_by is not None:
+            raise self.log.stopped_by
+
+    async def _watch_owner(self) -> None:
+        self.log.stop(await self.ownership.run())
+
+    async def _run_slots(self) -> None:
+        try:
+            await self.slots.run()
+        except ShaleError as error:
+            self.log.stop(error)
+
+    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+        """Remove the snapshots of this process, as `TreeKeeper.close`.
+
+        REQUIRES: nobody reads any more.
+        """
+        await self.slots.close()
+        await self.levels.close(timeout_ms)
+
+    def _poll_ms(self) -> int:
+        poll_ms = self._settings.fence_poll_ms
+        if self.memory_bytes * PRESSED_PARTS > self._settings.memtable_bytes_max:
+            return min(poll_ms, PRESSED_POLL_MS)
+        return poll_ms
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether what is not compacted is about to hold writes back."""
+        settings = self._settings
+        return (
+            2 * self.memory_bytes > settings.memtable_bytes_max
+            or 2 * self.levels.load_count > settings.uncompacted_loads_max_count
+        )
+
+    async def _wait_for_loads(self) -> None:
+        settings = self._settings
+        waited_ms = 0
+        while self.levels.load_count >= settings.uncompacted_loads_max_count:
+            if waited_ms >= settings.queue_wait_ms:
+                message = (
+                    f"{self.levels.load_count} loads are not compacted, as many as "
+                    "uncompacted_loads_max_count allows: the compactor is behind, or does not "
+                    "run. Try again later"
+                )
+                raise MemtableFull(message, retry_after_ms=settings.retry_after_ms)
+            await self._clock.sleep_ms(LOADS_POLL_MS)
+            waited_ms += LOADS_POLL_MS
+
+    def _land_load(self, load: CommittedLoad) -> None:
+        self.log.overlay.forget_durable()
+        self.levels.land_load(load, self.loads.land(load))
+
+    async def _keep_tree(self) -> None:
+        """Follow the manifest, and renew snapshots in time, until another error ends the log."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.snapshot_ttl_s / 6):
+                    await self._manifest_seen.wait()
+            except TimeoutError:
+                pass  # it may be time to renew
+            self._manifest_seen.clear()
+            try:
+                await self.levels.keep()
+            except StoreError as error:
+                log.warning("the manifest could not be followed", error=str(error))
+            except ShaleError as error:
+                self.log.stop(error)
+                return
+
+    async def _drop_through(self, seq: int) -> None:
+        """Let go of what the levels hold."""
+        self.log.overlay.forget_durable()  # its range deletes outlive the puts
+        await self.memtable.drop_through(seq, self._clock)
+        self.levels.forget_dropped()
+        await self.idempotency.drop_through(seq, self._clock)
+        self.admission.look_again()  # shedding may take a while
+        if self.memtable.held_bytes > self.held_bytes_max:
+            await self.shed_views()
+            self.admission.look_again()

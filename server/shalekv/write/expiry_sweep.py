@@ -1,0 +1,251 @@
+"""Makes the end of a value that expires a change: a tombstone in the log, of which watches tell.
+
+Reads do not see a value any more from its moment on, swept or not. The sweep comes later, with
+some patience, and writes the tombstone as a transaction that looks once more: only if the newest
+version of the key is still that value. So each value that expires gets one such change, unless it
+was overwritten or deleted before.
+
+Values that were written, or replayed, since this writer has opened are kept in mind. Of others the
+SSTs tell, which are looked through from time to time, each only if it may hold some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.engine.expiry_scan import ExpiryScan
+from shalekv.errors import ShaleError
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.expiring import Expiring, ExpiringValues
+from shalekv.protocol.loads import CommittedLoad
+from shalekv.protocol.transaction import Expire, Needs, Transaction
+from shalekv.read.memtable import Memtable
+from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
+from shalekv.read.version_set import TreeKeeper
+from shalekv.settings import WriterSettings
+from shalekv.write.admission import Admission
+from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, Receipt, Settled
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.logical_time import LogicalTime
+from shalekv.write.prefetch import LookBelow
+from shalekv.write.watermark import Prefix
+
+KEYS_AT_ONCE = 1_000  # in one change
+BYTES_AT_ONCE = 256 << 10  # of them
+BUSY_PARTS = 4  # while a quarter of the queue is full, clients come first
+_MS_PER_S = 1_000
+
+log = structlog.get_logger()
+
+
+class SweptEngine(Protocol):
+    """What a sweep needs of the engine of a writer."""
+
+    admission: Admission
+    below: LookBelow
+    levels: TreeKeeper
+    log: GroupCommit
+    memtable: Memtable
+    prefix: Prefix
+    time: LogicalTime
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether what is not compacted is about to hold writes back."""
+        ...
+
+
+class ExpirySweep:
+    """The sweep of one writer."""
+
+    def __init__(
+        self,
+        engine: SweptEngine,
+        settings: WriterSettings,
+        clock: Clock,
+        *,
+        replayed: Iterable[CommittedLoad],
+    ) -> None:
+        """`engine` has just replayed its log, these loads among it."""
+        self._engine = engine
+        self._log = engine.log
+        self._clock = clock
+        self._settings = settings
+        tree = engine.levels.current.tree
+        self.values = ExpiringValues(
+            bytes_max=settings.expiry_tracked_bytes, through_seq=tree.last_seq
+        )
+        self._scan = ExpiryScan(
+            engine.levels,
+            self.values,
+            clock,
+            bytes_per_s=settings.expiry_scan_bytes,
+            now_ms=engine.time.now_ms,
+        )
+        self.expired_count = 0
+        if self.is_on:
+            self._replay(replayed)
+            engine.log.landed = self._land
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is ever swept."""
+        return self._settings.expiry_sweep_interval_ms > 0
+
+    def _replay(self, loads: Iterable[CommittedLoad]) -> None:
+        prefix = self._engine.prefix
+        view = self._engine.memtable.view(prefix.seq, prefix.wal_id)
+        for run in view.runs:  # the oldest first
+            self.values.note(run.entries)
+        if view.range_tombstones:
+            self.values.doubt(view.seq)
+        for load in loads:
+            self.values.miss(load.seq)
+
+    def _land(self, group: Group) -> None:
+        """A WAL object is durable, and in the memtable."""
+        run, values, newest = group.run, self.values, self._engine.memtable.get
+        # What has landed ahead may have replaced a value that was not kept in mind yet.
+        values.note(
+            entry
+            for entry in run.entries
+            if entry.key in values or (entry.expire_at_ms and newest(entry.key) is entry)
+        )
+        if run.range_tombstones:
+            values.doubt(run.max_seq)
+        if group.load is not None:  # it is found in the levels, and hides what is older
+            values.miss(group.load.seq)
+
+    async def run(self) -> None:
+        """Sweep what is kept in mind, and what only the levels hold, until cancelled.
+
+        Returns when the log has ended.
+        """
+        scan_interval_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
+        async with asyncio.TaskGroup() as tasks:
+            if self.is_on:
+                sweep_interval_ms = self._settings.expiry_sweep_interval_ms
+                tasks.create_task(self._repeat(self.sweep, sweep_interval_ms), name="sweep")
+            if self.is_on and scan_interval_ms:
+                tasks.create_task(self._repeat(self.scan, scan_interval_ms), name="scan")
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]], interval_ms: int) -> None:
+        while self._log.stopped_by is None:
+            await self._clock.sleep_ms(interval_ms)
+            try:
+                await act()
+            except ShaleError as error:
+                if self._log.stopped_by is None:
+                    log.warning("what has expired could not be swept", problem=str(error))
+
+    async def sweep(self) -> None:
+        """Write the end of all that is kept in mind and has expired, unless clients come first."""
+        while not self._is_held_back:
+            due = self.values.take_due(self._engine.time.now_ms(), KEYS_AT_ONCE)
+            if not due:
+                return
+            is_done = False
+            try:
+                is_done = await self._expire_all(due)
+            finally:
+                if is_done:
+                    self.values.drop(due)
+                else:
+                    self.values.put_back(due)
+            if not is_done:
+                return
+
+    async def scan(self) -> None:
+        """Look through SSTs, and write the end of what has expired there."""
+        async with aclosing(self._scan.expired()) as scanning:
+            async for keys in scanning:
+                found = [Expiring(key, 0, 0) for key in keys]
+                while self._is_held_back or not await self._expire_all(found):
+                    await self._clock.sleep_ms(self._settings.expiry_sweep_interval_ms)
+
+    @property
+    def _is_held_back(self) -> bool:
+        engine = self._engine
+        is_busy = engine.admission.queued_bytes * BUSY_PARTS > self._settings.queued_bytes_max
+        return is_busy or engine.is_pressed
+
+    async def _expire_all(self, due: Sequence[Expiring]) -> bool:
+        for batch in _batches(due):
+            if not await self._expire(batch):
+                return False
+        return True
+
+    async def _expire(self, due: Sequence[Expiring]) -> bool:
+        """Let the log decide, and wait until that is durable; False: there was no room."""
+        while True:
+            asked = {each.key for each in due if not self._is_sure(each)}
+            needs = Needs([*asked])
+            below = self._engine.below.now(needs) or await self._engine.below.look(needs)
+            # From here on nothing else runs until the commit has its place.
+            if all(each.key in asked or self._is_sure(each) for each in due):
+                break
+        operations = [
+            Expire(each.key, None if each.key in asked else _version(each))
+            for each in due
+            if each.key in asked or self.values.holds(each)
+        ]
+        size_bytes = COMMIT_OVERHEAD_BYTES + sum(map(_accounted_bytes, due))
+        # What is in a load is not known before it is durable.
+        if self._log.is_loading or not self._engine.admission.try_admit(size_bytes):
+            return False
+        settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
+        self._log.transact(
+            Transaction(operations), _settle(settled), size_bytes=size_bytes, below=below
+        )
+        del below  # which keeps memory as long as anybody holds it
+        outcome = await settled
+        if isinstance(outcome, ShaleError):
+            try:
+                raise outcome
+            finally:  # the error refers to this frame: none of these may refer to the error
+                del outcome, settled
+        if outcome.decision is not None:
+            self.expired_count += len(outcome.decision.changes)
+        return True
+
+    def _is_sure(self, each: Expiring) -> bool:
+        """Whether no newer version of the key can be in the levels.
+
+        Whatever was written to the key since would have replaced it among the values.
+        """
+        return each.seq > self.values.doubtful_seq
+
+
+def _version(each: Expiring) -> Entry:
+    return Entry(each.key, each.seq, Kind.PUT, b"", each.expire_at_ms)
+
+
+def _accounted_bytes(each: Expiring) -> int:
+    return ENTRY_OVERHEAD_BYTES + len(each.key)
+
+
+def _batches(due: Sequence[Expiring]) -> Iterator[Sequence[Expiring]]:
+    batch: list[Expiring] = []
+    size_bytes = 0
+    for each in due:
+        size_bytes += _accounted_bytes(each)
+        if batch and (size_bytes > BYTES_AT_ONCE or len(batch) == KEYS_AT_ONCE):
+            yield batch
+            batch, size_bytes = [], _accounted_bytes(each)
+        batch.append(each)
+    if batch:
+        yield batch
+
+
+def _settle(settled: asyncio.Future[Receipt | ShaleError]) -> Settled:
+    def settle(outcome: Receipt | ShaleError) -> None:
+        if not settled.done():
+            settled.set_result(outcome)
+
+    return settle

@@ -1,0 +1,177 @@
+"""Idempotency keys: which requests were applied already, and which are on their way (I15).
+
+A request is registered when it is queued, so that two copies in flight apply once; its record is
+durable in the same WAL object as its changes, so that it holds at the next writer, too. Records
+are in memory, as all that is not compacted is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shalekv.clock import Clock
+from shalekv.errors import KeyExpired, KeyReused, ShaleError
+from shalekv.format.records import IdempotencyRecord, client_key, decode_record
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
+from shalekv.write.commit import Claim, Commit, Receipt, Settled
+
+DROPPED_AT_ONCE = 2_000  # records, between two chances for other tasks
+UUID_BYTES = 16
+_TIME_BYTES = 6  # of a UUID of version 7: milliseconds since the Unix epoch, greatest byte first
+_VERSION, _VARIANT = 7, 0b10
+# Older ones are not looked at: of 16 random bytes that are no UUID, this keeps down to 2 in a
+# million how many are mistaken for one that has expired.
+_UUID_AGE_MS_MAX = 366 * 86_400_000
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request that is on its way, and all who wait for it."""
+
+    request_hash: bytes
+    commit: Commit | None = None
+    waiting: list[Settled] = field(default_factory=list)
+
+    def settle(self, outcome: Receipt | ShaleError) -> None:
+        """Tell all of them what became of it."""
+        for settle in self.waiting:
+            settle(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A request that was applied."""
+
+    seq: int
+    record: IdempotencyRecord
+
+
+class Idempotency:
+    """The idempotency keys of one database."""
+
+    def __init__(self, *, window_ms: int, now_ms: Callable[[], int]) -> None:
+        """A key is remembered for `window_ms` of logical time, which `now_ms` tells."""
+        self._window_ms = window_ms
+        self._now_ms = now_ms
+        self._records: dict[bytes, Entry] = {}  # by the client's key, oldest first
+        self._pending: dict[bytes, Pending] = {}
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        """How many keys are remembered, expired ones included."""
+        return len(self._records)
+
+    def expiry_ms(self) -> int:
+        """Until when a key that is used now is remembered."""
+        return self._now_ms() + self._window_ms
+
+    def find(
+        self, key: bytes, request_hash: bytes, record: Entry | None = None
+    ) -> Remembered | Pending | None:
+        """What is known of the request with this key; None: it is new.
+
+        `record` is what the levels hold, which counts if memory holds nothing. Raises `KeyReused`
+        and `KeyExpired`.
+        """
+        pending = self._pending.get(key)
+        if pending is not None:
+            self._check_same(pending.request_hash, request_hash)
+            return pending
+        entry = self._records.get(key) or record
+        if entry is None or entry.kind is not Kind.PUT or self._is_forgotten(entry):
+            self._check_age(key)
+            return None
+        found = decode_record("an idempotency record", entry.value)
+        self._check_same(found.request_hash, request_hash)
+        if entry.expire_at_ms <= self._now_ms():
+            raise self._expired()
+        return Remembered(entry.seq, found)
+
+    def begin(self, claim: Claim, settle: Settled) -> Pending:
+        """Register a request that is about to be submitted; its commit is settled by the result.
+
+        REQUIRES: `find` has returned None, and nothing else ran since.
+        """
+
+        def remember(outcome: Receipt | ShaleError) -> None:
+            del self._pending[claim.key]
+            if isinstance(outcome, Receipt) and outcome.record is not None:
+                self._remember(claim.key, outcome.record)
+
+        pending = Pending(claim.request_hash, waiting=[remember, settle])
+        self._pending[claim.key] = pending
+        return pending
+
+    def abandon(self, claim: Claim) -> None:
+        """A request that was registered could not be submitted."""
+        del self._pending[claim.key]
+
+    async def drop_through(self, seq: int, clock: Clock) -> None:
+        """Let go of records up to sequence number `seq`, which the levels hold."""
+        oldest_first = list(self._records.items())  # and so by their numbers
+        for count, (key, entry) in enumerate(oldest_first, 1):
+            if entry.seq > seq:
+                break
+            if self._records.get(key) is entry:
+                self._forget(key)
+            if count % DROPPED_AT_ONCE == 0:
+                await clock.sleep_ms(0)
+
+    def land(self, records: Iterable[Entry]) -> None:
+        """Records that are durable, in the order of their commits."""
+        for entry in records:
+            key = client_key(entry.key)
+            if entry.kind is Kind.PUT:
+                self._remember(key, entry)
+            else:
+                self._forget(key)
+
+    def _remember(self, key: bytes, entry: Entry) -> None:
+        self._forget(key)  # so that the new one stands at the end
+        self._records[key] = entry
+        self.size_bytes += _accounted_bytes(entry)
+        # What expired a whole window ago goes; until then a repeat is told that it has expired. A
+        # record that was replayed late may be the last one, and go at once.
+        while self._records:
+            oldest, its_entry = next(iter(self._records.items()))
+            if not self._is_forgotten(its_entry):
+                break
+            self._forget(oldest)
+
+    def _is_forgotten(self, entry: Entry) -> bool:
+        """Whether the key may be used anew: as if there had never been a record."""
+        return entry.expire_at_ms + self._window_ms <= self._now_ms()
+
+    def _forget(self, key: bytes) -> None:
+        entry = self._records.pop(key, None)
+        if entry is not None:
+            self.size_bytes -= _accounted_bytes(entry)
+
+    def _check_same(self, known: bytes, request_hash: bytes) -> None:
+        if known != request_hash:
+            raise KeyReused(
+                "this idempotency key was used for a request with other content: nothing was "
+                "applied. Choose a new key for a new request"
+            )
+
+    def _check_age(self, key: bytes) -> None:
+        """A UUID of version 7 tells when it was made."""
+        if len(key) != UUID_BYTES or key[6] >> 4 != _VERSION or key[8] >> 6 != _VARIANT:
+            return
+        made_ms = int.from_bytes(key[:_TIME_BYTES], "big")
+        age_ms = self._now_ms() - made_ms
+        if self._window_ms <= age_ms <= _UUID_AGE_MS_MAX:
+            raise self._expired()
+
+    def _expired(self) -> KeyExpired:
+        return KeyExpired(
+            f"this idempotency key is older than the {self._window_ms // 1000} s of "
+            "idempotency_window_s (or the clock of whoever made it is behind): whether its request "
+            "was applied is not known any more, and this one was not. Read to find out"
+        )
+
+
+def _accounted_bytes(entry: Entry) -> int:
+    return ENTRY_OVERHEAD_BYTES + len(entry.key) + len(entry.value)

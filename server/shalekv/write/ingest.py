@@ -1,0 +1,301 @@
+"""Loads on their way into the log: files that stand ready, and batches too large for the memtable.
+
+The order is the safety. The load is registered in the manifest (its files stay from then on), its
+files are durable, its record is submitted; the record's object is the commit. A crash before that
+leaves a pending load without a record, which the next writer drops, and files that the collector
+takes; a crash after it leaves all of the load. The same edit makes a snapshot of a manifest that
+names the files, so that whoever reads them is safe when the load is compacted and merged away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import structlog
+
+from shalekv.concurrency import fail
+from shalekv.core.tree import L0
+from shalekv.engine.batch_files import Authorship, encode_batch
+from shalekv.engine.levels.loaded_tree import Pin
+from shalekv.engine.load_files import check_files
+from shalekv.errors import IllegalState, ShaleError, StoreError
+from shalekv.format.sst_writer import FinishedSst
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
+from shalekv.protocol.loads import (
+    OWN_PREFIX,
+    CommittedLoad,
+    drop_pending,
+    find_load,
+    is_pending,
+    register_load,
+)
+from shalekv.protocol.manifest import Manifest, PendingLoad
+from shalekv.protocol.snapshot import create_snapshot, has_snapshot
+from shalekv.protocol.sst_table import SstInfo, SstTable
+from shalekv.protocol.transaction import Change
+from shalekv.settings import LevelSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.claim import Taken
+from shalekv.write.admission import Admission
+from shalekv.write.commit import (
+    COMMIT_OVERHEAD_BYTES,
+    RECORD_BYTES,
+    Claim,
+    Commit,
+    Receipt,
+    Settled,
+)
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.logical_time import LogicalTime
+
+log = structlog.get_logger()
+
+ID_BYTES = 16
+FILE_BYTES = 1_000  # of a file of a load in memory until it is committed, beside its keys
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """That a load is committed; without a WAL id it was before."""
+
+    seq: int
+    wal_id: int | None
+
+    @property
+    def already_applied(self) -> bool:
+        """Whether another call, or another writer, has committed it."""
+        return self.wal_id is None
+
+
+class Loads:
+    """The loads of one writer."""
+
+    def __init__(  # noqa: PLR0913 - the parts of the engine that it connects
+        self,
+        store: CasStore,
+        manifest: FencedManifest,
+        log: GroupCommit,
+        admission: Admission,
+        settings: LevelSettings,
+        *,
+        time: LogicalTime,
+        snapshot_ttl_s: int,
+        keep: Callable[[Pin], None],
+        wait_for_room: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`keep` renews the snapshot of a pin as long as it lives.
+
+        `wait_for_room` returns when few loads are not compacted, or raises `MemtableFull`.
+
+        REQUIRES: `land` is called for each load that was replayed, too.
+        """
+        self._store = store
+        self._manifest = manifest
+        self._log = log
+        self._admission = admission
+        self._settings = settings
+        self._time = time
+        self._snapshot_ttl_s = snapshot_ttl_s
+        self._keep = keep
+        self._wait_for_room = wait_for_room
+        self._committed: dict[str, CommittedLoad] = {}  # and not compacted
+        self._on_their_way: dict[str, asyncio.Event] = {}  # set when it is known what became of it
+        self._pins: dict[str, Pin] = {}  # of loads that were registered and have not landed
+        self._abandoned: set[str] = set()  # registered, and will never be submitted
+        self._abandoned_some = asyncio.Event()
+        self._encoding = asyncio.Lock()  # one batch at a time: it is in memory twice
+        self._editing = asyncio.Lock()
+
+    def land(self, load: CommittedLoad) -> Pin | None:
+        """The record of a load is durable. Who reads its files must hold the pin."""
+        if not load.load_id.startswith(OWN_PREFIX):  # nobody asks for those
+            self._committed[load.load_id] = load
+        return self._pins.pop(load.load_id, None)
+
+    async def write_batch(
+        self,
+        changes: Sequence[Change],
+        settle: Settled,
+        *,
+        size_bytes: int,
+        claim: Claim | None = None,
+    ) -> Commit:
+        """Write a batch to SSTs, and submit the record that commits it.
+
+        REQUIRES: each key stands once, and `size_bytes` (with a claim, its record's too) were
+        admitted, which are to be released by this method or the log from here on. If it raises,
+        nothing was or will be applied. Raises `StoreError`, and what stopped the log.
+        """
+        record_bytes = 0 if claim is None else RECORD_BYTES
+        try:
+            async with self._encoding:
+                await self._wait_for_room()
+                load, files = await self._encode(changes)
+                await self._register(load, oldest_ms=await self._store.reads.now_ms())
+                with self._abandoned_unless_done(load.load_id):
+                    while files:
+                        await self._upload(files.pop())
+        except BaseException:
+            self._admission.release(size_bytes + record_bytes)
+            raise
+        with self._abandoned_unless_done(load.load_id):
+            return self._log.ingest(load, settle, size_bytes=size_bytes, claim=claim)
+
+    async def ingest(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
+        """Commit files that stand ready, unless the load was committed before.
+
+        REQUIRES: they are listed without level and sequence numbers, and `files_problem` finds
+        none. Raises `InvalidRequest` for a file that is not as it is listed, `LeaseLost`,
+        `LoadUnknown`, `StoreError`, `Overloaded`, and what stopped the log.
+        """
+        while (seq := self._find(load_id)) is None:
+            same = self._on_their_way.get(load_id)
+            if same is None:
+                return await self._ingest_once(load_id, infos)
+            await same.wait()
+        return Loaded(seq, None)
+
+    async def drop_abandoned(self) -> None:
+        """Take loads out of the manifest that will never be submitted, until cancelled.
+
+        Errors of the store are logged: the next time does it, or the next writer.
+        """
+        while True:
+            await self._abandoned_some.wait()
+            self._abandoned_some.clear()
+            try:
+                async with self._editing:
+                    if self._abandoned:
+                        await self._drop(frozenset(self._abandoned))
+            except StoreError as error:
+                log.warning("abandoned loads stay pending", error=str(error))
+            except ShaleError as error:
+                self._log.stop(error)
+                return
+
+    def _find(self, load_id: str) -> int | None:
+        """The sequence number of the load if it was committed, or a later one of its stream."""
+        manifest = self._manifest.current
+        compacted = manifest.wal_id_last_compacted
+        if compacted is not None:  # then the manifest remembers them
+            self._committed = {
+                key: load for key, load in self._committed.items() if load.wal_id > compacted
+            }
+        return find_load([*self._committed.values(), *manifest.recent_loads], load_id)
+
+    async def _ingest_once(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
+        on_its_way = self._on_their_way[load_id] = asyncio.Event()
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+
+        def arrive() -> None:
+            del self._on_their_way[load_id]
+            on_its_way.set()
+
+        try:
+            await self._submit_files(load_id, infos, self._settle(future, arrive))
+        except BaseException:
+            arrive()
+            raise
+        self._log.patience.begin(future)
+        try:
+            receipt = await future
+        finally:
+            del future  # its error would hold this frame
+        return Loaded(receipt.seq, receipt.wal_id)
+
+    def _settle(self, future: asyncio.Future[Receipt], arrive: Callable[[], None]) -> Settled:
+        def settle(outcome: Receipt | ShaleError) -> None:
+            arrive()
+            if not self._log.patience.end(future):  # the caller has gone; the load stands anyway
+                return
+            if isinstance(outcome, Receipt):
+                future.set_result(outcome)
+            else:
+                fail(future, outcome)
+
+        return settle
+
+    async def _submit_files(self, load_id: str, infos: Sequence[SstInfo], settle: Settled) -> None:
+        self._log.check_available()
+        keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
+        size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)
+        await self._wait_for_room()
+        await self._admission.wait(size_bytes)
+        try:
+            database_id = self._manifest.current.database_id
+            oldest_ms = await check_files(self._store, infos, database_id=database_id)
+            load = PendingLoad(load_id, SstTable.from_infos(infos))
+            await self._register(load, oldest_ms=oldest_ms)
+        except BaseException:
+            self._admission.release(size_bytes)
+            raise
+        with self._abandoned_unless_done(load_id):
+            self._log.ingest(load, settle, size_bytes=size_bytes)
+
+    async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
+        random = self._store.runtime.random
+        now_ms = await self._store.reads.now_ms()
+        author = Authorship(
+            database_id=self._manifest.current.database_id,
+            own=self._manifest.own,
+            stem_id=new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)),
+            logical_time_ms=self._time.now_ms(),
+        )
+        run = self._store.runtime.workers.run
+        files = await run(encode_batch, changes, author, self._settings, random.randbytes)
+        # That of all files together: none of their values expires before.
+        first_expiry_ms = min(
+            (c.expire_at_ms for c in changes if c.expire_at_ms), default=NO_EXPIRY
+        )
+        infos = [replace(file.footer.info(L0), first_expiry_ms=first_expiry_ms) for file in files]
+        load_id = f"{OWN_PREFIX}batch:{random.randbytes(ID_BYTES).hex()}"
+        return PendingLoad(load_id, SstTable.from_infos(infos)), files
+
+    async def _upload(self, file: FinishedSst) -> None:
+        name = file.footer.properties.name
+        if isinstance(await self._store.claim(name, file.data), Taken):
+            message = f"{name} exists with other bytes, although its id was drawn at random"
+            raise IllegalState(message)
+
+    async def _register(self, load: PendingLoad, *, oldest_ms: int) -> None:
+        """Make the load pending, and a snapshot of a manifest in which it is."""
+        pin = Pin(self._store.runtime.random.randbytes(ID_BYTES))
+        expire_time_s = self._time.store_now_ms // 1_000 + self._snapshot_ttl_s
+
+        def edit(manifest: Manifest) -> Manifest:
+            edited = register_load(manifest, load, oldest_ms=oldest_ms)
+            return create_snapshot(edited, pin.snapshot_id, expire_time_s=expire_time_s)
+
+        def landed(manifest: Manifest) -> bool:
+            is_pending = load in manifest.pending_loads
+            return is_pending and has_snapshot(manifest, pin.snapshot_id)
+
+        async with self._editing:
+            with self._abandoned_unless_done(load.load_id):
+                await self._manifest.edit(edit, landed)
+        self._keep(pin)
+        self._pins[load.load_id] = pin
+
+    async def _drop(self, load_ids: Collection[str]) -> None:
+        await self._manifest.edit(
+            lambda manifest: drop_pending(manifest, load_ids),
+            lambda manifest: not any(is_pending(manifest, each) for each in load_ids),
+        )
+        self._abandoned -= {*load_ids}
+
+    @contextmanager
+    def _abandoned_unless_done(self, load_id: str) -> Iterator[None]:
+        """What is pending or may be is dropped later, if an error or a cancellation comes."""
+        try:
+            yield
+        except BaseException:
+            self._pins.pop(load_id, None)
+            self._abandoned.add(load_id)
+            self._abandoned_some.set()
+            raise
+        self._abandoned.discard(load_id)

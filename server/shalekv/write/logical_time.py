@@ -1,0 +1,182 @@
+"""Logical time: the store's clock, never going back (protocol, "Logical time")."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.engine.wal import list_wal
+from shalekv.errors import ImplausibleTime, ShaleError, StoreUnavailable
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.replay import read_slot
+from shalekv.store.cas import CasStore
+from shalekv.store.url import UNCHARGED_SCHEMES
+from shalekv.wording import moment
+
+log = structlog.get_logger()
+
+_MS_PER_S = 1_000
+NEAR_MS = 2_000  # the error of a reading of a store's clock: whole seconds, at times cached
+READING_MS = 2_000  # an opening asks for the time again when the request took longer
+READINGS_MAX = 3  # so often it asks at most
+
+
+class LogicalTime:
+    """The time that expiry is judged by.
+
+    Taken from the store when the writer opens, carried on by the local clock's pace, and set anew
+    when a later reading of the store's clock differs by more than `NEAR_MS`. Smaller differences
+    are errors of the readings, and following them would change how long values live. What was
+    stored before in WAL objects and manifest is its floor, so that a value that had expired for a
+    reader never comes back (I2, I5).
+    """
+
+    def __init__(
+        self, clock: Clock, *, store_now_ms: int, jump_max_ms: int, has_other_clock: bool = True
+    ) -> None:
+        """`store_now_ms` is what the store's clock shows now, and is believed.
+
+        Later it is followed over at most `jump_max_ms`; further if the clock of this machine has
+        moved with it, and is another one than that of the store: `has_other_clock`.
+        """
+        self._clock = clock
+        self._store_offset_ms = self._offset_ms = store_now_ms - clock.monotonic_ms()
+        self._jump_max_ms = jump_max_ms
+        self._has_other_clock = has_other_clock
+        self._is_doubted = False
+        self._last_ms = 0
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch; never less than before."""
+        self._last_ms = max(self._last_ms, int(self._clock.monotonic_ms() + self._offset_ms))
+        return self._last_ms
+
+    @property
+    def store_now_ms(self) -> int:
+        """The time of the store's clock, milliseconds; logical time may be ahead of it."""
+        return int(self._clock.monotonic_ms() + self._store_offset_ms)
+
+    @property
+    def ahead_ms(self) -> int:
+        """Milliseconds ahead of the store's clock; it stands still beyond `NEAR_MS`."""
+        return max(0, self._last_ms - self.store_now_ms)
+
+    def raise_to(self, floor_ms: int) -> None:
+        """Never show less than `floor_ms` from now on."""
+        self._last_ms = max(self._last_ms, floor_ms)
+
+    def tell_if_ahead(self) -> None:
+        """Say so in the log when time stands still for longer than a jump would be followed."""
+        if self.ahead_ms > self._jump_max_ms:
+            log.error(
+                "logical time is ahead of the store's clock: nothing expires until that has come "
+                "so far",
+                logical_time=moment(self._last_ms),
+                store=moment(self.store_now_ms),
+                help="if the store's clock is right, see `shalekv admin repair-time --help`",
+            )
+
+    def follow(self, store_now_ms: int, took_ms: float) -> int:
+        """The store's clock shows this now: go on from there, unless nothing bears it out.
+
+        `took_ms` is the duration of the request, milliseconds: the answer may be so old. Returns
+        `store_now_ms` as it is believed, for lives by the store's clock. Logical time does not go
+        back for it: it stands still until the store's clock has come so far.
+        """
+        expected_ms = self.store_now_ms
+        wall_ms = self._clock.wall_ms() if self._has_other_clock else None
+        if is_borne_out(store_now_ms, (expected_ms, wall_ms), self._jump_max_ms):
+            self._store_offset_ms = store_now_ms - self._clock.monotonic_ms()
+            moved_ms = self._store_offset_ms - self._offset_ms
+            if not -NEAR_MS - took_ms <= moved_ms <= NEAR_MS:
+                self._offset_ms = self._store_offset_ms
+            self._is_doubted = False
+        elif not self._is_doubted:
+            self._is_doubted = True
+            log.error(
+                "the store's clock has jumped, and is not followed",
+                store=moment(store_now_ms),
+                expected=moment(expected_ms),
+                help="set the clocks right; if the store's is right, start this writer again",
+            )
+        return self.store_now_ms
+
+
+def is_borne_out(store_now_ms: int, others_ms: tuple[int | None, ...], jump_max_ms: int) -> bool:
+    """Whether one of the other sources shows the time of the store, give or take `jump_max_ms`."""
+    return any(o is not None and abs(store_now_ms - o) <= jump_max_ms for o in others_ms)
+
+
+async def first_time(store: CasStore, manifest: Manifest | None, jump_max_s: int) -> LogicalTime:
+    """Logical time by what the store's clock shows, if something else bears that out.
+
+    Either the clock of this machine, or the last commit: that may be long ago, or have been made
+    under a wrong clock, so one of them is enough. `manifest` None: there is no database yet. Raises
+    `ImplausibleTime` and `StoreError`.
+    """
+    clock, jump_max_ms = store.runtime.clock, jump_max_s * _MS_PER_S
+    store_now_ms = await _read_clock(store)
+    wall_ms = clock.wall_ms()
+    time = LogicalTime(
+        clock,
+        store_now_ms=store_now_ms,
+        jump_max_ms=jump_max_ms,
+        has_other_clock=not store.url.startswith(UNCHARGED_SCHEMES),
+    )
+    if wall_ms is None or is_borne_out(store_now_ms, (wall_ms,), jump_max_ms):
+        return time
+    last_ms = None if manifest is None else await last_time_ms(store, manifest)
+    if is_borne_out(store_now_ms, (last_ms,), jump_max_ms):
+        return time
+    last = "there is no commit yet" if not last_ms else f"the last commit is of {moment(last_ms)}"
+    raise ImplausibleTime(
+        f"the clock of {store.url} shows {moment(store_now_ms)}, that of this machine "
+        f"{moment(wall_ms)}, and {last}: nothing bears out what the store's clock shows, within "
+        f"the {jump_max_s} s of clock_jump_max_s. Under a wrong clock values would expire at the "
+        "wrong time for good, so nothing was changed. Set the clocks right; or, if the store's is "
+        "right, open once with a larger --clock-jump-max-s"
+    )
+
+
+async def _read_clock(store: CasStore) -> int:
+    """The time of the store's clock, milliseconds, or a time before it. Raises `StoreError`.
+
+    An answer may be as old as its request took, and a writer that is behind the one before shows
+    again what had expired. So the clock is read up to `READINGS_MAX` times, until a request took
+    `READING_MS` or less; one after the first is given up when it takes longer than the shortest
+    before it. No answer is ahead of the clock: the latest one counts, carried on to now.
+    """
+    clock = store.runtime.clock
+    offset_ms = -math.inf  # of the store's clock to `monotonic_ms`
+    shortest_ms = math.inf  # of the requests so far
+    for _ in range(READINGS_MAX):
+        began_ms = clock.monotonic_ms()
+        try:
+            async with asyncio.timeout(None if shortest_ms == math.inf else shortest_ms / 1_000):
+                store_now_ms = await store.reads.now_ms()
+        except (StoreUnavailable, TimeoutError):
+            if shortest_ms == math.inf:
+                raise
+            continue
+        ended_ms = clock.monotonic_ms()
+        offset_ms = max(offset_ms, store_now_ms - ended_ms)
+        shortest_ms = min(shortest_ms, ended_ms - began_ms)
+        if shortest_ms <= READING_MS:
+            break
+    return round(offset_ms + clock.monotonic_ms())
+
+
+async def last_time_ms(store: CasStore, manifest: Manifest) -> int:
+    """The logical time of the last commit that is in the object store. Raises `StoreError`."""
+    folder = await list_wal(store, manifest.first_uncompacted_wal_id)
+    for wal_id in sorted(folder.filled, reverse=True):
+        found = await read_slot(store, wal_id, manifest.database_id)
+        if isinstance(found, ShaleError):
+            continue  # whoever replays it tells what is wrong
+        told_ms = found.footer.time_told(manifest.time_reset_wal_id)
+        if told_ms:
+            return max(told_ms, manifest.logical_time_ms)
+    return manifest.logical_time_ms

@@ -1,0 +1,78 @@
+"""Calls that wait for the log, until it answers, gives up, or their deadline comes.
+
+What they wait for goes on when they have been told that nobody knows, and may be applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from shalekv.concurrency import fail
+from shalekv.errors import OutcomeUnknown, WriteTimedOut
+
+TICK_MS = 10
+
+
+class Patience:
+    """Calls that wait for commits of one log."""
+
+    def __init__(self, explain: Callable[[], str]) -> None:
+        """Begin without waiting calls. `explain` tells what keeps the log from answering."""
+        self._explain = explain
+        # The tick at which each is told, if it has a deadline. Nearly all are answered long before,
+        # so that those of one tick share a timer.
+        self._waiting: dict[asyncio.Future[Any], int | None] = {}
+        self._due: dict[int, set[asyncio.Future[Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, future: asyncio.Future[Any], *, within_ms: float | None = None) -> None:
+        """A call waits for this, unless it is known already, and for `within_ms` at most."""
+        if future.done():
+            return
+        if within_ms is None:
+            self._waiting[future] = None
+            return
+        loop = asyncio.get_running_loop()
+        tick = int((1_000 * loop.time() + within_ms) // TICK_MS)
+        self._waiting[future] = tick
+        due = self._due.get(tick)
+        if due is None:
+            due = self._due[tick] = set()
+            loop.call_at(tick * TICK_MS / 1_000, self._expire, tick)
+        due.add(future)
+
+    def end(self, future: asyncio.Future[Any]) -> bool:
+        """It is known what became of its commit; whether the call is still there to be told."""
+        tick = self._waiting.pop(future, None)
+        if tick is not None and tick in self._due:
+            self._due[tick].discard(future)
+        return not future.done()
+
+    def lose(self) -> None:
+        """Tell all who wait that their writes may be applied or not."""
+        for future in list(self._waiting):
+            if self.end(future):
+                fail(future, still_unknown())
+
+    def _expire(self, tick: int) -> None:
+        late = [future for future in self._due.pop(tick) if self.end(future)]
+        if not late:
+            return
+        message = (
+            f"the write was not durable by the deadline of its call: {self._explain()}. It may "
+            "be applied or not, now or later. Read the key to find out, or write it again"
+        )
+        for future in late:
+            fail(future, WriteTimedOut(message))
+
+
+def still_unknown() -> OutcomeUnknown:
+    """What is told of a commit that was sent, and may be applied later."""
+    return OutcomeUnknown(
+        "no majority of the safekeepers has answered so far: the write may be applied or not, now "
+        "or when they answer. Read the key to find out, or write it again"
+    )

@@ -1,0 +1,102 @@
+"""Looks up in the levels what a write rests on, and says for how long the answers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from shalekv.core.key_range import KeyRange
+from shalekv.engine.newest_state import NewestState
+from shalekv.errors import ObjectNotFound, ShaleError
+from shalekv.protocol.transaction import Needs
+from shalekv.read.memtable import Memtable
+from shalekv.read.read_set import Below, RangeBelow, range_below
+from shalekv.read.version import HeldTree
+from shalekv.read.version_set import TreeKeeper
+from shalekv.write.group_commit import GroupCommit
+from shalekv.write.pending_writes import Overlay
+
+ReasonOf: TypeAlias = Callable[[ObjectNotFound, HeldTree], Awaitable[ShaleError]]
+
+
+class LookBelow:
+    """The look-ups of one writer."""
+
+    def __init__(
+        self,
+        *,
+        levels: TreeKeeper,
+        log: GroupCommit,
+        memtable: Memtable,
+        state: Callable[[Overlay, Below], NewestState],
+        now_ms: Callable[[], int],
+        compare_count_max: int,
+        reason_of: ReasonOf,
+    ) -> None:
+        """`now_ms` is logical time; `reason_of` tells why an object that is read is gone."""
+        self._levels = levels
+        self._log = log
+        self._memtable = memtable
+        self._state = state
+        self._now_ms = now_ms
+        self._compare_count_max = compare_count_max
+        self._reason_of = reason_of
+
+    def now(self, needs: Needs) -> Below | None:
+        """What the levels say of what a write needs, if that is known without reading them."""
+        if self._log.is_loading and (needs.keys or needs.ranges):
+            return None
+        held = self._levels.current
+        if needs.record_key and held.may_hold_record(needs.record_key):
+            return None
+        if not held.tree.is_empty:
+            if needs.ranges:
+                return None
+            if any(not self._is_kept(key) and held.may_hold(key) for key in needs.keys):
+                return None
+        return self._levels.nothing
+
+    async def look(self, needs: Needs) -> Below:
+        """What the levels say of what a write needs; `is_current` tells for how long that holds."""
+        while True:
+            if needs.keys or needs.ranges:
+                await self._log.wait_loaded()  # what is in a load is in the levels when it landed
+            held, base = self._levels.current, self._levels.base
+            keys = [key for key in needs.keys if not self._is_kept(key)]
+            try:
+                found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
+                ranges = {each: await self._range_below(held, each) for each in needs.ranges}
+                record = await held.find_record(needs.record_key) if needs.record_key else None
+            except ObjectNotFound as missing:
+                # Not `explain`: a new tree is waited for until nobody holds `base` any more.
+                raise await self._reason_of(missing, held) from missing
+            below = Below(base, found, ranges, record)
+            if self.is_current(below, needs):
+                return below
+
+    async def _range_below(self, held: HeldTree, keys: KeyRange) -> RangeBelow:
+        overlay = self._log.overlay
+        in_memory = self._state(overlay, self._levels.nothing).durable
+        return await range_below(
+            replace(in_memory, runs=(), held=held),
+            keys,
+            now_ms=self._now_ms(),
+            is_shadowed=self._is_kept,
+            is_hidden=lambda key: overlay.get(key) is not None,
+            count_max=self._compare_count_max,
+        )
+
+    def _is_kept(self, key: bytes) -> bool:
+        """Whether memory speaks of `key`, and will as long as the base of decisions is this one.
+
+        What is not durable does not count: it may be decided again, and not write the key then.
+        """
+        found = self._memtable.get(key)
+        return found is not None and found.seq > self._levels.leaving_seq
+
+    def is_current(self, below: Below, needs: Needs) -> bool:
+        """Whether memory holds all that came after the tree that `below` is of."""
+        if below.base is not self._levels.base:
+            return not (needs.keys or needs.ranges or needs.record_key)
+        return not (self._log.is_loading and (needs.keys or needs.ranges))

@@ -1,0 +1,301 @@
+"""The log of a writer that was elected: all its members, followed at once, and their majority.
+
+    append      the record goes to every member on its stream; the call does not wait
+    committed   a majority has it on disk: in the order of the log, without a task for each call
+    archived    members put what is committed into the archive, and tell how far they are
+
+Whoever finds that a member has promised itself to another writer ends all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from shalekv.core.quorum.archiving import Appointment, Candidate, is_archived
+from shalekv.core.trouble import Trouble
+from shalekv.engine.quorum.proposing.chain import Chain
+from shalekv.errors import LogFull, QuorumUnavailable, ShaleError
+from shalekv.protocol.membership import Configuration, Member
+from shalekv.write.quorum.ledger import Ledger
+from shalekv.write.quorum.links import LinkBroken
+from shalekv.write.quorum.peer import Peer, Way
+from shalekv.write.wal import MemberReport, QuorumReport
+
+log = structlog.get_logger()
+
+LOOKS_PER_TIMEOUT = 8  # how often it is looked whether one has passed
+LOOK_MS_MAX = 250.0
+ASK_MS = 200  # between two questions how far the archive is, while nothing else tells
+RETRY_AFTER_MS = 500  # advice to who is refused
+# So long a commit point waits for a record to go with: alone it is one message more to each member,
+# and nothing but the tails of replicas waits for it.
+ANNOUNCE_MS = 1.0
+
+
+class QuorumLog:
+    """The members of one log, by their ids."""
+
+    def __init__(self, ledger: Ledger, way: Way) -> None:
+        """Nobody is connected before `run`."""
+        self.ledger = ledger
+        self.on_unavailable: Callable[[], None] = lambda: None
+        self._way = way
+        self._clock = way.runtime.clock
+        self._chain = Chain(way.settings)
+        self._peers: dict[bytes, Peer] = {}
+        self._following: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None  # while it runs
+        self._appointment = Appointment()
+        self._without_majority_since_ms: float | None = None
+        self._trouble_since_ms: float | None = None
+        self._is_unavailable = False
+        self._set_peers()
+
+    @property
+    def is_majority_joined(self) -> bool:
+        """Whether a majority follows."""
+        joined = {member_id for member_id, peer in self._peers.items() if peer.is_joined}
+        return self.ledger.leader.configuration.is_majority(joined)
+
+    async def run(self) -> None:
+        """Follow all members, until cancelled; raises what ends the log. It may be run again."""
+        ledger = self.ledger
+        ledger.check_leading()
+        self._without_majority_since_ms = self._clock.monotonic_ms()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._follow_all()
+            looking = tasks.create_task(self._look(), name="look after the quorum")
+            asking = tasks.create_task(self._ask(), name="ask how far the archive is")
+            announcing = tasks.create_task(self._announce(), name="announce what is committed")
+            try:
+                await ledger.ended.wait()
+            finally:
+                self._tasks = None
+                for task in (looking, asking, announcing, *self._following.values()):
+                    task.cancel()
+                self._following.clear()
+        ledger.check_leading()
+
+    def reconfigure(self, configuration: Configuration) -> None:
+        """The manifest names other members: from now on these decide, and are followed."""
+        if configuration.generation <= self.ledger.leader.configuration.generation:
+            return
+        log.info(
+            "members changed",
+            generation=configuration.generation,
+            members=[member.address for member in configuration.members],
+            next=[member.address for member in configuration.next],
+        )
+        self.ledger.reconfigured(configuration)
+        self._set_peers()
+        self._follow_all()
+
+    def check_available(self) -> None:
+        """Raise `QuorumUnavailable` or `LogFull` while nothing can be committed."""
+        self.ledger.check_leading()
+        problem = self._problem()
+        try:
+            if problem is not None:
+                raise problem
+        finally:
+            del problem  # it holds this frame
+
+    def trouble(self) -> Trouble | None:
+        """The reason why nothing can be committed."""
+        problem = self._problem()
+        if problem is None:
+            self._trouble_since_ms = None
+            return None
+        now_ms = self._clock.monotonic_ms()
+        if self._trouble_since_ms is None:
+            self._trouble_since_ms = now_ms - self._silent_ms()
+        cause = "log full" if isinstance(problem, LogFull) else "no quorum"
+        return Trouble(cause, str(problem), self._trouble_since_ms)
+
+    def report(self) -> QuorumReport:
+        """How far each member is."""
+        ledger = self.ledger
+        configuration = ledger.leader.configuration
+        next_ids = {member.id for member in configuration.next}
+        problem = ledger.failure or self._problem()
+        return QuorumReport(
+            generation=configuration.generation,
+            members=tuple(
+                MemberReport(
+                    peer.member.id,
+                    peer.member.address,
+                    peer.is_joined,
+                    peer.flushed_lsn,
+                    peer.archived_wal_id,
+                    peer.is_full,
+                    peer.member.id in next_ids,
+                    peer.problem,
+                )
+                for peer in self._peers.values()
+            ),
+            last_lsn=ledger.last_lsn,
+            committed_lsn=ledger.committed_lsn,
+            last_wal_id=ledger.leader.log.last.wal_id,
+            archived_wal_id=ledger.archived_wal_id,
+            unarchived_bytes=ledger.held.unarchived_bytes,
+            archiver_id=ledger.archiver_id,
+            problem="" if problem is None else str(problem),
+        )
+
+    def _set_peers(self) -> None:
+        """One for each member; those who are none any more are let go."""
+        everyone = {member.id: member for member in self.ledger.leader.configuration.everyone}
+        for member_id in [*self._peers]:
+            peer = self._peers[member_id]
+            if everyone.get(member_id) != peer.member:
+                del self._peers[member_id]
+                following = self._following.pop(member_id, None)
+                if following is not None:
+                    following.cancel()
+        for member_id, member in everyone.items():
+            if member_id not in self._peers:
+                self._peers[member_id] = Peer(member, self.ledger, self._way, self._chain)
+
+    def _follow_all(self) -> None:
+        if self._tasks is None:
+            return
+        for member_id, peer in self._peers.items():
+            if member_id not in self._following:
+                name = f"follow safekeeper {peer.member.address}"
+                self._following[member_id] = self._tasks.create_task(peer.run(), name=name)
+
+    def _problem(self) -> ShaleError | None:
+        """Why nothing can be committed."""
+        peers = self._peers.values()
+        configuration = self.ledger.leader.configuration
+        full = {peer.member.id for peer in peers if peer.is_full}
+        if full and not configuration.is_majority(
+            {each.id for each in configuration.everyone} - full
+        ):
+            names = _names(peer.member for peer in peers if peer.is_full)
+            return LogFull(
+                f"the safekeepers have no room for more ({names}): their disks are full, or what "
+                "they hold is not archived. Try again later",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        timeout_ms = self._way.settings.quorum_timeout_ms
+        if self._silent_ms() < timeout_ms:
+            return None
+        joined = sum(peer.is_joined for peer in peers)
+        problems = [f"{p.member.address} {p.problem}" for p in peers if p.problem]
+        detail = f" ({'; '.join(problems)})" if problems else ""
+        return QuorumUnavailable(
+            f"no majority of the safekeepers has answered for {timeout_ms} ms: {joined} of "
+            f"{len(self._peers)} are connected{detail}. Nothing was applied; try again later"
+        )
+
+    def _silent_ms(self) -> float:
+        """For how long no majority was there, or has taken what was appended."""
+        now_ms = self._clock.monotonic_ms()
+        if self.is_majority_joined:
+            self._without_majority_since_ms = None
+        elif self._without_majority_since_ms is None:
+            self._without_majority_since_ms = now_ms
+        since_ms = self._without_majority_since_ms
+        lost_ms = 0.0 if since_ms is None else now_ms - since_ms
+        return max(lost_ms, self.ledger.stalled_ms(now_ms))
+
+    async def _look(self) -> None:
+        """Look after what no message tells: who is silent, who archives, how long it takes."""
+        look_ms = min(LOOK_MS_MAX, self._way.settings.quorum_timeout_ms / LOOKS_PER_TIMEOUT)
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            for peer in [*self._peers.values()]:
+                await peer.hang_up_if_silent(now_ms)
+            self._appoint(now_ms)
+            self._tell_unavailable()
+            self.ledger.drop_archived()
+            await self._clock.sleep_ms(look_ms)
+
+    def _tell_unavailable(self) -> None:
+        timeout_ms = self._way.settings.quorum_timeout_ms
+        was_unavailable = self._is_unavailable
+        self._is_unavailable = self._silent_ms() >= timeout_ms
+        if self._is_unavailable == was_unavailable:
+            return
+        if not self._is_unavailable:
+            log.info("a majority of the safekeepers is there again")
+            return
+        problem = self._problem()
+        log.error("no majority of the safekeepers", problem=str(problem))
+        self.on_unavailable()
+        if problem is not None:
+            self.ledger.give_up_archiving(problem)
+
+    def _appoint(self, now_ms: float) -> None:
+        """Choose who archives."""
+        candidates = [
+            Candidate(each.member.id, each.is_joined, each.flushed_lsn, each.archived_wal_id)
+            for each in self._peers.values()
+        ]
+        before = self._appointment.member_id
+        self._appointment = self._appointment.judged(
+            candidates,
+            now_ms,
+            complete_wal_id=self.ledger.complete_wal_id,
+            takeover_ms=self._way.settings.archive_takeover_ms,
+        )
+        if self._appointment.member_id != before:
+            self.ledger.archiver_id = self._appointment.member_id
+            self.ledger.wake_all()
+
+    async def _announce(self) -> None:
+        """Tell members of commit points that no record has told of."""
+        ledger = self.ledger
+        while True:
+            ledger.commit_moved.clear()
+            ledger.announce()
+            await ledger.commit_moved.wait()
+            await self._clock.sleep_ms(ANNOUNCE_MS)
+
+    async def _ask(self) -> None:
+        """Ask how far the archive is while something waits for it and no reply tells."""
+        ledger = self.ledger
+        number = 0
+        while True:
+            ledger.archive_moved.clear()
+            await self._clock.sleep_ms(ASK_MS)
+            complete = ledger.complete_wal_id
+            joined = [peer for peer in self._peers.values() if peer.is_joined]
+            is_waiting = complete is not None and not is_archived(complete, ledger.archived_wal_id)
+            if ledger.archive_moved.is_set() or not is_waiting or not joined:
+                continue
+            number += 1  # the one that archives, and in turn another that may have taken over
+            appointed = [each for each in joined if each.member.id == ledger.archiver_id]
+            others = [each for each in joined if each.member.id != ledger.archiver_id]
+            turn = [*appointed, *others[number % len(others) :][:1]] if others else appointed
+            for peer in turn:
+                await self._ask_one(peer)
+
+    async def _ask_one(self, peer: Peer) -> None:
+        way = self._way
+        try:
+            async with asyncio.timeout(way.settings.safekeeper_connect_timeout_ms / 1_000):
+                node = await way.links.status(peer.member.address, way.place.database_id)
+        except (LinkBroken, ShaleError, TimeoutError):
+            return  # another is asked next time
+        for status in node.members:
+            if status.member_id == peer.member.id and status.archived_wal_id is not None:
+                peer.archived_wal_id = status.archived_wal_id
+                self.ledger.archived(status.archived_wal_id)
+
+
+async def until_failed(run: Callable[[], Awaitable[None]]) -> None:
+    """Run a log; what ends it is logged here, and told to those who wait for what it does."""
+    try:
+        await run()
+    except ShaleError as error:
+        log.warning("the quorum log has ended", error=str(error))
+
+
+def _names(members: Iterable[Member]) -> str:
+    return ", ".join(member.address for member in members)

@@ -1,0 +1,253 @@
+"""Changes of who the members are, by edits of the manifest (core.quorum.membership).
+
+Each change is two edits: the first is made here, by whoever asks for the change; the second by the
+writer that serves, or by the next one, when a majority of the members to be holds its log. A member
+that comes new is asked first to make room (`Links.admit`), so that its id is known.
+
+An edit is of the generation that was looked at before room was asked for. So one that comes late,
+or is tried again, does not undo what others have decided meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from shalekv.core.quorum.messages import Health
+from shalekv.errors import (
+    DatabaseExists,
+    DatabaseMismatch,
+    InvalidRequest,
+    NotAMember,
+    QuorumUnavailable,
+    ShaleError,
+)
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import (
+    Configuration,
+    Member,
+    begin_change,
+    cancel_change,
+    check_generation,
+    check_unchanging,
+)
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.quorum.links import DatabasePlace, LinkBroken, Links, MemberStatus
+
+log = structlog.get_logger()
+
+REQUEST_ID_BYTES = 16
+PORT_MAX = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What one member says of itself; None: it does not answer, or is another one by now."""
+
+    member: Member
+    status: MemberStatus | None
+    problem: str = ""  # why there is no status
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its log can be believed."""
+        return self.status is not None and self.status.health is Health.SOUND
+
+
+def configuration_of(manifest: Manifest) -> Configuration:
+    """The members. Raises `DatabaseMismatch` when the database has none."""
+    if manifest.wal_mode is not WalMode.QUORUM:
+        raise DatabaseMismatch(
+            "this database has its WAL in the object store, and no safekeepers: see `shalekv "
+            "safekeeper switch --help`"
+        )
+    return Configuration.of(manifest)
+
+
+async def survey(links: Links, database_id: bytes, members: Iterable[Member]) -> Sequence[Surveyed]:
+    """Ask each member what it holds."""
+    return [await _survey_one(links, database_id, member) for member in members]
+
+
+async def _survey_one(links: Links, database_id: bytes, member: Member) -> Surveyed:
+    try:
+        node = await links.status(member.address, database_id)
+    except NotAMember:
+        return Surveyed(member, None, "does not have this database: its disk was lost or exchanged")
+    except (LinkBroken, ShaleError) as error:
+        return Surveyed(member, None, f"does not answer: {error}")
+    found = {status.member_id: status for status in node.members}
+    if member.id in found:
+        return Surveyed(member, found[member.id])
+    others = ", ".join(member_id.hex() for member_id in found)
+    return Surveyed(member, None, f"is another member by now ({others}): it was made anew")
+
+
+async def admit(
+    links: Links,
+    place: DatabasePlace,
+    addresses: Sequence[str],
+    request_id: bytes,
+    *,
+    is_new: bool = False,
+) -> tuple[Member, ...]:
+    """Have each node make room for the database: who they are from now on.
+
+    A call that is repeated with its `request_id` gives the same members. Raises `InvalidRequest`,
+    `QuorumUnavailable` when a node does not answer, and what nodes say. Then nodes find out by
+    themselves what room is not needed; of a database that `is_new`, which nobody else knows, what
+    was made is given back at once.
+    """
+    if len(set(addresses)) != len(addresses):
+        raise InvalidRequest("safekeepers", "an address stands there twice")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+            raise InvalidRequest("safekeepers", f"{address!r} is not HOST:PORT")
+    members: list[Member] = []
+    try:
+        for address in addresses:
+            member_id = await _admit_one(links, place, address, request_id)
+            members.append(Member(member_id, address))
+    except ShaleError:
+        if is_new:
+            await retire(links, place.database_id, members)
+        raise
+    return tuple(members)
+
+
+async def _admit_one(links: Links, place: DatabasePlace, address: str, request_id: bytes) -> bytes:
+    try:
+        return await links.admit(address, place, request_id)
+    except LinkBroken as error:
+        problem = f"the safekeeper at {address} does not answer: {error}. Nothing was changed"
+        raise QuorumUnavailable(problem) from error
+
+
+async def admit_again(
+    links: Links, place: DatabasePlace, members: Iterable[Member], request_id: bytes
+) -> tuple[Member, ...]:
+    """Who the members are now: those that have given up their room meanwhile make it again.
+
+    One that does not answer is taken to be as it was.
+    """
+    found = []
+    for member in members:
+        try:
+            member_id = await links.admit(member.address, place, request_id)
+        except (LinkBroken, ShaleError) as error:
+            log.warning("a safekeeper was not asked again", at=member.address, problem=str(error))
+            member_id = member.id
+        found.append(Member(member_id, member.address))
+    return tuple(found)
+
+
+async def retire(links: Links, database_id: bytes, members: Iterable[Member]) -> None:
+    """Let the nodes delete what nobody needs any more; they find out by themselves, too."""
+    for member in members:
+        try:
+            await links.retire(member.address, database_id, member.id)
+        except (LinkBroken, ShaleError) as error:
+            log.warning("a safekeeper keeps its log for now", at=member.address, problem=str(error))
+
+
+class Changing:
+    """The changes of one database."""
+
+    def __init__(self, store: CasStore, links: Links) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._links = links
+        self._stored = StoredManifest(store)
+
+    async def add(self, addresses: Sequence[str]) -> Manifest:
+        """Begin to add the nodes at these addresses. Raises as `change` and `admit`."""
+        configuration = await self._unchanging()
+        for address in addresses:
+            if address in {member.address for member in configuration.members}:
+                problem = f"{address} is one already: if it was made anew, use `replace`"
+                raise InvalidRequest("safekeepers", problem)
+        new = await self._admit(addresses)
+        return await self._change(configuration, (*configuration.members, *new))
+
+    async def remove(self, addresses: Sequence[str]) -> Manifest:
+        """Begin to remove the members at these addresses."""
+        configuration = await self._check_known(addresses)
+        left = tuple(each for each in configuration.members if each.address not in addresses)
+        return await self._change(configuration, left)
+
+    async def replace(self, old_address: str, new_address: str) -> Manifest:
+        """Begin to put a node in the place of a member.
+
+        The addresses are the same when a node has lost its disk: it comes back as another member.
+        """
+        configuration = await self._check_known([old_address])
+        others = {member.address for member in configuration.members} - {old_address}
+        if new_address in others:
+            raise InvalidRequest("safekeepers", f"{new_address} is one already")
+        try:
+            (new,) = await self._admit([new_address])
+        except DatabaseExists as error:
+            if old_address == new_address:
+                raise _has_its_log(old_address) from error
+            raise
+        if new in configuration.members:  # it has made room, and no writer has turned to it yet
+            raise _has_its_log(old_address)
+        wanted = tuple(new if m.address == old_address else m for m in configuration.members)
+        return await self._change(configuration, wanted)
+
+    async def cancel(self) -> Manifest:
+        """Give up a change that is under way."""
+        joint = configuration_of(await self._stored.refresh())
+        if not joint.is_joint:
+            raise InvalidRequest("members", "no change is under way")
+
+        def edit(manifest: Manifest) -> Manifest:
+            check_generation(manifest, joint.generation)
+            return cancel_change(manifest)
+
+        def landed(manifest: Manifest) -> bool:
+            return configuration_of(manifest).next != joint.next
+
+        return await self._stored.edit(edit, landed)
+
+    async def _change(self, before: Configuration, wanted: tuple[Member, ...]) -> Manifest:
+        """The first edit of a change of what `before` has. Raises `InvalidRequest`."""
+
+        def edit(manifest: Manifest) -> Manifest:
+            check_generation(manifest, before.generation)
+            return begin_change(manifest, wanted)
+
+        def landed(manifest: Manifest) -> bool:
+            after = configuration_of(manifest)
+            return wanted in (after.next, after.members)
+
+        return await self._stored.edit(edit, landed)
+
+    async def _admit(self, addresses: Sequence[str]) -> tuple[Member, ...]:
+        request_id = self._store.runtime.random.randbytes(REQUEST_ID_BYTES)
+        place = DatabasePlace(self._stored.current.database_id, self._store.url)
+        return await admit(self._links, place, addresses, request_id)
+
+    async def _unchanging(self) -> Configuration:
+        """The members, before anybody is asked for room. Raises while a change is under way."""
+        configuration = configuration_of(await self._stored.refresh())
+        check_unchanging(configuration)
+        return configuration
+
+    async def _check_known(self, addresses: Sequence[str]) -> Configuration:
+        configuration = await self._unchanging()
+        known = [member.address for member in configuration.members]
+        for address in addresses:
+            if address not in known:
+                problem = f"{address} is none of them: they are {', '.join(known)}"
+                raise InvalidRequest("safekeepers", problem)
+        return configuration
+
+
+def _has_its_log(address: str) -> InvalidRequest:
+    problem = f"{address} has its log: there is nothing to replace"
+    return InvalidRequest("safekeepers", problem)

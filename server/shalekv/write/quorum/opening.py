@@ -1,0 +1,288 @@
+"""Opening a database whose log is in safekeepers (seed 001, "Primary node startup").
+
+    greet      a majority, which changes nobody: what have you promised?
+    claim      an epoch above all that was seen, by compare-and-swap in the manifest
+    vote       a majority promises to follow nobody older
+    close      the log before, if it was in the object store, has a fence of this epoch
+    fetch      from the voter with the highest rank what is not in the archive
+    fence      a majority has the first record of this epoch, and so all before it is committed
+    replay     the archive, then what was fetched
+
+The fence is one record, whatever `max_parallel_writes` and `fence_width` say: those are about
+uploads that land later, and a member that has voted takes nothing of an older writer any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from shalekv.core.quorum.grouping import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
+from shalekv.engine.quorum.proposing.held_records import HeldRecords
+from shalekv.engine.quorum.reconfiguring import Reconfiguring
+from shalekv.engine.wal import WalSlots, list_wal
+from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
+from shalekv.format import names
+from shalekv.format.block_frame import Codec
+from shalekv.format.sst import open_sst
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Configuration
+from shalekv.protocol.opening import Verdict, WriterId, claim_epoch, fenced, judge
+from shalekv.protocol.proposer import Leader, epoch_to_claim, next_object
+from shalekv.protocol.quorum_records import Ballot
+from shalekv.read.replay import Replayed, apply_object
+from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.disk_cache import DiskCache
+from shalekv.store.manifests import StoredManifest
+from shalekv.store.url import UNCHARGED_SCHEMES
+from shalekv.write.commit import WalContents
+from shalekv.write.logical_time import LogicalTime, first_time
+from shalekv.write.quorum.electing import gather_votes, greet
+from shalekv.write.quorum.ledger import Ledger
+from shalekv.write.quorum.links import DatabasePlace, Links
+from shalekv.write.quorum.log import QuorumLog, until_failed
+from shalekv.write.quorum.peer import Way
+from shalekv.write.quorum.wal import Encoding, QuorumSlots
+from shalekv.write.recovery import (
+    FencedLog,
+    WalKeeper,
+    opening_deadline,
+    replay_log,
+    serve_replayed,
+)
+
+log = structlog.get_logger()
+
+NONCE_BYTES = 16
+
+
+async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
+    store: CasStore,
+    stored: StoredManifest,
+    settings: WriterSettings,
+    *,
+    quorum: QuorumSettings,
+    links: Links,
+    address: str,
+    since_epoch: int | None = None,
+    cache: CacheSettings | None = None,
+    disk: DiskCache | None = None,
+) -> OpenedLog:
+    """Take over the database in `store`, whose manifest was read.
+
+    If a `since_epoch` is given, a writer with a later epoch is not fenced: then it raises
+    `ManifestVersionExists`.
+
+    Raises `QuorumUnavailable` when no majority answers, `NotAMember` when a majority has lost its
+    logs, `LogBehindArchive` when what it has is older than the archive, `Fenced` when another opens
+    at the same time and wins, and otherwise as `open_log`.
+    """
+    quorum = with_archive_interval(quorum, store.url)
+    place = DatabasePlace(stored.current.database_id, store.url)
+    way = Way(links, place, quorum, store.runtime)
+    time = await first_time(store, stored.current, settings.clock_jump_max_s)
+    keeper = WalKeeper(store, settings, time)
+    manifest = await _win_epoch(
+        store, stored, settings, way, keeper, address=address, since_epoch=since_epoch
+    )
+    slots, fetched, fence_wal_id = await _take_over(store, manifest, settings, way, time)
+    replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, keeper)
+    await _replay_records(store, replayed, fetched, manifest.current.database_id)
+    fenced = FencedLog(replayed, slots, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
+    return await serve_replayed(store, manifest, settings, fenced, cache, disk)
+
+
+def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
+    """The settings with the default spacing of objects filled in for this kind of store."""
+    if settings.archive_interval_ms is not None:
+        return settings
+    interval_ms = FREE_INTERVAL_MS if url.startswith(UNCHARGED_SCHEMES) else CHARGED_INTERVAL_MS
+    return settings.model_copy(update={"archive_interval_ms": interval_ms})
+
+
+async def _take_over(
+    store: CasStore,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    way: Way,
+    time: LogicalTime,
+) -> tuple[QuorumSlots, Fetched, int]:
+    """From the election to the fence that a majority has: nobody older can commit any more."""
+    own = manifest.own
+    log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
+    # Of the manifest that has the epoch: whoever changes members later has to count us in.
+    configuration = Configuration.of(manifest.current)
+    try:
+        candidacy = await gather_votes(way, configuration, Ballot(own.epoch, own.nonce))
+    except NotAMember:  # they may have been retired by who has opened since
+        await manifest.refresh()
+        raise
+    log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
+    time.raise_to(manifest.current.logical_time_ms)
+    if not candidacy.donor_log.last.lsn:
+        await _close_log_before(store, manifest, settings, time)
+    fetched = await fetch_unarchived(store, manifest, way, candidacy)
+    fence_wal_id = next_object(
+        fetched.last,
+        archive_tip=fetched.archive_tip,
+        last_compacted=manifest.current.wal_id_last_compacted,
+    )
+    ledger = Ledger(
+        Leader.of(candidacy).trimmed(fetched.base),
+        HeldRecords(fetched.base, fetched.records),
+        archived_wal_id=fetched.archive_tip,
+        held_bytes_max=way.settings.held_log_bytes_max,
+        clock=store.runtime.clock,
+    )
+    quorum_log = QuorumLog(ledger, way)
+    encoding = Encoding(
+        manifest.current.database_id,
+        settings.wal_block_bytes,
+        Codec[settings.wal_codec.name],
+        time.now_ms,
+    )
+    reconfiguring = Reconfiguring(manifest, quorum_log, store.runtime.clock)
+    slots = QuorumSlots(quorum_log, reconfiguring, encoding, way.settings, store.runtime)
+    time.raise_to(_latest_ms(fetched, manifest.current))
+    await _fence(quorum_log, slots, fence_wal_id, way)
+    log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
+    return slots, fetched, fence_wal_id
+
+
+async def _win_epoch(
+    store: CasStore,
+    stored: StoredManifest,
+    settings: WriterSettings,
+    way: Way,
+    keeper: WalKeeper,
+    *,
+    address: str,
+    since_epoch: int | None,
+) -> FencedManifest:
+    """Claim an epoch above the manifest's and above all that a majority has promised."""
+    before = stored.current
+    try:
+        greetings = await greet(way, _configuration(before))
+    except (NotAMember, QuorumUnavailable):  # who was asked may be none of them any more
+        if (await stored.refresh()).wal_generation == before.wal_generation:
+            raise
+        greetings = await greet(way, _configuration(stored.current))
+    await store.recover()
+    nonce = store.runtime.random.randbytes(NONCE_BYTES)
+
+    def claim(manifest: Manifest) -> Manifest:
+        _configuration(manifest)  # the mode may have been switched since it was looked at (CE15)
+        return claim_epoch(
+            manifest,
+            nonce=nonce,
+            max_parallel_writes=1,
+            address=address,
+            snapshot_expire_time_s=keeper.expire_time_s,
+            epoch_min=epoch_to_claim(manifest.writer_epoch, greetings.values()),
+            since_epoch=since_epoch,
+        )
+
+    async with opening_deadline(store, settings):
+        won = await stored.edit(claim, lambda m: m.writer_nonce == nonce)
+    return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
+
+
+def _configuration(manifest: Manifest) -> Configuration:
+    if manifest.wal_mode is not WalMode.QUORUM:
+        raise DatabaseMismatch(
+            "the WAL of this database was moved from its safekeepers to the object store while it "
+            "was opened: open it again"
+        )
+    return Configuration.of(manifest)
+
+
+async def _close_log_before(
+    store: CasStore, manifest: FencedManifest, settings: WriterSettings, time: LogicalTime
+) -> None:
+    """Put a closing fence into the first free slot of the log before, if there was one.
+
+    By its epoch, which is a new one, a replica that follows that log learns to look at the
+    manifest. It is there before the first record of the new log: what replicas show is fresh only
+    as long as nobody writes at another place.
+    """
+    if not manifest.current.wal_ids_left_out:
+        return  # the log has never been at another place
+    slots = WalSlots(
+        store,
+        manifest.own,
+        database_id=manifest.current.database_id,
+        block_bytes=settings.wal_block_bytes,
+        now_ms=time.now_ms,
+        last_compacted=_nothing,
+    )
+    first = manifest.current.wal_ids_left_out[-1].start
+    while True:
+        wal_id = (await list_wal(store, first)).first_gap
+        occupant = await slots.create(wal_id, WalContents())
+        if occupant is None:
+            return
+        if judge(occupant, slots.own) is Verdict.NEWER:
+            raise fenced(slots.own, occupant.owner.epoch, names.wal_name(wal_id))
+        first = wal_id + 1  # the list may lag
+
+
+async def _nothing() -> None:
+    """Fences are never collected: no slot is filled again."""
+
+
+async def _fence(quorum_log: QuorumLog, slots: QuorumSlots, wal_id: int, way: Way) -> None:
+    """Have a majority take all that was elected and the first record of this epoch."""
+    timeout_ms = way.settings.vote_timeout_ms
+    fence = await slots.append_fence(wal_id)
+    failure: ShaleError | None = None
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(until_failed(quorum_log.run), name="quorum log")
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await quorum_log.ledger.wait_committed(fence.lsn)
+        except TimeoutError:
+            problems = [f"{m.address} ({m.problem})" for m in quorum_log.report().members]
+            failure = QuorumUnavailable(
+                f"a majority has voted for this writer, but did not take its log within "
+                f"{timeout_ms} ms: {', '.join(problems)}. Try again later"
+            )
+        except ShaleError as error:
+            failure = error
+        running.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _replay_records(
+    store: CasStore, replayed: Replayed, fetched: Fetched, database_id: bytes
+) -> None:
+    """Apply what is not in the archive: all of it is committed, since the fence behind it is."""
+    last_wal_id: int | None = None
+    for record in fetched.records:
+        if not record.payload:
+            continue
+        found = open_sst(names.wal_name(record.wal_id), record.payload, database_id=database_id)
+        objects = replayed.objects
+        apply_object(found, replayed)
+        if record.wal_id == last_wal_id:
+            replayed.objects = objects
+        last_wal_id = record.wal_id
+        await replayed.memtable.merge_runs(store.runtime.clock)
+        await store.runtime.clock.sleep_ms(0)
+
+
+def _latest_ms(fetched: Fetched, manifest: Manifest) -> int:
+    """The logical time of the last record with entries, which the fence must not be behind."""
+    for record in reversed(fetched.records):
+        if record.payload:
+            name = names.wal_name(record.wal_id)
+            sst = open_sst(name, record.payload, database_id=manifest.database_id)
+            told_ms = sst.footer.time_told(manifest.time_reset_wal_id)
+            if told_ms:
+                return told_ms
+    return 0

@@ -1,0 +1,325 @@
+"""One member as the writer follows it: connect, greet, make it follow, then send what is appended.
+
+A member that is slow or gone holds nobody up: what it was sent and has not acknowledged is bounded,
+and it gets the rest when it takes more. One that lacks records which the writer has let go of,
+since they are in the archive, begins anew behind them (`Elected` names a log that begins there).
+Records may come to it by other members instead: see `chain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from shalekv.core.quorum.messages import (
+    Append,
+    Appended,
+    Archived,
+    Greet,
+    Greeting,
+    Joined,
+    Refusal,
+    RelayTarget,
+    ToProposer,
+)
+from shalekv.engine.quorum.proposing.chain import Chain, Station
+from shalekv.errors import ShaleError
+from shalekv.protocol.membership import Member
+from shalekv.runtime import Runtime
+from shalekv.settings import MIB, QuorumSettings
+from shalekv.store.retry import Backoff
+from shalekv.write.quorum.ledger import Ledger
+from shalekv.write.quorum.links import DatabasePlace, Link, LinkBroken, Links
+
+log = structlog.get_logger()
+
+APPEND_BYTES_MAX = 2 * MIB  # in one message, unless one record alone is larger
+WAIT_MS_MIN = 1.0
+FULL_PAUSE_MS = 200  # a member without room is asked again after this
+BACKOFF = Backoff(20.0, 2_000.0)
+
+
+class _Sent(NamedTuple):
+    """An append that was not answered yet."""
+
+    last_lsn: int
+    size_bytes: int
+    sent_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What all members of one log are reached by."""
+
+    links: Links
+    place: DatabasePlace
+    settings: QuorumSettings
+    runtime: Runtime
+
+
+class Peer:
+    """A member, the stream to it, and how far it is."""
+
+    def __init__(self, member: Member, ledger: Ledger, way: Way, chain: Chain) -> None:
+        """It is not connected yet: see `run`."""
+        self.member = member
+        self.archived_wal_id: int | None = None  # as it has seen
+        self.is_joined = False  # it follows, on a stream that lives
+        self.is_full = False
+        self.problem = "was not reached yet"  # why it does not follow
+        self._ledger = ledger
+        self._way = way
+        self._chain = chain
+        self._station = Station(chain, self)
+        self._link: Link | None = None
+        self._hung_up = ""  # why this side has ended the stream
+        self._wake = asyncio.Event()
+        self._sent: deque[_Sent] = deque()
+        self._sent_bytes = 0
+        self._sent_lsn = 0
+        self._told = (0, b"")  # the commit point and the archiver that it was told last
+        self._paused_until_ms = 0.0  # without room; 0: not
+
+    @property
+    def sent_lsn(self) -> int:
+        """It needs nothing up to here any more: it was sent, or acknowledged."""
+        return self._sent_lsn
+
+    @property
+    def flushed_lsn(self) -> int:
+        """How far it has the log on disk; 0: it is not known."""
+        return self._ledger.leader.flushed.get(self.member.id, 0)
+
+    async def run(self) -> None:
+        """Follow the member until cancelled, or the log has ended."""
+        failures = 0
+        clock, random = self._way.runtime.clock, self._way.runtime.random
+        self._ledger.wakes[self._wake] = None
+        try:
+            while self._ledger.failure is None:
+                before = self.flushed_lsn
+                problem = without_address(await self._follow(), self.member.address)
+                if problem != self.problem:
+                    log.warning("safekeeper lost", address=self.member.address, problem=problem)
+                self.problem = problem
+                failures = 1 if self.flushed_lsn > before else failures + 1
+                await clock.sleep_ms(BACKOFF.wait_ms(failures, random))
+        finally:
+            self._ledger.wakes.pop(self._wake, None)
+
+    async def hang_up_if_silent(self, now_ms: float) -> None:
+        """End a stream without an answer for `reply_timeout_ms`; another will follow."""
+        if self._link is None or not self._sent:
+            return
+        timeout_ms = self._way.settings.reply_timeout_ms
+        if now_ms - self._sent[0].sent_ms > timeout_ms:
+            self._hung_up = f"left an append without an answer for {timeout_ms} ms"
+            await self._link.close()
+
+    async def _follow(self) -> str:
+        """Everything on one stream; why it has ended."""
+        way = self._way
+        timeout_ms = way.settings.safekeeper_connect_timeout_ms
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                link = await way.links.connect(self.member.address, way.place)
+                problem = await self._join(link)
+            return problem or await self._converse(link)
+        except TimeoutError:
+            return f"did not answer within {timeout_ms} ms"
+        except (LinkBroken, ShaleError) as error:
+            return str(error)
+        finally:
+            self.is_joined = False
+            self._link = None
+            self._station.leave()
+            if link is not None:
+                await link.close()
+
+    async def _join(self, link: Link) -> str:
+        """Make the member follow; why it does not, or nothing."""
+        ledger = self._ledger
+        await link.send(Greet())
+        greeting = await link.receive()
+        if not isinstance(greeting, Greeting):
+            return unexpected(greeting)
+        if greeting.member_id != self.member.id:
+            return "is another member by now: it has lost its disk, or was made anew"
+        if ledger.refused(Refusal(greeting.promise, ""), self.member.address):
+            return "follows another writer"
+        await link.send(ledger.leader.elected(self.member.id))
+        joined = await link.receive()
+        if isinstance(joined, Refusal):
+            ledger.refused(joined, self.member.address)
+            return joined.problem
+        if not isinstance(joined, Joined) or joined.ballot != ledger.ballot:
+            return unexpected(joined)
+        self._begin(link, joined.last_lsn)
+        return ""
+
+    def _begin(self, link: Link, last_lsn: int) -> None:
+        self._link = link
+        self._hung_up = ""
+        self._sent.clear()
+        self._sent_bytes = 0
+        self._sent_lsn = last_lsn
+        self._told = (0, b"")
+        self.is_full = False
+        self._paused_until_ms = 0.0
+        self.is_joined = True
+        if self.problem:
+            log.info("safekeeper follows", address=self.member.address, lsn=last_lsn)
+        self.problem = ""
+        self._ledger.acknowledged(self.member.id, last_lsn)
+        self._wake.set()
+
+    async def _converse(self, link: Link) -> str:
+        """Send and receive until one of both ends; why it has."""
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(
+                self._send(link), name=f"send to safekeeper {self.member.address}"
+            )
+            try:
+                return await self._receive(link)
+            except (LinkBroken, ShaleError) as error:
+                return self._hung_up or str(error)
+            finally:
+                sending.cancel()
+
+    async def _send(self, link: Link) -> None:
+        """Send whatever is new. Ends with the stream, which whoever receives learns as well."""
+        try:
+            while self._ledger.failure is None and self._sent_lsn >= self._ledger.held.base.lsn:
+                self._wake.clear()
+                message = self._next_append()
+                if message is not None:
+                    await link.send(message)
+                else:
+                    await self._wait()
+        except LinkBroken:
+            pass
+        await link.close()
+
+    async def _wait(self) -> None:
+        """Until there is something new, a member without room is to be asked again, or nothing has
+        come by the chain, in which one without room is not.
+        """
+        due_ms = self._paused_until_ms or self._station.due_ms
+        if due_ms is None:
+            await self._wake.wait()
+            return
+        # A rounded-off remainder of the time would be waited for in circles.
+        wait_ms = max(WAIT_MS_MIN, due_ms - self._way.runtime.clock.monotonic_ms())
+        try:
+            async with asyncio.timeout(wait_ms / 1_000):
+                await self._wake.wait()
+        except TimeoutError:
+            self._paused_until_ms = 0.0
+
+    def _next_append(self) -> Append | None:
+        """What the member does not have, or was not told; None: nothing, or no more for now."""
+        ledger = self._ledger
+        if self._chain.is_on:
+            self._judge()
+        records = ledger.held.after(self._sent_lsn, self._room_bytes()) if self._may_send() else ()
+        told = (ledger.committed_lsn, ledger.archiver_id)
+        if not records and not self._is_to_tell(told):
+            return None
+        self._told = told
+        if records:
+            size_bytes = sum(len(record.payload) for record in records)
+            self._sent_lsn = records[-1].lsn
+            now_ms = self._way.runtime.clock.monotonic_ms()
+            self._sent.append(_Sent(self._sent_lsn, size_bytes, now_ms))
+            self._sent_bytes += size_bytes
+        return Append(
+            ledger.ballot,
+            records,
+            ledger.committed_lsn,
+            ledger.archiver_id,
+            self._station.relays if records else (),
+            self._commit_peers() if self._chain.is_broadcast else (),
+        )
+
+    def _judge(self) -> None:
+        self._station.judge(
+            self._way.runtime.clock.monotonic_ms(),
+            flushed_lsn=self.flushed_lsn,
+            last_lsn=self._ledger.last_lsn,
+            is_fit=not self.is_full,
+        )
+
+    def _commit_peers(self) -> tuple[RelayTarget, ...]:
+        everyone = self._ledger.leader.configuration.everyone
+        return tuple(RelayTarget(each.id, each.address) for each in everyone if each != self.member)
+
+    def _is_to_tell(self, told: tuple[int, bytes]) -> bool:
+        """Whether it is told this although there is no record that it could go with."""
+        committed_lsn, archiver_id = self._told
+        return committed_lsn < self._ledger.announced_lsn or archiver_id != told[1]
+
+    def _room_bytes(self) -> int:
+        return min(self._way.settings.send_queue_bytes_max - self._sent_bytes, APPEND_BYTES_MAX)
+
+    def _may_send(self) -> bool:
+        if self._station.is_relayed:
+            return False
+        if not self._sent:  # one message at least, however large
+            return not self._paused_until_ms
+        return not self.is_full and self._sent_bytes < self._way.settings.send_queue_bytes_max
+
+    async def _receive(self, link: Link) -> str:
+        """Take replies; why no more are taken."""
+        ledger = self._ledger
+        while True:
+            reply = await link.receive()
+            match reply:
+                case Appended() if reply.ballot == ledger.ballot and (
+                    self._sent or self._chain.is_on  # then of what others have passed on as well
+                ):
+                    self._appended(reply)
+                case Archived() if reply.ballot == ledger.ballot:
+                    self._archived(reply.wal_id)
+                case Refusal():
+                    ledger.refused(reply, self.member.address)
+                    return reply.problem
+                case _:
+                    return unexpected(reply)
+
+    def _appended(self, reply: Appended) -> None:
+        while self._sent and self._sent[0].last_lsn <= reply.flushed_lsn:
+            self._sent_bytes -= self._sent.popleft().size_bytes
+        if self._sent and reply.is_full:  # the first that was not taken
+            self._sent_bytes -= self._sent.popleft().size_bytes
+        self._sent_lsn = max(self._sent_lsn, reply.flushed_lsn)
+        self._station.acknowledged(self._way.runtime.clock.monotonic_ms())
+        if reply.archived_wal_id is not None:
+            self._archived(reply.archived_wal_id)
+        if reply.is_full and not self.is_full:
+            log.warning("safekeeper has no room", address=self.member.address)
+        self.is_full = reply.is_full
+        if self.is_full:
+            self._paused_until_ms = self._way.runtime.clock.monotonic_ms() + FULL_PAUSE_MS
+            if not self._sent:  # what was sent behind the one that was not taken was not, either
+                self._sent_lsn = reply.flushed_lsn
+        self._ledger.acknowledged(self.member.id, reply.flushed_lsn)
+        self._wake.set()
+
+    def _archived(self, wal_id: int) -> None:
+        self.archived_wal_id = wal_id
+        self._ledger.archived(wal_id)
+
+
+def without_address(problem: str, address: str) -> str:
+    """A problem as it is told beside the address, which some begin with."""
+    return problem.removeprefix(f"{address}: ")
+
+
+def unexpected(reply: ToProposer) -> str:
+    """What is told of a member that has answered another question than the one that was asked."""
+    return f"answered with {type(reply).__name__}, which nothing asks for"

@@ -1,0 +1,198 @@
+"""The last steps of an opening for writing, whatever its log stands on: replay, and the levels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from shalekv.core.tree import Tree
+from shalekv.engine.opened_log import OpenedLog
+from shalekv.errors import ManifestConflict
+from shalekv.manifest.fenced import FencedManifest
+from shalekv.manifest.named import named_manifest
+from shalekv.protocol.loads import drop_unrecorded
+from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import finish_opening, first_seq_of_writer, is_opening_finished
+from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
+from shalekv.read.memtable import Memtable
+from shalekv.read.replay import Replayed, replay
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.read.version import HeldTree
+from shalekv.read.version_set import SNAPSHOT_ID_BYTES
+from shalekv.settings import CacheSettings, WriterSettings
+from shalekv.store.cas import CasStore
+from shalekv.store.disk_cache import DiskCache
+from shalekv.write.logical_time import LogicalTime
+from shalekv.write.wal import LogSlots
+
+RENEWALS_IN_A_LIFE = 3
+
+
+class WalKeeper:
+    """The snapshot under the nonce of a writer that opens, which keeps the WAL until the replay."""
+
+    def __init__(self, store: CasStore, settings: WriterSettings, time: LogicalTime) -> None:
+        """For an epoch that is about to be claimed."""
+        self.time = time
+        self._store = store
+        self._settings = settings
+        self._since_ms = store.runtime.clock.monotonic_ms()
+
+    @property
+    def expire_time_s(self) -> int:
+        """Until when it lives if it is made or renewed now, by the store's clock."""
+        return self.time.store_now_ms // 1_000 + self._settings.open_snapshot_ttl_s
+
+    async def renew(self, manifest: FencedManifest) -> None:
+        """Let it live on, if a third of its life is over.
+
+        Raises `SnapshotNotFound` when it is too late, and as `FencedManifest.edit`.
+        """
+        now_ms = self._store.runtime.clock.monotonic_ms()
+        life_ms = 1_000 * self._settings.open_snapshot_ttl_s
+        if now_ms - self._since_ms < life_ms / RENEWALS_IN_A_LIFE:
+            return
+        snapshot_id, expire_time_s = manifest.own.nonce, self.expire_time_s
+
+        def edit(current: Manifest) -> Manifest:
+            now_s = expire_time_s - self._settings.open_snapshot_ttl_s
+            return renew_snapshot(current, snapshot_id, expire_time_s=expire_time_s, now_s=now_s)
+
+        def landed(current: Manifest) -> bool:
+            found = find_snapshot(current, snapshot_id)
+            return found is not None and found.snapshot_expire_time_s == expire_time_s
+
+        async with opening_deadline(self._store, self._settings):
+            await manifest.edit(edit, landed)
+        self._since_ms = now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class FencedLog:
+    """A log that nobody older can add to any more, and what was replayed of it."""
+
+    replayed: Replayed
+    slots: LogSlots
+    time: LogicalTime
+    last_wal_id: int
+    last_stored_wal_id: int | None  # the end of what the object store has of it
+
+
+async def replay_log(
+    store: CasStore,
+    manifest: FencedManifest,
+    end_wal_id: int,
+    settings: WriterSettings,
+    keeper: WalKeeper,
+) -> Replayed:
+    """What is in the log from the first slot that is not compacted to the one before `end_wal_id`.
+
+    A load sets aside what memory holds that is older.
+    """
+    current = manifest.current
+    memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
+    replayed = Replayed(
+        memtable,
+        current.last_compacted_seq,
+        current.logical_time_ms,
+        time_reset_wal_id=current.time_reset_wal_id,
+        land_load=lambda load: memtable.set_aside(load.seq),
+    )
+    await replay(
+        store,
+        range(current.first_uncompacted_wal_id, end_wal_id),
+        database_id=current.database_id,
+        replayed=replayed,
+        parallel_reads=settings.replay_parallel_reads,
+        keep_alive=partial(keeper.renew, manifest),
+    )
+    return replayed
+
+
+async def serve_replayed(
+    store: CasStore,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    log: FencedLog,
+    cache: CacheSettings | None,
+    disk: DiskCache | None,
+) -> OpenedLog:
+    """Say in the manifest that this writer serves, and give it what it starts from."""
+    replayed = log.replayed
+    log.time.raise_to(replayed.logical_time_ms)
+    log.time.tell_if_ahead()
+    first_seq = first_seq_of_writer(manifest.current, replayed.last_seq)
+    finish = partial(
+        finish_opening, own=manifest.own, last_wal_id=log.last_stored_wal_id, first_seq=first_seq
+    )
+    loads = [load.load_id for load in replayed.loads]
+    held = await _serve_levels(
+        store, manifest, settings, log.time, cache, disk, finish=finish, loads=loads
+    )
+    return OpenedLog(
+        store=store,
+        held=held,
+        manifest=manifest,
+        slots=log.slots,
+        memtable=replayed.memtable,
+        time=log.time,
+        last_wal_id=log.last_wal_id,
+        last_seq=replayed.last_seq,
+        first_seq=first_seq,
+        objects_replayed=replayed.objects,
+        records=replayed.records,
+        loads=replayed.loads,
+    )
+
+
+async def _serve_levels(
+    store: CasStore,
+    manifest: FencedManifest,
+    settings: WriterSettings,
+    time: LogicalTime,
+    cache: CacheSettings | None,
+    disk: DiskCache | None,
+    *,
+    finish: Callable[..., Manifest],
+    loads: Sequence[str],
+) -> HeldTree:
+    """The last edit of an opening, and the levels that it protects.
+
+    Of the loads that are pending, those that no record commits (`loads` are the others) go.
+    """
+    own = manifest.own
+    snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
+    expire_time_s = time.store_now_ms // 1_000 + settings.snapshot_ttl_s
+
+    def edit(before: Manifest) -> Manifest:
+        finished = finish(before, snapshot_id=snapshot_id, snapshot_expire_time_s=expire_time_s)
+        return drop_unrecorded(finished, loads)
+
+    async with opening_deadline(store, settings):
+        served = await manifest.edit(
+            edit, partial(is_opening_finished, own=own, snapshot_id=snapshot_id)
+        )
+    # The levels may hold more by now than those that the replay went on from: never less.
+    named = await named_manifest(store, served, snapshot_id)
+    tree = await store.runtime.workers.run(Tree.of, named)
+    cache = cache or CacheSettings()
+    ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
+    ssts.origins.learn(named.origins)
+    return HeldTree(tree, ssts, snapshot_id)
+
+
+@asynccontextmanager
+async def opening_deadline(store: CasStore, settings: WriterSettings) -> AsyncIterator[None]:
+    """Bounds an edit of the manifest, which otherwise goes on until it wins."""
+    try:
+        async with asyncio.timeout(settings.open_timeout_ms / 1000):
+            yield
+    except TimeoutError:
+        message = (
+            f"{store.url}: the manifest could not be edited within {settings.open_timeout_ms} ms, "
+            "because the store did not answer or other processes edited it first. Try again later"
+        )
+        raise ManifestConflict(message) from None
