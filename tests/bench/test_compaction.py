@@ -8,13 +8,12 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.tree import L0
-from shalekv.engine.compaction.part import run_part
-from shalekv.format.columns import Columns
-from shalekv.format.section import Section
+from shalekv.format.columns import Columns, Section
 from shalekv.jobs.compact.outputs import LevelWriter
 from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import run_part
 from shalekv.protocol.entry import Kind
+from shalekv.protocol.manifest import L0
 from shalekv.runtime import Runtime
 from shalekv.settings import MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore

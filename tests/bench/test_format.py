@@ -13,14 +13,13 @@ import pytest
 
 from shalekv.format.block import Block
 from shalekv.format.block_frame import Codec
-from shalekv.format.filter import Filter, key_hash, parse_filter
-from shalekv.format.filter_build import build_filter
+from shalekv.format.columns import Section
+from shalekv.format.filter import Filter, build_filter, key_hash, parse_filter
 from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name, wal_name
-from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from shalekv.core.prices import OBJECTS
+from shalekv.cli.commands.admin_stats import OBJECTS
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.bench.interleaved import load
 from tests.bench.sizes import sized

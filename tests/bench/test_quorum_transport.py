@@ -19,8 +19,8 @@ from statistics import median, quantiles
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
 from shalekv.format.quorum_messages import propose_request
+from shalekv.protocol.quorum_records import Append, ToAcceptor, ToProposer
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
 from shalekv.settings import KIB, QuorumSettings, StoreSettings, WriterSettings

@@ -24,7 +24,7 @@ from shalekv.settings import KIB, MIB, CasChoice, StoreSettings
 from shalekv.store.api import Created, ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.store.s3.store import S3Store
-from shalekv.store.two_phase.memory import MemoryRecords
+from shalekv.store.two_phase.records import MemoryRecords
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.url import BucketUrl, Provider
 from tests.bench.interleaved import Costs, Way, at_once, load, measured

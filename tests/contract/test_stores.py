@@ -11,10 +11,9 @@ from random import Random
 
 import pytest
 
-from shalekv.store.api import Created, ObjectStore
+from shalekv.store.api import Created, ObjectStore, RequestKind
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.requests import RequestKind
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.contract.opening import OpenStore, create_many, names_in
 from tests.contract.store_contract import (

@@ -16,12 +16,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.protocol.two_phase import Destination, Record
-from shalekv.store.api import Created, ObjectStore
-from shalekv.store.requests import RequestKind
-from shalekv.store.two_phase import memory, sql
-from shalekv.store.two_phase.memory import MemoryRecords, Table
-from shalekv.store.two_phase.records import Inserted, InsertUnknown, Occupied, RecordStore
-from shalekv.store.two_phase.sql_table import TABLE_NAME
+from shalekv.store.api import Created, ObjectStore, RequestKind
+from shalekv.store.two_phase import records as memory
+from shalekv.store.two_phase import sql
+from shalekv.store.two_phase.records import (
+    Inserted,
+    InsertUnknown,
+    MemoryRecords,
+    Occupied,
+    RecordStore,
+    Table,
+)
+from shalekv.store.two_phase.sql import TABLE_NAME
 from tests.contract.opening import RECORDS, OpenRecords, records_opener, records_settings
 from tests.contract.store_contract import HttpStoreContract, RaceContract
 from tests.kit.processes.in_process import real_runtime

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shalekv.core.tree import Tree
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from tests.kit.processes.wal_contents import manifest_ids, manifest_path
 
 

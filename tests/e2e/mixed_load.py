@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 
-from shalekv.core.key_range import KeyRange
+from shalekv.protocol.entry import KeyRange
 from shalekv.v1 import kv_pb2
 from shalekv_client import (
     Batch,

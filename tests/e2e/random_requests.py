@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import KEY_BYTES_MAX
+from shalekv.protocol.entry import KEY_BYTES_MAX
 from shalekv.v1 import kv_pb2
 from tests.kit.uuids import new_uuid7
 from tests.sim.requests import Requests

@@ -15,10 +15,9 @@ import pytest
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
-from shalekv.core.tree import Tree
 from shalekv.format.names import wal_name
 from shalekv.protocol.compaction.jobs import WalJob
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore

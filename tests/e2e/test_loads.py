@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from shalekv.core.tree import L0
 from shalekv.format.sst_message import info_message
 from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import L0
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.v1 import admin_pb2, admin_pb2_grpc
 from shalekv_client import Absent, Client, ConditionFailed, Put, SeqEquals

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.messages import Append, Refusal, VoteRequest
-from shalekv.protocol.quorum_records import Ballot
+from shalekv.protocol.quorum_records import Append, Ballot, Refusal, VoteRequest
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.write.quorum.links import DatabasePlace, LinkBroken
 from tests.kit.processes.child import READY_S, Child

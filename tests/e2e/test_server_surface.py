@@ -17,8 +17,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from shalekv.cli.commands.serve import commands_to_try
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv.cli.welcome import commands_to_try
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.processes import SERVE, SHALEKV, Processes

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from shalekv.core.tree import L0
 from shalekv.format import names
+from shalekv.protocol.manifest import L0
 from shalekv_client import Absent, Client, ConditionFailed, NotApplied, Put, RangeEmpty, Scan
 from tests.kit.patience import until
 from tests.kit.processes.cluster import ALONE, LIFE_S, Cluster

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from shalekv.engine.backup.checking import check_copy
 from shalekv.errors import CorruptObject, ShaleError
-from shalekv.format.backup import decode_backup
-from shalekv.format.backup_names import parse_backup_name, parse_copy
+from shalekv.format.backup import decode_backup, parse_backup_name, parse_copy
 from shalekv.format.election import decode_lease
-from shalekv.format.footer_codec import read_footer
-from shalekv.format.load_record import decode_load
+from shalekv.format.footer import read_footer
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import (
     level_name,
@@ -25,8 +22,9 @@ from shalekv.format.names import (
     parse_manifest_name,
     parse_wal_name,
 )
-from shalekv.format.sst import open_sst, read_block
-from shalekv.format.sst_metadata import metadata_range, read_metadata
+from shalekv.format.records import decode_load
+from shalekv.format.sst import metadata_range, open_sst, read_block, read_metadata
+from shalekv.jobs.backup.copy import check_copy
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding
 from shalekv.protocol.manifest import Manifest

@@ -13,10 +13,9 @@ from random import Random
 
 import pytest
 
-from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound
 from shalekv.format.names import manifest_name, parse_manifest_name
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest
 from tests.fuzz.budget import attempts, budgets, replayable
 from tests.fuzz.database import (
     REFUSED,

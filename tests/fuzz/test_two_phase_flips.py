@@ -23,7 +23,7 @@ from shalekv.protocol.two_phase import Destination, Record
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.fuzz.budget import attempts, replayable
 from tests.fuzz.database import NOW_MS, Answers, StillPlace, answers, fill, judged, roles_at

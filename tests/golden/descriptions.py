@@ -17,8 +17,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.contents import SstContents
 from shalekv.format.footer import SstProperties
 from shalekv.format.index import BlockHandle
-from shalekv.format.load_record import decode_load
-from shalekv.format.records import client_key, decode_record
+from shalekv.format.records import client_key, decode_load, decode_record
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from tests.golden.descriptions import (
     ARGUMENTS,
     Json,

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.errors import DatabaseMismatch
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.member_files import CONTROL_BYTES, decode_control, encode_control
 from shalekv.format.sst import open_sst
 from shalekv.jobs.fsck.check import Fsck
-from shalekv.protocol.manifest import CasMode, Manifest
+from shalekv.protocol.manifest import SYSTEM_LEVEL, CasMode, Manifest, Tree
 from shalekv.protocol.membership import Member
 from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
 from shalekv.server.compactor import Compactor

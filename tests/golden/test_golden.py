@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shalekv.format.block_frame import Codec
+from shalekv.format.columns import Section
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.format.records import ReplyKind
-from shalekv.format.section import Section
 from shalekv.format.sst import open_sst
 from shalekv.protocol.manifest import Manifest
 from tests.golden.descriptions import (

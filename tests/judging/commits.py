@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from shalekv.core.key_range import KeyRange
+from shalekv.protocol.entry import KeyRange
 
 SHOWN_BYTES = 12  # of a value, in what a violation says
 

@@ -17,8 +17,7 @@ from shalekv.store.api import (
     StoredObject,
 )
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.memory import MemoryRecords
-from shalekv.store.two_phase.records import Inserted, InsertOutcome
+from shalekv.store.two_phase.records import Inserted, InsertOutcome, MemoryRecords
 from tests.kit.inline_runtime import gathered
 
 NOW_MS = 1_700_000_000_000

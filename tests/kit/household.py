@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from shalekv.engine.collection.plan import Report
 from shalekv.errors import DatabaseExists, ShaleError
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import Collecting, Report
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from shalekv.format.backup import Backup
-from shalekv.format.backup_names import LevelCopy, WalCopy
+from shalekv.format.backup import Backup, LevelCopy, WalCopy
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.protocol.manifest import (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shalekv.core.collectable import Folder, Listed
 from shalekv.protocol.lease import leased_sst_id, new_lease_id
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.retention import Cutoffs
+from shalekv.protocol.retention import Cutoffs, Folder, Listed
 from shalekv.protocol.sst_table import SstInfo, SstTable
 
 CUTOFF_MS = 1_000_000

@@ -11,9 +11,9 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.coding import MAX_U64
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name, wal_name
+from shalekv.format.records import record_key
 from shalekv.format.sst import Sst, open_sst
-from shalekv.format.sst_encode import encode_sst
-from shalekv.format.system_key import record_key
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
 
 DATABASE_ID = bytes(range(16))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import RangeTooCostly
-from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
+from shalekv.protocol.entry import NO_EXPIRY, Entry, KeyRange, Kind
 from shalekv.protocol.transaction import Decision
 
 NOW_MS = 1_000

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.collect import Collecting
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.sst_table import SstInfo

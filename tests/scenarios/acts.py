@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shalekv.engine.wal import EPOCH_METADATA, encode_wal
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.protocol.entry import Entry, Kind
@@ -13,6 +12,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import Edit, StoredManifest
 from shalekv.write.commit import WalContents
+from shalekv.write.wal import EPOCH_METADATA, encode_wal
 from tests.scenarios.reading import sentence
 from tests.scenarios.serving import Put
 from tests.scenarios.stage import OPENER, PROCESS, PUT, SERVER, WITH, WRITER, Stage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.core.tree import Tree
 from shalekv.errors import Fenced, ShaleError
 from shalekv.format import names
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import Tree
 from shalekv.protocol.sst_table import SstTable
 from tests.scenarios.acts import puts
 from tests.scenarios.reading import sentence, table

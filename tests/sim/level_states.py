@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from shalekv.core.expiry import is_lease_expired
-from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import protects
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Tree
+from shalekv.protocol.retention import is_lease_expired
 from shalekv.protocol.snapshot import active_manifest_ids
 from shalekv.protocol.sst_table import SstInfo
 from tests.kit.model import Version

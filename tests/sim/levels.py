@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from itertools import chain
 from random import Random
 
-from shalekv.core.tree import Tree
 from shalekv.errors import OutcomeUnknown, Overloaded, SnapshotNotFound, Stopping, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, manifest_name, parse_manifest_name
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.read.version import HeldTree
 from shalekv.server.service import Call

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from shalekv.engine.collection.plan import Report
 from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER, manifest_name, wal_name
 from shalekv.format.names import parse_manifest_name as manifest_id_of
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import Collecting, Report
 from shalekv.protocol.snapshot import find_snapshot, is_expired
 from shalekv.protocol.sst_table import SstTable
 from shalekv.server.collector import Collector

@@ -21,12 +21,13 @@ from shalekv.store.api import (
     ObjectInfo,
     ObjectStore,
     Recovered,
+    RequestCounts,
+    RequestKind,
     StoredObject,
     Unknown,
     nothing_is_collected,
 )
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.requests import RequestCounts, RequestKind
 from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults
 from tests.sim.network import Fate, Gate, Match, Network, NoAnswer, Plan

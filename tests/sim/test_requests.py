@@ -22,9 +22,8 @@ from shalekv.settings import (
     StoreSettings,
     UrlSettings,
 )
-from shalekv.store.api import ObjectStore
+from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
-from shalekv.store.requests import RequestKind
 from tests.kit.processes.in_process import put_at
 from tests.sim.run import simulate
 from tests.sim.world import World

@@ -15,12 +15,6 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from shalekv.core.compaction.reserving import reservations
-from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.tree import SYSTEM_LEVEL
-from shalekv.engine.compaction.part import Part
-from shalekv.engine.compaction.range_parts import PartLimits
-from shalekv.engine.compaction.range_report import CompactionReport
 from shalekv.errors import (
     DatabaseNotFound,
     InvalidRequest,
@@ -30,10 +24,13 @@ from shalekv.errors import (
     PartFailed,
     StoreUnavailable,
 )
-from shalekv.jobs.compact.range_job import RangeRequest, run_range
+from shalekv.jobs.compact.parts import Part
+from shalekv.jobs.compact.range_job import CompactionReport, PartLimits, RangeRequest, run_range
 from shalekv.protocol.compaction.jobs import WalJob
+from shalekv.protocol.compaction.policy import LAST_LEVEL
+from shalekv.protocol.compaction.publish import reservations
 from shalekv.protocol.lease import without_lease
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest
 from shalekv.settings import LevelSettings
 from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.roles.electors.etcd_client import EtcdClient, EtcdSilent
-from shalekv.roles.electors.place import EtcdAddress
+from shalekv.server.election.elector import EtcdAddress
+from shalekv.server.election.etcd import EtcdClient, EtcdSilent
 from tests.servers.kubernetes import kubernetes_api
 from tests.servers.process import free_port
 from tests.servers.record_stores import EtcdServer

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from shalekv.cli.catalog import settings_of
 from shalekv.cli.console.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
+from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.main import shalekv
 from shalekv.settings import CasChoice, EverySetting, ReadSettings, ServerSettings, ServeSettings
 from shalekv.store.url import BucketUrl, parse_url

@@ -8,9 +8,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 from shalekv.cli.commands.serve import serve
-from shalekv.cli.server_command import serving_settings
-from shalekv.roles.electors.kubernetes_api import API_VERSION, METHODS
-from shalekv.roles.electors.place import KubernetesPlace, parse_place
+from shalekv.cli.process.lifecycle import serving_settings
+from shalekv.server.election.elector import KubernetesPlace, parse_place
+from shalekv.server.election.kubernetes import API_VERSION, METHODS
 from shalekv.settings import ServeSettings
 from tests.style.sources import ROOT
 

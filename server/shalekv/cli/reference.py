@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from shalekv.cli.catalog import Setting, groups_of
 from shalekv.cli.console.configuration import CONFIG_VARIABLE
 from shalekv.cli.console.exit_codes import MEANING
 from shalekv.cli.console.lazy_commands import LazyCommands
+from shalekv.cli.console.settings_flags import Setting, groups_of
 from shalekv.cli.main import COMMANDS, shalekv
-from shalekv.rpc.errors_page import errors_page
+from shalekv.rpc.status import errors_page
 from shalekv.settings import EverySetting
 
 _FOLDER = Path(__file__).parents[2] / "docs"

@@ -26,9 +26,8 @@ from itertools import accumulate, pairwise
 from shalekv.errors import BadStructure, UnsupportedVersion
 from shalekv.format.block_frame import HEADER_BYTES, pack_header, plain
 from shalekv.format.coding import MAX_U64, Piece, pack_u32s, pack_u64s, padding
-from shalekv.format.columns import Columns, violation
-from shalekv.format.section import KIND_OF, KINDS_OF, Section, refuse_kind
-from shalekv.format.system_key import unknown_kind
+from shalekv.format.columns import KIND_OF, KINDS_OF, Columns, Section, refuse_kind, violation
+from shalekv.format.records import unknown_kind
 from shalekv.protocol.entry import NO_EXPIRY, Entry
 
 HAS_EXPIRY = 1

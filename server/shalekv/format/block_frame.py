@@ -20,7 +20,7 @@ import zstandard
 
 from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import Piece, padding
-from shalekv.format.section import Section, read_section
+from shalekv.format.columns import Section, read_section
 
 MAX_RAW_BYTES = 2**31 - 1
 HEADER_BYTES = 8

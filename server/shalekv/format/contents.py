@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shalekv.format.coding import MAX_U64
-from shalekv.format.columns import Columns
-from shalekv.format.section import Section
+from shalekv.format.columns import Columns, Section
 from shalekv.protocol.entry import Kind
 
 UNNUMBERED = 0  # the sequence number of entries that do not know theirs: commits have 1 and above

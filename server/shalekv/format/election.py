@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 
-from shalekv.core.leasing import ElectionLease
 from shalekv.format.coding import crc32c
+from shalekv.protocol.lease import ElectionLease
 
 NONCE_BYTES = 16
 TTL_MS_MAX = 86_400_000

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
+from shalekv.errors import BadMagic, BadStructure, Truncated, UnsupportedVersion, WrongObject
+from shalekv.format.coding import ALIGNMENT, Piece, crc32c
 from shalekv.format.contents import SstContents
-from shalekv.format.names import parse_level_name, parse_wal_name
+from shalekv.format.names import (
+    UUID_BYTES,
+    is_uuid7,
+    level_name,
+    parse_level_name,
+    parse_wal_name,
+    wal_name,
+)
 from shalekv.protocol.sst_table import SstInfo
 
 
@@ -79,3 +89,268 @@ class Footer:
             size_bytes=layout.object_size,
             checksum=self.checksum,
         )
+
+
+# --- sst_tail
+# The last 20 bytes of an SST, the same in all versions: how much to read, and is it sound.
+#
+#     0   length u32 of the part of the footer before these bytes
+#     4   version u16, flags u16 (0)
+#     8   CRC-32C u32 of that part and of bytes 0 to 7
+#     12  magic 8
+#
+# Because they never change, a reader tells an object that a later version wrote from a damaged
+# one.
+
+
+SST_FORMAT_VERSION = 1
+MAGIC = b"ShaleSST"
+TAIL_BYTES = 20
+
+_FRAME = struct.Struct("<IHH")
+_AFTER_FRAME = TAIL_BYTES - _FRAME.size
+_AFTER_CHECKSUM = len(MAGIC)
+
+
+def seal(body: bytes) -> bytes:
+    """The footer whose changing part is `body`."""
+    covered = body + _FRAME.pack(len(body), SST_FORMAT_VERSION, 0)
+    return covered + crc32c(covered).to_bytes(4, "little") + MAGIC
+
+
+def needed_tail(name: str, tail: bytes, object_size: int | None = None) -> int:
+    """How many of the last bytes of the object `name` make its footer, told by its last 20.
+
+    For readers that fetch ranges. Nothing has been verified yet but the magic. With `object_size`
+    errors name the byte of the object, else that of `tail`.
+    """
+    magic = tail[-len(MAGIC) :]
+    if len(tail) < TAIL_BYTES:
+        raise Truncated(name, 0, f"expected {TAIL_BYTES} bytes or more, found {len(tail)}")
+    if magic != MAGIC:
+        end = len(tail) if object_size is None else object_size
+        raise BadMagic(name, end - len(MAGIC), f"expected {MAGIC!r}, found {magic!r}")
+    length: int = _FRAME.unpack_from(tail, len(tail) - TAIL_BYTES)[0]
+    return length + TAIL_BYTES
+
+
+def unseal(name: str, tail: bytes, object_size: int) -> tuple[Piece, int]:
+    """The changing part of the footer, sound and of a known version, and its checksum.
+
+    `tail` are the last bytes of the object `name`, all of its footer or more.
+    """
+    if len(tail) > object_size:
+        raise Truncated(name, object_size, f"expected {object_size} bytes, found {len(tail)}")
+    size, found = needed_tail(name, tail, object_size), len(tail)
+    if size > found:
+        raise Truncated(name, object_size - found, f"footer: expected {size} bytes, found {found}")
+    footer = Piece(name, object_size - size, tail[-size:])
+    covered = footer.data[:-_AFTER_FRAME]
+    expected = int.from_bytes(footer.data[-_AFTER_FRAME:-_AFTER_CHECKSUM], "little")
+    Piece(name, footer.offset, covered).verify(expected, "footer")
+    _, version, flags = _FRAME.unpack_from(footer.data, size - TAIL_BYTES)
+    if version > SST_FORMAT_VERSION:
+        problem = f"SST format version {version}, expected at most {SST_FORMAT_VERSION}"
+        raise UnsupportedVersion(name, object_size - 16, problem)
+    if version == 0:
+        raise BadStructure(name, object_size - 16, "SST format version 0 does not exist")
+    if flags != 0:
+        raise UnsupportedVersion(name, object_size - 14, f"flags {flags:#x}: for a later version")
+    return Piece(name, footer.offset, footer.data[:-TAIL_BYTES]), expected
+
+
+# --- footer_codec
+# The bytes of the footer of an SST. Its checksum vouches for the whole object.
+#
+# Byte layout, numbers least significant byte first:
+#
+#     0    object id 16, database id 16, writer nonce 16, write id 16
+#     64   u64 each: writer epoch, logical time ms, least and greatest sequence number, puts,
+#          tombstones, range tombstones, other entries (of the system), bytes of keys, bytes of
+#          values, object size, filter offset, filter length, index offset, index length
+#     184  u32 each: filter checksum, index checksum, length of first key, length of last key
+#     200  object kind u8 (0: WAL, 1: level), reserved 7 (0)
+#     208  first key, last key
+#     ...  the tail: see `shalekv.format.footer`
+#
+# The object id is the UUID of a level, or the id of a WAL object as u64 and 8 zeros.
+
+
+KIND_WAL = 0
+KIND_LEVEL = 1
+
+_FIXED = struct.Struct("<16s16s16s16s15Q4IB7s")
+_WAL_ID = struct.Struct("<Q8s")
+_NOTHING = bytes(8)
+MIN_FOOTER_BYTES = _FIXED.size + TAIL_BYTES
+
+
+def footer_size(contents: SstContents) -> int:
+    """How many bytes the footer of an SST with these contents has."""
+    return MIN_FOOTER_BYTES + len(contents.first_key) + len(contents.last_key)
+
+
+def encode_footer(properties: SstProperties, contents: SstContents, layout: SstLayout) -> bytes:
+    """The footer. `ValueError`: a field is out of its limits."""
+    kind, object_id = _identity(properties.name)
+    ids = (object_id, properties.database_id, properties.writer_nonce, properties.write_id)
+    if any(len(id_) != UUID_BYTES for id_ in ids):
+        raise ValueError(f"{properties.name}: ids and nonces have {UUID_BYTES} bytes")
+    try:
+        fixed = _FIXED.pack(
+            *ids,
+            properties.writer_epoch,
+            properties.logical_time_ms,
+            contents.min_seq,
+            contents.max_seq,
+            contents.put_count,
+            contents.tombstone_count,
+            contents.range_tombstone_count,
+            contents.other_count,
+            contents.key_bytes,
+            contents.value_bytes,
+            layout.object_size,
+            layout.filter_offset,
+            layout.filter_len,
+            layout.index_offset,
+            layout.index_len,
+            layout.filter_checksum,
+            layout.index_checksum,
+            len(contents.first_key),
+            len(contents.last_key),
+            kind,
+            _NOTHING[:7],
+        )
+    except struct.error as error:
+        raise ValueError(f"{properties.name}: {error}") from error
+    return seal(fixed + contents.first_key + contents.last_key)
+
+
+def read_footer(
+    name: str,
+    tail: bytes,
+    object_size: int,
+    *,
+    database_id: bytes | None,
+    checksum: int | None = None,
+) -> Footer:
+    """The footer of the object `name` of `object_size` bytes, of which `tail` are the last.
+
+    Raises `Truncated` if `tail` doesn't hold all of it (see `needed_tail`), or if the object is
+    shorter or longer than it says; `WrongObject` if it is another object than `name`, of another
+    database than `database_id` (None: any), or with another checksum than `checksum` (None: any).
+    """
+    piece, found = unseal(name, tail, object_size)
+    if len(piece.data) < _FIXED.size:
+        raise piece.malformed(0, f"expected {_FIXED.size} bytes of properties or more")
+    if checksum is not None and checksum != found:
+        problem = f"checksum of the footer is {found:#010x}, expected {checksum:#010x}"
+        raise WrongObject(name, piece.offset, problem)
+    footer = _parse(piece, found)
+    if footer.layout.object_size != object_size:
+        problem = f"has {object_size} bytes, expected {footer.layout.object_size}"
+        raise Truncated(name, object_size, problem)
+    if footer.properties.name != name:
+        raise WrongObject(name, piece.offset, f"these are the bytes of {footer.properties.name}")
+    if database_id is not None and database_id != footer.properties.database_id:
+        problem = f"belongs to database {footer.properties.database_id.hex()}"
+        raise WrongObject(name, piece.offset + UUID_BYTES, problem)
+    _check(piece, footer)
+    return footer
+
+
+def told_name(place: str, tail: bytes, object_size: int) -> str:
+    """The name of the object that a footer is of, for files whose names say nothing.
+
+    `place` is where errors say that it was read from; they are those of `read_footer`.
+    """
+    piece, _ = unseal(place, tail, object_size)
+    if len(piece.data) < _FIXED.size:
+        raise piece.malformed(0, f"expected {_FIXED.size} bytes of properties or more")
+    object_id, *_, kind, _ = _FIXED.unpack_from(piece.data)
+    return _name(piece, kind, object_id)
+
+
+def _identity(name: str) -> tuple[int, bytes]:
+    wal_id = parse_wal_name(name)
+    if wal_id is not None:
+        return KIND_WAL, _WAL_ID.pack(wal_id, _NOTHING)
+    sst_id = parse_level_name(name)
+    if sst_id is None:
+        raise ValueError(f"{name} is not the name of an SST")
+    return KIND_LEVEL, sst_id
+
+
+def _name(piece: Piece, kind: int, object_id: bytes) -> str:
+    wal_id, nothing = _WAL_ID.unpack(object_id)
+    if kind == KIND_WAL and nothing == _NOTHING:
+        return wal_name(wal_id)
+    if kind == KIND_LEVEL and is_uuid7(object_id):
+        return level_name(object_id)
+    raise piece.malformed(0, f"no object of kind {kind} has the id {object_id.hex()}")
+
+
+def _parse(piece: Piece, checksum: int) -> Footer:
+    """The footer in `piece`, whose parts have the lengths that it says."""
+    fields = _FIXED.unpack_from(piece.data)
+    object_id, database_id, nonce, write_id, epoch, logical_time_ms, *numbers = fields
+    min_seq, max_seq, puts, tombstones, ranges, others, key_bytes, value_bytes, *numbers = numbers
+    object_size, filter_offset, filter_len, index_offset, index_len, *numbers = numbers
+    filter_checksum, index_checksum, first_key_len, last_key_len, kind, reserved = numbers
+    if reserved != _NOTHING[:7]:
+        problem = f"reserved {reserved.hex()}: for a later version"
+        raise UnsupportedVersion(piece.name, piece.offset + 201, problem)
+    last_key_at = _FIXED.size + first_key_len
+    if last_key_at + last_key_len != len(piece.data):
+        raise piece.malformed(192, f"expected {len(piece.data) - _FIXED.size} bytes of keys")
+    return Footer(
+        SstProperties(
+            name=_name(piece, kind, object_id),
+            database_id=database_id,
+            writer_epoch=epoch,
+            writer_nonce=nonce,
+            write_id=write_id,
+            logical_time_ms=logical_time_ms,
+        ),
+        SstContents(
+            min_seq=min_seq,
+            max_seq=max_seq,
+            put_count=puts,
+            tombstone_count=tombstones,
+            range_tombstone_count=ranges,
+            other_count=others,
+            key_bytes=key_bytes,
+            value_bytes=value_bytes,
+            first_key=piece.data[_FIXED.size : last_key_at],
+            last_key=piece.data[last_key_at:],
+        ),
+        SstLayout(
+            object_size=object_size,
+            filter_offset=filter_offset,
+            filter_len=filter_len,
+            index_offset=index_offset,
+            index_len=index_len,
+            filter_checksum=filter_checksum,
+            index_checksum=index_checksum,
+        ),
+        checksum,
+    )
+
+
+def _check(piece: Piece, footer: Footer) -> None:
+    """Raises `BadStructure` unless the parts fill the object and the contents are possible."""
+    contents, layout = footer.contents, footer.layout
+    if layout.filter_offset + layout.filter_len != layout.index_offset:
+        raise piece.malformed(152, f"expected the filter to end at {layout.index_offset}")
+    if layout.index_offset + layout.index_len != piece.offset:
+        raise piece.malformed(168, f"expected the index to end at {piece.offset}")
+    if any(at % ALIGNMENT for at in (layout.filter_offset, layout.index_offset, piece.offset)):
+        raise piece.malformed(152, f"expected parts at multiples of {ALIGNMENT} bytes")
+    if contents.min_seq > contents.max_seq:
+        raise piece.malformed(80, "the least sequence number is above the greatest")
+    if contents.last_key and contents.first_key > contents.last_key:
+        raise piece.malformed(_FIXED.size, "the first key is above the last key")
+    if contents.bounded_count == 0 and (contents.first_key or contents.last_key):
+        raise piece.malformed(192, "there are keys, and yet no entries that they could be of")
+    if contents.entry_count == 0 and contents != SstContents():
+        raise piece.malformed(80, "there are no entries, and yet keys, bytes or numbers of them")

@@ -33,7 +33,7 @@ from shalekv.format.coding import (
     pack_u64s,
     padding,
 )
-from shalekv.format.section import Section, read_section
+from shalekv.format.columns import Section, read_section
 
 _COUNTS = struct.Struct("<II")
 _U64 = struct.Struct("<Q")

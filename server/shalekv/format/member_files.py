@@ -27,10 +27,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import BadChecksum, BadMagic, BadStructure, Truncated, UnsupportedVersion
 from shalekv.format.coding import crc32c
-from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, Ballot, Mark
+from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, Ballot, Health, Mark
 
 CONTROL_BYTES = 4096
 SYNCED_BYTES = 64

@@ -9,26 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from shalekv.core.quorum.messages import (
+from shalekv.errors import InvalidRequest
+from shalekv.format.wal_record import check_record
+from shalekv.protocol.membership import MEMBER_ID_BYTES
+from shalekv.protocol.quorum_records import (
     Append,
     Appended,
     Archived,
+    Ballot,
     Elected,
     Greet,
     Greeting,
     Health,
     Joined,
+    LogShape,
+    Mark,
+    Record,
     Refusal,
     RelayTarget,
+    Section,
     ToAcceptor,
     ToProposer,
     Vote,
     VoteRequest,
 )
-from shalekv.errors import InvalidRequest
-from shalekv.format.wal_record import check_record
-from shalekv.protocol.membership import MEMBER_ID_BYTES
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record, Section
 from shalekv.v1 import safekeeper_pb2 as wire
 
 _NONCE_BYTES = 16

@@ -13,11 +13,79 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
+
+from google.protobuf.message import DecodeError
 
 from shalekv.errors import UnsupportedVersion
 from shalekv.format.coding import Piece
-from shalekv.format.system_key import client_key, record_key
+from shalekv.format.names import is_uuid7
+from shalekv.format.sst_message import table_message, table_of
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.loads import files_problem
+from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.v1 import manifest_pb2
+
+# --- system_key
+# The keys of section 2, a key space of the system's own: first byte the kind of record.
+#
+#     0x01  idempotency record: then the key that the client chose, 1 to 64 bytes
+#
+# Readers refuse kinds that they don't know: who skips a record loses what it protects.
+
+
+CLIENT_KEY_BYTES_MAX = 64
+
+
+class RecordKind(enum.IntEnum):
+    """What a record of the system is about. The numbers are part of the format."""
+
+    IDEMPOTENCY = 1
+
+
+_first_byte = itemgetter(slice(1))  # empty for an empty key
+_KNOWN = frozenset(bytes((kind,)) for kind in RecordKind)
+
+
+def record_key(idempotency_key: bytes) -> bytes:
+    """The key of the record of a client's key. `ValueError`: that does not have 1 to 64 bytes."""
+    if not 1 <= len(idempotency_key) <= CLIENT_KEY_BYTES_MAX:
+        problem = f"expected 1 to {CLIENT_KEY_BYTES_MAX} bytes, found {len(idempotency_key)}"
+        raise ValueError(f"idempotency key: {problem}")
+    return bytes((RecordKind.IDEMPOTENCY,)) + idempotency_key
+
+
+def client_key(key: bytes) -> bytes:
+    """The client's key in the key of an idempotency record. `ValueError`: it is no such key."""
+    if key_violation((key,)) is not None:
+        raise ValueError(f"{key.hex()} is not the key of an idempotency record")
+    return key[1:]
+
+
+def key_violation(keys: Collection[bytes]) -> str | None:
+    """What is wrong with these keys, one or more, as keys of section 2; None: nothing."""
+    if not all(keys):
+        return "the key of a record is empty, and names no kind"
+    kind = unknown_kind(keys)
+    if kind is not None:
+        return f"a record has the unknown kind {kind}"
+    lengths = {*map(len, keys)}
+    if min(lengths) == 1 or max(lengths) > 1 + CLIENT_KEY_BYTES_MAX:
+        return f"a client's key in a record does not have 1 to {CLIENT_KEY_BYTES_MAX} bytes"
+    return None
+
+
+def unknown_kind(keys: Iterable[bytes]) -> int | None:
+    """The least kind of record among these keys that this version does not know, if any."""
+    strangers = {*map(_first_byte, keys)} - _KNOWN - {b""}
+    return min(strangers)[0] if strangers else None
+
+
+# --- records
+
 
 __all__ = [
     "IdempotencyRecord",
@@ -92,3 +160,71 @@ def decode_record(name: str, data: bytes) -> IdempotencyRecord:
         problem = f"idempotency record: reserved {reserved.hex()}: for a later version"
         raise UnsupportedVersion(name, 25, problem)
     return IdempotencyRecord(request_hash, wal_id, reply_kind, data[_FIXED.size :])
+
+
+# --- load_record
+# Control records of loads: what commits ready-made SSTs (kind INGEST, section 3 of a WAL object).
+#
+# The key is the id of the load in UTF-8, 1 to 256 bytes; the sequence number is that of the whole
+# load. Byte layout of the value:
+#
+#     0   version u8 (1), reserved 7 (0)
+#     8   the files as the protobuf message SstTable of `manifest.proto`
+#
+# The files are in the order of their keys, which do not overlap. Their levels and sequence
+# numbers are 0: the former is L0, the latter stands in the entry, which gets another one when its
+# WAL slot is lost to a fence.
+
+
+VERSION = 1
+HEADER_BYTES = 8
+
+
+def load_entry(load: PendingLoad, seq: int) -> Entry:
+    """The record that commits the load. `ValueError`: its files cannot be one."""
+    problem = _problem([*load.ssts])
+    if problem is not None:
+        raise ValueError(f"load {load.load_id!r}: {problem}")
+    message = table_message(load.ssts).SerializeToString(deterministic=True)
+    value = bytes((VERSION,)) + _NOTHING + message
+    return Entry(load.load_id.encode(), seq, Kind.INGEST, value)
+
+
+def decode_load(name: str, entry: Entry) -> PendingLoad:
+    """The load that the control record `entry` of the object `name` commits.
+
+    Raises a `CorruptObject`, whose offset counts from the first byte of the value.
+    """
+    piece = Piece(name, 0, entry.value)
+    header = piece.take(0, HEADER_BYTES, "record of a load")
+    if header[0] != VERSION:
+        raise UnsupportedVersion(name, 0, f"record of a load: version {header[0]}")
+    if header[1:] != _NOTHING:
+        problem = f"record of a load: reserved {header[1:].hex()}: for a later version"
+        raise UnsupportedVersion(name, 1, problem)
+    message = manifest_pb2.SstTable()
+    try:
+        load_id = entry.key.decode()
+        message.ParseFromString(entry.value[HEADER_BYTES:])
+        message.DiscardUnknownFields()
+        if message.ByteSize() != len(entry.value) - HEADER_BYTES:
+            problem = "record of a load: it has fields that are for a later version"
+            raise UnsupportedVersion(name, HEADER_BYTES, problem)
+        ssts = table_of(message)
+    except (DecodeError, ValueError) as error:
+        raise piece.malformed(HEADER_BYTES, f"record of a load: {error}") from error
+    found = _problem([*ssts])
+    if found is not None:
+        raise piece.malformed(HEADER_BYTES, f"record of a load: {found}")
+    return PendingLoad(load_id, ssts)
+
+
+def _problem(ssts: list[SstInfo]) -> str | None:
+    """What rules these files out as a load."""
+    if not ssts:
+        return "it has no files"
+    for at, info in enumerate(ssts):
+        if not is_uuid7(info.id):
+            return f"file {at}: its id is not a UUID of version 7"
+    found = files_problem(ssts)
+    return None if found is None else f"file {found[0]}: {found[1]}"

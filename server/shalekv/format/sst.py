@@ -1,28 +1,31 @@
 """Reads an SST, whole or piece by piece, and trusts nothing that no checksum vouches for.
 
 Whole, as the WAL is read: `open_sst`. Piece by piece, as the levels are read: `read_footer` (in
-`shalekv.format.footer_codec`), then `read_index` and `open_filter`, or `read_metadata` (in
-`shalekv.format.sst_metadata`) for all three; then `read_block` for one block of the index.
+`shalekv.format.footer`), then `read_index` and `open_filter`, or `read_metadata` (in
+`shalekv.format.sst`) for all three; then `read_block` for one block of the index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
+from operator import eq
+from typing import NamedTuple
 
-from shalekv.errors import BadStructure
+from shalekv.errors import BadStructure, CorruptObject, Truncated, WrongObject
 from shalekv.format.block import Block, parse_block
 from shalekv.format.coding import Piece
-from shalekv.format.columns import Columns
+from shalekv.format.columns import SECTIONS, Columns, Section
 from shalekv.format.contents import UNNUMBERED, Tally
 from shalekv.format.filter import Filter, parse_filter
-from shalekv.format.footer import Footer, SstProperties
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.footer import Footer, SstProperties, read_footer
 from shalekv.format.index import BlockHandle, BlockIndex, parse_index
-from shalekv.format.names import parse_wal_name
-from shalekv.format.section import SECTIONS, Section
-from shalekv.protocol.entry import Entry
+from shalekv.format.names import level_name, parse_wal_name
+from shalekv.format.records import decode_load, decode_record
+from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.sst_table import SstInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,11 @@ class Sst:
         return chain.from_iterable(map(Columns.entries, self.columns(Section.RANGE_TOMBSTONES)))
 
     def system_entries(self) -> Iterator[Entry]:
-        """Puts and tombstones of the system's own keys (see `shalekv.format.system_key`)."""
+        """Puts and tombstones of the system's own keys (see `shalekv.format.records`)."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.SYSTEM)))
 
     def control_entries(self) -> Iterator[Entry]:
-        """Control records, by the id of the load (see `shalekv.format.load_record`)."""
+        """Control records, by the id of the load (see `shalekv.format.records`)."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.CONTROL)))
 
     def audit(self) -> None:
@@ -197,3 +200,143 @@ def _listed(handle: BlockHandle, piece: Piece) -> Block:
     if found != (handle.section, handle.rows, handle.first_key):
         raise piece.malformed(0, "section, rows or first key are not those in the index")
     return block
+
+
+# --- sst_metadata
+# What a reader keeps of an SST of the levels: footer, index, filter, in one request.
+#
+# They are the end of the object, one after the other: filter, index, footer. The manifest says
+# where they begin, and its checksum vouches for all three.
+
+
+class ByteRange(NamedTuple):
+    """`length` bytes of an object from byte `start` on."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SstMetadata:
+    """All that is known of an SST without reading its blocks.
+
+    `filter` is None if it has none, or of a kind that this version does not know, or if it was not
+    asked for: then every key may be there.
+    """
+
+    footer: Footer
+    index: BlockIndex
+    filter: Filter | None
+
+
+def metadata_range(info: SstInfo, *, with_filter: bool = True) -> ByteRange:
+    """What to fetch for `read_metadata`. Scans and compactions have no use for the filter."""
+    start = info.filter_offset if with_filter and info.filter_len else info.block_meta_offset
+    return ByteRange(start, info.size_bytes - start)
+
+
+def metadata_ranges(info: SstInfo, *, with_filter: bool = True) -> list[ByteRange]:
+    """The same in two pieces, one after the other, if it has a filter: that, and the rest."""
+    rest = metadata_range(info, with_filter=False)
+    whole = metadata_range(info, with_filter=with_filter)
+    if whole == rest:
+        return [rest]
+    return [ByteRange(whole.start, rest.start - whole.start), rest]
+
+
+def read_metadata(
+    info: SstInfo, data: bytes, *, database_id: bytes, with_filter: bool = True
+) -> SstMetadata:
+    """Footer, index and filter of the SST that the manifest lists as `info`.
+
+    `data` are the bytes of its `metadata_range`. Raises a `CorruptObject`: they are not that, or
+    not the object that the manifest speaks of. Entries that were written before their sequence
+    number was known get the one of `info`: the index tells it to `read_block`.
+    """
+    name = level_name(info.id)
+    start, length = metadata_range(info, with_filter=with_filter)
+    if len(data) != length:
+        raise Truncated(name, start, f"expected {length} bytes, found {len(data)}")
+    footer = read_footer(
+        name, data, info.size_bytes, database_id=database_id, checksum=info.checksum
+    )
+    layout = footer.layout
+    listed = (info.filter_offset, info.filter_len, info.block_meta_offset, info.block_meta_len)
+    found = (layout.filter_offset, layout.filter_len, layout.index_offset, layout.index_len)
+    if listed != found:
+        problem = f"filter and index stand at {found}, the manifest says {listed}"
+        raise WrongObject(name, start, problem)
+    index_at = layout.index_offset - start
+    if footer.contents.is_unnumbered and info.min_seq != info.max_seq:
+        problem = f"its entries have one sequence number, not {info.min_seq} to {info.max_seq}"
+        raise WrongObject(name, start, problem)
+    index = read_index(footer, data[index_at : index_at + layout.index_len], info.max_seq)
+    return SstMetadata(footer, index, open_filter(footer, data[:index_at]) if index_at else None)
+
+
+# --- sst_audit
+# Checks a whole SST piece by piece: it is never in memory at once, and all damage is told.
+#
+# First the ends (`shalekv.format.footer`, `shalekv.format.sst`): footer, index, filter.
+# Then every block is shown to an `SstAudit`, and at last it is asked what they amount to.
+
+
+class SstAudit:
+    """The blocks of one SST, seen in order."""
+
+    def __init__(self, footer: Footer, index: BlockIndex, key_filter: Filter | None) -> None:
+        """`key_filter`: None, if there is none, or if it is damaged."""
+        self._footer = footer
+        self._index = index
+        self._filter = key_filter
+        self._tally = Tally()
+        self._last_keys: dict[Section, bytes] = {}
+        self._is_sound = True
+        self.repeated_key: bytes | None = None  # a point with a second version
+        self.loads: list[PendingLoad] = []  # that control records commit
+
+    def check_block(self, number: int, data: bytes) -> CorruptObject | None:
+        """Look at block `number`, whose bytes are `data`; what is wrong with it, if anything."""
+        try:
+            block = read_block(self._index, number, data)
+            columns = block.columns()
+            before = self._last_keys.get(block.section)
+            if before is not None and before >= columns.keys[0]:
+                problem = "the block before it ends with the same key or above"
+                raise block.piece.malformed(0, problem)
+            self._last_keys[block.section] = columns.keys[-1]
+            self._tally.add(block.section, columns)
+            self._look_into(block.section, columns)
+        except CorruptObject as error:
+            self._is_sound = False
+            return error
+        return None
+
+    def check_contents(self) -> CorruptObject | None:
+        """Whether the footer tells of what was seen. REQUIRES: every block was."""
+        found = self._tally.contents()
+        if self._index.listed_seq:
+            found = replace(found, min_seq=UNNUMBERED, max_seq=UNNUMBERED)
+        if not self._is_sound or found == self._footer.contents:
+            return None
+        layout = self._footer.layout
+        problem = f"the footer tells of {self._footer.contents}, found {found}"
+        offset = layout.index_offset + layout.index_len
+        return BadStructure(self._footer.properties.name, offset, problem)
+
+    def _look_into(self, section: Section, columns: Columns) -> None:
+        name = self._footer.properties.name
+        if section is Section.POINTS:
+            if self.repeated_key is None:
+                again = map(eq, columns.keys, columns.keys[1:])
+                self.repeated_key = next(compress(columns.keys, again), None)
+            has_all = self._filter is None or all(map(self._filter.may_contain, columns.keys))
+            if not has_all:
+                offset = self._footer.layout.filter_offset
+                raise BadStructure(name, offset, "the filter denies a key that is here")
+        if section is Section.SYSTEM:
+            for kind, value in zip(columns.kinds, columns.values, strict=True):
+                if kind == Kind.PUT:
+                    decode_record(name, value)
+        if section is Section.CONTROL:
+            self.loads += [decode_load(name, entry) for entry in columns.entries()]

@@ -9,7 +9,7 @@ block and 8 bytes for each key of the filter.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import accumulate, islice, pairwise
 from operator import add
@@ -18,15 +18,20 @@ from typing import NamedTuple
 from shalekv.format.block import encode_block
 from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import ALIGNMENT, crc32c
-from shalekv.format.columns import NO_ROWS, Columns, violation
+from shalekv.format.columns import NO_ROWS, Columns, Section, columns_of, violation
 from shalekv.format.contents import SstContents, Tally
-from shalekv.format.filter_build import FilterKeys
-from shalekv.format.footer import Footer, SstLayout, SstProperties
-from shalekv.format.footer_codec import encode_footer, footer_size, read_footer
+from shalekv.format.filter import FilterKeys
+from shalekv.format.footer import (
+    Footer,
+    SstLayout,
+    SstProperties,
+    encode_footer,
+    footer_size,
+    read_footer,
+)
 from shalekv.format.index import BlockHandle, encode_index
 from shalekv.format.names import parse_wal_name
-from shalekv.format.section import Section
-from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.entry import NO_EXPIRY, Entry
 
 
 class FinishedSst(NamedTuple):
@@ -230,3 +235,56 @@ def _block_end(keys: Sequence[bytes], ends: Sequence[int], start: int, limit: in
     if stop < len(keys) and keys[stop] == keys[stop - 1]:
         return bisect_right(keys, keys[stop], lo=stop)
     return stop
+
+
+# --- sst_encode
+# Writes an SST whose entries are all there: entries in, the bytes of one object out.
+#
+# `shalekv.format.sst_writer` writes one piece by piece.
+
+
+# Each row is looked at several times: so few at once that the processor's cache still has them.
+_GROUP_ROWS = 512
+
+
+def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
+    properties: SstProperties,
+    entries: Iterable[Entry],
+    range_tombstones: Iterable[Entry] = (),
+    system: Iterable[Entry] = (),
+    control: Iterable[Entry] = (),
+    *,
+    block_bytes: int,
+    codec: Codec = Codec.NONE,
+    filter_bits_per_key: float | None = None,
+    filter_bytes: bytes = b"",
+) -> bytes:
+    """The SST of these entries.
+
+    `entries` are puts and tombstones, `range_tombstones` what their name says, `system` puts and
+    tombstones of keys of the system (see `shalekv.format.records`), `control` records of loads;
+    each stand by key, ascending, and those of one key by sequence number, descending, no two with
+    the same of both. Blocks, codec and filter are those of `SstWriter`; without
+    `filter_bits_per_key`, `filter_bytes` is stored as it is, a multiple of 8 bytes.
+
+    Raises `ValueError` for entries that break these rules, are of another kind, or don't fit.
+    """
+    writer = SstWriter(
+        properties, block_bytes=block_bytes, codec=codec, filter_bits_per_key=filter_bits_per_key
+    )
+    for section, rows in (
+        (Section.POINTS, entries),
+        (Section.RANGE_TOMBSTONES, range_tombstones),
+        (Section.SYSTEM, system),
+        (Section.CONTROL, control),
+    ):
+        unread = iter(rows)
+        # As many as are held back, so that a block of many groups is not copied for each of them.
+        while group := [*islice(unread, max(_GROUP_ROWS, writer.held_rows))]:
+            writer.add(section, columns_of(group))
+    return writer.finish(filter_bytes).data
+
+
+def encode_fence(properties: SstProperties) -> bytes:
+    """An SST without entries, which only occupies its slot."""
+    return encode_sst(properties, (), block_bytes=1)

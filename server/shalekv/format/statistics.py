@@ -9,9 +9,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
+from shalekv.format.columns import Section
 from shalekv.format.footer import Footer
 from shalekv.format.index import BlockIndex
-from shalekv.format.section import Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

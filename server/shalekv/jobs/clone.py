@@ -15,34 +15,246 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
 import structlog
 
-from shalekv.core.cloning import (
+from shalekv.errors import (
+    DatabaseExists,
+    InvalidRequest,
+    LeaseLost,
+    OriginLost,
+    SnapshotExists,
+    SnapshotNotFound,
+)
+from shalekv.format import names
+from shalekv.format.footer import SstProperties
+from shalekv.format.sst import open_sst
+from shalekv.format.sst_writer import encode_fence
+from shalekv.jobs.compact.outputs import Authorship, LevelWriter
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import output_bytes
+from shalekv.jobs.compact.wal_job import merge_wal
+from shalekv.protocol.compaction.jobs import WalJob
+from shalekv.protocol.compaction.publish import (
+    CompactorId,
+    claim_compactor_epoch,
+    publish,
+    written,
+)
+from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id, with_lease
+from shalekv.protocol.manifest import NO_NONCE, Lease, Manifest, Snapshot, WalMode
+from shalekv.protocol.origins import (
+    FIRST_SLOT,
     Parent,
     clone_origins,
     first_manifest,
+    first_write_id,
+    foreign_ids,
     is_untouched,
     made_again,
+    needed_pins,
+    pin_name,
 )
-from shalekv.engine.cloning.first_slot import claim_id
-from shalekv.engine.cloning.pinning import Pinning
-from shalekv.engine.cloning.tail import merge_tail
-from shalekv.engine.editing import edit_deadline
-from shalekv.engine.founding import check_vacant, found
-from shalekv.engine.levels.origins import Origins
-from shalekv.errors import DatabaseExists, InvalidRequest, LeaseLost, OriginLost
-from shalekv.manifest.named import named_manifest
-from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.origins import foreign_ids, pin_name
-from shalekv.read.origins import check_pins
-from shalekv.settings import LevelSettings
+from shalekv.protocol.snapshot import NEVER
+from shalekv.read.origins import OriginPins, Origins, check_pins, lost
+from shalekv.settings import MIB, LevelSettings
 from shalekv.store.api import ObjectStore
-from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
-from shalekv.store.verify.fit import check_fit
+from shalekv.store.cas import CasStore, Taken
+from shalekv.store.manifests import (
+    StoredManifest,
+    check_vacant,
+    edit_deadline,
+    found,
+    named_manifest,
+    remains,
+)
+from shalekv.store.verify.verify import check_fit
+from shalekv.write.snapshots import Snapshots
+
+# --- first_slot
+# The first slot of a clone's WAL: whoever fills it gives the clone its id.
+#
+# The object holds nothing. All who make a clone at one URL, at once or after one of them has
+# crashed, find the id in it and make the same clone: so none of them stands in the way of
+# another.
+
+
+_ID_BYTES = 16
+
+
+async def claim_id(store: CasStore) -> bytes:
+    """The id of the clone that is made in this store.
+
+    Raises `IllegalState` when something else stands in its WAL: the manifests of another database
+    are lost. REQUIRES: no manifest was there when somebody looked.
+    """
+    async for info in store.reads.list(names.WAL_FOLDER):
+        wal_id = names.parse_wal_name(info.name)
+        if wal_id is not None and wal_id != FIRST_SLOT:
+            raise remains(store, info.name)
+    database_id = store.runtime.random.randbytes(_ID_BYTES)
+    name = names.wal_name(FIRST_SLOT)
+    outcome = await store.claim(name, _object(database_id))
+    if not isinstance(outcome, Taken):
+        return database_id
+    taken = open_sst(name, outcome.data, database_id=None).properties
+    if taken.write_id != first_write_id(taken.database_id):
+        raise remains(store, name)
+    return taken.database_id
+
+
+def _object(database_id: bytes) -> bytes:
+    properties = SstProperties(
+        name=names.wal_name(FIRST_SLOT),
+        database_id=database_id,
+        writer_epoch=0,
+        writer_nonce=NO_NONCE,
+        write_id=first_write_id(database_id),
+    )
+    return encode_fence(properties)
+
+
+# --- pinning
+# Pins while a clone is being made: snapshots that expire, in its parent and that one's origins.
+
+
+PIN_TTL_MS = 3_600_000  # until the clone is there
+_RENEWALS_IN_A_LIFE = 3
+_SUFFIX_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    store: CasStore
+    snapshot: Snapshot
+
+
+class Pinning:
+    """The pins of one clone that is being made."""
+
+    def __init__(self, parent: CasStore, clone_id: bytes) -> None:
+        """Nothing is pinned yet."""
+        self._parent = parent
+        self._clone_id = clone_id
+        self._clock = parent.runtime.clock
+        self._held: list[_Held] = []
+        self._since_ms = self._clock.monotonic_ms()
+
+    async def pin_parent(self, called: str) -> Snapshot:
+        """A snapshot of what the snapshot `called` shows; "": of the current state.
+
+        Raises as `Snapshots.create` and `Snapshots.share`.
+        """
+        return await self._pin(self._parent, called)
+
+    async def pin_origins(self, origins: Origins, manifest: Manifest) -> dict[bytes, bytes]:
+        """Snapshots in the origins of the parent's manifest, by those that the parent has there.
+
+        Raises `OriginLost`.
+        """
+        found = {}
+        for snapshot_id, url in sorted(needed_pins(manifest).items()):
+            mode = await OriginPins(origins).cas_mode(url)
+            try:
+                pin = await self._pin(origins.store_at(url, mode), snapshot_id.hex())
+            except SnapshotNotFound as error:
+                raise lost(url, snapshot_id) from error
+            found[snapshot_id] = pin.id
+        return found
+
+    async def renew(self) -> None:
+        """Let the pins live on, if it is time. Raises `SnapshotNotFound` when one is gone."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._since_ms < PIN_TTL_MS / _RENEWALS_IN_A_LIFE:
+            return
+        for held in self._held:
+            await Snapshots(held.store).renew(held.snapshot.id.hex(), ttl_ms=PIN_TTL_MS)
+        self._since_ms = now_ms
+
+    async def _pin(self, store: CasStore, called: str) -> Snapshot:
+        name = pin_name(self._clone_id)
+        try:
+            pin = await _snapshot(store, called, name)
+        except SnapshotExists:  # somebody else makes this clone, or has not come to an end
+            suffix = store.runtime.random.randbytes(_SUFFIX_BYTES).hex()
+            pin = await _snapshot(store, called, f"{name} {suffix}")
+        self._held.append(_Held(store, pin))
+        return pin
+
+
+async def _snapshot(store: CasStore, called: str, name: str) -> Snapshot:
+    snapshots = Snapshots(store)
+    if called:
+        return await snapshots.share(called, name=name, ttl_ms=PIN_TTL_MS)
+    return await snapshots.create(name=name, ttl_ms=PIN_TTL_MS)
+
+
+# --- tail
+# What the parent's levels lack of the snapshot that is cloned becomes SSTs of the clone.
+#
+# The parent's WAL is not copied: that would take a request for each object. Its effect is merged
+# as a compactor of the clone would do it.
+
+
+_NONCE_BYTES = 16
+_MEMORY_BYTES = 64 * MIB  # of entries that are merged at once
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What became of the log."""
+
+    manifest: Manifest  # the parent's, as if all of its WAL were compacted
+    own_ids: frozenset[bytes]  # SSTs of the clone
+    own_bytes: int
+    wal_objects: int
+
+
+async def merge_tail(
+    parent: CasStore,
+    target: CasStore,
+    manifest: Manifest,
+    *,
+    clone_id: bytes,
+    levels: LevelSettings,
+    keep_alive: Callable[[], Awaitable[None]],
+    memory_bytes: int = _MEMORY_BYTES,
+) -> Merged:
+    """Merge the WAL after c, as far as the snapshot with this manifest of the parent has seen it.
+
+    `keep_alive` is awaited again and again. Raises what reading the WAL and creating SSTs does.
+    """
+    random = target.runtime.random
+    now_ms = await target.reads.now_ms()
+    own = CompactorId(manifest.compactor_epoch + 1, random.randbytes(_NONCE_BYTES))
+    lease = Lease(new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)), NEVER, "clone")
+    merged = with_lease(claim_compactor_epoch(manifest, own.nonce), lease)
+    first, last = manifest.first_uncompacted_wal_id, manifest.wal_id_last_seen
+    slots = range(first, first if last is None else last + 1)
+    ids: set[bytes] = set()
+    own_bytes = 0
+    while slots:
+        await keep_alive()
+        author = Authorship(clone_id, own, lease.id, merged.logical_time_ms)
+        outcome = await merge_wal(
+            parent,
+            WalJob(slots, "clone"),
+            LevelWriter(target, author, levels, Pace(target.runtime.clock, 0)),
+            manifest=merged,
+            memory_bytes=memory_bytes,
+            output_bytes=output_bytes(levels, memory_bytes),
+        )
+        merged = publish(merged, own, outcome.result, lease.id)
+        ids.update(info.id for info in written(outcome.result))
+        own_bytes += outcome.written_bytes
+        slots = range(merged.first_uncompacted_wal_id, slots.stop)
+    return Merged(merged, frozenset(ids), own_bytes, merged.first_uncompacted_wal_id - first)
+
+
+# --- clone
+
 
 _WRITE_ID_BYTES = 16
 

@@ -7,28 +7,284 @@ collection finds the rest of the garbage. Two collectors at once delete the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import islice
 
-from shalekv.core.collectable import Folder, Listed
-from shalekv.core.expiry import expire, has_expired, is_edit_needed
-from shalekv.core.wal_retention import retained_from
-from shalekv.engine.collection.deleting import Deleter
-from shalekv.engine.collection.fences import Fences
-from shalekv.engine.collection.listing import as_listed, is_ours, list_objects
-from shalekv.engine.collection.origins import release_origins
-from shalekv.engine.collection.plan import Judged, Plan, Report
-from shalekv.engine.editing import edit_deadline
+import structlog
+
+from shalekv.clock import Clock
+from shalekv.concurrency import in_parallel
+from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError
+from shalekv.format import names
+from shalekv.format.footer import MIN_FOOTER_BYTES, read_footer
+from shalekv.format.index import encode_index
 from shalekv.format.names import parse_election_name
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.retention import Cutoffs, Pins, Retention, first_kept_wal_id
+from shalekv.protocol.origins import drop_pins, spent_pins
+from shalekv.protocol.retention import (
+    Cutoffs,
+    Folder,
+    Listed,
+    Pins,
+    Reason,
+    Retention,
+    Verdict,
+    expire,
+    first_kept_wal_id,
+    has_expired,
+    is_edit_needed,
+    retained_from,
+)
+from shalekv.read.origins import origin_pins
 from shalekv.settings import CollectorSettings
 from shalekv.store.active_manifests import ActiveManifests, unless_overtaken
-from shalekv.store.api import IsCollected, ObjectInfo
+from shalekv.store.api import IsCollected, ObjectInfo, ObjectStore, RequestCounts
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
-from shalekv.store.requests import RequestCounts
+from shalekv.store.manifests import StoredManifest, edit_deadline
+
+# --- plan
+# What a collection is going to do, and what it has done.
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One object, and what becomes of it."""
+
+    listed: Listed
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All objects that were listed, and what becomes of each, in the order of deletion."""
+
+    manifest: Manifest  # the one that judges
+    is_edit_needed: bool  # the collector has to publish it first
+    dropped_snapshots: int  # by that edit: they have expired
+    dropped_leases: int
+    objects: Sequence[Judged]
+
+    @property
+    def doomed(self) -> Iterable[Listed]:
+        """What goes."""
+        return (each.listed for each in self.objects if each.verdict.goes)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much there is of something."""
+
+    objects: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a collection has done, or would do."""
+
+    manifest_id: int  # of the manifest that judged
+    is_edited: bool  # whether the collector has made it
+    dropped_snapshots: int
+    dropped_leases: int
+    deleted: Mapping[Folder, Amount]  # a folder in which nothing is deleted is not there
+    kept: Mapping[tuple[Folder, Reason], Amount]
+
+    @classmethod
+    def on(cls, plan: Plan) -> Report:
+        """The report when all is done that `plan` says."""
+        deleted: dict[Folder, list[int]] = {}  # sizes
+        kept: dict[tuple[Folder, Reason], list[int]] = {}
+        for judged in plan.objects:
+            listed, verdict = judged.listed, judged.verdict
+            if verdict.goes:
+                deleted.setdefault(listed.folder, []).append(listed.size_bytes)
+            else:
+                kept.setdefault((listed.folder, verdict.reason), []).append(listed.size_bytes)
+        return cls(
+            manifest_id=plan.manifest.manifest_id,
+            is_edited=plan.is_edit_needed,
+            dropped_snapshots=plan.dropped_snapshots,
+            dropped_leases=plan.dropped_leases,
+            deleted={folder: Amount(len(sizes), sum(sizes)) for folder, sizes in deleted.items()},
+            kept={why: Amount(len(sizes), sum(sizes)) for why, sizes in kept.items()},
+        )
+
+    @property
+    def deleted_objects(self) -> int:
+        """In all folders."""
+        return sum(amount.objects for amount in self.deleted.values())
+
+    @property
+    def deleted_bytes(self) -> int:
+        """In all folders."""
+        return sum(amount.size_bytes for amount in self.deleted.values())
+
+    @property
+    def kept_objects(self) -> Mapping[str, int]:
+        """How many objects each reason keeps, in all folders."""
+        found: dict[str, int] = {}
+        for (_, reason), amount in self.kept.items():
+            found[reason.value] = found.get(reason.value, 0) + amount.objects
+        return found
+
+
+# --- listing
+# Lists all objects of a database, as the rules of retention judge them.
+
+
+_FOLDERS = {
+    names.MANIFEST_FOLDER: Folder.MANIFEST,
+    names.WAL_FOLDER: Folder.WAL,
+    names.LEVELS_FOLDER: Folder.LEVELS,
+}
+
+
+async def list_objects(store: CasStore) -> list[Listed]:
+    """Every object, in the order in which garbage is deleted: by folder, then by name."""
+    return [as_listed(info) for prefix in _FOLDERS async for info in store.reads.list(prefix)]
+
+
+def is_ours(name: str) -> bool:
+    """Whether this is a name that we give."""
+    parsers = (names.parse_manifest_name, names.parse_wal_name, names.parse_level_name)
+    return any(parse(name) is not None for parse in parsers)
+
+
+def as_listed(info: ObjectInfo) -> Listed:
+    """An object below one of the three folders, as the rules judge it."""
+    name = info.name
+    folder = _FOLDERS[f"{name.partition('/')[0]}/"]
+    number: int | None = None
+    sst_id: bytes | None = None
+    if folder is Folder.MANIFEST:
+        number = names.parse_manifest_name(name)
+    elif folder is Folder.WAL:
+        number = names.parse_wal_name(name)
+    else:
+        sst_id = names.parse_level_name(name)
+    return Listed(folder, name, info.size_bytes, info.modified_ms, number, sst_id)
+
+
+# --- fences
+# Finds the fences in the WAL, which are never collected (rule F1), without reading the rest.
+#
+# The size in the listing tells which objects can be fences; the footer of each is read once.
+
+
+# An index of no blocks, and a footer without keys: whatever has an entry is larger.
+FENCE_BYTES = len(encode_index(())) + MIN_FOOTER_BYTES
+READS_MAX = 16
+
+
+class Fences:
+    """Knows which WAL objects of one database are fences."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is known yet."""
+        self._store = store
+        self._known: dict[Listed, bool] = {}
+
+    async def among(self, listed: Iterable[Listed]) -> frozenset[str]:
+        """The names of those of these WAL objects that are fences.
+
+        What cannot be read counts as one: it may be, and it is small.
+        """
+        candidates = [each for each in listed if each.size_bytes <= FENCE_BYTES]
+        self._known = {each: self._known[each] for each in candidates if each in self._known}
+        unread = [each for each in candidates if each not in self._known]
+
+        async def read() -> None:
+            while unread:
+                each = unread.pop()
+                self._known[each] = await self._is_fence(each)
+
+        await in_parallel(read, min(READS_MAX, len(unread)))
+        return frozenset(each.name for each in candidates if self._known[each])
+
+    async def _is_fence(self, listed: Listed) -> bool:
+        name, size_bytes = listed.name, listed.size_bytes
+        try:
+            data = await self._store.reads.get_range(name, 0, size_bytes)
+            footer = read_footer(name, data, size_bytes, database_id=None)
+        except (CorruptObject, ObjectNotFound):
+            return True
+        return footer.contents.entry_count == 0
+
+
+# --- deleting
+# Deletes many objects in batches, no faster than is allowed.
+
+
+BATCH_MAX = 1_000  # as many as object stores delete at once
+
+
+class Deleter:
+    """Deletes objects of one database. What was deleted lately counts for the next call, too."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, *, per_s_count: int) -> None:
+        """At most `per_s_count` objects a second."""
+        self._store = store
+        self._clock = clock
+        self._per_s_count = per_s_count
+        self._free_at_ms = clock.monotonic_ms()
+
+    async def delete(self, names: Iterable[str]) -> None:
+        """Delete these objects in their order, batch by batch."""
+        remaining = iter(names)
+        while batch := [*islice(remaining, min(BATCH_MAX, self._per_s_count))]:
+            wait_ms = self._free_at_ms - self._clock.monotonic_ms()
+            if wait_ms > 0:
+                await self._clock.sleep_ms(wait_ms)
+            began_ms = self._clock.monotonic_ms()
+            await self._store.delete(batch)
+            self._free_at_ms = began_ms + 1_000 * len(batch) / self._per_s_count
+
+
+# --- origins
+# Lets go of what other databases keep for this one, a clone, when it reads none of it any more.
+#
+# The pin there goes first, and the origin that tells of it last: after a crash it is tried again.
+
+
+log = structlog.get_logger()
+
+
+async def release_origins(
+    store: CasStore, stored: StoredManifest, manifest: Manifest, pins: Iterable[Pins]
+) -> None:
+    """Remove the pins that no active manifest needs; `pins` are those of all of them.
+
+    What cannot be removed now is left to the next collection. Raises what an edit of the own
+    manifest does.
+    """
+    readable = {each.manifest_id for each in manifest.snapshots if not each.ssts_only}
+    readable.add(manifest.manifest_id)
+    needed = {pin for each in pins if each.manifest_id in readable for pin in each.origin_pins}
+    spent = spent_pins(manifest, needed)
+    if not spent:
+        return
+    released = set()
+    async with origin_pins(store, manifest) as held:
+        for snapshot_id, url in sorted(spent.items()):
+            told = log.bind(origin=url, snapshot_id=snapshot_id.hex())
+            try:
+                await held.release(url, snapshot_id)
+            except ShaleError as error:  # also of damage there: it is no business of this database
+                told.warning("snapshot of an origin not removed", problem=str(error))
+                continue
+            told.info("snapshot of an origin removed")
+            released.add(snapshot_id)
+    if released:
+        async with edit_deadline(store):
+            await stored.edit(
+                lambda current: drop_pins(current, released),
+                lambda current: not any(o.snapshot_id in released for o in current.origins),
+            )
+
+
+# --- collect
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,6 @@ from dataclasses import replace
 
 import structlog
 
-from shalekv.core.quorum.archiving import is_archived
-from shalekv.core.quorum.switching import enter_quorum, leave_quorum
-from shalekv.engine.compaction.wal_tail import merge_tail
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.wal import list_wal
 from shalekv.errors import (
     DatabaseMismatch,
     InvalidRequest,
@@ -34,13 +29,16 @@ from shalekv.errors import (
     ShaleError,
     Superseded,
 )
+from shalekv.jobs.compact.run import merge_tail
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import (
     Member,
     check_first_count,
     check_generation,
     check_members,
+    is_archived,
 )
+from shalekv.protocol.proposer import enter_quorum, leave_quorum
 from shalekv.protocol.snapshot import remove_snapshots
 from shalekv.settings import CompactSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -50,6 +48,8 @@ from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.log import until_failed
 from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, retire, survey
 from shalekv.write.quorum.wal import QuorumSlots
+from shalekv.write.recovery import OpenedLog
+from shalekv.write.wal import list_wal
 
 ARCHIVE_PATIENCE_MS = 60_000  # without any progress
 LOOK_MS = 50

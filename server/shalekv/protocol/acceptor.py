@@ -15,22 +15,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shalekv.core.quorum.messages import (
+from shalekv.protocol.quorum_records import (
+    EMPTY_LOG,
+    NO_BALLOT,
     Append,
     Appended,
     Archived,
+    Ballot,
     Elected,
     Greet,
     Greeting,
     Health,
     Joined,
+    LogShape,
+    Mark,
+    Record,
     Refusal,
     ToAcceptor,
     ToProposer,
     Vote,
     VoteRequest,
 )
-from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, Ballot, LogShape, Mark, Record
 
 
 @dataclass(frozen=True, slots=True)

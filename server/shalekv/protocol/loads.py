@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 
-from shalekv.core.tree import L0, SortedRun, Tree
 from shalekv.errors import IllegalState, InvalidRequest, LeaseLost, LoadUnknown
 from shalekv.protocol.lease import protects
-from shalekv.protocol.manifest import Manifest, PendingLoad, RecentLoad
+from shalekv.protocol.manifest import L0, Manifest, PendingLoad, RecentLoad, SortedRun, Tree
 from shalekv.protocol.sst_table import SstInfo, SstTable
 
 LOAD_ID_BYTES_MAX = 256

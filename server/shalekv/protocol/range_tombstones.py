@@ -11,8 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
-from shalekv.core.key_range import END_OF_KEYS
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import END_OF_KEYS, Entry, Kind
 
 FRAGMENT_BYTES = 240  # objects and list slots of one fragment beside its keys, measured
 

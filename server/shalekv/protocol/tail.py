@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shalekv.core.quorum.messages import Health
 from shalekv.protocol.membership import Configuration
-from shalekv.protocol.quorum_records import LogShape, Mark, Record
+from shalekv.protocol.quorum_records import Health, LogShape, Mark, Record
 
 
 class Answer(NamedTuple):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from shalekv.core.key_range import KeyRange, coalesced
 from shalekv.errors import (
     ConditionFailed,
     CounterOverflow,
@@ -21,7 +20,7 @@ from shalekv.errors import (
     ReplyTooLarge,
     ShaleError,
 )
-from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
+from shalekv.protocol.entry import NO_EXPIRY, Entry, KeyRange, Kind, coalesced
 
 COUNTER_BYTES = 8
 RESULT_FRAME_BYTES = 40  # what a result costs in a message beside the value

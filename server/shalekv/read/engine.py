@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from shalekv.engine.view import View
 from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.protocol.entry import Entry
 from shalekv.read.memtable import Memtable
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, View
 from shalekv.read.watermark import Progress
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shalekv.core.tree import Tree
-from shalekv.engine.levels.parallel import in_parallel
+from shalekv.concurrency import in_parallel
 from shalekv.format.block import Block
+from shalekv.format.columns import Section
 from shalekv.format.filter import key_hash
 from shalekv.format.index import BlockHandle
-from shalekv.format.section import Section
 from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Tree
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sst_reader import OPENED_AT_ONCE, LevelSsts, OpenSst
 
@@ -47,7 +47,7 @@ async def find(ssts: LevelSsts, tree: Tree, key: bytes) -> Entry | None:
 
 
 async def find_record(ssts: LevelSsts, tree: Tree, record_key: bytes) -> Entry | None:
-    """The newest version of a record of the system (see `shalekv.format.system_key`).
+    """The newest version of a record of the system (see `shalekv.format.records`).
 
     May be a tombstone or expired. Raises what `find` does.
     """

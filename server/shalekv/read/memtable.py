@@ -10,15 +10,15 @@ it is dropped as a whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shalekv.clock import Clock
-from shalekv.engine.left_runs import LeftRun
-from shalekv.engine.view import View
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read.sorted_runs import Run, RunMerge, pick_merge
+from shalekv.read.version import View
 
 MERGE_SLICE_COUNT = 2_000  # entries merged between two chances for other tasks: about a millisecond
 # Letting go of a segment takes some 200 ns an entry, in one piece.
@@ -318,3 +318,37 @@ class Memtable:
         self._tombstones = rebuilt
         ahead = [entry for run in self._ahead.values() for entry in run.range_tombstones]
         self._landed_tombstones = rebuilt.with_added(ahead) if ahead else rebuilt
+
+
+# --- left_runs
+# Runs that the memtable has merged or dropped, and what of them views still keep in memory.
+
+
+@dataclass(slots=True, eq=False)
+class LeftRun:
+    """A run, and those that it was merged from. It refers to none of them, so that they may go."""
+
+    run: weakref.ref[Run]
+    size_bytes: int
+    inputs: Sequence[LeftRun]
+
+    @classmethod
+    def of(cls, run: Run, inputs: Sequence[LeftRun] = ()) -> LeftRun:
+        """One that is still there."""
+        return cls(weakref.ref(run), run.size_bytes, inputs)
+
+    def held_bytes(self) -> int:
+        """What is in memory because of it: itself, or what is left of its inputs.
+
+        Entries of a run are those of its inputs, so of the two the larger counts.
+        """
+        inputs_bytes = 0
+        held = []
+        for each in self.inputs:
+            held_bytes = each.held_bytes()
+            if held_bytes:
+                held.append(each)
+                inputs_bytes += held_bytes
+        self.inputs = held
+        own_bytes = 0 if self.run() is None else self.size_bytes
+        return max(own_bytes, inputs_bytes)

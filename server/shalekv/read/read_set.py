@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.view import View
 from shalekv.errors import RangeTooCostly
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.scan import Merge
+from shalekv.read.version import View
 
 # Keys with a value that are fetched of a range which must be empty: one is enough, unless the
 # transaction is decided again and finds it deleted.

@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
-from shalekv.format.load_record import decode_load
-from shalekv.format.records import decode_record
+from shalekv.format.records import decode_load, decode_record
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.loads import CommittedLoad

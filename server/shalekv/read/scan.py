@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.view import View
-from shalekv.protocol.entry import Entry
+from shalekv.concurrency import in_parallel
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.sorted_runs import (
     Cursor,
     Run,
@@ -17,6 +15,7 @@ from shalekv.read.sorted_runs import (
     open_cursors,
     skip_hidden,
 )
+from shalekv.read.version import View
 
 if TYPE_CHECKING:
     from shalekv.read.source import Source

@@ -16,9 +16,6 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shalekv.core.tree import Tree
-from shalekv.engine.levels.loaded_tree import LoadedTree
-from shalekv.engine.view import OpenView
 from shalekv.errors import (
     CorruptObject,
     IllegalState,
@@ -27,13 +24,14 @@ from shalekv.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
-from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.manifest import Manifest, Snapshot, Tree
 from shalekv.protocol.snapshot import find_snapshot, is_expired, not_found
 from shalekv.read.cache import Cache, Sized
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, OpenView
+from shalekv.read.version_set import LoadedTree
 from shalekv.settings import LimitSettings
 from shalekv.store.active_manifests import read_pinned
 from shalekv.store.cas import CasStore

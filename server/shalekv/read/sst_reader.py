@@ -7,30 +7,184 @@ request, and one more if it has range tombstones. SSTs never change, so nothing 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from shalekv.engine.levels.origins import Origins
-from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.levels.pieces import Parse, Pieces, Requests
-from shalekv.engine.levels.read_counters import FilterCounts, ReadCounters
+from shalekv.concurrency import in_parallel
+from shalekv.errors import CorruptObject
 from shalekv.format.block import Block
+from shalekv.format.columns import Section
 from shalekv.format.filter import Filter
 from shalekv.format.footer import Footer
 from shalekv.format.index import BlockHandle, BlockIndex
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
-from shalekv.format.sst import open_filter, read_block, read_block_at
-from shalekv.format.sst_metadata import ByteRange, SstMetadata, metadata_ranges, read_metadata
+from shalekv.format.sst import (
+    ByteRange,
+    SstMetadata,
+    metadata_ranges,
+    open_filter,
+    read_block,
+    read_block_at,
+    read_metadata,
+)
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.cache import Cache, Sized
 from shalekv.read.memory_budget import ResultRoom
+from shalekv.read.origins import Origins
 from shalekv.read.read_budget import ReadBudget
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.disk_cache import DiskCache
+from shalekv.store.disk_cache import DiskCache, DiskCounters
+from shalekv.store.disk_cache_folder import Part
+
+# --- read_counters
+# What reading the levels came to: the figures of a status.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCounters:
+    """What reading the levels came to so far. Hits and misses are those of the caches."""
+
+    block_hits: int
+    block_misses: int
+    block_evictions: int
+    block_held_bytes: int
+    block_requests: int
+    blocks_fetched: int
+    block_fetched_bytes: int
+    metadata_hits: int
+    metadata_misses: int
+    metadata_held_bytes: int
+    metadata_requests: int
+    metadata_fetched_bytes: int
+    filter_negatives: int  # SSTs that were not looked into
+    filter_positives: int
+    filter_false_positives: int  # ... that held no version of the key
+    in_flight_bytes: int
+    in_flight_bytes_peak: int
+    in_flight_waits: int  # requests that waited for the read budget
+    disk: DiskCounters | None  # of the cache on disk, if there is one
+
+
+@dataclass(slots=True)
+class FilterCounts:
+    """What filters said, counted by who asks them."""
+
+    negatives: int = 0
+    positives: int = 0
+    false_positives: int = 0
+
+
+# --- pieces
+# Reads neighbouring pieces of SSTs: from the cache on disk, if there is one, or from the store.
+#
+# A piece goes to the disk when it was found to be what the SST holds, and not before: damage on
+# the way from the store would stay there. And what comes from the disk is looked at in the same
+# way: if it is damaged after all, it is deleted and fetched.
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Requests:
+    """What was fetched from the store."""
+
+    requests: int = 0
+    pieces: int = 0
+    fetched_bytes: int = 0
+
+
+# Reads a range of an SST from the store, and counts it.
+Fetch = Callable[[bytes, ByteRange, Requests], Awaitable[bytes]]
+# What these pieces hold, one after the other; raises `CorruptObject`.
+Parse = Callable[[Sequence[bytes]], Awaitable[T]]
+
+
+class Pieces:
+    """Pieces of the SSTs of one process."""
+
+    def __init__(self, fetch: Fetch, disk: DiskCache | None, budget: ReadBudget) -> None:
+        """`fetch` takes room in `budget` itself."""
+        self._fetch = fetch
+        self._disk = disk
+        self._budget = budget
+
+    async def read(
+        self,
+        owner_id: bytes,
+        sst_id: bytes,
+        ranges: Sequence[ByteRange],
+        count: Requests,
+        parse: Parse[T],
+    ) -> T:
+        """What `parse` makes of these ranges, which stand one after the other in the SST.
+
+        `owner_id` is the database that wrote it. From the first that is not on the disk to the last
+        they come with one request: some bytes that are read for nothing cost less than another.
+        """
+        disk = self._disk
+        if disk is None:
+            return await parse(await self._complete(sst_id, ranges, [None] * len(ranges), count))
+        parts = [Part(owner_id, sst_id, *at) for at in ranges]
+        async with self._budget.room(sum(at.length for at in ranges)):
+            kept = await disk.find(parts)
+        if any(piece is not None for piece in kept):
+            try:
+                return await self._parsed(disk, parts, kept, count, parse)
+            except CorruptObject:
+                await disk.forget([p for p, piece in zip(parts, kept, strict=True) if piece])
+        return await self._parsed(disk, parts, [None] * len(parts), count, parse)
+
+    async def _parsed(
+        self,
+        disk: DiskCache,
+        parts: Sequence[Part],
+        kept: Sequence[bytes | None],
+        count: Requests,
+        parse: Parse[T],
+    ) -> T:
+        ranges = [ByteRange(part.offset, part.length) for part in parts]
+        pieces = await self._complete(parts[0].sst_id, ranges, kept, count)
+        parsed = await parse(pieces)
+        for part, before, piece in zip(parts, kept, pieces, strict=True):
+            if before is None:
+                disk.keep(part, piece)
+        return parsed
+
+    async def _complete(
+        self,
+        sst_id: bytes,
+        ranges: Sequence[ByteRange],
+        kept: Sequence[bytes | None],
+        count: Requests,
+    ) -> Sequence[bytes]:
+        """All pieces; those that were not `kept` are fetched."""
+        missing = [number for number, piece in enumerate(kept) if piece is None]
+        if not missing:
+            return [piece for piece in kept if piece is not None]
+        first, last = missing[0], missing[-1]
+        span = covering(ranges[first], ranges[last])
+        count.pieces += last - first + 1
+        data = await self._fetch(sst_id, span, count)
+        if len(ranges) == 1:
+            return [data]
+        pieces = [*kept]
+        for number in range(first, last + 1):
+            start = ranges[number].start - span.start
+            pieces[number] = data[start : start + ranges[number].length]
+        return [piece for piece in pieces if piece is not None]
+
+
+def covering(first: ByteRange, last: ByteRange) -> ByteRange:
+    """From the first to the last."""
+    return ByteRange(first.start, last.start + last.length - first.start)
+
+
+# --- sst_reader
+
 
 # Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
 # 1,900 of the rest.
@@ -41,7 +195,6 @@ PARSED_AT_ONCE_BYTES = 1 << 20  # then other tasks have their turn: about 2 ms
 OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
 
 _BlockKey = tuple[bytes, int, int]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import Tree
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import Entry, KeyRange
+from shalekv.protocol.manifest import Tree
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read import lookup
+from shalekv.read.sorted_runs import Run
 from shalekv.read.source import Source, tree_sources
 from shalekv.read.sst_reader import LevelSsts
 
@@ -62,3 +65,60 @@ class HeldTree:
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[Source]:
         """What a scan merges, oldest first."""
         return tree_sources(self.ssts, self.tree, keys, reverse=reverse)
+
+
+# --- view
+# A view: one state of the database, for as long as the caller holds it.
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Runs in memory, and the levels below them.
+
+    What the levels hold may stand in the runs as well, but nothing between the two is missing.
+    """
+
+    seq: int  # of the last commit that it contains
+    wal_id: int | None  # of the last WAL object that it contains
+    runs: tuple[Run, ...]  # oldest first
+    range_tombstones: RangeTombstones = NONE  # of what is in memory
+    held: HeldTree | None = None  # None: there is nothing in the levels
+
+    def get(self, key: bytes) -> Entry | None:
+        """The version of `key` in memory; may be a tombstone or expired.
+
+        None: nothing in memory speaks of the key, and what the levels hold counts.
+        """
+        found = None
+        for run in reversed(self.runs):
+            at = bisect_left(run.keys, key)
+            if at < len(run.keys) and run.keys[at] == key:
+                found = run.entries[at]
+                break
+        return self.range_tombstones.latest(key, found)
+
+    def below(self, newer: Iterable[Run]) -> View:
+        """This state with newer runs on top of it."""
+        added = list(newer)
+        tombstones = [entry for run in added for entry in run.range_tombstones]
+        return replace(self.without(tombstones), runs=(*self.runs, *added))
+
+    def without(self, tombstones: Sequence[Entry]) -> View:
+        """This state without what newer range tombstones hide."""
+        if not tombstones:
+            return self
+        return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
+
+    def above(self, held: HeldTree) -> View:
+        """This state, above what these levels hold."""
+        return replace(self, held=held)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class OpenView:
+    """One state of the database, and the moment at which it is read."""
+
+    view: View
+    now_ms: int  # logical time
+    # Of lapsed time: everything that was acknowledged before is in it.
+    fresh_ms: float = 0.0

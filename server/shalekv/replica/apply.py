@@ -6,21 +6,112 @@ left out of the object that they make, when that is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
-from shalekv.core.tree import Tree
-from shalekv.engine.rest_of_object import rest_of_object
-from shalekv.engine.unarchived import Unarchived
-from shalekv.engine.view import View
+from shalekv.errors import IllegalState, QuorumUnavailable
 from shalekv.format import names
-from shalekv.format.sst import Sst
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_writer import encode_sst
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Tree
 from shalekv.protocol.quorum_records import Record
 from shalekv.protocol.tail import News, Position
 from shalekv.read.replay import Replayed, apply_object
+from shalekv.read.version import View
 from shalekv.read.watermark import Progress
+from shalekv.store.cas import CasStore
+from shalekv.store.manifests import StoredManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed
 from shalekv.watch.feed import Position as Shown
+from shalekv.write.quorum.wal import SECTIONS, object_bytes
+from shalekv.write.wal import list_wal
+
+# --- rest_of_object
+# What is left of a WAL object of which a part was applied before, record by record.
+
+
+BLOCK_BYTES = 64 << 10
+
+
+def rest_of_object(found: Sst, *, applied_seq: int, applied_count: int) -> Sst:
+    """The entries behind commit `applied_seq`, as an object of the same name.
+
+    Raises `IllegalState` unless `applied_count` entries come before: what was applied is not in the
+    log of the database any more.
+    """
+    kept: list[list[Entry]] = []
+    left_out = 0
+    for entries in SECTIONS:
+        all_of_it = [*entries(found)]
+        kept.append([entry for entry in all_of_it if entry.seq > applied_seq])
+        left_out += len(all_of_it) - len(kept[-1])
+    name = found.properties.name
+    if left_out != applied_count:
+        raise IllegalState(
+            f"{name} has {left_out} entries up to commit {applied_seq}, but {applied_count} were "
+            "applied when they were committed: the log was put back to an older state. Start this "
+            "process again"
+        )
+    data = encode_sst(found.properties, *kept, block_bytes=BLOCK_BYTES)
+    return open_sst(name, data, database_id=found.properties.database_id)
+
+
+# --- unarchived
+# Records that a replica has from safekeepers, for as long as their objects may not be archived.
+#
+# Whoever reads the log from the store, as watches do that have fallen behind, finds them here.
+
+
+RECORD_BYTES = 200  # of a record, beside its payload
+
+
+class Unarchived:
+    """The records of the last objects, each object from its first record on."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """Past `bytes_max` the oldest objects go: soon they are in the archive."""
+        self._bytes_max = bytes_max
+        self._objects: dict[int, list[Record]] = {}  # in their order
+        self._dropped_wal_id = -1  # of this object, and those before it, nothing is here
+        self.size_bytes = 0
+
+    @property
+    def oldest_wal_id(self) -> int | None:
+        """The first object; None: nothing is here."""
+        return next(iter(self._objects), None)
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether it is time to see what is archived by now."""
+        return self.size_bytes > self._bytes_max // 2
+
+    def add(self, record: Record) -> None:
+        """One more, which follows those that are here."""
+        if record.wal_id <= self._dropped_wal_id:
+            return
+        self._objects.setdefault(record.wal_id, []).append(record)
+        self.size_bytes += _size(record)
+        while self.size_bytes > self._bytes_max:
+            self.drop_through(next(iter(self._objects)))
+
+    def drop_through(self, wal_id: int) -> None:
+        """Everything up to this object is in the archive."""
+        self._dropped_wal_id = max(self._dropped_wal_id, wal_id)
+        while (oldest := self.oldest_wal_id) is not None and oldest <= wal_id:
+            self.size_bytes -= sum(map(_size, self._objects.pop(oldest)))
+
+    def records(self, wal_id: int) -> Sequence[Record]:
+        """Those of an object, all that are known; none: see the archive."""
+        return (*self._objects.get(wal_id, ()),)
+
+
+def _size(record: Record) -> int:
+    return len(record.payload) + RECORD_BYTES
+
+
+# --- apply
 
 
 class Applying:
@@ -158,3 +249,63 @@ class Applying:
     def _reach(self, position: Position) -> None:
         self.position = position
         self._prefix.advance(self._replayed.last_seq, position.wal_id)
+
+
+# --- archive_seen
+# How far the log of a replica is archived, and what is not: that is kept, as it came in a tail.
+
+
+ARCHIVE_MS = 10_000  # for so long it is waited that something is archived
+
+
+class ArchiveSeen:
+    """The archive, as one replica knows it."""
+
+    def __init__(
+        self, store: CasStore, stored: StoredManifest, applying: Applying, *, interval_ms: float
+    ) -> None:
+        """Who waits for the archive looks every `interval_ms`."""
+        self._store = store
+        self._stored = stored
+        self._applying = applying
+        self._interval_ms = interval_ms
+
+    async def look(self) -> None:
+        """Let go of records whose objects are in the store by now. Raises `StoreUnavailable`."""
+        compacted = self._stored.current.wal_id_last_compacted
+        if compacted is not None:
+            self._applying.note_archived(compacted)
+        # Whatever is kept of it: of what does not fit into memory nothing is.
+        shown, first = self._applying.feed.position.wal_id, self._last() + 1
+        if shown is not None and shown >= first:
+            folder = await list_wal(self._store, first)
+            if folder.first_gap > first:
+                self._applying.note_archived(folder.first_gap - 1)
+
+    async def reach(self) -> None:
+        """Return when all that is shown now is in the store. Raises `QuorumUnavailable`."""
+        wanted = self._applying.feed.position.wal_id
+        try:
+            async with asyncio.timeout(ARCHIVE_MS / 1_000):
+                while wanted is not None and wanted > self._last():
+                    await self.look()
+                    if wanted > self._last():
+                        await self._store.runtime.clock.sleep_ms(self._interval_ms)
+        except TimeoutError:
+            raise QuorumUnavailable(
+                f"{names.wal_name(wanted or 0)} was not archived within {ARCHIVE_MS} ms: what is "
+                "shown here is not in the object store yet. Try again later"
+            ) from None
+
+    async def held_object(self, wal_id: int) -> Sst | None:
+        """What was applied of an object that may not be in the store yet; None: it is there."""
+        records = self._applying.unarchived.records(wal_id)
+        if not records:
+            return None
+        name = names.wal_name(wal_id)
+        data = await self._store.runtime.workers.run(object_bytes, name, records)
+        return open_sst(name, data, database_id=self._stored.current.database_id)
+
+    def _last(self) -> int:
+        archived = self._applying.archived_wal_id
+        return -1 if archived is None else archived

@@ -11,10 +11,6 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.core.tree import Tree
-from shalekv.engine.archive_seen import ArchiveSeen
-from shalekv.engine.tailed_replica import TailedReplica
-from shalekv.engine.view import View
 from shalekv.errors import (
     NotTheWriter,
     ObjectNotFound,
@@ -25,12 +21,13 @@ from shalekv.errors import (
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
+from shalekv.protocol.manifest import Tree
 from shalekv.read.replay import Replayed, apply_in_order
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, View
 from shalekv.read.version_set import LEAVE_TIMEOUT_MS, TreeKeeper
-from shalekv.replica.apply import Applying
-from shalekv.replica.follow import Follower
+from shalekv.replica.apply import Applying, ArchiveSeen
+from shalekv.replica.follow import Follower, TailedReplica
 from shalekv.replica.join import Joined
 from shalekv.replica.tail import Tailing
 from shalekv.settings import LimitSettings, ReaderSettings

@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shalekv.core.tree import Tree
 from shalekv.errors import ShaleError
-from shalekv.manifest.named import named_manifest
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.read.memtable import Memtable
 from shalekv.read.origins import check_pins
 from shalekv.read.replay import read_slot
@@ -26,7 +24,7 @@ from shalekv.read.version_set import NO_SNAPSHOT
 from shalekv.read.watermark import Progress
 from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import StoredManifest, named_manifest
 from shalekv.write.snapshots import Snapshots
 
 

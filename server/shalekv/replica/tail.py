@@ -15,24 +15,25 @@ claimed for the time after the last look at it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.engine.quorum.asking import Asked, ask_members
 from shalekv.errors import CorruptObject, IllegalState, NotAMember, RecordTrimmed, ShaleError
 from shalekv.protocol.manifest import WalMode
-from shalekv.protocol.membership import Configuration
+from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.quorum_records import Mark, Record
 from shalekv.protocol.tail import (
+    Answer,
     News,
     Position,
     choose,
     furthest_commit,
     newest_of_majority,
+    sound_ids,
 )
 from shalekv.settings import ReaderSettings, TailChoice
 from shalekv.store.manifests import StoredManifest
@@ -334,3 +335,60 @@ class Tailing:
     async def _ask(self, configuration: Configuration) -> Asked:
         database_id = self._stored.current.database_id
         return await ask_members(self._links, configuration, database_id, wait_ms=ASK_MS)
+
+
+# --- asking
+# Asking the members of a quorum what they hold, all at once, until enough have answered.
+
+
+class Asked(NamedTuple):
+    """What came of it."""
+
+    answers: Mapping[bytes, Answer]  # by member
+    silent: Collection[bytes]  # they were not reached, or are no members any more
+
+
+async def ask_members(
+    links: Links, configuration: Configuration, database_id: bytes, *, wait_ms: float
+) -> Asked:
+    """Ask all, and return when a majority of sound ones has answered, or nobody more will.
+
+    After `wait_ms` whoever has not answered is `silent`; who was not waited for is neither.
+    """
+    answers: dict[bytes, Answer] = {}
+    silent: set[bytes] = set()
+    everyone = configuration.everyone
+    enough = asyncio.Event()
+
+    async def ask(member: Member) -> None:
+        answer = await _ask(links, member, database_id)
+        if answer is None:
+            silent.add(member.id)
+        else:
+            answers[member.id] = answer
+        is_all = len(answers) + len(silent) == len(everyone)
+        if is_all or configuration.is_majority(sound_ids(answers)):
+            enough.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(ask(member)) for member in everyone]
+        try:
+            async with asyncio.timeout(wait_ms / 1_000):
+                await enough.wait()
+        except TimeoutError:
+            silent |= {member.id for member in everyone} - answers.keys()
+        for task in asking:
+            task.cancel()
+    return Asked(answers, silent)
+
+
+async def _ask(links: Links, member: Member, database_id: bytes) -> Answer | None:
+    """None: it is not there, or is another one now."""
+    try:
+        status = await links.status(member.address, database_id)
+    except (LinkBroken, ShaleError):
+        return None
+    for each in status.members:
+        if each.member_id == member.id and each.place.database_id == database_id:
+            return Answer(each.health, each.log, each.committed_lsn)
+    return None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import grpc
+from google.protobuf.message import Message
 
 from shalekv.rpc.adapter import Adapter
-from shalekv.server.service import KvService, WatchService
+from shalekv.server.safekeeper.service import SafekeeperService
+from shalekv.server.service import AdminService, Call, KvService, WatchService
 from shalekv.settings import LimitSettings
+from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
+from shalekv.v1 import safekeeper_pb2 as wire
 
 KV_SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
 
@@ -29,3 +33,54 @@ def kv_methods(
         "Watch": adapter.watch(watches),
     }
     return grpc.method_handlers_generic_handler(KV_SERVICE, methods)
+
+
+# --- admin
+# `shalekv.v1.Admin` over gRPC: which method is answered by what.
+
+
+ADMIN_SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
+
+
+def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHandler:
+    """The methods of the operator's API."""
+
+    async def status(request: admin.StatusRequest, call: Call) -> admin.StatusReply:
+        """What the role tells, and the calls, of which only this side of it knows."""
+        answer = service.status(request, call)
+        reply = answer if isinstance(answer, Message) else await answer
+        reply.calls.extend(adapter.counts.statuses())
+        return reply
+
+    snapshots = service.snapshots
+    methods = {
+        "Status": adapter.unary(status, admin.StatusRequest),
+        "Stats": adapter.unary(service.stats, admin.StatsRequest),
+        "CreateSnapshot": adapter.unary(snapshots.create, admin.CreateSnapshotRequest),
+        "RenewSnapshot": adapter.unary(snapshots.renew, admin.RenewSnapshotRequest),
+        "ListSnapshots": adapter.unary(snapshots.list, admin.ListSnapshotsRequest),
+        "DeleteSnapshot": adapter.unary(snapshots.delete, admin.DeleteSnapshotRequest),
+        "IngestSst": adapter.unary(service.ingest_sst, admin.IngestSstRequest),
+    }
+    return grpc.method_handlers_generic_handler(ADMIN_SERVICE, methods)
+
+
+# --- safekeeper
+# `shalekv.v1.Safekeeper` over gRPC: which method is answered by what.
+
+
+SAFEKEEPER_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
+
+
+def safekeeper_methods(service: SafekeeperService, adapter: Adapter) -> grpc.GenericRpcHandler:
+    """The methods of a safekeeper."""
+    methods = {
+        "Admit": adapter.unary(service.admit, wire.AdmitRequest),
+        "Propose": adapter.duplex(service.propose, wire.ProposeRequest),
+        "Relay": adapter.duplex(service.relay, wire.RelayRequest),
+        "Fetch": adapter.unary_stream(service.fetch, wire.FetchRequest),
+        "Tail": adapter.unary_stream(service.tail, wire.TailRequest),
+        "GetSafekeeperStatus": adapter.unary(service.status, wire.GetSafekeeperStatusRequest),
+        "Retire": adapter.unary(service.retire, wire.RetireRequest),
+    }
+    return grpc.method_handlers_generic_handler(SAFEKEEPER_SERVICE, methods)

@@ -13,29 +13,266 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import logging
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
+import structlog
+from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
-from shalekv.core.trouble import READ, WRITE
-from shalekv.engine.stalls import Stalls
 from shalekv.errors import ShaleError
-from shalekv.read.memory_budget import ResultRoom
-from shalekv.rpc import admin, health, methods
-from shalekv.rpc.adapter import Adapter
-from shalekv.rpc.current_methods import CurrentMethods
-from shalekv.rpc.interceptors import AccessLog
-from shalekv.rpc.reflection import reflection_methods
+from shalekv.read.memory_budget import ResultRoom, Stalls
+from shalekv.rpc import methods
+from shalekv.rpc import methods as admin
+from shalekv.rpc.adapter import Adapter, CurrentMethods
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
+from shalekv.wording import READ, WRITE
 
 if TYPE_CHECKING:
     from shalekv.server.safekeeper.service import SafekeeperService
+
+
+# --- interceptors
+# The access log: one debug line for each call, with peer, code and duration.
+#
+# It is installed only when debug lines are shown, since it costs each call some microseconds.
+
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+_Behaviour: TypeAlias = Callable[..., Any]  # (request or requests, context)
+
+_log = structlog.get_logger(__name__)
+
+
+class AccessLog(grpc.aio.ServerInterceptor):
+    """Logs each call when it is over, however it ended."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        """The handler of the method, with its end logged; an unknown method is logged here."""
+        method = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            _log.debug("unknown method", method=method)
+            return None
+        return _with_behaviour(handler, lambda behaviour: _logged(behaviour, method))
+
+
+def _with_behaviour(handler: _Handler, change: Callable[[_Behaviour], _Behaviour]) -> _Handler:
+    """A copy of `handler` that does what `change` makes of its behaviour."""
+    parsing = (handler.request_deserializer, handler.response_serializer)
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler(change(handler.unary_unary), *parsing)
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler(change(handler.unary_stream), *parsing)
+    if handler.stream_unary is not None:
+        return grpc.stream_unary_rpc_method_handler(change(handler.stream_unary), *parsing)
+    if handler.stream_stream is not None:
+        return grpc.stream_stream_rpc_method_handler(change(handler.stream_stream), *parsing)
+    return handler
+
+
+def _logged(behaviour: _Behaviour, method: str) -> _Behaviour:
+    def watch(context: _Context) -> None:
+        began_s = time.monotonic()
+        peer = context.peer()
+
+        def log(ended: _Context) -> None:
+            duration_ms = round((time.monotonic() - began_s) * 1000.0, 3)
+            _log.debug("call", method=method, peer=peer, code=_code(ended), duration_ms=duration_ms)
+
+        # The stubs want an instance of a class that exists in the stubs alone.
+        context.add_done_callback(log)  # type: ignore[arg-type]
+
+    # grpc.aio tells streams that yield from streams that write by the kind of the function.
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
+            watch(context)
+            async for reply in behaviour(request, context):
+                yield reply
+
+        return generate
+
+    async def answer(request: Any, context: _Context) -> Any:
+        watch(context)
+        return await behaviour(request, context)
+
+    return answer
+
+
+def _code(context: _Context) -> str:
+    code: grpc.StatusCode | None = context.code()
+    if code is not None:
+        return code.name
+    return grpc.StatusCode.OK.name if context.done() else grpc.StatusCode.CANCELLED.name
+
+
+# --- health
+# `grpc.health.v1`: whether this process serves, as a whole and service by service.
+#
+# Beside the gRPC services there are two names for readiness: `shalekv.read` and `shalekv.write`.
+# The whole server, and `shalekv.v1.KV`, are SERVING while both hold, or the first at a reader.
+
+
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+WHOLE_SERVER = ""
+WATCHERS_S = 1.0  # for those who watch, to be told
+
+
+class Health:
+    """Answers Check and Watch."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._servicer = health_aio.HealthServicer()
+        self._told: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
+
+    def methods(self) -> grpc.GenericRpcHandler:
+        """The methods of the health service.
+
+        `List` is left out: the packaged servicer has no answer to it.
+        """
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(
+                self._servicer.Check,
+                request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+            ),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                self._servicer.Watch,
+                request_deserializer=health_pb2.HealthCheckRequest.FromString,
+                response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def report(self, serves: Mapping[str, bool]) -> None:
+        """Report each of these (full names) as SERVING or NOT_SERVING, also to those who watch."""
+        for service, is_serving in serves.items():
+            if self._told.get(service) is is_serving:
+                continue
+            await self._set(service, is_serving=is_serving)
+            self._told[service] = is_serving
+
+    async def stop(self, services: Iterable[str] = ()) -> None:
+        """Report everything, `services` too, as NOT_SERVING, whatever was reported before."""
+        self._told |= dict.fromkeys(services)
+        for service in self._told:
+            await self._set(service, is_serving=False)
+            self._told[service] = False
+
+    async def _set(self, service: str, *, is_serving: bool) -> None:
+        """Tell all who watch; one who takes nothing holds up the others of its service, not us."""
+        status = health_pb2.HealthCheckResponse
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WATCHERS_S):
+                await self._servicer.set(
+                    service, status.SERVING if is_serving else status.NOT_SERVING
+                )
+
+
+# --- reflection
+# Server reflection under both of its names, so that tools work without proto files.
+#
+# The packaged service answers as `grpc.reflection.v1alpha` alone, and current tools ask for
+# `grpc.reflection.v1` first. Both have the same messages on the wire, so one servicer serves
+# both; the descriptors of v1 are those of v1alpha under another package.
+#
+# What is told of our services is read from a pool of its own: the descriptors in generated Python
+# code lack the JSON names of fields, without which tools print names that JSON does not use.
+
+
+V1_PACKAGE = "grpc.reflection.v1"
+V1ALPHA_PACKAGE = "grpc.reflection.v1alpha"
+_SERVICE = "ServerReflection"
+
+
+def reflection_methods(services: Iterable[str]) -> list[grpc.GenericRpcHandler]:
+    """The reflection services, which tell of `services` (full names) and of themselves."""
+    services = list(services)
+    own = [f"{package}.{_SERVICE}" for package in (V1_PACKAGE, V1ALPHA_PACKAGE)]
+    servicer = reflection_aio.ReflectionServicer([*services, *own], _pool(services))
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    methods = {"ServerReflectionInfo": method}
+    return [grpc.method_handlers_generic_handler(name, methods) for name in own]
+
+
+def _pool(services: Iterable[str]) -> descriptor_pool.DescriptorPool:
+    """The files of `services`, of reflection and of errors, and all that they import."""
+    known = descriptor_pool.Default()
+    roots: list[FileDescriptor] = [known.FindServiceByName(service).file for service in services]
+    details = (reflection_pb2, status_pb2, error_details_pb2)  # the last two: what errors carry
+    roots += [known.FindFileByName(module.DESCRIPTOR.name) for module in details]
+    files: dict[str, FileDescriptorProto] = {}
+    for root in roots:
+        for file in _with_imports(root):
+            if file.name not in files:
+                files[file.name] = _with_json_names(file)
+    alpha = text_format.MessageToString(files[reflection_pb2.DESCRIPTOR.name])
+    renamed = alpha.replace("v1alpha", "v1")
+    v1 = text_format.Parse(renamed, FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()
+    for proto in [*files.values(), v1]:
+        pool.AddSerializedFile(proto.SerializeToString())
+    return pool
+
+
+def _with_imports(file: FileDescriptor) -> Iterator[FileDescriptor]:
+    """The files that `file` imports, each before those that import it, and `file`."""
+    for imported in file.dependencies:
+        yield from _with_imports(imported)
+    yield file
+
+
+def _with_json_names(file: FileDescriptor) -> FileDescriptorProto:
+    proto = FileDescriptorProto()
+    file.CopyToProto(proto)
+    for message in proto.message_type:
+        _add_json_names(message, file.message_types_by_name[message.name])
+    return proto
+
+
+def _add_json_names(proto: DescriptorProto, message: Descriptor) -> None:
+    for field in proto.field:
+        field.json_name = message.fields_by_name[field.name].json_name
+    for nested in proto.nested_type:
+        _add_json_names(nested, message.nested_types_by_name[nested.name])
+
+
+# --- server
+
 
 # Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
 # own services are limited, with an error that says more, by the adapter.
@@ -75,7 +312,7 @@ class Server:
         self._calls_max = settings.concurrent_calls_max
         self._adapter = self._new_adapter()
         self._methods = CurrentMethods()
-        self._health = health.Health()
+        self._health = Health()
         self._has_debug_services = settings.debug_services
         self._is_started = self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")
@@ -113,7 +350,7 @@ class Server:
             return
         await self._health.report(
             {
-                health.WHOLE_SERVER: readiness.is_whole,
+                WHOLE_SERVER: readiness.is_whole,
                 methods.KV_SERVICE: readiness.is_whole,
                 admin.ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
@@ -123,10 +360,10 @@ class Server:
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
         """Serve as a safekeeper from now on."""
-        from shalekv.rpc import safekeeper  # noqa: PLC0415 - 30 modules that no other role needs
+        from shalekv.rpc import methods as safekeeper  # noqa: PLC0415 - 30 modules that no other role needs
 
         self._methods.become(safekeeper.safekeeper_methods(service, self._adapter))
-        await self._health.report({health.WHOLE_SERVER: True, safekeeper.SAFEKEEPER_SERVICE: True})
+        await self._health.report({WHOLE_SERVER: True, safekeeper.SAFEKEEPER_SERVICE: True})
         await self._listen([safekeeper.SAFEKEEPER_SERVICE])
 
     async def stand_by(self, error: ShaleError) -> None:
@@ -182,7 +419,7 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
-        listed = [*services, health.SERVICE]
+        listed = [*services, SERVICE]
         if self._has_debug_services:
             listed.append(_add_channelz(self._server))
         self._server.add_generic_rpc_handlers(

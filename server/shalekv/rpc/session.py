@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
+from shalekv.concurrency import Turns
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow
 from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
-from shalekv.roles.turns import Turns
 from shalekv.rpc.call_counts import CallCounts
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings

@@ -9,9 +9,8 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from shalekv.clock import Clock
-from shalekv.engine.collection.plan import Report
 from shalekv.errors import ShaleError, StoreBroken
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import Collecting, Report
 
 log = structlog.get_logger()
 

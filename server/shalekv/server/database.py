@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shalekv.engine.founding import any_wal_object, check_vacant, found, remains
 from shalekv.errors import DatabaseExists, DatabaseMismatch, DatabaseNotFound, InvalidRequest
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import (
@@ -21,7 +20,7 @@ from shalekv.runtime import Runtime
 from shalekv.settings import CLOCK_JUMP_MAX_S, DatabaseSettings, StoreSettings, WalChoice
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import StoredManifest, any_wal_object, check_vacant, found, remains
 from shalekv.write.logical_time import first_time
 from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, admit_again, retire
@@ -57,7 +56,7 @@ async def create_database(
     With a `quorum` each safekeeper makes room first; raises `InvalidRequest` when they cannot be
     one, and `QuorumUnavailable` when one of them does not answer: then none of them has kept it.
     """
-    from shalekv.store.verify.fit import check_fit  # noqa: PLC0415 - 15 modules, to create only
+    from shalekv.store.verify.verify import check_fit  # noqa: PLC0415 - 15 modules, to create only
 
     cas = CasStore(store, runtime, settings)
     await check_vacant(cas)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
 from shalekv.protocol.manifest import Manifest
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import LEAVE_TIMEOUT_MS
 from shalekv.replica.engine import ReaderEngine
 from shalekv.replica.join import join
-from shalekv.roles.memory_use import MemoryUse, measure_reads
-from shalekv.roles.reader_admin import ReaderAdmin
-from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
-from shalekv.roles.watching import Watches
 from shalekv.runtime import Runtime
-from shalekv.server.reader_service import ReaderKv
+from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
-from shalekv.server.status import LevelsReport
+from shalekv.server.status import (
+    LevelsReport,
+    MemoryUse,
+    ProcessUse,
+    StorePlace,
+    StoreUse,
+    measure_reads,
+)
 from shalekv.server.watches import watches_of
 from shalekv.settings import CompactorSettings, ReadSettings
 from shalekv.settings.budget import memory_budget
@@ -28,7 +30,9 @@ from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import open_disk_cache
 from shalekv.store.manifests import StoredManifest
+from shalekv.watch.stream import Watches
 from shalekv.write.quorum.links import Links
+from shalekv.write.snapshots import SnapshotPins
 
 log = structlog.get_logger()
 

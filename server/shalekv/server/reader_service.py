@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
+import shalekv
+from shalekv.clock import Clock
+from shalekv.protocol.snapshot import find_snapshot
 from shalekv.replica.engine import ReaderEngine
 from shalekv.runtime import Runtime
+from shalekv.server import requests
+from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.scans import Scans
 from shalekv.server.service import Answer, Call
-from shalekv.settings import LimitSettings
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status
+from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.reachability import Reachability
-from shalekv.v1 import kv_pb2
+from shalekv.v1 import admin_pb2, kv_pb2
+from shalekv.watch.stream import Watches
 
 
 class ReaderKv:
@@ -88,3 +97,115 @@ def reader_header(engine: ReaderEngine, seq: int, wal_id: int | None) -> kv_pb2.
         wal_id=wal_id,
         staleness_ms=engine.staleness_ms,
     )
+
+
+# --- reader_admin
+# What a reader answers to the calls of `shalekv.v1.Admin`.
+
+
+_State = admin_pb2.ReaderStatus.State
+
+
+class ReaderAdmin:
+    """Implements `roles.service.AdminService` on a `ReaderEngine`."""
+
+    def __init__(  # noqa: PLR0913 - all that a status is about
+        self,
+        engine: ReaderEngine,
+        settings: ReaderSettings,
+        clock: Clock,
+        memory: MemoryUse,
+        store_use: StoreUse,
+        levels: LevelsReport,
+        *,
+        url: str,
+        open_ms: float,
+        readiness: Callable[[], Readiness],
+    ) -> None:
+        """`url` without credentials; `open_ms` is how long joining took."""
+        self.watches: Watches | None = None  # to be set by who has them
+        self.readiness = readiness
+        self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
+        self.memory = memory
+        self.store_use = store_use
+        self._levels = levels
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._url = url
+        self._open_ms = open_ms
+        self._began_ms = clock.monotonic_ms()
+
+    async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
+        """What this process is and how it does."""
+        del call  # answered soon, whatever the deadline
+        requests.check_header(request.header)
+        reply = self._reply()
+        self.readiness().fill(reply, self._clock.monotonic_ms())
+        await self._levels.fill(reply)
+        return reply
+
+    def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
+        """What this process has sent to the object store."""
+        del call  # as above
+        requests.check_header(request.header)
+        return self.store_use.reply(self._header())
+
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        """Raises `NotTheWriter`."""
+        del request, call
+        raise self._engine.refusal("a load")
+
+    def _header(self) -> kv_pb2.ReplyHeader:
+        return reader_header(self._engine, self._engine.prefix.seq, self._engine.prefix.wal_id)
+
+    def _reply(self) -> admin_pb2.StatusReply:
+        engine = self._engine
+        return admin_pb2.StatusReply(
+            header=self._header(),
+            version=shalekv.__version__,
+            url=self._url,
+            uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
+            reader=self._reader_status(),
+            memtable=admin_pb2.MemtableStatus(
+                keys=engine.memtable.key_count,
+                bytes=engine.memory_bytes,
+                bytes_max=self._settings.reader_memtable_bytes_max,
+                runs=engine.memtable.run_count,
+                range_tombstones=engine.memtable.range_tombstone_count,
+            ),
+            manifest=manifest_status(engine.manifest.current),
+            memory=self.memory.status(),
+            watches=None if self.watches is None else self.watches.status(),
+        )
+
+    def _reader_status(self) -> admin_pb2.ReaderStatus:
+        engine, follower = self._engine, self._engine.follower
+        tailing = follower.tailing
+        own = find_snapshot(engine.manifest.current, engine.held.snapshot_id)
+        return admin_pb2.ReaderStatus(
+            state=self._state(),
+            next_wal_id=follower.next_wal_id,
+            snapshot_id=b"" if own is None else own.id,
+            snapshot_expire_time_s=0 if own is None else own.snapshot_expire_time_s,
+            snapshots_lost=engine.levels.lost_count,
+            wal_objects_applied=follower.counts.applied,
+            empty_polls=follower.counts.empty_looks,
+            poll_interval_ms=int(follower.interval_ms),
+            gaps=follower.counts.gaps,
+            gap_ms=int(follower.gap_ms),
+            writer_address=engine.writer_address,
+            open_ms=int(self._open_ms),
+            tail_address=tailing.address if tailing is not None and tailing.is_live else "",
+            tails=0 if tailing is None else tailing.tail_count,
+        )
+
+    def _state(self) -> admin_pb2.ReaderStatus.State.ValueType:
+        follower = self._engine.follower
+        if follower.is_cut_off or self.readiness().reads is not None:
+            return _State.STATE_CUT_OFF
+        if follower.is_full:
+            return _State.STATE_FULL
+        return _State.STATE_GAP if follower.is_in_gap else _State.STATE_FOLLOWING

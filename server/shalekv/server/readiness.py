@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shalekv.core.trouble import Trouble
 from shalekv.v1 import admin_pb2
+from shalekv.wording import Trouble
 
 
 @dataclass(frozen=True, slots=True)

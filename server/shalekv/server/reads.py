@@ -11,10 +11,9 @@ from shalekv.protocol.entry import Entry
 from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
 from shalekv.read.version import HeldTree
-from shalekv.roles.snapshot_reads import SnapshotReads
 from shalekv.runtime import Runtime
 from shalekv.server import requests
-from shalekv.server.freshness import Freshness
+from shalekv.server.freshness import Freshness, SnapshotReads
 from shalekv.server.requests import (
     LINEARIZABLE,
     UNCOMMITTED,

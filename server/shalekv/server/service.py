@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
+from shalekv.concurrency import Turns
 from shalekv.errors import ShaleError
-from shalekv.roles.turns import Turns
 from shalekv.v1 import admin_pb2, kv_pb2
 
 # An answer that explains why there is no other must be on its way before the caller gives up.

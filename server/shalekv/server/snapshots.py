@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from shalekv.engine.snapshot_seqs import SnapshotSeqs
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.snapshot import is_expired
@@ -16,7 +15,13 @@ from shalekv.server.service import Call
 from shalekv.store.active_manifests import unless_overtaken
 from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import admin_pb2, kv_pb2
-from shalekv.write.snapshots import GAP_WAIT_MS, ID_BYTES, Snapshots, check_snapshot_name
+from shalekv.write.snapshots import (
+    GAP_WAIT_MS,
+    ID_BYTES,
+    Snapshots,
+    SnapshotSeqs,
+    check_snapshot_name,
+)
 
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 Living: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]

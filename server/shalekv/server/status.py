@@ -7,29 +7,228 @@ is not compacted, what snapshots pin).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
-from shalekv.core.compaction.debt import debt_bytes
-from shalekv.core.compaction.shape import Shape
-from shalekv.core.level_sizes import (
+from shalekv.clock import Clock
+from shalekv.protocol.compaction.policy import Shape, debt_bytes
+from shalekv.protocol.manifest import (
     LevelSize,
+    Manifest,
+    WalMode,
     level_sizes,
     read_amplification,
     space_amplification,
     total_bytes,
 )
-from shalekv.core.pins import Pinned
-from shalekv.engine.snapshot_pins import SnapshotPins
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.retention import Pinned
 from shalekv.protocol.sst_table import SstTable
-from shalekv.read.engine import Time
+from shalekv.read.engine import ReadEngine, Time
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import TreeKeeper
 from shalekv.read.watermark import Progress
-from shalekv.settings import CompactorSettings
+from shalekv.server.scans import Scans
+from shalekv.settings import CompactorSettings, StoreSettings
+from shalekv.settings.budget import MemoryBudget
+from shalekv.store.api import RequestKind
 from shalekv.store.counting import Count, Operation
-from shalekv.v1 import admin_pb2
+from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
+from shalekv.watch.stream import Watches
+from shalekv.write.snapshots import SnapshotPins
+from shalekv.write.wal import MemberReport, QuorumReport
+
+# --- manifest_status
+# What a status tells of the manifest.
+
+
+_MODES = {
+    WalMode.OBJECT_STORE: manifest_pb2.WAL_MODE_OBJECT_STORE,
+    WalMode.QUORUM: manifest_pb2.WAL_MODE_QUORUM,
+}
+
+
+def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
+    """What this manifest says."""
+    return admin_pb2.ManifestStatus(
+        manifest_id=manifest.manifest_id,
+        wal_id_last_compacted=manifest.wal_id_last_compacted,
+        compactor_epoch=manifest.compactor_epoch,
+        leveled_ssts=len(manifest.leveled_ssts),
+        snapshots=len(manifest.snapshots),
+        wal_mode=_MODES[manifest.wal_mode],
+        wal_members=manifest.wal_members,
+        wal_members_next=manifest.wal_members_next,
+    )
+
+
+# --- quorum_status
+# What a status tells of safekeepers.
+
+
+def quorum_status(report: QuorumReport | None) -> admin_pb2.QuorumStatus | None:
+    """What this report says; None: there are no safekeepers."""
+    if report is None:
+        return None
+    return admin_pb2.QuorumStatus(
+        generation=report.generation,
+        members=map(_member, report.members),
+        last_lsn=report.last_lsn,
+        committed_lsn=report.committed_lsn,
+        last_wal_id=report.last_wal_id,
+        archived_wal_id=report.archived_wal_id,
+        unarchived_bytes=report.unarchived_bytes,
+        archiver_id=report.archiver_id,
+        problem=report.problem,
+    )
+
+
+def _member(report: MemberReport) -> admin_pb2.QuorumMemberStatus:
+    return admin_pb2.QuorumMemberStatus(
+        member_id=report.member_id,
+        address=report.address,
+        is_connected=report.is_connected,
+        flushed_lsn=report.flushed_lsn,
+        archived_wal_id=report.archived_wal_id,
+        is_full=report.is_full,
+        is_next=report.is_next,
+        problem=report.problem,
+    )
+
+
+# --- memory_use
+# What of the memory budget is used, part by part.
+
+
+class MemoryUse:
+    """A budget, and who measures what its parts use."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        """A part that nobody measures is told as unused."""
+        self.budget = budget
+        self._measures: dict[str, Callable[[], int]] = {}
+
+    def measure(self, name: str, used_bytes: Callable[[], int]) -> None:
+        """Ask `used_bytes` for the use of the part that the setting `name` bounds."""
+        if name not in self.budget.parts:
+            raise KeyError(name)
+        self._measures[name] = used_bytes
+
+    def status(self) -> admin_pb2.MemoryStatus:
+        """As it is now."""
+        parts = [
+            admin_pb2.MemoryPart(name=name, bytes=self._used(name), bytes_max=bytes_max)
+            for name, bytes_max in self.budget.parts.items()
+        ]
+        return admin_pb2.MemoryStatus(
+            bytes=sum(part.bytes for part in parts),
+            bytes_max=sum(part.bytes_max for part in parts),
+            parts=parts,
+        )
+
+    def _used(self, name: str) -> int:
+        measure = self._measures.get(name)
+        return 0 if measure is None else measure()
+
+
+def measure_reads(memory: MemoryUse, engine: ReadEngine, scans: Scans, watches: Watches) -> None:
+    """Measure the parts that any serving process has, the writer and a reader."""
+    levels = engine.held.ssts
+    memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
+    memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
+    memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
+    memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
+    memory.measure("result_bytes_max", lambda: scans.room.used_bytes)
+    memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
+    memory.measure("watch_bytes_max", lambda: watches.held_bytes)
+
+
+# --- store_use
+# What the processes of a server have sent to the object store: what its bill is made of.
+
+
+_KINDS: Mapping[RequestKind, admin_pb2.RequestKind.ValueType] = MappingProxyType(
+    {
+        RequestKind.WRITE: admin_pb2.REQUEST_KIND_WRITE,
+        RequestKind.LIST: admin_pb2.REQUEST_KIND_LIST,
+        RequestKind.READ: admin_pb2.REQUEST_KIND_READ,
+        RequestKind.DELETE: admin_pb2.REQUEST_KIND_DELETE,
+        RequestKind.RECORD_WRITE: admin_pb2.REQUEST_KIND_RECORD_WRITE,
+        RequestKind.RECORD_READ: admin_pb2.REQUEST_KIND_RECORD_READ,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Which store it is, as far as prices depend on it. Nothing here is a secret."""
+
+    url: str  # of the database, without credentials
+    endpoint: str = ""  # HOST:PORT; empty: that of the provider
+    records: str = ""  # the kind of the transactional store; empty: none
+
+    @classmethod
+    def of(cls, url: str, settings: StoreSettings) -> StorePlace:
+        """That of a store that was opened with `settings`."""
+        host_and_path = settings.endpoint_url.partition("://")[2]
+        return cls(
+            url=url,
+            endpoint=host_and_path.partition("/")[0].rpartition("@")[2],
+            records=settings.records_url.partition("://")[0],  # the rest may hold a password
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What one role has sent so far."""
+
+    role: str
+    began_ms: float  # on the clock of the runtime
+    sent: Mapping[RequestKind, int]
+
+
+class StoreUse:
+    """A place, and who tells what was sent there."""
+
+    def __init__(self, place: StorePlace, clock: Clock) -> None:
+        """Nobody tells anything yet."""
+        self._place = place
+        self._clock = clock
+        self._sources: list[Callable[[], Iterable[ProcessUse]]] = []
+
+    def measure(self, processes: Callable[[], Iterable[ProcessUse]]) -> None:
+        """Ask `processes` as well, whenever somebody wants to know."""
+        self._sources.append(processes)
+
+    def reply(self, header: kv_pb2.ReplyHeader) -> admin_pb2.StatsReply:
+        """As it is now."""
+        now_ms = self._clock.monotonic_ms()
+        return admin_pb2.StatsReply(
+            header=header,
+            url=self._place.url,
+            endpoint=self._place.endpoint,
+            records=self._place.records,
+            processes=[
+                _requests(process, now_ms) for source in self._sources for process in source()
+            ],
+        )
+
+
+def _requests(process: ProcessUse, now_ms: float) -> admin_pb2.ProcessRequests:
+    return admin_pb2.ProcessRequests(
+        role=process.role,
+        uptime_ms=max(0, int(now_ms - process.began_ms)),
+        requests=[
+            admin_pb2.RequestCount(kind=_KINDS[kind], requests=requests)
+            for kind, requests in process.sent.items()
+            if requests
+        ],
+    )
+
+
+# --- status
+
 
 PINS_TIMEOUT_MS = 1_000  # a status is not kept waiting by a store that does not answer
 

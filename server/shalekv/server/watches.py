@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shalekv.replica.engine import ReaderEngine
-from shalekv.roles.watching import Watches
 from shalekv.settings import WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.watch.consumers import ConsumerLeases
 from shalekv.watch.history import History
+from shalekv.watch.stream import Watches
 from shalekv.write.engine import WriterEngine
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.core.trouble import Trouble
-from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.errors import ShaleError
 from shalekv.read.version_set import LEAVE_TIMEOUT_MS
-from shalekv.roles.memory_use import MemoryUse, measure_reads
-from shalekv.roles.store_use import ProcessUse, StorePlace, StoreUse
-from shalekv.roles.watching import Watches
-from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
-from shalekv.server.status import LevelsReport
+from shalekv.server.status import (
+    LevelsReport,
+    MemoryUse,
+    ProcessUse,
+    StorePlace,
+    StoreUse,
+    measure_reads,
+)
 from shalekv.server.watches import watches_of
-from shalekv.server.writer_service import WriterKv
+from shalekv.server.writer_service import WriterAdmin, WriterKv
 from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
@@ -25,9 +26,12 @@ from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import open_disk_cache
 from shalekv.store.url import UNCHARGED_SCHEMES
+from shalekv.watch.stream import Watches
+from shalekv.wording import Trouble
 from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import Links
+from shalekv.write.snapshots import SnapshotPins
 
 log = structlog.get_logger()
 

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeAlias
 
-from shalekv.roles import reply_form
+import shalekv
+from shalekv.clock import Clock
+from shalekv.errors import CorruptObject, InvalidRequest
+from shalekv.format.coding import Piece
+from shalekv.format.names import is_uuid7
+from shalekv.format.sst_message import info_of
+from shalekv.protocol.loads import check_load_id, files_problem
+from shalekv.protocol.sst_table import SstInfo
 from shalekv.runtime import Runtime
 from shalekv.server import requests, transactions
+from shalekv.server import transactions as reply_form
+from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.requests import check_deadline
 from shalekv.server.scans import Scans
 from shalekv.server.service import Answer, Call
+from shalekv.server.snapshots import SnapshotAdmin
+from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status, quorum_status
 from shalekv.server.writes import Writing
-from shalekv.settings import LimitSettings
+from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.store.reachability import Reachability
-from shalekv.v1 import kv_pb2
+from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
+from shalekv.watch.stream import Watches
 from shalekv.write.engine import WriterEngine
+from shalekv.write.ingest import Loads
+
+# --- ingests
+# `Admin.IngestSst` at a writer: files that stand ready in the object store become one commit.
+
+
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+
+class Ingests:
+    """Answers `IngestSst`."""
+
+    def __init__(self, loads: Loads, header: Header) -> None:
+        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        self._loads = loads
+        self._header = header
+
+    async def ingest_sst(self, request: admin_pb2.IngestSstRequest) -> admin_pb2.IngestSstReply:
+        """Commit the files, unless the load was committed before.
+
+        A call that ends early, by its deadline too, has committed the load, or will not.
+        """
+        check_header(request.header)
+        load_id = check_load_id(request.load_id)
+        loaded = await self._loads.ingest(load_id, file_infos(request.ssts))
+        return admin_pb2.IngestSstReply(
+            header=self._header(loaded.seq, loaded.wal_id), already_applied=loaded.already_applied
+        )
+
+
+def check_header(header: kv_pb2.RequestHeader) -> None:
+    """The header of a load, whose id takes the place of an idempotency key."""
+    requests.check_header(header)
+    if header.idempotency_key:
+        problem = "a load has its load_id for this: the same load is committed once"
+        raise InvalidRequest("header.idempotency_key", problem)
+
+
+def file_infos(messages: Sequence[manifest_pb2.SstInfo]) -> list[SstInfo]:
+    """The files of a load, as they are listed."""
+    if not messages:
+        raise InvalidRequest("ssts", "at least one is needed")
+    infos = []
+    for at, message in enumerate(messages):
+        try:
+            info = info_of(message, Piece("the request", 0, b""))
+        except (CorruptObject, ValueError) as error:
+            raise InvalidRequest(f"ssts[{at}]", str(error)) from None
+        if not is_uuid7(info.id):
+            raise InvalidRequest(f"ssts[{at}].id", "is not a UUID of version 7, 16 bytes")
+        infos.append(info)
+    problem = files_problem(infos)
+    if problem is not None:
+        raise InvalidRequest(f"ssts[{problem[0]}]", problem[1])
+    return infos
+
+
+# --- writer_service
 
 
 class WriterKv:
@@ -113,4 +184,118 @@ class WriterKv:
             epoch=self._epoch,
             seq=seq,
             wal_id=wal_id,
+        )
+
+
+# --- writer_admin
+# What the writer answers to the calls of `shalekv.v1.Admin`.
+
+
+class WriterAdmin:
+    """Implements `roles.service.AdminService` on a `WriterEngine`."""
+
+    def __init__(  # noqa: PLR0913 - all that a status is about
+        self,
+        engine: WriterEngine,
+        settings: WriterSettings,
+        clock: Clock,
+        memory: MemoryUse,
+        store_use: StoreUse,
+        *,
+        url: str,
+        open_ms: float,
+        levels: LevelsReport | None = None,
+        readiness: Callable[[], Readiness] = Readiness,
+    ) -> None:
+        """`url` without credentials; `open_ms` is how long opening took.
+
+        Without `levels` a status says nothing of levels, caches, store and snapshots.
+        """
+        self.memory = memory
+        self.store_use = store_use
+        self._levels = levels
+        self.watches: Watches | None = None  # to be set by who has them
+        self.readiness = readiness
+        self._engine = engine
+        self._ingests = Ingests(engine.loads, self._header)
+        self.snapshots = SnapshotAdmin(engine, self._header)
+        self._settings = settings
+        self._clock = clock
+        self._url = url
+        self._open_ms = open_ms
+        self._began_ms = clock.monotonic_ms()
+
+    def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
+        """What this process is and how it does."""
+        del call  # answered soon, whatever the deadline
+        requests.check_header(request.header)
+        reply = self._reply()
+        self.readiness().fill(reply, self._clock.monotonic_ms())
+        return reply if self._levels is None else self._with_levels(reply, self._levels)
+
+    def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
+        """What the processes of this server have sent to the object store."""
+        del call  # as above
+        requests.check_header(request.header)
+        prefix = self._engine.prefix
+        return self.store_use.reply(self._header(prefix.landed_seq, prefix.wal_id))
+
+    def ingest_sst(
+        self, request: admin_pb2.IngestSstRequest, call: Call
+    ) -> Answer[admin_pb2.IngestSstReply]:
+        """Commit files that stand ready."""
+        requests.check_deadline(call, self._clock)
+        self._engine.check_serving()
+        return self._ingests.ingest_sst(request)
+
+    async def _with_levels(
+        self, reply: admin_pb2.StatusReply, levels: LevelsReport
+    ) -> admin_pb2.StatusReply:
+        await levels.fill(reply)
+        return reply
+
+    def _header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
+        return kv_pb2.ReplyHeader(
+            database_id=self._engine.manifest.current.database_id,
+            role=kv_pb2.Role.ROLE_WRITER,
+            epoch=self._engine.manifest.own.epoch,
+            seq=seq,
+            wal_id=wal_id,
+        )
+
+    def _reply(self) -> admin_pb2.StatusReply:
+        engine = self._engine
+        return admin_pb2.StatusReply(
+            header=self._header(engine.prefix.landed_seq, engine.prefix.wal_id),
+            version=shalekv.__version__,
+            url=self._url,
+            uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
+            writer=self._writer_status(),
+            memtable=admin_pb2.MemtableStatus(
+                keys=engine.memtable.key_count,
+                bytes=engine.memory_bytes,
+                bytes_max=self._settings.memtable_bytes_max,
+                runs=engine.memtable.run_count,
+                range_tombstones=engine.memtable.range_tombstone_count,
+                idempotency_records=len(engine.idempotency),
+            ),
+            manifest=manifest_status(self._engine.manifest.current),
+            memory=self.memory.status(),
+            watches=None if self.watches is None else self.watches.status(),
+            quorum=quorum_status(engine.slots.report()),
+        )
+
+    def _writer_status(self) -> admin_pb2.WriterStatus:
+        engine = self._engine
+        return admin_pb2.WriterStatus(
+            durable_prefix_seq=engine.prefix.seq,
+            next_wal_id=engine.log.next_wal_id,
+            wal_objects_in_flight=engine.log.objects_in_flight,
+            max_parallel_writes=engine.policy.max_parallel_writes,
+            queued_bytes=engine.admission.queued_bytes,
+            queued_bytes_max=self._settings.queued_bytes_max,
+            wal_objects_written=engine.log.objects_written,
+            commits=engine.log.commits_landed,
+            open_ms=int(self._open_ms),
+            wal_objects_replayed=engine.objects_replayed,
         )

@@ -10,20 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
 
 from shalekv.clock import Clock
-from shalekv.concurrency import Waiter, fail
+from shalekv.concurrency import Turns, Waiter, fail
 from shalekv.errors import (
     ConditionFailed,
     CounterOverflow,
     NotACounter,
+    OutcomeUnknown,
     ShaleError,
     Stopping,
 )
 from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.protocol.transaction import Change, Decision, Needs
 from shalekv.read.read_set import NOTHING_BELOW, Below
-from shalekv.roles.archived import archived_reply
-from shalekv.roles.reply_form import ReplyForm, ReplyT
-from shalekv.roles.turns import Turns
 from shalekv.server import requests
 from shalekv.server.requests import (
     ARCHIVED,
@@ -34,7 +32,7 @@ from shalekv.server.requests import (
     DurabilityValue,
 )
 from shalekv.server.service import Answer, Call
-from shalekv.server.transactions import Order
+from shalekv.server.transactions import Order, ReplyForm, ReplyT
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
@@ -48,6 +46,31 @@ from shalekv.write.commit import (
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Pending, Remembered
 from shalekv.write.pending_replies import still_unknown
+from shalekv.write.wal import LogSlots
+
+# --- archived
+# Replies that are given when what they tell of is in the object store.
+
+
+async def archived_reply(slots: LogSlots, answer: Awaitable[ReplyT]) -> ReplyT:
+    """The answer, when the object that it names is in the store, and all before it."""
+    try:
+        reply = await answer
+    finally:
+        del answer  # its error would hold this frame
+    wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
+    try:
+        await slots.archive(wal_id)
+    except ShaleError as error:
+        raise OutcomeUnknown(
+            "the write is durable, but whether it is in the object store is not known: "
+            f"{error}. Read the key to find out, or write it again"
+        ) from error
+    return reply
+
+
+# --- writes
+
 
 WriteRequest: TypeAlias = (
     kv_pb2.PutRequest

@@ -11,36 +11,44 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from shalekv.settings.archiving import ArchivingSettings
-from shalekv.settings.cache import CacheSettings
-from shalekv.settings.children import ChildrenSettings
-from shalekv.settings.collector import CollectorSettings
-from shalekv.settings.election import ElectionSettings
-from shalekv.settings.jobs import CompactorSettings
-from shalekv.settings.levels import LevelCodec, LevelSettings
-from shalekv.settings.limits import STREAM_MESSAGE_BYTES_MAX, LimitSettings
-from shalekv.settings.memory import MemorySettings
+from shalekv.settings.jobs import CollectorSettings, CompactorSettings
 from shalekv.settings.model import GIB, KIB, MIB, Settings
-from shalekv.settings.quorum import QuorumSettings, SafekeeperTransport
 from shalekv.settings.reader import (
     DiskCacheSettings,
     ReaderSettings,
     SnapshotChoice,
     TailChoice,
 )
-from shalekv.settings.safekeeper import SafekeeperSettings
+from shalekv.settings.safekeeper import ArchivingSettings, SafekeeperSettings
 from shalekv.settings.server import (
     PORT_MAX,
+    STREAM_MESSAGE_BYTES_MAX,
+    ChildrenSettings,
+    ElectionSettings,
     EndpointSettings,
+    LimitSettings,
     LogFormat,
     LogLevel,
+    MemorySettings,
     ProcessSettings,
     SafekeeperServerSettings,
     ServerSettings,
+    WatchSettings,
 )
-from shalekv.settings.store import CasChoice, StoreSettings
-from shalekv.settings.watches import WatchSettings
-from shalekv.settings.writer import CLOCK_JUMP_MAX_S, WalCodec, WriterSettings
+from shalekv.settings.store import (
+    CacheSettings,
+    CasChoice,
+    LevelCodec,
+    LevelSettings,
+    StoreSettings,
+)
+from shalekv.settings.writer import (
+    CLOCK_JUMP_MAX_S,
+    QuorumSettings,
+    SafekeeperTransport,
+    WalCodec,
+    WriterSettings,
+)
 
 __all__ = [
     "CLOCK_JUMP_MAX_S",

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from shalekv.settings.model import GIB, MIB, Settings
+from shalekv.settings.model import GIB, KIB, MIB, Settings
 
 
 class CasChoice(StrEnum):
@@ -123,3 +123,86 @@ class StoreSettings(Settings):
         if isinstance(given, dict) and given.get("records_url") and "cas" not in given:
             return {**given, "cas": CasChoice.TWO_PHASE}
         return given
+
+
+# --- cache
+# Settings of reading the levels.
+
+
+class CacheSettings(Settings):
+    """Reading the levels: caches, and requests in flight."""
+
+    block_cache_bytes: int = Field(
+        default=88 * MIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Memory for blocks of the levels that were read.",
+    )
+    metadata_cache_bytes: int = Field(
+        default=48 * MIB,
+        ge=1 * MIB,
+        le=1024 * GIB,
+        description="Memory for the filters and indexes of the SSTs of the levels.",
+    )
+    read_in_flight_bytes: int = Field(
+        default=32 * MIB,
+        ge=1 * MIB,
+        le=64 * GIB,
+        description="Bytes of the levels that are being fetched at once, those of scans included. "
+        "Past it reads wait.",
+    )
+    scan_ahead_bytes_max: int = Field(
+        default=24 * MIB,
+        ge=256 * KIB,
+        le=64 * GIB,
+        description="Memory for what all scans together have read ahead of what they have told. "
+        "Past it they read block by block.",
+    )
+    read_ahead_bytes_max: int = Field(
+        default=1 * MIB,
+        ge=4 * KIB,
+        le=256 * MIB,
+        description="What a long scan fetches at once of each sorted run. It begins with one "
+        "block, and doubles.",
+    )
+
+
+# --- levels
+# Settings of the objects in the levels.
+
+
+class LevelCodec(StrEnum):
+    """How the blocks of the levels are compressed."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+class LevelSettings(Settings):
+    """The SSTs of the levels, as compactor and ingest write them."""
+
+    sst_bytes: int = Field(
+        default=32 * MIB,
+        ge=64 * KIB,
+        le=4 * GIB,
+        description="Target size of an SST of the levels; at most half of "
+        "subcompaction_memory_bytes.",
+    )
+    block_bytes: int = Field(
+        default=16 * KIB,
+        ge=1 * KIB,
+        le=16 * MIB,
+        description="Target size of the blocks of the levels before compression: what a read that "
+        "finds nothing in the cache fetches.",
+    )
+    codec: LevelCodec = Field(
+        default=LevelCodec.LZ4, description="How the blocks of the levels are compressed."
+    )
+    filter_bits: int = Field(
+        default=16,
+        ge=0,
+        le=32,
+        description="Bits of the filter for each key; 16 let about 1 key in 700 through that is "
+        "not there. 0: no filters.",
+    )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from shalekv.core.collectable import Folder, Listed
-from shalekv.engine.levels.parallel import in_parallel
+from shalekv.concurrency import in_parallel
 from shalekv.errors import IllegalState, ObjectNotFound
 from shalekv.format import names
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.retention import Pins, active_ids
+from shalekv.protocol.retention import Folder, Listed, Pins, active_ids
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 

@@ -20,9 +20,7 @@ import structlog
 
 from shalekv.runtime import Runtime
 from shalekv.settings import MIB, DiskCacheSettings
-from shalekv.store.disk_cache_ages import Ages
-from shalekv.store.disk_cache_folder import PartFolder
-from shalekv.store.disk_cache_part import SHARDS, Part, on_disk
+from shalekv.store.disk_cache_folder import SHARDS, Ages, Part, PartFolder, on_disk
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 
 log = structlog.get_logger()

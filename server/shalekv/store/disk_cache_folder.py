@@ -1,6 +1,6 @@
 """The folder of a cache on disk, which processes share without asking each other.
 
-    <path>/shalekv-parts/xx/<name>      a part (see `shalekv.store.disk_cache_part`)
+    <path>/shalekv-parts/xx/<name>      a part (see `shalekv.store.disk_cache_folder`)
     <path>/shalekv-parts/tally          has a byte for each page that all parts take, about
     <path>/shalekv-parts/lock           locked by who deletes; its time is that of the last scan
 
@@ -16,22 +16,154 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
-from shalekv.store.disk_cache_ages import Ages, Cut
-from shalekv.store.disk_cache_part import (
-    PAGE_BYTES,
-    TEMP_SUFFIX,
-    Part,
-    from_file,
-    is_ours,
-    on_disk,
-    to_file,
-)
+from shalekv.format.coding import crc32c
 from shalekv.store.files import REAL_FILE_SYSTEM, FileLock, FileSystem, ListedFile
+
+# --- disk_cache_part
+# A part of an SST as a file of the cache on disk: how it is named, and when it is believed.
+#
+#     0   magic 8
+#     8   database id 16, SST id 16
+#     40  offset u64, length u64 of the part in the SST
+#     56  CRC-32C u32 of bytes 0 to 55 and of the part
+#     60  the part
+#
+# Numbers are stored least significant byte first. The name is a hash of bytes 8 to 55: so a file
+# says itself what it is, and one that was cut, changed or put under another name is not believed.
+
+
+MAGIC = b"ShalePrt"
+NAME_BYTES = 16
+HEADER_BYTES = 60
+PAGE_BYTES = 4096  # what files are rounded up to on most disks
+
+# Folders, in groups that are scanned by one call of a worker; the names in them begin with theirs.
+SHARDS = tuple(tuple(f"{first:x}{second:x}" for second in range(16)) for first in range(16))
+TEMP_SUFFIX = ".tmp"
+
+_KEY = struct.Struct("<16s16sQQ")
+_OURS = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]+-[0-9a-f]+\.tmp)?", re.ASCII)
+
+
+class Part(NamedTuple):
+    """`length` bytes of an SST from byte `offset` on. Ids are never used again, so they stay."""
+
+    database_id: bytes
+    sst_id: bytes
+    offset: int
+    length: int
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file; the first two letters are its shard, too."""
+        return blake2b(_KEY.pack(*self), digest_size=NAME_BYTES).hexdigest()
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of its file."""
+        return HEADER_BYTES + self.length
+
+
+def to_file(part: Part, data: bytes) -> bytes:
+    """The contents of the file that keeps `data`."""
+    head = MAGIC + _KEY.pack(*part)
+    return b"".join((head, crc32c(data, crc32c(head)).to_bytes(4, "little"), data))
+
+
+def from_file(part: Part, contents: bytes) -> bytes | None:
+    """The part that `to_file` was given; None: these are not its bytes."""
+    head = MAGIC + _KEY.pack(*part)
+    if len(contents) != part.file_bytes or not contents.startswith(head):
+        return None
+    data = contents[HEADER_BYTES:]
+    expected = int.from_bytes(contents[len(head) : HEADER_BYTES], "little")
+    return data if crc32c(data, crc32c(head)) == expected else None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of this name was written by a cache: others are left alone."""
+    return _OURS.fullmatch(name) is not None
+
+
+def on_disk(size_bytes: int) -> int:
+    """What a file of this size takes."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+# --- disk_cache_ages
+# How old the files of a cache are, in little memory: which to delete to make room.
+
+
+CLASSES_MAX = 16_384
+
+
+@dataclass(slots=True)
+class Cut:
+    """Files before `from_ms` go, and of those before `until_ms` what `left_bytes` asks for."""
+
+    from_ms: int
+    until_ms: int
+    left_bytes: int
+
+    def takes(self, used_ms: int, size_bytes: int) -> bool:
+        """Whether this file goes."""
+        if used_ms < self.from_ms:
+            return True
+        if used_ms >= self.until_ms or self.left_bytes <= 0:
+            return False
+        self.left_bytes -= size_bytes
+        return True
+
+
+class Ages:
+    """Bytes by the time of their last use, in classes that get longer as they get many."""
+
+    def __init__(self, classes_max: int = CLASSES_MAX) -> None:
+        self._classes_max = classes_max
+        self._shift = 0  # a class is 2 to the power of this, in milliseconds
+        self._bytes: dict[int, int] = {}
+        self.total_bytes = 0
+
+    @property
+    def class_ms(self) -> int:
+        """How exactly times are told apart."""
+        return 1 << self._shift
+
+    def add(self, used_ms: int, size_bytes: int) -> None:
+        """Count a file."""
+        self.total_bytes += size_bytes
+        self._add(used_ms >> self._shift, size_bytes)
+        while len(self._bytes) > self._classes_max:
+            finer, self._bytes = self._bytes, {}
+            self._shift += 1
+            for number, sum_bytes in finer.items():
+                self._add(number >> 1, sum_bytes)
+
+    def cut(self, size_bytes: int) -> Cut:
+        """What to delete so that so many bytes are free: what was used longest ago."""
+        left_bytes = size_bytes
+        for number in sorted(self._bytes):
+            if left_bytes <= self._bytes[number]:
+                return Cut(number << self._shift, number + 1 << self._shift, left_bytes)
+            left_bytes -= self._bytes[number]
+        end_ms = max(self._bytes, default=0) + 1 << self._shift
+        return Cut(end_ms, end_ms, 0)
+
+    def _add(self, number: int, size_bytes: int) -> None:
+        self._bytes[number] = self._bytes.get(number, 0) + size_bytes
+
+
+# --- disk_cache_folder
+
 
 FOLDER = "shalekv-parts"
 EPOCH_READS = 64  # between two looks at when the last scan was

@@ -1,7 +1,7 @@
 """An object store in a folder of a local file system, for many processes at once.
 
 An object is a file of the same name. How creating one survives a power cut is told in
-`shalekv.store.disk`. The store's clock is the file system's: what it writes as the modification
+`shalekv.store.files`. The store's clock is the file system's: what it writes as the modification
 time of a file that is touched.
 """
 
@@ -19,24 +19,22 @@ from shalekv.errors import InvalidUrl, ObjectNotFound, StoreRefused, StoreUnavai
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
+    TEMP_SUFFIX,
     CreateOutcome,
     IsCollected,
     ObjectInfo,
     ObjectStore,
     Recovered,
+    RequestCounts,
+    RequestKind,
     StoredObject,
-    nothing_is_collected,
-)
-from shalekv.store.arguments import (
-    TEMP_SUFFIX,
     byte_range,
     check_name,
     check_new_name,
     check_prefix,
+    nothing_is_collected,
 )
-from shalekv.store.disk import Disk
-from shalekv.store.files import REAL_FILE_SYSTEM, FileStatus, FileSystem, FolderEntry
-from shalekv.store.requests import RequestCounts, RequestKind
+from shalekv.store.files import REAL_FILE_SYSTEM, Disk, FileStatus, FileSystem, FolderEntry
 
 PAGE_NAMES = 1_000  # how many files one call of a worker looks at or deletes
 SCANS_MAX = 3  # how often a folder is read for one list while it keeps changing

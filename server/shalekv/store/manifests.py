@@ -7,24 +7,30 @@ sent after its create shows it as the highest, or the current manifest contains 
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from shalekv.errors import (
+    DatabaseExists,
     DatabaseMismatch,
     DatabaseNotFound,
     IllegalState,
+    ManifestConflict,
     ManifestVersionExists,
     ObjectNotFound,
     WrongObject,
 )
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.protocol.compaction.publish import CompactorId, check_compactor
 from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.opening import WriterId, check_owner
+from shalekv.protocol.snapshot import find_snapshot, not_found
 from shalekv.store.api import ObjectInfo
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Claimed
+from shalekv.store.cas import CasStore, Claimed, Taken
 
 Edit = Callable[[Manifest], Manifest]
 Landed = Callable[[Manifest], bool]
@@ -213,3 +219,168 @@ def _second(time_ms: int) -> int:
 def _progress(manifest: Manifest) -> tuple[int, int]:
     """What never goes back while one history goes on, restorations of older states excluded."""
     return manifest.first_uncompacted_wal_id, manifest.last_compacted_seq
+
+
+# --- named
+# The manifest that a snapshot names.
+
+
+async def named_manifest(store: CasStore, seen: Manifest, snapshot_id: bytes) -> Manifest:
+    """The manifest that a snapshot in `seen` names, and so the one whose objects it keeps.
+
+    An edit that creates a snapshot may return a newer manifest than the one that it made: that may
+    name objects which the snapshot does not keep, so nobody must read by it. Raises
+    `SnapshotNotFound`, `CorruptObject`, `StoreError`, and `ObjectNotFound` when it has expired.
+    """
+    snapshot = find_snapshot(seen, snapshot_id)
+    if snapshot is None:
+        raise not_found(snapshot_id, seen)
+    if snapshot.manifest_id == seen.manifest_id:
+        return seen
+    name = names.manifest_name(snapshot.manifest_id)
+    data = (await store.reads.get(name)).data
+    return await store.runtime.workers.run(decode_manifest, name, data)
+
+
+# --- fenced
+# The manifest as its writer sees it: every read and every edit first checks who owns it.
+#
+# Fencing is a wrapper around the stored manifest, so that no caller can forget the check.
+
+
+class FencedManifest:
+    """A `StoredManifest` that raises `Fenced` as soon as another writer owns it."""
+
+    def __init__(self, stored: StoredManifest, own: WriterId) -> None:
+        """`own` has won its epoch in this manifest."""
+        self._stored = stored
+        self.own = own
+
+    @property
+    def current(self) -> Manifest:
+        """The newest manifest that was seen; this writer owned it."""
+        return self._stored.current
+
+    async def refresh(self) -> Manifest:
+        """The newest manifest, by a list that is sent now. Raises `Fenced`."""
+        manifest = await self._stored.refresh()
+        check_owner(manifest, self.own)
+        return manifest
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """As `StoredManifest.edit`, on manifests that this writer owns. Raises `Fenced`."""
+
+        def owned_edit(manifest: Manifest) -> Manifest:
+            check_owner(manifest, self.own)
+            return edit(manifest)
+
+        manifest = await self._stored.edit(owned_edit, landed)
+        check_owner(manifest, self.own)
+        return manifest
+
+
+# --- compacted
+# The manifest as its compactor sees it: every read and every edit first checks who that is.
+
+
+class CompactedManifest:
+    """A `StoredManifest` that raises `Superseded` as soon as there is another compactor."""
+
+    def __init__(self, stored: StoredManifest, own: CompactorId) -> None:
+        """`own` has won its epoch in this manifest."""
+        self._stored = stored
+        self._editing = asyncio.Lock()  # edits of one process need not conflict
+        self.own = own
+
+    @property
+    def current(self) -> Manifest:
+        """The newest manifest that was seen."""
+        return self._stored.current
+
+    async def refresh(self) -> Manifest:
+        """The newest manifest, by a list that is sent now. Raises `Superseded`."""
+        manifest = await self._stored.refresh()
+        check_compactor(manifest, self.own)
+        return manifest
+
+    async def edit(self, edit: Edit, landed: Landed) -> Manifest:
+        """As `StoredManifest.edit`, on manifests whose compactor is this. Raises `Superseded`."""
+
+        def own_edit(manifest: Manifest) -> Manifest:
+            check_compactor(manifest, self.own)
+            return edit(manifest)
+
+        async with self._editing:
+            manifest = await self._stored.edit(own_edit, landed)
+        check_compactor(manifest, self.own)
+        return manifest
+
+
+# --- editing
+# Edits of the manifest by processes other than the writer, with a deadline.
+
+
+EDIT_TIMEOUT_MS = 60_000
+
+
+@asynccontextmanager
+async def edit_deadline(store: CasStore, timeout_ms: int = EDIT_TIMEOUT_MS) -> AsyncIterator[None]:
+    """Bounds an edit of the manifest, which otherwise goes on until it wins.
+
+    Raises `ManifestConflict`; nobody knows then whether the edit was made.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1_000):
+            yield
+    except TimeoutError:
+        message = (
+            f"{store.url}: the manifest could not be edited within {timeout_ms} ms, because the "
+            "store did not answer or other processes edited it first. Try again later"
+        )
+        raise ManifestConflict(message) from None
+
+
+# --- founding
+# The first manifest of a database: whoever creates it has made the database.
+
+
+async def check_vacant(cas: CasStore) -> None:
+    """Raise `DatabaseExists` when any manifest is there: the first may have been collected."""
+    if await _manifest_ids(cas):
+        raise _exists(cas)
+
+
+async def any_wal_object(cas: CasStore) -> str | None:
+    """The name of the first WAL object; None: there is none."""
+    async for info in cas.reads.list(names.WAL_FOLDER):
+        if names.parse_wal_name(info.name) is not None:
+            return info.name
+    return None
+
+
+async def found(cas: CasStore, manifest: Manifest) -> None:
+    """Create the database whose first manifest this is. Raises `DatabaseExists`."""
+    name = names.manifest_name(manifest.manifest_id)
+    outcome = await cas.claim(name, encode_manifest(manifest))
+    # Another process may have created the database, and collected its first manifest, since it was
+    # looked for (F2).
+    if isinstance(outcome, Taken) or await _manifest_ids(cas) != {manifest.manifest_id}:
+        raise _exists(cas)
+
+
+def remains(cas: CasStore, name: str) -> IllegalState:
+    """The error of whoever would put a database on what is left of another."""
+    return IllegalState(
+        f"{cas.url} holds {name} and no manifest: the manifests of this database are lost. "
+        "Put them back, restore the database from a copy, or create one at another URL"
+    )
+
+
+async def _manifest_ids(cas: CasStore) -> set[int]:
+    listed = cas.reads.list(names.MANIFEST_FOLDER)
+    ids = {names.parse_manifest_name(info.name) async for info in listed}
+    return {manifest_id for manifest_id in ids if manifest_id is not None}
+
+
+def _exists(cas: CasStore) -> DatabaseExists:
+    return DatabaseExists(f"{cas.url} holds a database already")

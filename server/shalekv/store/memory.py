@@ -20,11 +20,15 @@ from shalekv.store.api import (
     ObjectInfo,
     PlainStore,
     Recovered,
+    RequestCounts,
+    RequestKind,
     StoredObject,
+    byte_range,
+    check_name,
+    check_new_name,
+    check_prefix,
     nothing_is_collected,
 )
-from shalekv.store.arguments import byte_range, check_name, check_new_name, check_prefix
-from shalekv.store.requests import RequestCounts, RequestKind
 
 PAGE_NAMES = 1_000  # as many as object stores answer at once
 _ABOVE_ALL = "\x7f"  # no name has it: a prefix with this comes after all names that begin with it

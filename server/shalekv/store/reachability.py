@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from shalekv.clock import Clock
-from shalekv.core.trouble import Trouble
+from shalekv.wording import Trouble
 
 # A shorter outage is bridged by repeating requests, and no news for an operator or a load balancer.
 UNREACHABLE_AFTER_MS = 5_000.0

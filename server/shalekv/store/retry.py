@@ -21,10 +21,10 @@ from shalekv.store.api import (
     ObjectInfo,
     ObjectStore,
     Recovered,
+    RequestCounts,
     StoredObject,
     nothing_is_collected,
 )
-from shalekv.store.requests import RequestCounts
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class RetryingStore(ObjectStore):
 
     `StoreRefused` is repeated as `refusals` decides.
 
-    `create` is passed on as it is: what its outcome means, `shalekv.store.claim` decides.
+    `create` is passed on as it is: what its outcome means, `shalekv.store.cas` decides.
     """
 
     def __init__(

@@ -13,13 +13,12 @@ from contextlib import ExitStack, aclosing
 from typing import Protocol
 
 from shalekv.clock import Clock
-from shalekv.engine.watching.lately import Lately
 from shalekv.errors import ObjectNotFound, ShaleError, WalCollected
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.read.version import HeldTree
 from shalekv.watch.change_event import AppliedObject, Previous, SeenCommit
-from shalekv.watch.feed import CommitFeed, Position
+from shalekv.watch.feed import CommitFeed, Lately, Position
 from shalekv.watch.history import READ_AT_ONCE, History
 from shalekv.watch.previous import Met
 from shalekv.watch.subscriptions import Audience, Topic, Watcher

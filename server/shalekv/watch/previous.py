@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from shalekv.engine.view import View
 from shalekv.errors import StoreError
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.range_tombstones import NONE
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, View
 from shalekv.watch.change_event import AppliedObject, Lack, Previous, SeenCommit
 
 ENTRY_BYTES = 320  # of an entry that is remembered, beside its bytes

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from shalekv.core.key_range import KeyRange
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.watch.change_event import AppliedObject, Previous, SeenCommit
 from shalekv.watch.index import RangeIndex

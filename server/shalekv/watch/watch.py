@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import ShaleError
-from shalekv.roles.watch_consumer import WatchConsumer
+from shalekv.protocol.entry import KeyRange
 from shalekv.watch.change_event import SeenCommit
+from shalekv.watch.consumers import WatchConsumer
 from shalekv.watch.feed import Position
 
 

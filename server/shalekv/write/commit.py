@@ -8,8 +8,13 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from shalekv.errors import OutcomeUnknown, ShaleError
-from shalekv.format.load_record import load_entry
-from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    encode_record,
+    load_entry,
+    record_key,
+)
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import PendingLoad

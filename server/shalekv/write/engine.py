@@ -12,13 +12,6 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from shalekv.clock import Clock
-from shalekv.core.flush import FlushPolicy
-from shalekv.engine.ending import bound_the_end, commit_to_the_end
-from shalekv.engine.missing import reason_missing
-from shalekv.engine.newest_state import NewestState
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.view import View
-from shalekv.engine.watching.showing import Showing
 from shalekv.errors import (
     MemtableFull,
     ObjectNotFound,
@@ -30,23 +23,112 @@ from shalekv.errors import (
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad
+from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import Below
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, View
 from shalekv.read.version_set import LEAVE_TIMEOUT_MS, TreeKeeper
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
+from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, Position
-from shalekv.write.admission import Admission
+from shalekv.write.admission import Admission, FlushPolicy
+from shalekv.write.commit import Group
 from shalekv.write.expiry_sweep import ExpirySweep
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.ingest import Loads
 from shalekv.write.ownership import Ownership
-from shalekv.write.pending_writes import Overlay
+from shalekv.write.pending_writes import NewestState, Overlay
 from shalekv.write.prefetch import LookBelow
+from shalekv.write.recovery import OpenedLog
+from shalekv.write.wal import LogSlots
 from shalekv.write.watermark import Prefix
 
+# --- showing
+# How a writer shows that the prefix has grown: to scans, and to those who watch.
+
+
+class Showing:
+    """Shows the groups of one writer when all before them are durable."""
+
+    def __init__(self, memtable: Memtable, feed: CommitFeed, view: Callable[[], View]) -> None:
+        """`view` is the state of the prefix, its levels included."""
+        self._memtable = memtable
+        self._feed = feed
+        self._view = view
+
+    def show(self, group: Group) -> None:
+        """Called in slot order. What it costs while nobody watches is two questions."""
+        before = self._view() if self._feed.wants_previous else None
+        self._memtable.extend_prefix(group.run)
+        if self._feed.is_idle:
+            return
+        contents = group.contents()
+        obj = AppliedObject(
+            group.wal_id, group.max_seq, contents.points, contents.range_tombstones, group.load
+        )
+        self._feed.applied(obj, before)
+
+
+# --- ending
+# How the log of a writer ends well: all is durable, and then in the object store, in time.
+
+
 log = structlog.get_logger()
+
+
+async def commit_to_the_end(commits: GroupCommit, slots: LogSlots) -> None:
+    """Run the log until it is closed or stopped; if it was closed, until all of it is archived.
+
+    Then whoever reads the object store alone finds all that was acknowledged. Where that cannot be,
+    it is logged: safekeepers have it, and the next writer brings it there.
+    """
+    await commits.run()
+    if not commits.is_closing:
+        return
+    problem = "there was no time left"
+    try:
+        await slots.archive()
+        problem = ""
+    except ShaleError as error:
+        problem = str(error)
+    finally:  # also when cancelled
+        if problem:
+            log.warning("the end of the log is in the safekeepers alone", problem=problem)
+
+
+async def bound_the_end(
+    commits: GroupCommit, end: asyncio.Task[None], clock: Clock, *, grace_ms: float
+) -> None:
+    """Cancel `end` when it has not come so long after the log was closed or stopped."""
+    await commits.ended.wait()
+    await clock.sleep_ms(grace_ms)
+    end.cancel()
+
+
+# --- missing
+# Why an object of the levels is not there, as the writer finds out.
+
+
+async def reason_missing(
+    missing: ObjectNotFound, held: HeldTree, ownership: Ownership, levels: TreeKeeper
+) -> ShaleError:
+    """`SnapshotNotFound` when nothing protects `held` any more; else `missing`, or a worse one."""
+    try:
+        await ownership.confirm()
+    except ShaleError as error:
+        return error
+    if levels.protects(held):
+        return missing
+    return SnapshotNotFound(
+        f"{missing.name} is gone: the snapshot that protected the levels of manifest "
+        f"{held.tree.manifest_id} has expired, because this process was stopped for long. Read "
+        "again, from the beginning"
+    )
+
+
+# --- engine
+
 
 # How often the manifest is looked at while much is not compacted: what is waits to be dropped.
 PRESSED_POLL_MS = 500

@@ -10,22 +10,33 @@ names the files, so that whoever reads them is safe when the load is compacted a
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
 
 import structlog
 
-from shalekv.concurrency import fail
-from shalekv.core.tree import L0
-from shalekv.engine.batch_files import Authorship, encode_batch
-from shalekv.engine.levels.loaded_tree import Pin
-from shalekv.engine.load_files import check_files
-from shalekv.errors import IllegalState, ShaleError, StoreError
-from shalekv.format.sst_writer import FinishedSst
-from shalekv.manifest.fenced import FencedManifest
+from shalekv.concurrency import fail, in_parallel
+from shalekv.errors import (
+    CorruptObject,
+    IllegalState,
+    InvalidRequest,
+    ObjectNotFound,
+    ShaleError,
+    StoreError,
+)
+from shalekv.format.block_frame import Codec
+from shalekv.format.columns import Columns, Section
+from shalekv.format.contents import UNNUMBERED
+from shalekv.format.footer import SstProperties
+from shalekv.format.names import level_name
+from shalekv.format.sst import metadata_range, read_metadata
+from shalekv.format.sst_writer import FinishedSst, SstWriter
 from shalekv.protocol.entry import NO_EXPIRY
-from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
+from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.loads import (
     OWN_PREFIX,
     CommittedLoad,
@@ -34,13 +45,15 @@ from shalekv.protocol.loads import (
     is_pending,
     register_load,
 )
-from shalekv.protocol.manifest import Manifest, PendingLoad
+from shalekv.protocol.manifest import L0, Manifest, PendingLoad
+from shalekv.protocol.opening import WriterId
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.protocol.transaction import Change
+from shalekv.read.version_set import Pin
 from shalekv.settings import LevelSettings
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Taken
+from shalekv.store.cas import CasStore, Taken
+from shalekv.store.manifests import FencedManifest
 from shalekv.write.admission import Admission
 from shalekv.write.commit import (
     COMMIT_OVERHEAD_BYTES,
@@ -52,6 +65,126 @@ from shalekv.write.commit import (
 )
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
+
+# --- load_files
+# Looks at the files of a load before it is committed: are they what the load says?
+
+
+FILES_AT_ONCE = 16
+
+
+async def check_files(store: CasStore, infos: Sequence[SstInfo], *, database_id: bytes) -> int:
+    """When the oldest of the files was written, by the store's clock, milliseconds.
+
+    Reads footer and index of each: the checksum in the footer vouches for the rest. Raises
+    `InvalidRequest` for a file that is missing, is not as it is listed, or holds other entries than
+    puts and tombstones without a sequence number; and `StoreUnavailable`.
+    """
+    unchecked = [*enumerate(infos)]
+    modified_ms: list[int] = []
+
+    async def work() -> None:
+        while unchecked:
+            at, info = unchecked.pop()
+            modified_ms.append(await _check(store, at, info, database_id))
+
+    await in_parallel(work, min(len(unchecked), FILES_AT_ONCE))
+    return min(modified_ms)
+
+
+async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) -> int:
+    name = level_name(info.id)
+    try:
+        found = await store.reads.head(name)
+        start, length = metadata_range(info, with_filter=False)
+        data = await store.reads.get_range(name, start, length)
+        metadata = read_metadata(info, data, database_id=database_id, with_filter=False)
+    except (ObjectNotFound, CorruptObject) as error:
+        raise InvalidRequest(f"ssts[{at}]", str(error)) from error
+    contents = metadata.footer.contents
+    if not contents.is_unnumbered or contents.entry_count != (
+        contents.put_count + contents.tombstone_count
+    ):
+        problem = "holds more than puts and tombstones with the sequence number 0"
+        raise InvalidRequest(f"ssts[{at}]", f"{name} {problem}")
+    # When the first of its values expires is known to who has written it, and not to its footer.
+    listed = replace(info, first_expiry_ms=NO_EXPIRY)
+    if found.size_bytes != info.size_bytes or metadata.footer.info(info.level) != listed:
+        raise InvalidRequest(f"ssts[{at}]", f"{name} is not what it is listed as")
+    return found.modified_ms
+
+
+# --- batch_files
+# A large batch as SSTs of the levels, encoded before its sequence number is known.
+
+
+ROWS_AT_ONCE = 512
+WRITE_ID_BYTES = 16
+SST_RANDOM_BYTES = 8
+_KEY = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Authorship:
+    """Who writes files, of which database, under ids of which stem, and as of which time."""
+
+    database_id: bytes
+    own: WriterId
+    stem_id: bytes  # as the id of a lease: the ids of the files derive from it
+    logical_time_ms: int
+
+
+def encode_batch(
+    changes: Sequence[Change],
+    author: Authorship,
+    settings: LevelSettings,
+    random_bytes: Callable[[int], bytes],
+) -> list[FinishedSst]:
+    """The SSTs of these changes, by key; an SST is closed when it has `sst_bytes`.
+
+    Takes about 3 us for a change: call it off the event loop. REQUIRES: there is a change, and
+    each key stands once.
+    """
+    ordered = sorted(changes, key=_KEY)
+    ends = [*accumulate((len(each.key) + len(each.value) for each in ordered), initial=0)]
+    finished: list[FinishedSst] = []
+    begin = 0
+    while begin < len(ordered):
+        writer = _begin(author, settings, random_bytes)
+        while begin < len(ordered) and writer.size_bytes < settings.sst_bytes:
+            room_bytes = settings.sst_bytes - writer.size_bytes
+            stop = max(bisect_right(ends, ends[begin] + room_bytes) - 1, begin + 1)
+            stop = min(stop, begin + ROWS_AT_ONCE)
+            keys, kinds, values, expire_at_ms = zip(*ordered[begin:stop], strict=True)
+            seqs = [UNNUMBERED] * len(keys)
+            writer.add(Section.POINTS, Columns(keys, seqs, bytes(kinds), values, expire_at_ms))
+            begin = stop
+        finished.append(writer.finish())
+    return finished
+
+
+def _begin(
+    author: Authorship, settings: LevelSettings, random_bytes: Callable[[int], bytes]
+) -> SstWriter:
+    sst_id = leased_sst_id(author.stem_id, random_bytes(SST_RANDOM_BYTES))
+    properties = SstProperties(
+        name=level_name(sst_id),
+        database_id=author.database_id,
+        writer_epoch=author.own.epoch,
+        writer_nonce=author.own.nonce,
+        write_id=random_bytes(WRITE_ID_BYTES),
+        logical_time_ms=author.logical_time_ms,
+    )
+    return SstWriter(
+        properties,
+        block_bytes=settings.block_bytes,
+        codec=Codec[settings.codec.name],
+        filter_bits_per_key=settings.filter_bits or None,
+    )
+
+
+# --- ingest
+
 
 log = structlog.get_logger()
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from shalekv.core.expiry import is_lease_expired
-from shalekv.engine.editing import edit_deadline
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.lease import has_lease, made_ms, without_lease
 from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.retention import is_lease_expired
 from shalekv.settings import CLOCK_JUMP_MAX_S
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import StoredManifest, edit_deadline
 from shalekv.write.logical_time import first_time
 
 _MS_PER_S = 1_000

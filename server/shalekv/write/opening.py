@@ -13,10 +13,7 @@ from typing import Any
 
 import structlog
 
-from shalekv.engine.editing import edit_deadline
-from shalekv.engine.levels.parallel import in_parallel
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.wal import WalFolder, WalSlots, list_wal
+from shalekv.concurrency import in_parallel
 from shalekv.errors import (
     DatabaseMismatch,
     IllegalState,
@@ -24,7 +21,6 @@ from shalekv.errors import (
 )
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.manifest.fenced import FencedManifest
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.opening import (
     FenceRun,
@@ -39,17 +35,19 @@ from shalekv.read.origins import check_pins
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import FencedManifest, StoredManifest, edit_deadline
 from shalekv.write.commit import WalContents
 from shalekv.write.logical_time import first_time
 from shalekv.write.quorum.links import Links
 from shalekv.write.recovery import (
     FencedLog,
+    OpenedLog,
     WalKeeper,
     opening_deadline,
     replay_log,
     serve_replayed,
 )
+from shalekv.write.wal import WalFolder, WalSlots, list_wal
 
 FILLS_MAX = 8  # slots that are filled at once
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import structlog
 
-from shalekv.engine.looks import Looks
+from shalekv.concurrency import Looks
 from shalekv.errors import ShaleError, Stopping, StoreError
-from shalekv.manifest.fenced import FencedManifest
+from shalekv.store.manifests import FencedManifest
 
 log = structlog.get_logger()
 

@@ -6,16 +6,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.newest_state import NewestState
 from shalekv.errors import ObjectNotFound, ShaleError
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import Needs
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import Below, RangeBelow, range_below
 from shalekv.read.version import HeldTree
 from shalekv.read.version_set import TreeKeeper
 from shalekv.write.group_commit import GroupCommit
-from shalekv.write.pending_writes import Overlay
+from shalekv.write.pending_writes import NewestState, Overlay
 
 ReasonOf: TypeAlias = Callable[[ObjectNotFound, HeldTree], Awaitable[ShaleError]]
 

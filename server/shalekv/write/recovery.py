@@ -8,13 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from shalekv.core.tree import Tree
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.errors import ManifestConflict
-from shalekv.manifest.fenced import FencedManifest
-from shalekv.manifest.named import named_manifest
-from shalekv.protocol.loads import drop_unrecorded
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.entry import Entry
+from shalekv.protocol.loads import CommittedLoad, drop_unrecorded
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.protocol.opening import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
 from shalekv.read.memtable import Memtable
@@ -25,8 +22,34 @@ from shalekv.read.version_set import SNAPSHOT_ID_BYTES
 from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
+from shalekv.store.manifests import FencedManifest, named_manifest
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.wal import LogSlots
+
+# --- opened_log
+# What an opening for writing ends with, and a writer starts from.
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """A log that is fenced and replayed."""
+
+    store: CasStore
+    manifest: FencedManifest
+    held: HeldTree  # the levels
+    slots: LogSlots
+    memtable: Memtable
+    time: LogicalTime
+    last_wal_id: int
+    last_seq: int
+    first_seq: int  # that the writer may issue
+    objects_replayed: int
+    records: Sequence[Entry] = ()  # of idempotency keys, oldest first
+    loads: Sequence[CommittedLoad] = ()  # whose records were replayed, oldest first
+
+
+# --- recovery
+
 
 RENEWALS_IN_A_LIFE = 3
 

@@ -7,22 +7,28 @@ are by the store's clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
-from shalekv.engine.editing import EDIT_TIMEOUT_MS, edit_deadline
-from shalekv.engine.wal import list_wal
+from shalekv.concurrency import in_parallel
 from shalekv.errors import (
+    CorruptObject,
+    IllegalState,
     InvalidRequest,
     ManifestVersionExists,
+    ObjectNotFound,
     Overloaded,
     SnapshotNotFound,
+    StoreError,
 )
 from shalekv.format import names
+from shalekv.format.footer import Footer, needed_tail, read_footer
+from shalekv.format.manifest import decode_manifest
+from shalekv.format.names import manifest_name
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.origins import is_pin
+from shalekv.protocol.retention import Holdings, Pinned, pinned_by_snapshots
 from shalekv.protocol.snapshot import (
     NEVER,
     create_snapshot,
@@ -34,10 +40,11 @@ from shalekv.protocol.snapshot import (
     renew_snapshot,
     share_snapshot,
 )
-from shalekv.store.active_manifests import read_pinned, unless_overtaken
+from shalekv.store.active_manifests import READS_MAX, read_pinned, unless_overtaken
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import EDIT_TIMEOUT_MS, StoredManifest, edit_deadline
 from shalekv.write.logical_time import NEAR_MS
+from shalekv.write.wal import list_wal
 
 ID_BYTES = 16
 NAME_CHARS_MAX = 128
@@ -331,3 +338,118 @@ def _found(manifest: Manifest, snapshot_id: bytes) -> Snapshot:
     if found is None:
         raise not_found(snapshot_id, manifest)
     return found
+
+
+# --- snapshot_pins
+# What snapshots keep from being deleted, as far as their manifests can be read.
+
+
+MANIFESTS_MAX = 32  # whose holdings are remembered: 24 bytes for each SST
+
+
+class SnapshotPins:
+    """Reads each manifest that a snapshot names once, when it is first asked."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._known: dict[int, Holdings] = {}
+
+    def known(self, current: Manifest, now_s: float) -> list[Pinned]:
+        """What was found out so far, at once."""
+        return pinned_by_snapshots(current, self._known, now_s=now_s)
+
+    async def pinned(self, current: Manifest, now_s: float) -> list[Pinned]:
+        """The unexpired snapshots of the current manifest, at `now_s` of the store's clock.
+
+        WAL objects are left out. Of a snapshot whose manifest cannot be read it is not known.
+        """
+        wanted = {s.manifest_id for s in current.snapshots if not is_expired(s, now_s)}
+        for manifest_id in self._known.keys() - wanted:
+            del self._known[manifest_id]
+        unread = sorted(wanted - self._known.keys() - {current.manifest_id})
+        for manifest_id in unread[: MANIFESTS_MAX - len(self._known)]:
+            holdings = await self._read(manifest_id)
+            if holdings is not None:
+                self._known[manifest_id] = holdings
+        return await self._store.runtime.workers.run(self.known, current, now_s)
+
+    async def _read(self, manifest_id: int) -> Holdings | None:
+        name = manifest_name(manifest_id)
+        try:
+            data = (await self._store.reads.get(name)).data
+            manifest = await self._store.runtime.workers.run(decode_manifest, name, data)
+        except (CorruptObject, StoreError):
+            return None  # `shalekv fsck` tells what is wrong with it
+        return Holdings.of(manifest)
+
+
+# --- snapshot_seqs
+# Which sequence number each snapshot reads at.
+#
+# It is that of the last commit in the WAL objects that it keeps, or in its levels if there is
+# none in those. No manifest says it, so it is read from the objects, once for each manifest.
+
+
+TAIL_BYTES = 4_096  # holds the footer of an object whose first and last keys are not very long
+
+
+class SnapshotSeqs:
+    """Remembers what it has found out, for as long as the manifests are active."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self._known: dict[int, int] = {}  # by the ids of manifests
+
+    async def of(self, current: Manifest, snapshots: Sequence[Snapshot]) -> Mapping[bytes, int]:
+        """The numbers of these snapshots of the current manifest, by their ids.
+
+        Of those that nobody can read, because they keep no WAL, it is 0.
+        Raises `CorruptObject`, `StoreUnavailable`, and `IllegalState` when something is missing:
+        then it has expired meanwhile, or was deleted by hand.
+        """
+        active = {each.manifest_id for each in current.snapshots}
+        for manifest_id in self._known.keys() - active:
+            del self._known[manifest_id]
+        readable = [each for each in snapshots if not each.ssts_only]
+        unread = sorted({each.manifest_id for each in readable} - self._known.keys())
+        found = {each: self._known[each] for each in active & self._known.keys()}
+
+        async def work() -> None:
+            while unread:
+                manifest_id = unread.pop()
+                found[manifest_id] = await self._read(current, manifest_id)
+
+        await in_parallel(work, min(READS_MAX, len(unread)))
+        self._known |= found
+        unreadable = dict.fromkeys([each.id for each in snapshots], 0)
+        return unreadable | {each.id: found[each.manifest_id] for each in readable}
+
+    async def _read(self, current: Manifest, manifest_id: int) -> int:
+        manifest = current
+        if manifest_id != current.manifest_id:
+            manifest, _ = await read_pinned(self._store, current, manifest_id)
+        last = manifest.wal_id_last_seen
+        slots = range(manifest.first_uncompacted_wal_id, 0 if last is None else last + 1)
+        for wal_id in reversed(slots):
+            footer = await self._footer(names.wal_name(wal_id), manifest.database_id)
+            if footer.contents.entry_count:  # else it is a fence
+                return footer.contents.max_seq
+        return manifest.last_compacted_seq
+
+    async def _footer(self, name: str, database_id: bytes) -> Footer:
+        reads = self._store.reads
+        try:
+            size_bytes = (await reads.head(name)).size_bytes
+            tail = await reads.get_range(name, -TAIL_BYTES, TAIL_BYTES)
+            needed = needed_tail(name, tail, size_bytes)
+            if needed > len(tail):
+                tail = await reads.get_range(name, -needed, needed)
+        except ObjectNotFound:
+            message = (
+                f"{name} is missing although a snapshot needs it: it must have been deleted by "
+                "hand. Put it back, or delete the snapshot"
+            )
+            raise IllegalState(message) from None
+        return read_footer(name, tail, size_bytes, database_id=database_id)

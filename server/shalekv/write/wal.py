@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shalekv.core.trouble import Trouble
-from shalekv.format.sst import Sst
+from shalekv.errors import OutcomeUnknown
+from shalekv.format import names
+from shalekv.format.block_frame import Codec
+from shalekv.format.footer import SstProperties
+from shalekv.format.sst import Sst, open_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.opening import Occupant, WriterId
-from shalekv.store.reachability import UNREACHABLE_AFTER_MS
+from shalekv.store.cas import CasStore, ClaimOutcome, Taken
+from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
+from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
 
 
@@ -129,3 +135,218 @@ class LogSlots(Protocol):
     async def close(self) -> None:
         """Let go of connections. REQUIRES: nothing is in flight, `run` has ended."""
         ...
+
+
+# --- wal
+# WAL slots: create one, read one.
+
+
+# A larger object is encoded by a worker, off the event loop: this much takes about 2 ms.
+ENCODE_INLINE_COUNT = 4_000
+ENCODE_INLINE_BYTES = 1 << 20
+COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
+EPOCH_METADATA = "writer_epoch"  # user metadata that seed 000, "Attributes", demands
+
+
+class WalSlots:
+    """The WAL of one database, as one writer sees it."""
+
+    def __init__(
+        self,
+        store: CasStore,
+        own: WriterId,
+        *,
+        database_id: bytes,
+        block_bytes: int,
+        now_ms: Callable[[], int],
+        last_compacted: Callable[[], Awaitable[int | None]],
+        codec: Codec = Codec.NONE,
+    ) -> None:
+        """`now_ms` is logical time, which every object records.
+
+        `last_compacted` is c, by a manifest that is read when it is called.
+        """
+        self._last_compacted = last_compacted
+        self._store = store
+        self._database_id = database_id
+        self._block_bytes = block_bytes
+        self._codec = codec
+        self._now_ms = now_ms
+        self._next_wal_id = 0
+        self.own = own
+        self._uploads = Reachability(store.runtime.clock)
+        self.on_unavailable: Callable[[], None] = lambda: None  # never called
+
+    @property
+    def is_quorum(self) -> bool:
+        """What is durable is in the object store."""
+        return False
+
+    @property
+    def parallel_max(self) -> int | None:
+        """As many groups as `max_parallel_writes` may be in flight."""
+        return None
+
+    def begin(self, next_wal_id: int) -> None:
+        """The first group gets this slot."""
+        self._next_wal_id = next_wal_id
+
+    def check_available(self) -> None:
+        """Uploads are repeated until the store takes them; the queue bounds what waits."""
+
+    def take(self, size_bytes: int, *, is_load: bool) -> int:
+        """The next slot: each group is an object of its own."""
+        del size_bytes, is_load
+        self._next_wal_id += 1
+        return self._next_wal_id - 1
+
+    async def archive(self, wal_id: int | None = None) -> None:
+        """What has landed is in the store."""
+
+    async def held(self, wal_id: int) -> Sst | None:
+        """None: what has landed is in the store."""
+        del wal_id
+        return None
+
+    def report(self) -> QuorumReport | None:
+        """There is no quorum."""
+        return None
+
+    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
+        """The reason why uploads do not succeed, if none has for `after_ms`."""
+        return self._uploads.trouble(after_ms)
+
+    async def run(self) -> None:
+        """Nothing goes on beside the writer."""
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    async def create(
+        self, wal_id: int, contents: WalContents, *, position: int = 0
+    ) -> Occupant | None:
+        """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
+
+        None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
+        there (I3). Repeats until that is known: entries also when the store refuses them, so that
+        a writer goes on when it has its permission again; of a fence `StoreRefused` is raised,
+        and the opening ends. Raises `StoreBroken`, `CorruptObject` when what is there cannot be
+        read, and `OutcomeUnknown` when ours may have been compacted.
+        """
+        del position  # slots are independent of each other
+        name = names.wal_name(wal_id)
+        properties = SstProperties(
+            name=name,
+            database_id=self._database_id,
+            writer_epoch=self.own.epoch,
+            writer_nonce=self.own.nonce,
+            write_id=self._store.runtime.random.randbytes(16),
+            logical_time_ms=self._now_ms(),
+        )
+        if is_small(contents, self._codec):
+            data = encode_wal(properties, contents, self._block_bytes, self._codec)
+        else:
+            run = self._store.runtime.workers.run
+            data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
+        outcome = await self._claim(name, data, is_patient=any(contents))
+        if isinstance(outcome, Taken):
+            if not outcome.is_certain:
+                await self._check_not_compacted(wal_id)
+            return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
+        return None
+
+    async def _claim(self, name: str, data: bytes, *, is_patient: bool) -> ClaimOutcome:
+        metadata = {EPOCH_METADATA: str(self.own.epoch)}
+        number = self._uploads.begin()
+        try:
+            outcome = await self._store.claim(
+                name,
+                data,
+                metadata,
+                is_patient=is_patient,
+                listener=lambda _, error: self._uploads.fail(number, error),
+            )
+            self._uploads.succeed()
+            return outcome
+        finally:
+            self._uploads.end(number)
+
+    async def _check_not_compacted(self, wal_id: int) -> None:
+        """A slot that was collected can be filled again: only above c it is ours or another's."""
+        last_compacted = await self._last_compacted()
+        if last_compacted is not None and last_compacted >= wal_id:
+            raise OutcomeUnknown(
+                f"{names.wal_name(wal_id)} was compacted while the object store had not answered, "
+                "and another object stands there now: the write may be applied or not. Read the "
+                "key to find out, or write it again"
+            )
+
+
+def encode_wal(
+    properties: SstProperties,
+    contents: WalContents,
+    block_bytes: int,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """The bytes of a WAL object."""
+    return encode_sst(
+        properties,
+        contents.points,
+        contents.range_tombstones,
+        contents.records,
+        contents.control,
+        block_bytes=block_bytes,
+        codec=codec,
+    )
+
+
+def is_small(contents: WalContents, codec: Codec) -> bool:
+    """Whether they are encoded so fast that no worker is needed."""
+    if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
+        return False
+    size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])
+    return size_bytes <= (ENCODE_INLINE_BYTES if codec is Codec.NONE else COMPRESS_INLINE_BYTES)
+
+
+def occupant_of(sst: Sst) -> Occupant:
+    """Whose WAL object this is."""
+    properties = sst.properties
+    owner = WriterId(properties.writer_epoch, properties.writer_nonce)
+    return Occupant(owner, is_fence=sst.footer.contents.entry_count == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WalFolder:
+    """The listing of a WAL: which slots are filled."""
+
+    first: int  # where replay begins
+    filled: frozenset[int]
+
+    @property
+    def first_gap(self) -> int:
+        """The first slot from `first` on that is not filled."""
+        slot = self.first
+        while slot in self.filled:
+            slot += 1
+        return slot
+
+    def misses_an_object(self, *, width: int, last_seen: int | None) -> bool:
+        """Whether the first gap cannot be a slot that was not filled yet.
+
+        It was filled once if it was seen, and if there is an object behind it that no writer with
+        `width` objects in flight could have written before it.
+        """
+        gap = self.first_gap
+        was_seen = last_seen is not None and gap <= last_seen
+        return was_seen or max(self.filled, default=-1) >= gap + width
+
+
+async def list_wal(store: CasStore, first: int) -> WalFolder:
+    """List the slots from `first` on."""
+    start_after = names.wal_name(first - 1) if first else ""
+    filled = set()
+    async for info in store.reads.list(names.WAL_FOLDER, start_after=start_after):
+        wal_id = names.parse_wal_name(info.name)
+        if wal_id is not None:
+            filled.add(wal_id)
+    return WalFolder(first, frozenset(filled))

@@ -6,24 +6,24 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from shalekv.core.leasing import ElectionLease
 from shalekv.errors import UnsupportedVersion
 from shalekv.format.backup import decode_backup, encode_backup
 from shalekv.format.coding import Piece, crc32c
 from shalekv.format.election import decode_lease, encode_lease
-from shalekv.format.load_record import decode_load, load_entry
-from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.format.manifest_message import decode_message, encode_message
+from shalekv.format.manifest import decode_manifest, decode_message, encode_manifest, encode_message
 from shalekv.format.records import (
     IdempotencyRecord,
     ReplyKind,
     client_key,
+    decode_load,
     decode_record,
     encode_record,
+    load_entry,
     record_key,
 )
 from shalekv.format.sst_message import info_message, info_of, table_message, table_of
 from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.lease import ElectionLease
 from shalekv.v1 import manifest_pb2
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.forging import resealed_manifest

@@ -7,19 +7,6 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError, Message
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Archived,
-    Elected,
-    Greet,
-    Greeting,
-    Health,
-    Joined,
-    Refusal,
-    Vote,
-    VoteRequest,
-)
 from shalekv.errors import CorruptObject, InvalidRequest
 from shalekv.format.coding import crc32c
 from shalekv.format.member_files import (
@@ -50,6 +37,19 @@ from shalekv.format.quorum_messages import (
     to_proposer,
 )
 from shalekv.format.wal_record import HEADER_BYTES, check_record, decode_record, encode_record
+from shalekv.protocol.quorum_records import (
+    Append,
+    Appended,
+    Archived,
+    Elected,
+    Greet,
+    Greeting,
+    Health,
+    Joined,
+    Refusal,
+    Vote,
+    VoteRequest,
+)
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.quorum.messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET

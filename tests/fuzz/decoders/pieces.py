@@ -8,17 +8,20 @@ from itertools import pairwise
 from shalekv.format.block import encode_block, parse_block
 from shalekv.format.block_frame import Codec, compressed, compressor, plain
 from shalekv.format.coding import Piece
-from shalekv.format.columns import columns_of
-from shalekv.format.filter import parse_filter
-from shalekv.format.filter_build import build_filter
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer, told_name
+from shalekv.format.columns import Section, columns_of, read_section
+from shalekv.format.filter import build_filter, parse_filter
+from shalekv.format.footer import Footer, needed_tail, read_footer, told_name, unseal
 from shalekv.format.index import BlockHandle, BlockIndex, encode_index, parse_index
-from shalekv.format.load_record import load_entry
-from shalekv.format.section import Section, read_section
-from shalekv.format.sst import open_filter, read_block, read_block_at, read_filter, read_index
-from shalekv.format.sst_metadata import metadata_range, read_metadata
-from shalekv.format.sst_tail import needed_tail, unseal
+from shalekv.format.records import load_entry
+from shalekv.format.sst import (
+    metadata_range,
+    open_filter,
+    read_block,
+    read_block_at,
+    read_filter,
+    read_index,
+    read_metadata,
+)
 from tests.fuzz.decoders.decoder import Decoder
 from tests.fuzz.decoders.ssts import (
     FILTER_LEN_AT,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from shalekv.format.block import Block
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
-from shalekv.format.load_record import load_entry
-from shalekv.format.section import Section
+from shalekv.format.columns import Section
+from shalekv.format.records import load_entry
 from shalekv.format.sst import Sst, open_sst
-from shalekv.format.sst_encode import encode_fence, encode_sst
+from shalekv.format.sst_writer import encode_fence, encode_sst
 from shalekv.format.statistics import statistics, weights
 from shalekv.protocol.entry import Entry
 from tests.fuzz.decoders.decoder import Decoder

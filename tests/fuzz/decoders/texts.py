@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shalekv.cli.child_reports import parse_report, report_line
+from shalekv.cli.commands.txn import NotationError, parse_compares, parse_operations, parse_script
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.formats import FileFormat
+from shalekv.cli.load.ledger import LoadState, StateMismatch, read_state, write_state
 from shalekv.cli.load.lines import BadInput
-from shalekv.cli.load.source import Source
-from shalekv.cli.loading.state import LoadState, StateMismatch, read_state, write_state
-from shalekv.cli.pairs.file_format import FileFormat
-from shalekv.cli.pairs.reading import Reading, read_batches
-from shalekv.cli.txn_notation import NotationError, parse_compares, parse_operations, parse_script
-from shalekv.core.key_range import KeyRange
+from shalekv.cli.load.source import Reading, Source, read_batches
+from shalekv.cli.process.supervisor import parse_report, report_line
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
-from shalekv.format.backup_names import (
+from shalekv.format.backup import (
     LevelCopy,
     Mark,
     WalCopy,
@@ -46,11 +44,12 @@ from shalekv.format.names import (
     parse_wal_name,
     wal_name,
 )
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.membership import Member
-from shalekv.roles.electors.place import parse_place
-from shalekv.roles.page_token import PageToken, decode_page_token
-from shalekv.store.disk_cache_part import Part, from_file, to_file
-from shalekv.store.requests import RequestKind
+from shalekv.server.election.elector import parse_place
+from shalekv.server.requests import PageToken, decode_page_token
+from shalekv.store.api import RequestKind
+from shalekv.store.disk_cache_folder import Part, from_file, to_file
 from shalekv.store.url import parse_url
 from shalekv.v1 import kv_pb2
 from shalekv_client import SessionToken

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from shalekv.settings import MIB
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import FOLDER
-from shalekv.store.disk_cache_part import Part, is_ours, on_disk
+from shalekv.store.disk_cache_folder import FOLDER, Part, is_ours, on_disk
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 

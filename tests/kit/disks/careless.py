@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shalekv.store.arguments import TEMP_SUFFIX
+from shalekv.store.api import TEMP_SUFFIX
 from shalekv.store.files import FileStatus, FileSystem
 
 

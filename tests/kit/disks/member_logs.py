@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import CorruptObject
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.acceptor import Flush, Reset, Save, Write
-from shalekv.protocol.quorum_records import Ballot, Mark, Record
+from shalekv.protocol.quorum_records import Ballot, Health, Mark, Record
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
-from shalekv.store.member_log.opening import create_log, open_log
 from shalekv.store.safekeeper_log.files import Files
+from shalekv.store.safekeeper_log.folder import create_log, open_log
 from shalekv.store.safekeeper_log.log import MemberLog
 from tests.kit.disks.crashing import CrashingDisk
 

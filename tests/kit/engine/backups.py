@@ -9,13 +9,11 @@ from random import Random
 from typing import Any
 
 from shalekv.clock import LoopClock
-from shalekv.engine.backup.deleting import Deletion
-from shalekv.engine.backup.verifying import Damage, Verification
-from shalekv.format import backup_names, names
+from shalekv.format import backup, names
 from shalekv.format.backup import Backup
-from shalekv.jobs.backup.copy import CopyLimits
+from shalekv.jobs.backup.copy import CopyLimits, Damage, Verification
 from shalekv.jobs.backup.create import BackupCreation
-from shalekv.jobs.backup.repository import Repository
+from shalekv.jobs.backup.repository import Deletion, Repository
 from shalekv.jobs.backup.restore import Restoration
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.manifest import Manifest
@@ -30,8 +28,8 @@ from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 
 FOLDERS = (  # of databases, and of repositories
-    *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER, backup_names.BACKUPS_FOLDER),
-    *(backup_names.WAL_FOLDER, backup_names.LEVELS_FOLDER, backup_names.MARKS_FOLDER),
+    *(names.MANIFEST_FOLDER, names.WAL_FOLDER, names.LEVELS_FOLDER, backup.BACKUPS_FOLDER),
+    *(backup.WAL_FOLDER, backup.LEVELS_FOLDER, backup.MARKS_FOLDER),
 )
 Pairs = dict[bytes, bytes]
 SEEDS = count()  # every process draws numbers of its own

@@ -17,7 +17,7 @@ from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.collect import Collecting
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import (

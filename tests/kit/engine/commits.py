@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shalekv.engine.newest_state import NewestState
-from shalekv.engine.view import View
 from shalekv.errors import ShaleError
 from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
 from shalekv.protocol.transaction import Change
 from shalekv.read.memtable import Memtable
 from shalekv.read.scan import scan_slices
 from shalekv.read.sorted_runs import Run
+from shalekv.read.version import View
 from shalekv.write.commit import Commit, Group, Receipt
-from shalekv.write.pending_writes import Overlay
+from shalekv.write.pending_writes import NewestState, Overlay
 from shalekv.write.watermark import Prefix
 from tests.kit.inline_runtime import InlineClock, finish, gathered
 

@@ -7,25 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
-from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import wal_name
 from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.compact.claim import Leases
 from shalekv.jobs.compact.outputs import Authorship
-from shalekv.jobs.compact.parts import OwnProcessParts
+from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
 from shalekv.jobs.compact.run import Compactions
-from shalekv.manifest.compacted import CompactedManifest
-from shalekv.protocol.compaction.jobs import Job, MergeJob, Result, WalJob
+from shalekv.protocol.compaction.jobs import Job, MergeJob, OlderKeys, Result, WalJob
 from shalekv.protocol.compaction.publish import CompactorId, claim_compactor_epoch
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, SortedRun, Tree
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.server.database import create_database
 from shalekv.settings import (
@@ -36,7 +31,7 @@ from shalekv.settings import (
     StoreSettings,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import CompactedManifest, StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.engine.hand_clock import HandClock, hand_runtime
 from tests.kit.engine.naive_merge import NaiveTree

@@ -9,22 +9,24 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
-from shalekv.format.footer import SstProperties
-from shalekv.format.footer_codec import read_footer
-from shalekv.format.load_record import load_entry
+from shalekv.format.footer import SstProperties, read_footer
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import level_name, manifest_name, wal_name
-from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record
-from shalekv.format.sst_encode import encode_sst
-from shalekv.format.system_key import record_key
+from shalekv.format.records import (
+    IdempotencyRecord,
+    ReplyKind,
+    encode_record,
+    load_entry,
+    record_key,
+)
+from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding, FindingKind
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.lease import leased_sst_id
-from shalekv.protocol.manifest import Lease, Manifest, PendingLoad, Snapshot
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Lease, Manifest, PendingLoad, Snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectInfo, StoredObject

@@ -7,8 +7,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Self
 
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.wal import WalSlots
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.protocol.manifest import Manifest
@@ -23,6 +21,8 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.write.commit import Commit, WalContents
 from shalekv.write.opening import open_log
+from shalekv.write.recovery import OpenedLog
+from shalekv.write.wal import WalSlots
 from tests.kit.engine.commits import commit_of, group_of, nothing_compacted, read
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.inline_runtime import gathered

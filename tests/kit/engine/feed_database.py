@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
-from shalekv.format.load_record import load_entry
+from shalekv.format.records import load_entry
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.manifest import Manifest, PendingLoad

@@ -7,28 +7,26 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from shalekv.clock import LoopClock
-from shalekv.core.flush import FlushPolicy
-from shalekv.core.tree import L0
-from shalekv.engine.levels.loaded_tree import Pin
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.wal import list_wal
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad, level_rows
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import L0, Manifest
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
+from shalekv.read.version_set import Pin
 from shalekv.settings import KIB, LevelCodec, LevelSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from shalekv.write.admission import Admission
+from shalekv.write.admission import Admission, FlushPolicy
 from shalekv.write.commit import changes_bytes
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.ingest import Loads
+from shalekv.write.recovery import OpenedLog
+from shalekv.write.wal import list_wal
 from shalekv.write.watermark import Prefix
 from tests.kit.engine.commits import newest_state
 from tests.kit.engine.databases import Database

@@ -7,11 +7,9 @@ from random import Random
 from typing import NamedTuple
 
 from shalekv.clock import LoopClock
-from shalekv.engine.bulk.files import LoadFiles
-from shalekv.engine.bulk.job import LoadJob
 from shalekv.format import names
 from shalekv.format.columns import Columns, columns_of
-from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.jobs.bulk_load import LoadFiles, LoadJob, commit_by_opening
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.transaction import Change
 from shalekv.read.scan import scan_slices

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shalekv.core.tree import Tree
 from shalekv.format.names import level_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.api import ObjectStore
 

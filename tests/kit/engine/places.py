@@ -9,17 +9,16 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from shalekv.engine.collection.plan import Report
-from shalekv.engine.view import View
 from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.jobs.clone import Cloned, Cloning
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import Collecting, Report
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.read.scan import scan_slices
+from shalekv.read.version import View
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.server.service import Call

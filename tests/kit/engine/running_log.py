@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from shalekv.clock import LoopClock
-from shalekv.core.flush import FlushPolicy
-from shalekv.engine.wal import WalSlots
 from shalekv.errors import ShaleError
 from shalekv.format import names
 from shalekv.format.sst import open_sst
@@ -21,9 +19,10 @@ from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.write.admission import Admission
+from shalekv.write.admission import Admission, FlushPolicy
 from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
 from shalekv.write.group_commit import GroupCommit
+from shalekv.write.wal import WalSlots
 from shalekv.write.watermark import Prefix
 from tests.kit.engine.commits import NOW_MS, newest_state, nothing_compacted, pairs, put
 from tests.kit.inline_runtime import InlineWorkers

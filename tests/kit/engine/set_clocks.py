@@ -6,13 +6,13 @@ from random import Random
 from typing import Any
 
 from shalekv.clock import LoopClock
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.runtime import Runtime
 from shalekv.server.database import create_database
 from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.write.opening import open_log
+from shalekv.write.recovery import OpenedLog
 from shalekv.write.repair_time import TimeFound, repair_time
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.quorum.links import InProcessLinks

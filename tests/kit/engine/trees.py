@@ -10,15 +10,14 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from shalekv.core.tree import Tree
 from shalekv.format.block_frame import Codec
-from shalekv.format.filter_build import FilterKeys
+from shalekv.format.filter import FilterKeys
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import Sst, open_sst
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read.sst_reader import LevelSsts

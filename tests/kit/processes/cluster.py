@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
-from shalekv.core.quorum.messages import Health
 from shalekv.format.names import level_name
 from shalekv.jobs.collect import Collecting
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import FindingKind
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.quorum_records import Health
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from shalekv.engine.quorum.objects import object_bytes
-from shalekv.engine.wal import encode_wal
 from shalekv.errors import NotAMember, RecordTrimmed
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
@@ -24,11 +22,12 @@ from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.settings import ArchivingSettings, StoreSettings
-from shalekv.store.api import Created, ObjectStore
+from shalekv.store.api import Created, ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from shalekv.store.requests import RequestKind
 from shalekv.write.commit import WalContents
+from shalekv.write.quorum.wal import object_bytes
+from shalekv.write.wal import encode_wal
 
 DATABASE_ID = b"d" * 16
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

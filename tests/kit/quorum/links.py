@@ -10,9 +10,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from shalekv.core.quorum.messages import Append, ToAcceptor, ToProposer
 from shalekv.errors import InvalidRequest, NotAMember, RecordTrimmed
-from shalekv.protocol.quorum_records import Record
+from shalekv.protocol.quorum_records import Append, Record, ToAcceptor, ToProposer
 from shalekv.write.quorum.links import (
     DatabasePlace,
     Link,

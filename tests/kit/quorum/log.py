@@ -10,7 +10,6 @@ from random import Random
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.errors import ShaleError
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member
@@ -22,6 +21,7 @@ from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import DatabasePlace
 from shalekv.write.quorum.wal import QuorumSlots
+from shalekv.write.recovery import OpenedLog
 from tests.kit.engine.commits import read
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Write

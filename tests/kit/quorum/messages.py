@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shalekv.core.quorum.messages import RelayTarget
 from shalekv.format.wal_record import make_record
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Section
+from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, RelayTarget, Section
 
 ID = b"m" * 16
 BALLOT = Ballot(7, b"n" * 16)

@@ -10,17 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from shalekv.core.quorum.archiving import complete_objects, is_archived, trim_mark
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Archived,
-    Health,
-    Joined,
-    RelayTarget,
-    ToAcceptor,
-    ToProposer,
-)
 from shalekv.errors import DatabaseExists, NotAMember
 from shalekv.protocol import acceptor
 from shalekv.protocol.acceptor import (
@@ -33,8 +22,26 @@ from shalekv.protocol.acceptor import (
     Truncate,
     Write,
 )
-from shalekv.protocol.membership import MEMBER_ID_BYTES, Member
-from shalekv.protocol.quorum_records import NO_BALLOT, LogShape, Record
+from shalekv.protocol.membership import (
+    MEMBER_ID_BYTES,
+    Member,
+    complete_objects,
+    is_archived,
+    trim_mark,
+)
+from shalekv.protocol.quorum_records import (
+    NO_BALLOT,
+    Append,
+    Appended,
+    Archived,
+    Health,
+    Joined,
+    LogShape,
+    Record,
+    RelayTarget,
+    ToAcceptor,
+    ToProposer,
+)
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.archive import Archive
 from shalekv.write.quorum.links import DatabasePlace, MemberStatus

@@ -11,21 +11,25 @@ from random import Random
 from typing import Any
 
 from shalekv.clock import LoopClock
-from shalekv.core.quorum.messages import (
+from shalekv.errors import StoreBroken
+from shalekv.format.wal_record import make_record
+from shalekv.protocol.quorum_records import (
+    EMPTY_LOG,
     Append,
     Appended,
+    Ballot,
     Elected,
     Greet,
     Greeting,
     Joined,
+    LogShape,
+    Mark,
+    Record,
     RelayTarget,
     ToProposer,
     Vote,
     VoteRequest,
 )
-from shalekv.errors import StoreBroken
-from shalekv.format.wal_record import make_record
-from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, LogShape, Mark, Record
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers

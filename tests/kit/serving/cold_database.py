@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from shalekv.format.columns import Columns
+from shalekv.format.columns import Columns, Section
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import manifest_name
-from shalekv.format.section import Section
 from shalekv.jobs.compact.outputs import Authorship, LevelWriter
 from shalekv.jobs.compact.pace import Pace
 from shalekv.protocol.compaction.publish import CompactorId

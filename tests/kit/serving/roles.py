@@ -11,12 +11,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from shalekv.clock import LoopClock
-from shalekv.roles.memory_use import MemoryUse
-from shalekv.roles.store_use import StorePlace, StoreUse
-from shalekv.roles.writer_admin import WriterAdmin
 from shalekv.runtime import Runtime
 from shalekv.server.service import Answer, Call, KvService
-from shalekv.server.writer_service import WriterKv
+from shalekv.server.status import MemoryUse, StorePlace, StoreUse
+from shalekv.server.writer_service import WriterAdmin, WriterKv
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.settings.budget import MemoryBudget
 from shalekv.v1 import kv_pb2

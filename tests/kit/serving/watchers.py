@@ -9,7 +9,6 @@ from typing import Any
 
 from shalekv.clock import Clock, LoopClock
 from shalekv.errors import ShaleError
-from shalekv.roles.watching import Watches
 from shalekv.rpc.status import operation_error, status_of
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
@@ -17,7 +16,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import kv_pb2
 from shalekv.watch.consumers import ConsumerLeases
 from shalekv.watch.history import History
-from shalekv.watch.stream import WatchStream
+from shalekv.watch.stream import Watches, WatchStream
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.serving.roles import Serving, serving

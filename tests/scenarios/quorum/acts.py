@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from shalekv import errors
-from shalekv.core.quorum import switching
-from shalekv.core.quorum.messages import Append, Elected
-from shalekv.protocol import membership, opening
+from shalekv.protocol import membership, opening, proposer
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member
 from shalekv.protocol.opening import FenceRun, Verdict
-from shalekv.protocol.quorum_records import Record
+from shalekv.protocol.quorum_records import Append, Elected, Record
 from tests.scenarios.quorum.openings import NODE, NODES, WRITER, fills, sentence
 from tests.scenarios.quorum.stage import Stage
 from tests.sim.quorum.safekeeper import complete, trim
@@ -304,7 +302,7 @@ def _to_object_store(stage: Stage, writer: str, _where: str) -> None:
     leader = stage.writer(writer).leader
     assert leader is not None
     tip = stage.bucket.archive_tip
-    stage.bucket.edit(lambda manifest: switching.leave_quorum(manifest, leader, tip))
+    stage.bucket.edit(lambda manifest: proposer.leave_quorum(manifest, leader, tip))
 
 
 def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
@@ -314,7 +312,7 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
     if not opening.check_run_counts(run, stage.bucket.manifest, it.own):
         raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
-    stage.bucket.edit(lambda m: switching.enter_quorum(m, it.own, members, run.next_slot - 1))
+    stage.bucket.edit(lambda m: proposer.enter_quorum(m, it.own, members, run.next_slot - 1))
     stage.judge.first_ids.add(stage.bucket.manifest.first_uncompacted_wal_id)
 
 

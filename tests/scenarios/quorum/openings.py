@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from shalekv.core.quorum.messages import Elected, Joined, Refusal, ToProposer, Vote, VoteRequest
+from shalekv.protocol.quorum_records import Elected, Joined, Refusal, ToProposer, Vote, VoteRequest
 from tests.scenarios.quorum.stage import Stage
 from tests.scenarios.reading import Scenario
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 
-from shalekv.core.compaction.l0_runs import l0_runs
-from shalekv.core.tree import L0
 from shalekv.errors import (
     ConditionFailed,
     CounterOverflow,
@@ -19,6 +17,8 @@ from shalekv.errors import (
     OutcomeUnknown,
     Overloaded,
 )
+from shalekv.protocol.compaction.l0 import l0_runs
+from shalekv.protocol.manifest import L0
 from shalekv.server.writer import Writer
 from tests.kit.cycles import cycles
 from tests.sim.cluster import Cluster

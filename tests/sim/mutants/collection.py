@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shalekv.core import expiry
-from shalekv.core.collectable import Listed, Reason, Verdict
-from shalekv.core.expiry import expire
-from shalekv.engine.collection.fences import Fences
-from shalekv.engine.fsck.active import Active, NamedSst
 from shalekv.format.block import Block
 from shalekv.format.coding import MAX_U64, Piece
 from shalekv.format.columns import Columns
 from shalekv.format.filter import Filter
 from shalekv.jobs import collect
 from shalekv.jobs.backup import create
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import Collecting, Fences
 from shalekv.jobs.fsck import check
+from shalekv.jobs.fsck.objects import Active, NamedSst
 from shalekv.protocol import retention
+from shalekv.protocol import retention as expiry
 from shalekv.protocol.compaction import publish
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.range_tombstones import RangeTombstones
-from shalekv.protocol.retention import Pins
+from shalekv.protocol.retention import Listed, Pins, Reason, Verdict, expire
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import sst_reader

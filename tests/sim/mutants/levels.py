@@ -7,20 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.tree import Tree
 from shalekv.errors import ObjectNotFound, ShaleError
-from shalekv.format.columns import Columns
-from shalekv.format.section import Section
+from shalekv.format.columns import Columns, Section
 from shalekv.format.sst import Sst
 from shalekv.jobs.compact import merge, run, wal_job
 from shalekv.jobs.compact.outputs import Outputs
-from shalekv.manifest import compacted
 from shalekv.protocol.compaction import publish
-from shalekv.protocol.compaction.jobs import Result, WalResult
+from shalekv.protocol.compaction.jobs import OlderKeys, Result, WalResult
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import NO_EXPIRY
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import version_set
@@ -31,6 +27,7 @@ from shalekv.replica.apply import Applying
 from shalekv.replica.follow import Follower
 from shalekv.server.freshness import Freshness
 from shalekv.server.service import Call
+from shalekv.store import manifests
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from tests.sim.planting import mutant
@@ -209,13 +206,13 @@ LEVELS = (
     mutant("expire too early", (merge, "_expired", _expired_too_early)),
     mutant(
         "publish a compaction twice",
-        (compacted, "check_compactor", _anybody),
+        (manifests, "check_compactor", _anybody),
         (run, "publish", _unchecked),
         hint=3,
     ),
     mutant(
         "a superseded compactor goes on",
-        (compacted, "check_compactor", _anybody),
+        (manifests, "check_compactor", _anybody),
         (publish, "check_compactor", _anybody),
         also=("IllegalState",),
         hint=1,

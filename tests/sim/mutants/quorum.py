@@ -9,9 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from shalekv.core.quorum.archiving import LogObject, complete_objects, is_archived
-from shalekv.core.quorum.messages import Health, ToProposer
-from shalekv.core.quorum.switching import enter_quorum
 from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.jobs import switch_wal
@@ -19,10 +16,11 @@ from shalekv.protocol import membership as quorum_members
 from shalekv.protocol import proposer
 from shalekv.protocol.acceptor import Effect, Reply
 from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.membership import LogObject, complete_objects, is_archived
 from shalekv.protocol.membership import Member as Named
 from shalekv.protocol.opening import WriterId
-from shalekv.protocol.proposer import Candidacy, Leader
-from shalekv.protocol.quorum_records import Ballot
+from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
+from shalekv.protocol.quorum_records import Ballot, Health, ToProposer
 from shalekv.protocol.two_phase import Destination, Record
 from shalekv.server import database
 from shalekv.server.safekeeper import service
@@ -32,10 +30,7 @@ from shalekv.server.safekeeper.membership_status import Held, Standing
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog
-from shalekv.store.two_phase.abandoning import Abandoning
-from shalekv.store.two_phase.creating import Creating, _Again
-from shalekv.store.two_phase.recovering import Recovering
-from shalekv.store.two_phase.store import TwoPhaseStore
+from shalekv.store.two_phase.store import Abandoning, Creating, Recovering, TwoPhaseStore, _Again
 from shalekv.write.quorum import opening
 from shalekv.write.quorum.links import DatabasePlace, Links, TailPiece
 from tests.sim.planting import mutant

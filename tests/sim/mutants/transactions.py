@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shalekv.engine.commit_queue import CommitQueue
-from shalekv.engine.newest_state import NewestState
 from shalekv.errors import KeyExpired, ShaleError
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.transaction import State
@@ -16,9 +14,9 @@ from shalekv.read.sorted_runs import Run
 from shalekv.server.writes import Writing
 from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, WalContents
 from shalekv.write.engine import WriterEngine
-from shalekv.write.group_commit import GroupCommit
+from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.idempotency import Idempotency, Pending, Remembered
-from shalekv.write.pending_writes import Overlay
+from shalekv.write.pending_writes import NewestState, Overlay
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule

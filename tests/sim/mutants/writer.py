@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from shalekv.clock import Clock
-from shalekv.engine.commit_queue import CommitQueue
-from shalekv.engine.wal import WalFolder
 from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
 from shalekv.protocol import opening
@@ -18,7 +16,7 @@ from shalekv.protocol.opening import FenceRun, Occupant, Verdict, WriterId
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
 from shalekv.server.writes import Writing
-from shalekv.store import claim
+from shalekv.store import cas
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
@@ -26,13 +24,14 @@ from shalekv.write import group_commit, recovery
 from shalekv.write import opening as recover
 from shalekv.write.admission import Admission
 from shalekv.write.commit import Commit, Group
-from shalekv.write.group_commit import GroupCommit
+from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.ownership import Ownership
+from shalekv.write.wal import WalFolder
 from shalekv.write.watermark import Prefix
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
-_real_claim_attempt = claim._attempt
+_real_claim_attempt = cas._attempt
 _real_claim_epoch = opening.claim_epoch
 _real_read_slot = replay.read_slot
 _real_settle = Prefix.settle
@@ -41,16 +40,16 @@ _real_judge = opening.judge
 
 async def _unknown_is_success(
     store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> claim.ClaimOutcome:
+) -> cas.ClaimOutcome:
     outcome = await store.create(name, data, metadata)
     if isinstance(outcome, Created | Unknown):
-        return claim.Claimed()
+        return cas.Claimed()
     return await _real_claim_attempt(store, name, data, metadata)
 
 
 async def _unknown_is_failure(
     store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> claim.ClaimOutcome:
+) -> cas.ClaimOutcome:
     outcome = await store.create(name, data, metadata)
     if isinstance(outcome, Unknown) and name.startswith("wal/"):
         raise StoreBroken(store.url, "create", name, outcome.cause)
@@ -63,11 +62,11 @@ def _nothing_was_applied(_self: GroupCommit) -> ShaleError:
 
 async def _exists_is_a_rival(
     store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> claim.ClaimOutcome:
+) -> cas.ClaimOutcome:
     outcome = await store.create(name, data, metadata)
     if isinstance(outcome, Created):
-        return claim.Claimed()
-    return claim.Taken((await store.get(name)).data)
+        return cas.Claimed()
+    return cas.Taken((await store.get(name)).data)
 
 
 async def _told_when_sent(self: GroupCommit, group: Group) -> None:
@@ -164,16 +163,16 @@ async def _future_stays(
 
 
 MUTANTS = (
-    mutant("treat unknown as success", (claim, "_attempt", _unknown_is_success), hint=10),
+    mutant("treat unknown as success", (cas, "_attempt", _unknown_is_success), hint=10),
     mutant(
         "treat unknown as failed",
-        (claim, "_attempt", _unknown_is_failure),
+        (cas, "_attempt", _unknown_is_failure),
         (GroupCommit, "_unknown", _nothing_was_applied),
         also=("I13",),
     ),
     mutant(
         "an object that exists is a rival's",
-        (claim, "_attempt", _exists_is_a_rival),
+        (cas, "_attempt", _exists_is_a_rival),
         also=("IllegalState",),
         hint=1,
     ),

@@ -11,25 +11,27 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-from shalekv.core.quorum import archiving, switching
-from shalekv.core.quorum.archiving import LogObject
-from shalekv.core.quorum.messages import (
+from shalekv.protocol import acceptor, membership, opening, proposer
+from shalekv.protocol import membership as archiving
+from shalekv.protocol import proposer as switching
+from shalekv.protocol.acceptor import AcceptorState, Flush, Save, Step, Truncate
+from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.membership import Configuration, LogObject, Member
+from shalekv.protocol.opening import WriterId
+from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
+from shalekv.protocol.quorum_records import (
     Append,
+    Ballot,
     Elected,
     Health,
     Joined,
+    LogShape,
+    Mark,
+    Record,
     Refusal,
     ToAcceptor,
     VoteRequest,
 )
-from shalekv.core.quorum.switching import enter_quorum
-from shalekv.protocol import acceptor, membership, opening, proposer
-from shalekv.protocol.acceptor import AcceptorState, Flush, Save, Step, Truncate
-from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.opening import WriterId
-from shalekv.protocol.proposer import Candidacy, Leader
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
 from tests.sim.planting import Patch
 
 Bug = Callable[[], Sequence[Patch]]

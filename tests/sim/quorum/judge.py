@@ -10,9 +10,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from shalekv.core.quorum.messages import Appended, Health, Joined, ToProposer, Vote
 from shalekv.protocol.acceptor import AcceptorState, Effect, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import (
+    NO_BALLOT,
+    Appended,
+    Ballot,
+    Health,
+    Joined,
+    LogShape,
+    Mark,
+    Record,
+    ToProposer,
+    Vote,
+)
 
 Places = dict[int, Record | None]  # None: unreadable
 

@@ -11,9 +11,8 @@ from dataclasses import fields, is_dataclass
 from random import Random
 from typing import TypeVar
 
-from shalekv.core.quorum.messages import Health, ToProposer
 from shalekv.protocol.membership import Member
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import Ballot, Health, LogShape, Mark, Record, ToProposer
 from tests.sim.quorum.judge import Judge, Violation
 from tests.sim.quorum.safekeeper import Bucket, Safekeeper
 from tests.sim.quorum.writer import Stream, Writer

@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from shalekv.core.quorum import archiving
-from shalekv.core.quorum.archiving import LogObject
-from shalekv.core.quorum.messages import Append, Health, ToAcceptor, ToProposer
-from shalekv.protocol import acceptor
+from shalekv.protocol import acceptor, membership
 from shalekv.protocol.acceptor import (
     AcceptorState,
     Commit,
@@ -28,8 +25,8 @@ from shalekv.protocol.acceptor import (
     Write,
 )
 from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.membership import Member
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.membership import LogObject, Member
+from shalekv.protocol.quorum_records import Append, Health, Mark, Record, ToAcceptor, ToProposer
 from tests.sim.quorum.judge import Disk, Judge
 
 Send = Callable[[int, ToProposer], None]
@@ -200,14 +197,14 @@ class Bucket:
 
     @property
     def archive_tip(self) -> int | None:
-        return archiving.archive_tip(self.judge.archive, self.manifest.wal_id_last_compacted)
+        return membership.archive_tip(self.judge.archive, self.manifest.wal_id_last_compacted)
 
 
 def complete(safekeeper: Safekeeper) -> Sequence[tuple[LogObject, Sequence[Record]]]:
     """The objects of a member's log that may be archived, with their records."""
     assert safekeeper.state is not None
     records = safekeeper.readable()
-    objects = archiving.complete_objects(records, safekeeper.state.committed_lsn)
+    objects = membership.complete_objects(records, safekeeper.state.committed_lsn)
     by_lsn = {record.lsn: record for record in records}
     return [
         (each, [by_lsn[lsn] for lsn in range(each.first_lsn, each.last.lsn + 1)])
@@ -218,7 +215,7 @@ def complete(safekeeper: Safekeeper) -> Sequence[tuple[LogObject, Sequence[Recor
 def archive(safekeeper: Safekeeper, bucket: Bucket, *, count_max: int = 1_000) -> int:
     """Put objects that are complete and missing; how many."""
     tip = bucket.archive_tip
-    found = [(o, r) for o, r in complete(safekeeper) if not archiving.is_archived(o.wal_id, tip)]
+    found = [(o, r) for o, r in complete(safekeeper) if not membership.is_archived(o.wal_id, tip)]
     for each, records in found[:count_max]:
         bucket.judge.put(safekeeper.name, each.wal_id, records)
     return len(found[:count_max])
@@ -228,7 +225,7 @@ def trim(safekeeper: Safekeeper, bucket: Bucket) -> bool:
     """Drop what the member sees in the archive; whether there was anything."""
     assert safekeeper.state is not None
     tip = bucket.archive_tip
-    mark = archiving.trim_mark(
+    mark = membership.trim_mark(
         (each for each, _ in complete(safekeeper)),
         seen_wal_id=tip,
         committed_lsn=safekeeper.state.committed_lsn,

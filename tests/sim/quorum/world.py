@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shalekv.core.quorum.messages import Append, Health
 from shalekv.errors import Fenced, InvalidRequest
 from shalekv.protocol.acceptor import Flush, Truncate
 from shalekv.protocol.membership import Member, begin_change, cancel_change
+from shalekv.protocol.quorum_records import Append, Health
 from tests.sim.quorum.judge import Violation
 from tests.sim.quorum.parts import THEMES, Parts
 from tests.sim.quorum.safekeeper import Safekeeper, archive, trim

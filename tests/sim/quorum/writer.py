@@ -10,18 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Greet,
-    Greeting,
-    Joined,
-    Refusal,
-    ToAcceptor,
-    ToProposer,
-    Vote,
-    VoteRequest,
-)
 from shalekv.errors import LogBehindArchive
 from shalekv.format.wal_record import make_record
 from shalekv.protocol import membership, proposer
@@ -29,7 +17,22 @@ from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.opening import WriterId
 from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import (
+    Append,
+    Appended,
+    Ballot,
+    Greet,
+    Greeting,
+    Joined,
+    LogShape,
+    Mark,
+    Record,
+    Refusal,
+    ToAcceptor,
+    ToProposer,
+    Vote,
+    VoteRequest,
+)
 from tests.sim.quorum.judge import Judge, Violation
 
 # What a fetch finds in the log of a member; None: it does not answer.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import grpc
 
-from shalekv.core.quorum.messages import ToProposer
 from shalekv.format.quorum_messages import to_proposer
 from shalekv.protocol.membership import Member
+from shalekv.protocol.quorum_records import ToProposer
 from shalekv.rpc.adapter import Adapter
-from shalekv.rpc.safekeeper import safekeeper_methods
+from shalekv.rpc.methods import safekeeper_methods
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.node import Node as Safekeeper

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shalekv.core.quorum.messages import Appended, Joined, ToProposer, Vote
 from shalekv.errors import CorruptObject
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.member_files import (
@@ -23,7 +22,7 @@ from shalekv.format.member_files import (
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.wal_record import decode_record
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import Appended, Joined, Mark, Record, ToProposer, Vote
 from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX
 from shalekv.store.safekeeper_log.slots import CONTROL_NAME, SLOT_OFFSETS
 from tests.sim.errors import Violation

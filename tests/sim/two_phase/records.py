@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shalekv.errors import StoreUnavailable
 from shalekv.protocol.two_phase import Destination, Record
-from shalekv.store.requests import RequestCounts, RequestKind
-from shalekv.store.two_phase.memory import MemoryRecords
-from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, RecordStore
+from shalekv.store.api import RequestCounts, RequestKind
+from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, MemoryRecords, RecordStore
 from tests.sim.network import Network, NoAnswer, Refused
 from tests.sim.nodes import Node
 from tests.sim.store import run_now
 
 if TYPE_CHECKING:
-    from shalekv.store.two_phase.memory import Table
+    from shalekv.store.two_phase.records import Table
     from tests.sim.loop import SimLoop
 
 

@@ -14,7 +14,7 @@ from shalekv.format.names import parse_temporary_name
 from shalekv.protocol.two_phase import Record
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, PlainStore, StoredObject
-from shalekv.store.two_phase.belonging import BelongingStore
+from shalekv.store.two_phase.opening import BelongingStore
 from shalekv.store.two_phase.records import RecordStore
 from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults

@@ -17,7 +17,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore, Recovered, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.inline_runtime import InlineWorkers
 

@@ -13,19 +13,20 @@ from typing import Any, NoReturn
 import pytest
 import structlog
 
-from shalekv.cli.child_reports import (
+from shalekv.cli.process.supervisor import (
     LINE_BYTES_MAX,
     REQUESTS_MAX,
+    ChildCommand,
+    Children,
     ChildReports,
     parse_report,
     report_line,
     total_of,
 )
-from shalekv.cli.process.supervisor import ChildCommand, Children
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ChildrenSettings
-from shalekv.store.requests import RequestCounts, RequestKind
+from shalekv.store.api import RequestCounts, RequestKind
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
 
@@ -33,7 +34,7 @@ QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, chi
 TELLER = """
 import asyncio, sys, uvloop
 from shalekv.cli import child_reports
-from shalekv.store.requests import RequestCounts, RequestKind
+from shalekv.store.api import RequestCounts, RequestKind
 child_reports.REPORT_INTERVAL_MS = 1
 
 async def child():

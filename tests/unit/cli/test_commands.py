@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from shalekv.cli.catalog import settings_of
 from shalekv.cli.console.exit_codes import MEANING
+from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.settings import ServeSettings
 

@@ -9,16 +9,16 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.compactor_parts import ProcessParts
+from shalekv.cli.commands.compactor import ProcessParts
 from shalekv.cli.process.merge_part import PartReply
 from shalekv.clock import LoopClock
-from shalekv.engine.compaction.part import PartResult
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
+from shalekv.jobs.compact.parts import PartResult
 from shalekv.runtime import Runtime
 from shalekv.settings import CompactSettings, StoreSettings
+from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from shalekv.store.requests import RequestKind
 from tests.kit.engine.compaction import whole_part
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.patience import patience_s

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shalekv.cli.catalog import settings_of
 from shalekv.cli.console import connection
 from shalekv.cli.console.configuration import ADDRESS_VARIABLE, load_settings
+from shalekv.cli.console.settings_flags import settings_of
 from shalekv.errors import InvalidSetting
 from shalekv.settings import ServeSettings
 

@@ -12,7 +12,7 @@ import pytest
 # Prints what it hears, and ends when it is asked to stop.
 CHILD = """
 import asyncio, sys, uvloop
-from shalekv.cli.parent_pipe import parent_pipe
+from shalekv.cli.process.shutdown import parent_pipe
 from shalekv.cli.process.shutdown import Ending
 
 async def child():

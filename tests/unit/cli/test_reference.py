@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from shalekv import errors
-from shalekv.cli.catalog import settings_of
 from shalekv.cli.commands.serve import serve
 from shalekv.cli.console.exit_codes import MEANING, ExitCode, exit_code_of, exit_codes_text
+from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.reference import PAGES, write_pages
 from shalekv.rpc.status import TABLE
 from shalekv.settings import ServeSettings

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from shalekv.cli.measures import size
-from shalekv.cli.status_sections import print_sections, remarks_on
-from shalekv.cli.top_rates import Between
-from shalekv.cli.top_servers import Seen
-from shalekv.cli.top_view import ROWS_MAX, picture
+from shalekv.cli.commands.status import print_sections, remarks_on
+from shalekv.cli.commands.top import ROWS_MAX, Between, Seen, picture
+from shalekv.cli.console.units import size
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv_client import Status, WalMode
 from shalekv_client.server_status import status_of

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from shalekv.cli.commands.admin_stats import COLUMNS, stats
-from shalekv.cli.request_rates import between
+from shalekv.cli.commands.admin_stats import COLUMNS, between, stats
 from shalekv.v1 import admin_pb2
 from shalekv_client.server_stats import stats_of
 from tests.kit.serving.dict_server import DictServer

@@ -11,9 +11,16 @@ from random import Random
 
 import pytest
 
-from shalekv.cli.load.sort import FRAMES_AT_ONCE, RUNS_MAX, ExternalSort
-from shalekv.cli.loading import bulk_runs
-from shalekv.cli.loading.bulk_runs import FRAME_BYTES, ROW_BYTES, Frame, RunFile
+from shalekv.cli.load import sort as bulk_runs
+from shalekv.cli.load.sort import (
+    FRAME_BYTES,
+    FRAMES_AT_ONCE,
+    ROW_BYTES,
+    RUNS_MAX,
+    ExternalSort,
+    Frame,
+    RunFile,
+)
 
 MIB = 1 << 20
 

@@ -12,8 +12,7 @@ import click
 import grpc
 import pytest
 
-from shalekv.cli.benchmark.latencies import Latencies
-from shalekv.cli.commands.bench import bench
+from shalekv.cli.commands.bench import Latencies, bench
 from shalekv.cli.commands.get import get
 from shalekv.cli.commands.put import put
 from shalekv.cli.commands.scan import scan

@@ -10,9 +10,9 @@ import pytest
 
 from shalekv.cli.commands.load import load
 from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.ledger import Account
 from shalekv.cli.load.lines import Position
-from shalekv.cli.loading.account import Account
-from shalekv.cli.loading.pace import Pace
+from shalekv.cli.load.run import Pace
 from shalekv.errors import Fenced, InvalidRequest
 from shalekv_client import Put
 from tests.kit.serving.dict_server import DictServer, bare, losing, refusing

@@ -12,8 +12,8 @@ from shalekv.cli.console.bucket import SHOWN_FLAGS, URL_VARIABLE
 from shalekv.cli.console.configuration import CONFIG_VARIABLE
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.load import bulk
-from shalekv.cli.loading import bulk_options
-from shalekv.cli.loading.bulk_options import STORE_OPTIONS, SWITCHES
+from shalekv.cli.load import options as bulk_options
+from shalekv.cli.load.options import STORE_OPTIONS, SWITCHES
 from shalekv.errors import LeaseLost
 from shalekv.settings import StoreSettings
 from tests.unit.cli_client.conftest import Run

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv.cli.console.output import RowsTold, telling
 from shalekv.cli.console.progress import rows_bar
 from shalekv.cli.main import COMMANDS
-from shalekv.cli.rows_told import RowsTold, telling
 
 
 @pytest.mark.parametrize("count", [1, 1_000_000])

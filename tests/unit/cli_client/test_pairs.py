@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.load.batches import BatchLimits, Rows
-from shalekv.cli.load.lines import BadInput, BadRow, Position
-from shalekv.cli.load.source import Source
-from shalekv.cli.pairs.columns import Columns
-from shalekv.cli.pairs.file_format import FileFormat, format_of_name
-from shalekv.cli.pairs.reading import Reading, read_batches
-from shalekv.cli.pairs.writing import NotWritable, header, row_writer
+from shalekv.cli.load.formats import FileFormat, NotWritable, format_of_name, header, row_writer
+from shalekv.cli.load.lines import BadInput, BadRow, Columns, Position
+from shalekv.cli.load.source import Reading, Source, read_batches
 from shalekv_client import Entry, Put
 
 NOW_MS = 1_000_000

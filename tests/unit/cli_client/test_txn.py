@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shalekv.cli.commands.txn import NotationError, Script, parse_script
 from shalekv.cli.console.keys import Encoding
-from shalekv.cli.txn_notation import NotationError, Script, parse_script
 from shalekv_client import (
     Add,
     Delete,

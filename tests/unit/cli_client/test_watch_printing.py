@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from shalekv.cli.commands.watch import EventPrinter
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.console.output import Format
-from shalekv.cli.watch_printing import EventPrinter
 from shalekv_client import ChangeKind, Entry, WatchChange, WatchCommit, WatchEvent, WatchProgress
 
 BEFORE = Entry(b"k", b"old", 3, 99)

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.collectable import Folder, Listed
-from shalekv.core.expiry import expire, has_expired, is_edit_needed
-from shalekv.core.key_range import KeyRange
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.expiring import BUCKET_MS, VALUE_BYTES, Expiring, ExpiringValues
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
+from shalekv.protocol.retention import Folder, Listed, expire, has_expired, is_edit_needed
 from shalekv.protocol.snapshot import NEVER
 from shalekv.protocol.transaction import Add, Change, Expire, Get, Put, Transaction
 from tests.kit.states import NOW_MS, DictState, entry_of, state_of

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.flush import FlushPolicy
-from shalekv.core.idle_poll import IdlePoll
-from shalekv.core.prices import (
+from shalekv.cli.commands.admin_stats import (
     DYNAMODB,
     OBJECTS,
     RECORD_KINDS,
     UNKNOWN_OBJECTS,
     price_list,
 )
+from shalekv.concurrency import IdlePoll
 from shalekv.protocol.two_phase import Destination, Record, Standing, standing
+from shalekv.write.admission import FlushPolicy
 
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.tree import L0, Tree
 from shalekv.errors import LeaseLost, LoadUnknown
 from shalekv.protocol.lease import leased_sst_id, new_lease_id, with_lease
 from shalekv.protocol.loads import (
@@ -24,7 +23,7 @@ from shalekv.protocol.loads import (
     register_load,
     with_committed,
 )
-from shalekv.protocol.manifest import Lease, Manifest, PendingLoad, RecentLoad
+from shalekv.protocol.manifest import L0, Lease, Manifest, PendingLoad, RecentLoad, Tree
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import info
 

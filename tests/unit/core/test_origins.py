@@ -6,15 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.cloning import FIRST_SLOT, Parent, clone_origins, first_manifest, first_write_id
-from shalekv.core.pins import Holdings
 from shalekv.errors import SnapshotNotFound
 from shalekv.protocol.compaction.jobs import MergeJob, MergeResult
 from shalekv.protocol.compaction.publish import CompactorId, publish
 from shalekv.protocol.lease import leased_sst_id
 from shalekv.protocol.manifest import CasMode, Lease, Manifest, Origin, RecentLoad, Snapshot
-from shalekv.protocol.origins import drop_pins, fix_pin, is_fixed, needed_pins, spent_pins
-from shalekv.protocol.retention import Pins, Retention
+from shalekv.protocol.origins import (
+    FIRST_SLOT,
+    Parent,
+    clone_origins,
+    drop_pins,
+    first_manifest,
+    first_write_id,
+    fix_pin,
+    is_fixed,
+    needed_pins,
+    spent_pins,
+)
+from shalekv.protocol.retention import Holdings, Pins, Retention
 from shalekv.protocol.snapshot import NEVER, share_snapshot
 from shalekv.protocol.sst_table import SstInfo
 from tests.kit.retention import CUTOFFS, manifest_object, manifest_of, sst, sst_id, wal_object

@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import END_OF_KEYS, KeyRange, coalesced, prefix_end
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind, coalesced, prefix_end
 from shalekv.protocol.range_tombstones import FRAGMENT_BYTES, NONE, Fragment
 
 BOUNDS = st.text("abc", max_size=2).map(str.encode)

@@ -7,10 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.collectable import Folder, Listed, Reason
 from shalekv.protocol.lease import new_lease_id
 from shalekv.protocol.manifest import Lease, Manifest, PendingLoad, Snapshot
-from shalekv.protocol.retention import Cutoffs, Pins, Retention, first_kept_wal_id
+from shalekv.protocol.retention import (
+    Cutoffs,
+    Folder,
+    Listed,
+    Pins,
+    Reason,
+    Retention,
+    first_kept_wal_id,
+)
 from tests.kit.retention import (
     CUTOFF_MS,
     CUTOFFS,

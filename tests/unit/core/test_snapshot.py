@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.pins import Holdings, pinned_by_snapshots
 from shalekv.errors import SnapshotExists, SnapshotNotFound
 from shalekv.protocol.manifest import Manifest, PendingLoad, Snapshot
+from shalekv.protocol.retention import Holdings, pinned_by_snapshots
 from shalekv.protocol.snapshot import (
     NEVER,
     active_manifest_ids,

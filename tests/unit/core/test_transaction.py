@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import (
     NotACounter,
     RangeTooCostly,
     ReplyTooLarge,
 )
-from shalekv.protocol.entry import Kind
+from shalekv.protocol.entry import KeyRange, Kind
 from shalekv.protocol.transaction import (
     RESULT_FRAME_BYTES,
     Add,

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import KeyRange
-from shalekv.core.level_sizes import (
+from shalekv.protocol.entry import KeyRange
+from shalekv.protocol.manifest import (
+    SYSTEM_LEVEL,
     LevelSize,
+    Manifest,
+    SortedRun,
+    Tree,
     most_over_one_key,
+    overlaps,
     read_amplification,
     space_amplification,
     total_bytes,
+    upper_bound,
 )
-from shalekv.core.tree import SYSTEM_LEVEL, SortedRun, Tree, overlaps, upper_bound
-from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import some_info
 

@@ -10,28 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.collectable import Folder, Listed
-from shalekv.core.wal_lease import (
-    find_wal_lease,
-    first_protected_wal_id,
-    hold_wal,
-    holds_wal,
-    release_wal,
-)
-from shalekv.core.wal_retention import HOLDER, WalRetention, retain_wal, retained_from
 from shalekv.errors import LeaseLost, WalUnprotected
 from shalekv.protocol.lease import (
     RANDOM_BYTES,
     check_lease,
+    find_wal_lease,
+    first_protected_wal_id,
     has_lease,
+    hold_wal,
+    holds_wal,
     leased_sst_id,
     new_lease_id,
     protects,
+    release_wal,
     renew_lease,
     with_lease,
     without_lease,
 )
 from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.retention import (
+    HOLDER,
+    Folder,
+    Listed,
+    WalRetention,
+    retain_wal,
+    retained_from,
+)
 from shalekv.protocol.snapshot import NEVER
 
 EMPTY = Manifest(database_id=bytes(16), manifest_id=7, write_id=bytes(16))

@@ -8,18 +8,18 @@ from random import Random
 
 import pytest
 
-from shalekv.core.leasing import KEPT, ElectionLease
 from shalekv.format.election import encode_lease
 from shalekv.format.names import ELECTION_FOLDER, election_name, parse_election_name
 from shalekv.jobs.collect import Collecting
-from shalekv.roles.electors.tenure import Tenure
+from shalekv.protocol.lease import KEPT, ElectionLease
 from shalekv.server.database import create_database
 from shalekv.server.election.bucket import BucketElector, BucketLease
+from shalekv.server.election.elector import Tenure
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import STORE_NOW_MS, FaultyStore, Request

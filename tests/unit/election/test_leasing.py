@@ -6,16 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.leasing import (
-    KEPT,
-    ElectionLease,
-    Sighting,
-    is_outdated,
-    lapses_ms,
-    poll_wait_ms,
-    renew_wait_ms,
-    sight,
-)
 from shalekv.errors import InvalidSetting
 from shalekv.format.coding import crc32c
 from shalekv.format.election import NONCE_BYTES, TTL_MS_MAX, decode_lease, encode_lease
@@ -26,7 +16,17 @@ from shalekv.format.names import (
     parse_manifest_name,
     parse_wal_name,
 )
-from shalekv.roles.electors.place import (
+from shalekv.protocol.lease import (
+    KEPT,
+    ElectionLease,
+    Sighting,
+    is_outdated,
+    lapses_ms,
+    poll_wait_ms,
+    renew_wait_ms,
+    sight,
+)
+from shalekv.server.election.elector import (
     BucketPlace,
     EtcdAddress,
     EtcdPlace,

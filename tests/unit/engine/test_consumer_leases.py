@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import InvalidRequest, WalUnprotected
 from shalekv.format import names
-from shalekv.store.requests import RequestKind
+from shalekv.store.api import RequestKind
 from shalekv.watch.consumers import NAME_CHARS_MAX
 from tests.kit.engine.collection import TTL_S, CollectedDatabase
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import ConditionFailed
 from shalekv.format.records import ReplyKind, decode_record, record_key
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import (
     Add,
     Delete,

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import ConditionFailed
 from shalekv.format import names
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import Add, DeleteRange, ExistsCompare, Get, Put, Read
 from shalekv.write.commit import Receipt, changes_bytes
 from tests.kit.engine.commits import put, read

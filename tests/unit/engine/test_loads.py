@@ -9,10 +9,9 @@ from random import Random
 
 import pytest
 
-from shalekv.engine.batch_files import Authorship, encode_batch
 from shalekv.errors import InvalidRequest, LeaseLost, LoadUnknown, UnsupportedVersion
 from shalekv.format import names
-from shalekv.format.load_record import decode_load, load_entry
+from shalekv.format.records import decode_load, load_entry
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.loads import (
@@ -34,7 +33,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.write.commit import RECORD_BYTES, Claim, WalContents
-from shalekv.write.ingest import Loaded
+from shalekv.write.ingest import Authorship, Loaded, encode_batch
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
 from tests.kit.engine.running_log import (

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.audit.manifests import succession_findings
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.errors import Fenced, ImplausibleTime, KeyExpired, StoreUnavailable
+from shalekv.protocol.audit import succession_findings
 from shalekv.protocol.manifest import WalMode
 from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -18,6 +17,7 @@ from shalekv.store.memory import MemoryStore
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.logical_time import READING_MS, LogicalTime, first_time
+from shalekv.write.recovery import OpenedLog
 from shalekv.write.repair_time import look_at_time
 from tests.kit.engine.set_clocks import ANY_JUMP, DAY_MS, ClockedDatabase, SetClock, create_at
 from tests.kit.quorum.links import InProcessLinks

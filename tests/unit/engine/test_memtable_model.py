@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.engine.view import View
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.memtable import Memtable
 from shalekv.read.sorted_runs import Run
+from shalekv.read.version import View
 from tests.kit.engine.commits import drop, merge, put, range_delete, read, run_of, tombstone
 from tests.kit.model import Timeline, Version
 

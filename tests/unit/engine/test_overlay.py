@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.newest_state import NewestState
 from shalekv.errors import Fenced, RangeTooCostly, ShaleError
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.transaction import Change, DeleteRange, Operation, Put, Transaction
 from shalekv.read.memtable import Memtable
 from shalekv.read.sorted_runs import Run
 from shalekv.write.commit import Commit, Group
-from shalekv.write.pending_writes import Overlay
+from shalekv.write.pending_writes import NewestState, Overlay
 from shalekv.write.watermark import Prefix
 from tests.kit.engine.commits import (
     NOW_MS,

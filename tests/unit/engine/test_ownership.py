@@ -12,12 +12,11 @@ import pytest
 from shalekv.errors import CorruptObject, Fenced, ShaleError, Stopping, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
-from shalekv.manifest.fenced import FencedManifest
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.opening import WriterId
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import FencedManifest, StoredManifest
 from shalekv.store.memory import MemoryStore
 from shalekv.write.ownership import Ownership
 from tests.kit.engine.running_log import OWN, quiesce, yielding_runtime

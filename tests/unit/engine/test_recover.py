@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict, ManifestVersionExists
 from shalekv.format import names
 from shalekv.protocol.manifest import CasMode, Manifest, WalMode
@@ -19,12 +18,12 @@ from shalekv.protocol.opening import SEQ_GAP
 from shalekv.protocol.snapshot import find_snapshot
 from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings
-from shalekv.store.api import ObjectInfo, ObjectStore
+from shalekv.store.api import ObjectInfo, ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
-from shalekv.store.requests import RequestKind
 from shalekv.write.commit import WalContents
 from shalekv.write.opening import open_log
+from shalekv.write.recovery import OpenedLog
 from tests.kit.engine.commits import commit_of, group_of, put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.engine.view import View
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.transaction import Change
 from shalekv.read.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
@@ -20,6 +19,7 @@ from shalekv.read.sorted_runs import (
     open_cursors,
     pick_merge,
 )
+from shalekv.read.version import View
 from tests.kit.engine.commits import landed, put, run_of, slices_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=2)

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.engine.view import OpenView
 from shalekv.errors import IllegalState, ObjectNotFound, SnapshotNotFound, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
@@ -19,6 +18,7 @@ from shalekv.protocol.snapshot import find_snapshot
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
 from shalekv.read.sst_reader import LevelSsts
+from shalekv.read.version import OpenView
 from shalekv.runtime import Runtime
 from shalekv.settings import CacheSettings, LimitSettings, StoreSettings
 from shalekv.store.api import ObjectStore

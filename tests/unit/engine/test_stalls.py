@@ -8,9 +8,8 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.engine.stalls import SLOWEST_BYTES_PER_S, Stalls
 from shalekv.errors import Overloaded, StreamTooSlow
-from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom, Share
+from shalekv.read.memory_budget import SLOWEST_BYTES_PER_S, SMALL_BYTES, ResultRoom, Share, Stalls
 from tests.kit.virtual_time import virtual_time
 
 STALLED_MS = 1_000

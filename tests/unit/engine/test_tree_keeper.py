@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from shalekv.core.tree import Tree
-from shalekv.engine.levels.loaded_tree import Pin
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.view import View
 from shalekv.format import names
-from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.manifest import Manifest, Snapshot, Tree
 from shalekv.protocol.snapshot import find_snapshot, has_snapshot, remove_snapshots
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read.read_set import Below
-from shalekv.read.version import HeldTree
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, TreeKeeper
+from shalekv.read.version import HeldTree, View
+from shalekv.read.version_set import LEAVE_TIMEOUT_MS, Pin, TreeKeeper
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
+from shalekv.write.recovery import OpenedLog
 from shalekv.write.watermark import Prefix
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce

@@ -8,14 +8,6 @@ from typing import TypeVar, TypeVarTuple
 
 import pytest
 
-from shalekv.engine.wal import (
-    ENCODE_INLINE_BYTES,
-    ENCODE_INLINE_COUNT,
-    WalFolder,
-    WalSlots,
-    encode_wal,
-    list_wal,
-)
 from shalekv.errors import WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
@@ -28,6 +20,14 @@ from shalekv.settings import StoreSettings, WalCodec
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.write.commit import WalContents
+from shalekv.write.wal import (
+    ENCODE_INLINE_BYTES,
+    ENCODE_INLINE_COUNT,
+    WalFolder,
+    WalSlots,
+    encode_wal,
+    list_wal,
+)
 from tests.kit.engine.commits import nothing_compacted
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import (

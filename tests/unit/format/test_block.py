@@ -16,8 +16,7 @@ from shalekv.format.block import (
     parse_block,
 )
 from shalekv.format.coding import Piece
-from shalekv.format.columns import columns_of
-from shalekv.format.section import Section
+from shalekv.format.columns import Section, columns_of
 from shalekv.protocol.entry import Entry, Kind
 from tests.kit.forging import patched, u32
 from tests.kit.samples import (

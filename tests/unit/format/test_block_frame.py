@@ -19,8 +19,7 @@ from shalekv.format import block_frame
 from shalekv.format.block import Block, encode_block, parse_block
 from shalekv.format.block_frame import Codec, compressed, compressor
 from shalekv.format.coding import Piece
-from shalekv.format.columns import columns_of
-from shalekv.format.section import Section
+from shalekv.format.columns import Section, columns_of
 from shalekv.protocol.entry import Entry
 from tests.kit.forging import patched, u32
 from tests.kit.samples import points, put

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.errors import BadStructure
-from shalekv.format.filter import Filter, key_hash, parse_filter
-from shalekv.format.filter_build import build_filter
+from shalekv.format.filter import Filter, build_filter, key_hash, parse_filter
 from shalekv.format.sst import open_filter
-from shalekv.format.sst_encode import encode_fence, encode_sst
+from shalekv.format.sst_writer import encode_fence, encode_sst
 from shalekv.protocol.entry import Entry
 from tests.kit.forging import patched, u32
 from tests.kit.samples import (
@@ -144,7 +143,7 @@ def test_probing_needs_no_numpy() -> None:
     """Who reads or writes SSTs without making filters does not pay for numpy."""
     data = build_filter([b"a"])
     program = (
-        "import sys, shalekv.format.sst_encode, shalekv.format.sst_metadata\n"
+        "import sys, shalekv.format.sst_writer, shalekv.format.sst\n"
         "from shalekv.format.filter import parse_filter\n"
         f"assert parse_filter('', 0, {data!r}).may_contain(b'a')\n"
         "assert 'numpy' not in sys.modules\n"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import BadChecksum, BadMagic, CorruptObject, Truncated, UnsupportedVersion
 from shalekv.format.coding import MAX_U64, crc32c
 from shalekv.format.member_files import (
@@ -35,7 +34,7 @@ from shalekv.format.records import (
     decode_record,
     encode_record,
 )
-from shalekv.protocol.quorum_records import Ballot, Mark
+from shalekv.protocol.quorum_records import Ballot, Health, Mark
 from tests.kit.samples import WAL_NAME
 
 RECORD = IdempotencyRecord(b"hash of request!", 0x0102030405060708, ReplyKind.WRITE, b"reply")

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion, WrongObject
 from shalekv.format.coding import MAX_U64
-from shalekv.format.load_record import HEADER_BYTES, decode_load, load_entry
-from shalekv.format.section import Section
-from shalekv.format.sst import open_sst, read_block
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.columns import Section
+from shalekv.format.records import HEADER_BYTES, decode_load, load_entry
+from shalekv.format.sst import metadata_range, open_sst, read_block, read_metadata
 from shalekv.format.sst_message import table_message
-from shalekv.format.sst_metadata import metadata_range, read_metadata
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.sst_table import SstInfo, SstTable

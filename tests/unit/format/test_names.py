@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from shalekv.errors import BadMagic, BadStructure, CorruptObject, UnsupportedVersion, WrongObject
 from shalekv.format import names
-from shalekv.format.backup import decode_backup, encode_backup
-from shalekv.format.backup_names import (
+from shalekv.format.backup import (
     RESTORATION_NAME,
     LevelCopy,
     WalCopy,
     backup_name,
     begun_ms,
+    decode_backup,
+    encode_backup,
     is_backup_id,
     new_backup_id,
     parse_backup_name,
@@ -27,7 +28,7 @@ from shalekv.format.backup_names import (
 )
 from shalekv.format.coding import crc32c
 from shalekv.protocol.lease import leased_sst_id, new_lease_id
-from shalekv.store.arguments import check_new_name
+from shalekv.store.api import check_new_name
 from tests.kit.manifests import BACKUP
 
 ids = st.integers(0, names.MAX_ID)

@@ -6,21 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Archived,
-    Elected,
-    Greet,
-    Greeting,
-    Health,
-    Joined,
-    Refusal,
-    ToAcceptor,
-    ToProposer,
-    Vote,
-    VoteRequest,
-)
 from shalekv.errors import BadChecksum, InvalidRequest
 from shalekv.format.quorum_messages import (
     propose_reply,
@@ -30,7 +15,26 @@ from shalekv.format.quorum_messages import (
     to_acceptor,
     to_proposer,
 )
-from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, LogShape, Mark, Section
+from shalekv.protocol.quorum_records import (
+    EMPTY_LOG,
+    NO_BALLOT,
+    Append,
+    Appended,
+    Archived,
+    Elected,
+    Greet,
+    Greeting,
+    Health,
+    Joined,
+    LogShape,
+    Mark,
+    Refusal,
+    Section,
+    ToAcceptor,
+    ToProposer,
+    Vote,
+    VoteRequest,
+)
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.kit.quorum.messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE, TARGET
 

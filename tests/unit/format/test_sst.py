@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from shalekv.errors import WrongObject
 from shalekv.format.block_frame import Codec
 from shalekv.format.coding import crc32c
+from shalekv.format.columns import Section
 from shalekv.format.contents import SstContents
-from shalekv.format.section import Section
-from shalekv.format.sst import read_block, read_filter
-from shalekv.format.sst_encode import encode_fence, encode_sst
-from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
+from shalekv.format.sst import SstMetadata, metadata_range, read_block, read_filter, read_metadata
+from shalekv.format.sst_writer import encode_fence, encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.samples import (

@@ -16,11 +16,10 @@ from shalekv.errors import (
     WrongObject,
 )
 from shalekv.format.block_frame import Codec
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.footer import needed_tail, read_footer, seal
 from shalekv.format.names import wal_name
 from shalekv.format.sst import open_sst, read_block, read_filter, read_index
-from shalekv.format.sst_encode import encode_fence, encode_sst
-from shalekv.format.sst_tail import needed_tail, seal
+from shalekv.format.sst_writer import encode_fence, encode_sst
 from tests.kit.forging import patched, resealed, u32
 from tests.kit.samples import (
     DATABASE_ID,

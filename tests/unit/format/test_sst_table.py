@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.format.block_frame import Codec
-from shalekv.format.section import Section
-from shalekv.format.sst_encode import encode_fence, encode_sst
+from shalekv.format.columns import Section
+from shalekv.format.sst_writer import encode_fence, encode_sst
 from shalekv.format.statistics import (
     BlockWeight,
     blocks_between,

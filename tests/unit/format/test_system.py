@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.errors import BadStructure, UnsupportedVersion
+from shalekv.format.columns import Section
 from shalekv.format.contents import SstContents
-from shalekv.format.section import Section
+from shalekv.format.records import client_key, record_key
 from shalekv.format.sst import Sst, read_block
-from shalekv.format.sst_encode import encode_sst
-from shalekv.format.system_key import client_key, record_key
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.sst_table import SstTable
 from tests.kit.forging import patched, resealed

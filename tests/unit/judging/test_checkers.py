@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.format.names import level_name, manifest_name, wal_name
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.manifest import Manifest
 from tests.judging import remains
 from tests.judging.commits import (

@@ -9,29 +9,27 @@ import pytest
 
 import shalekv
 import shalekv_client
+from shalekv.cli.commands.admin_stats import OBJECT_KINDS, RECORD_KINDS
 from shalekv.clock import LoopClock
-from shalekv.core.prices import OBJECT_KINDS, RECORD_KINDS
-from shalekv.engine.snapshot_pins import SnapshotPins
 from shalekv.errors import InvalidRequest
-from shalekv.format.footer import SstProperties
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.footer import SstProperties, read_footer
 from shalekv.format.names import level_name, manifest_name
-from shalekv.format.sst_encode import encode_sst
 from shalekv.format.sst_message import info_message
+from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import create_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read import lookup
-from shalekv.roles.ingests import Ingests, file_infos
-from shalekv.roles.store_use import ProcessUse, StorePlace
-from shalekv.server.status import LevelsReport, fill_reads
+from shalekv.server.status import LevelsReport, ProcessUse, StorePlace, fill_reads
+from shalekv.server.writer_service import Ingests, file_infos
 from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
+from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
-from shalekv.store.requests import RequestKind
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.write.engine import WriterEngine
+from shalekv.write.snapshots import SnapshotPins
 from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.damage import sst_id
 from tests.kit.engine.databases import Database

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from shalekv.engine.collection.plan import Report
 from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
+from shalekv.jobs.collect import Report
 from shalekv.server.collector import Collector
 from shalekv.settings import StoreSettings
 from shalekv.store.counting import CountingStore, Operation

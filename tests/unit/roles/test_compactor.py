@@ -9,10 +9,9 @@ from random import Random
 
 import pytest
 
-from shalekv.core.tree import Tree
 from shalekv.errors import ObjectNotFound, ShaleError, StoreRefused, Superseded
 from shalekv.format import names
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore

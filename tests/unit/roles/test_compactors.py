@@ -11,7 +11,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.clock import LoopClock
-from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.errors import (
     DatabaseNotFound,
     ShaleError,
@@ -20,11 +19,17 @@ from shalekv.errors import (
     Superseded,
 )
 from shalekv.format import names
-from shalekv.jobs.compact.parts import OwnProcessParts
+from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
 from shalekv.protocol.compaction.publish import CompactorId
-from shalekv.roles.compactors import CLOSE_S, MERGES_MAX, RETRY_MS_MAX, CompactedPlace, Compactors
 from shalekv.runtime import Runtime
-from shalekv.server.compactor import Compactor
+from shalekv.server.compactor import (
+    CLOSE_S,
+    MERGES_MAX,
+    RETRY_MS_MAX,
+    CompactedPlace,
+    Compactor,
+    Compactors,
+)
 from shalekv.settings import CompactSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore

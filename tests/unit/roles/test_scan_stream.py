@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.key_range import KEY_BYTES_MAX
-from shalekv.engine.view import OpenView, View
 from shalekv.errors import InvalidRequest, Overloaded, PageExpired
 from shalekv.format.coding import crc32c
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import KEY_BYTES_MAX, Entry, Kind
 from shalekv.read.memory_budget import ResultRoom
 from shalekv.read.sorted_runs import Run
-from shalekv.roles.open_scan import OpenScan
-from shalekv.roles.page_token import PageToken, decode_page_token
-from shalekv.roles.scan_stream import ENTRY_FRAME_BYTES, MESSAGE_COPIES, Outlet, scan_messages
+from shalekv.read.version import OpenView, View
 from shalekv.server import requests
+from shalekv.server.requests import PageToken, decode_page_token
+from shalekv.server.scans import ENTRY_FRAME_BYTES, MESSAGE_COPIES, OpenScan, Outlet, scan_messages
 from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put, run_of

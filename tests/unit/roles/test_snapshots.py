@@ -14,9 +14,9 @@ from shalekv.clock import LoopClock
 from shalekv.errors import PageExpired, SnapshotNotFound
 from shalekv.format import names
 from shalekv.protocol.snapshot import remove_snapshots
-from shalekv.roles.open_views import ENDED_TTL_MS
 from shalekv.runtime import Runtime
 from shalekv.server.reader import Reader
+from shalekv.server.scans import ENDED_TTL_MS
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.settings import LimitSettings, ReadSettings, UrlSettings
 from shalekv.v1 import admin_pb2, kv_pb2

@@ -12,14 +12,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Greet,
-    Health,
-    Refusal,
-    Vote,
-)
 from shalekv.errors import (
     BadChecksum,
     DatabaseExists,
@@ -29,8 +21,17 @@ from shalekv.errors import (
     Stopping,
 )
 from shalekv.format.quorum_messages import propose_request
-from shalekv.protocol.quorum_records import Ballot, Mark
-from shalekv.rpc.safekeeper import SAFEKEEPER_SERVICE
+from shalekv.protocol.quorum_records import (
+    Append,
+    Appended,
+    Ballot,
+    Greet,
+    Health,
+    Mark,
+    Refusal,
+    Vote,
+)
+from shalekv.rpc.methods import SAFEKEEPER_SERVICE
 from shalekv.rpc.server import Server
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.store.files import FileSystem

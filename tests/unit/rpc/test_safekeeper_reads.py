@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.messages import Append, Appended, Archived, RelayTarget
 from shalekv.errors import RecordTrimmed
-from shalekv.protocol.quorum_records import Record
+from shalekv.protocol.quorum_records import Append, Appended, Archived, Record, RelayTarget
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.write.quorum.links import LinkBroken, TailPiece
 from tests.kit.quorum.safekeepers import DATABASE_ID, DEADLINE_S, Safekeeper, Writer, safekeeper

@@ -12,10 +12,9 @@ import pytest
 from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
-from shalekv.engine.stalls import Stalls
 from shalekv.errors import StreamTooSlow
-from shalekv.read.memory_budget import ResultRoom
-from shalekv.rpc.ending import WATCHING
+from shalekv.read.memory_budget import ResultRoom, Stalls
+from shalekv.rpc.adapter import WATCHING
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
 from tests.kit.patience import until

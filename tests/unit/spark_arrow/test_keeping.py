@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import CorruptObject, ObjectNotFound, SnapshotNotFound, StoreUnavailable
 from shalekv.format import names
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.manifest import Snapshot
 from shalekv.protocol.snapshot import NEVER
 from shalekv.settings import StoreSettings

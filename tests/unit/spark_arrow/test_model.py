@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.compaction.part import Part, PartResult, run_part
 from shalekv.format.names import level_name
 from shalekv.jobs.compact.outputs import Authorship
 from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import Part, PartResult, run_part
+from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.compaction.publish import CompactorId
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
 from shalekv.settings import MIB, LevelSettings
 from shalekv_spark.arrow import merging

@@ -17,15 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import BadChecksum, BadStructure, CorruptObject, StoreUnavailable, Truncated
 from shalekv.format.block_frame import Codec
-from shalekv.format.columns import Columns, columns_of
+from shalekv.format.columns import Columns, Section, columns_of
 from shalekv.format.names import level_name, wal_name
-from shalekv.format.section import Section
 from shalekv.format.sst import Sst, open_sst
-from shalekv.format.sst_encode import encode_sst
-from shalekv.protocol.entry import Entry
+from shalekv.format.sst_writer import encode_sst
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv_spark.arrow import blocks, objects
 from shalekv_spark.arrow.blocks import rows_of_blocks
 from shalekv_spark.arrow.reading import read_from

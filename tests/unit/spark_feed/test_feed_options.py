@@ -8,11 +8,10 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, InvalidUrl
 from shalekv.format.columns import columns_of
-from shalekv.format.load_record import load_entry
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.format.records import load_entry
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv_spark.feed import rows as feed_rows
 from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.options import ALL_KEYS, NO_LIMIT

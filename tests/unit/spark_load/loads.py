@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from shalekv.engine.bulk.job import LoadJob, LoadTicket
+from shalekv.jobs.bulk_load import LoadJob, LoadTicket
 from shalekv.protocol.manifest import Manifest
 from shalekv.server.database import create_database
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings

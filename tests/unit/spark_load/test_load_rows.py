@@ -25,8 +25,7 @@ from pyspark.sql.types import (
 
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl, ShaleError
 from shalekv.format.block_frame import Codec
-from shalekv.format.columns import Columns
-from shalekv.format.section import Section
+from shalekv.format.columns import Columns, Section
 from shalekv.format.sst_writer import EncodedBlock, FinishedSst, SstWriter
 from shalekv_spark.loading.block_encoder import BlockEncoder
 from shalekv_spark.loading.options import LoadPlan

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 
-from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, LeaseLost, OutcomeUnknown
 from shalekv.format.names import level_name
+from shalekv.jobs.bulk_load import LoadJob
 from shalekv.jobs.collect import Collecting
 from shalekv.protocol.lease import without_lease
 from shalekv.protocol.manifest import Manifest

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import OriginLost, SnapshotNotFound
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
 from shalekv_spark.arrow.reading import read_from

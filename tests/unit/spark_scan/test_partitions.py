@@ -6,11 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import SortedRun
 from shalekv.format.columns import columns_of
 from shalekv.format.statistics import BlockWeight
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
+from shalekv.protocol.manifest import SortedRun
 from shalekv.protocol.range_tombstones import RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.scanning.partitions import (

@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
-from shalekv.protocol.entry import Kind
+from shalekv.protocol.entry import KeyRange, Kind
 from shalekv_spark.place import Place
 from shalekv_spark.scanning import export
 from shalekv_spark.scanning import scan as scanning

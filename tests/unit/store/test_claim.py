@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import StoreBroken
 from shalekv.store.api import Created
-from shalekv.store.claim import Claimed, ClaimOutcome, Taken, claim
+from shalekv.store.cas import Claimed, ClaimOutcome, Taken, claim
 from shalekv.store.retry import Backoff
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore

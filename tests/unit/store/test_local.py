@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-import shalekv.store.disk
+import shalekv.store.files
 from shalekv.errors import InvalidUrl, ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, Exists
 from shalekv.store.files import FileSystem, FolderEntry
@@ -173,7 +173,7 @@ async def test_second_names_that_were_seen_are_bounded(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was forgotten costs another sync; a list that shows more of them costs no more."""
-    monkeypatch.setattr(shalekv.store.disk, "SEEN_SYNCED_MAX_COUNT", 3)
+    monkeypatch.setattr(shalekv.store.files, "SEEN_SYNCED_MAX_COUNT", 3)
     disk = FailingFileSystem()
     store = LocalStore(root, inline_runtime(), filesystem=disk)
     (root / "backup").mkdir(parents=True)

@@ -14,8 +14,7 @@ from random import Random
 import pytest
 
 from shalekv.errors import ObjectNotFound
-from shalekv.store.api import Created, Exists, Unknown
-from shalekv.store.arguments import TEMP_SUFFIX
+from shalekv.store.api import TEMP_SUFFIX, Created, Exists, Unknown
 from shalekv.store.files import FileSystem
 from shalekv.store.local import LocalStore
 from tests.kit.disks.careless import MUTANTS, ForwardingFileSystem, WithoutSecondLinks

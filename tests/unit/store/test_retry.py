@@ -6,9 +6,8 @@ import pytest
 
 from shalekv.errors import InvalidSetting, ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import Created, ObjectStore, Unknown
+from shalekv.store.api import REFUSALS_MS, Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
-from shalekv.store.requests import REFUSALS_MS
 from shalekv.store.retry import Backoff, RetryingStore
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore

@@ -21,9 +21,8 @@ from shalekv.errors import BadStructure, CorruptObject
 from shalekv.format.block import HAS_EXPIRY, HAS_KINDS, HAS_SEQS, KNOWN_FLAGS
 from shalekv.format.block_frame import HEADER_BYTES, Codec, plain
 from shalekv.format.coding import ALIGNMENT, Piece, crc32c
-from shalekv.format.columns import Columns
+from shalekv.format.columns import KINDS_OF, Columns, Section
 from shalekv.format.index import BlockIndex
-from shalekv.format.section import KINDS_OF, Section
 from shalekv.format.sst import read_block
 from shalekv.jobs.compact.sources import joined
 from shalekv.protocol.entry import Kind

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shalekv.errors import Truncated
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.columns import Section
+from shalekv.format.footer import TAIL_BYTES, Footer, needed_tail, read_footer
 from shalekv.format.index import BlockIndex
 from shalekv.format.names import wal_name
-from shalekv.format.section import Section
 from shalekv.format.sst import read_index
-from shalekv.format.sst_tail import TAIL_BYTES, needed_tail
 from shalekv.jobs.compact.sources import LevelReader, columns_of_blocks
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.sst_table import SstInfo

@@ -8,14 +8,14 @@ from contextlib import aclosing
 
 import pyarrow as pa
 
-from shalekv.core.tree import overlaps
-from shalekv.engine.levels.origins import Origins
-from shalekv.engine.levels.parallel import in_parallel
+from shalekv.concurrency import in_parallel
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError
 from shalekv.jobs.compact.pace import Pace
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import overlaps
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.batches import BATCH_BYTES, Batches
 from shalekv_spark.arrow.keeping import SnapshotKeeper

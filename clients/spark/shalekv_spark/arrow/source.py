@@ -11,11 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import ShaleError
-from shalekv.format.section import Section
+from shalekv.format.columns import Section
 from shalekv.format.statistics import blocks_between
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv_spark.arrow.blocks import out_of_order, rows_of_blocks
 from shalekv_spark.arrow.merging import Part, newest_versions
 from shalekv_spark.arrow.objects import Opened, StoredRows

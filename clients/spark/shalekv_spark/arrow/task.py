@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from shalekv.core.key_range import KeyRange
 from shalekv.format.columns import NO_ROWS, Columns
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.manifest import Origin
 from shalekv.protocol.range_tombstones import Fragment
 from shalekv.protocol.sst_table import SstInfo

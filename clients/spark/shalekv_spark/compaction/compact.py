@@ -8,12 +8,17 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.compaction.range_parts import PartLimits
-from shalekv.engine.compaction.range_report import CompactionReport
-from shalekv.engine.compaction.wal_tail import merge_tail
 from shalekv.errors import InvalidRequest, InvalidSetting
-from shalekv.jobs.compact.range_job import EVERYTHING, RangeRequest, plan_range, run_range
+from shalekv.jobs.compact.range_job import (
+    EVERYTHING,
+    CompactionReport,
+    PartLimits,
+    RangeRequest,
+    plan_range,
+    run_range,
+)
+from shalekv.jobs.compact.run import merge_tail
+from shalekv.protocol.entry import KeyRange
 from shalekv.settings import (
     MIB,
     CompactorSettings,

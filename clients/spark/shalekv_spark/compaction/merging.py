@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.engine.compaction.part import Part, PartResult, outputs_of, run_part
-from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
-from shalekv.format.columns import Columns
-from shalekv.format.section import Section
+from shalekv.format.columns import Columns, Section
 from shalekv.jobs.compact.outputs import LevelWriter, Outputs
 from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import Part, PartResult, outputs_of, run_part
 from shalekv.jobs.compact.sources import LevelReader
+from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.entry import Kind
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.merging import State, shown
 from shalekv_spark.arrow.objects import LevelRows

@@ -19,9 +19,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
-from shalekv.engine.compaction.part import Part, PartResult
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import Part, PartResult
 from shalekv_spark.bridge import run
 from shalekv_spark.compaction.merging import merge_part
 from shalekv_spark.place import Place

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shalekv.engine.levels.parallel import in_parallel
+from shalekv.concurrency import in_parallel
 from shalekv.errors import DatabaseMismatch, IllegalState, ObjectNotFound, ShaleError, Truncated
 from shalekv.format import names
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.footer import Footer, read_footer
 from shalekv.protocol.manifest import Manifest
 from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore

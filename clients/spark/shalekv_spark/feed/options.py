@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxFiles
 
-from shalekv.core.key_range import KeyRange, prefix_end
 from shalekv.errors import InvalidRequest, InvalidSetting
+from shalekv.protocol.entry import KeyRange, prefix_end
 from shalekv.watch.consumers import holder_of
 from shalekv_spark.options import Options
 from shalekv_spark.place import Place

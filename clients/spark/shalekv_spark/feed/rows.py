@@ -17,12 +17,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import IllegalState, ObjectNotFound, ShaleError
-from shalekv.format.columns import NO_ROWS, Columns, columns_of
-from shalekv.format.section import Section
+from shalekv.format.columns import NO_ROWS, Columns, Section, columns_of
 from shalekv.format.sst import Sst
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.loads import load_tree
 from shalekv.read.replay import loads_of, read_slot
 from shalekv.read.source import tree_sources

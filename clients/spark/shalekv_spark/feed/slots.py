@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import InputPartition
 
-from shalekv.core.key_range import KeyRange
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.sst_table import SstTable
 

@@ -18,9 +18,9 @@ from xxhash import xxh64_intdigest
 from shalekv.format.block import HAS_EXPIRY, HAS_KINDS
 from shalekv.format.block_frame import Codec, compressed, compressor, pack_header
 from shalekv.format.coding import padding
+from shalekv.format.columns import Section
 from shalekv.format.contents import UNNUMBERED, SstContents
 from shalekv.format.filter import SEED
-from shalekv.format.section import Section
 from shalekv.format.sst_writer import EncodedBlock
 from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv_spark.loading.rows import PointRows

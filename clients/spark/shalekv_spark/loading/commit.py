@@ -15,7 +15,6 @@ from typing import Any
 
 import structlog
 
-from shalekv.engine.bulk.rows import shown_key
 from shalekv.errors import (
     Fenced,
     IllegalState,
@@ -27,7 +26,7 @@ from shalekv.errors import (
 )
 from shalekv.format.coding import Piece
 from shalekv.format.sst_message import info_message, info_of
-from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.jobs.bulk_load import commit_by_opening, shown_key
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest

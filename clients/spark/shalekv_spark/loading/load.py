@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
-from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import InvalidRequest, ShaleError
+from shalekv.jobs.bulk_load import LoadJob
 from shalekv.protocol.loads import check_single_load_id
 from shalekv.wording import counted
 from shalekv_spark.loading.commit import Committer, gathered

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from shalekv.engine.bulk.job import LEASE_TTL_S
 from shalekv.errors import InvalidSetting
+from shalekv.jobs.bulk_load import LEASE_TTL_S
 from shalekv.settings import LevelSettings, LimitSettings
 from shalekv_client.channel import checked_addresses
 from shalekv_spark.arguments import settings_of

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shalekv.engine.bulk.rows import RowLimits, shown_key
 from shalekv.errors import InvalidRequest
+from shalekv.jobs.bulk_load import RowLimits, shown_key
 from shalekv.protocol.entry import Kind
 from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shalekv.engine.bulk.committed import committed_seq
 from shalekv.errors import InvalidRequest, InvalidSetting, LoadUnknown
+from shalekv.jobs.bulk_load import committed_seq
 from shalekv.protocol.loads import CLOCK_MARGIN_MS, LOAD_ID_BYTES_MAX, check_load_id
 from shalekv.store.manifests import StoredManifest
 from shalekv_spark.loading.load import run_load

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 
-from shalekv.engine.bulk.files import UPLOADS_AT_ONCE, begin_file, create_file
-from shalekv.engine.bulk.job import LoadTicket
 from shalekv.errors import IllegalState, InvalidRequest
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst_message import info_message
 from shalekv.format.sst_writer import EncodedBlock, SstWriter
+from shalekv.jobs.bulk_load import UPLOADS_AT_ONCE, LoadTicket, begin_file, create_file
 from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.loading.block_encoder import BlockEncoder
 from shalekv_spark.loading.rows import RowCheck

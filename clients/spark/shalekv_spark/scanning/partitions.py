@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
-from shalekv.core.key_range import END_OF_KEYS, KeyRange, prefix_end
-from shalekv.core.tree import SortedRun
-from shalekv.format.columns import NO_ROWS, Columns
+from shalekv.format.columns import NO_ROWS, Columns, Section
 from shalekv.format.index import BlockIndex
-from shalekv.format.section import Section
 from shalekv.format.statistics import BlockWeight, blocks_between, cuts, weights
+from shalekv.protocol.entry import END_OF_KEYS, KeyRange, prefix_end
+from shalekv.protocol.manifest import SortedRun
 from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.scanning.wal_tail import UnreadSlot

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.levels.origins import Origins
-from shalekv.engine.levels.parallel import in_parallel
+from shalekv.concurrency import in_parallel
 from shalekv.errors import ObjectNotFound
 from shalekv.format.index import BlockIndex
 from shalekv.format.statistics import BlockWeight
 from shalekv.jobs.compact.pace import Pace
 from shalekv.jobs.compact.sources import LevelReader
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.origins import narrowed
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv_spark.place import Place
 from shalekv_spark.scanning import partitions

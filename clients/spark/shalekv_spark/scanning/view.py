@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shalekv.core.tree import SortedRun, Tree
-from shalekv.engine.snapshot_seqs import SnapshotSeqs
 from shalekv.errors import (
     CorruptObject,
     IllegalState,
@@ -19,14 +17,14 @@ from shalekv.errors import (
     SnapshotNotFound,
 )
 from shalekv.protocol.loads import load_tree
-from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.manifest import Manifest, Snapshot, SortedRun, Tree
 from shalekv.protocol.snapshot import find_snapshot, is_expired
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import check_pins
 from shalekv.store.active_manifests import read_pinned
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
-from shalekv.write.snapshots import GAP_WAIT_MS, Snapshots
+from shalekv.write.snapshots import GAP_WAIT_MS, Snapshots, SnapshotSeqs
 from shalekv_spark.scanning.wal_tail import Tail, read_tail
 
 TTL_S_MAX = 30 * 86_400  # so long at most a snapshot is kept for somebody who has died

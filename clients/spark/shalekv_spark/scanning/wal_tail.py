@@ -14,15 +14,12 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 
 from shalekv.errors import IllegalState, ShaleError
-from shalekv.format.columns import NO_ROWS, Columns, columns_of
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.columns import NO_ROWS, Columns, Section, columns_of
+from shalekv.format.footer import Footer, needed_tail, read_footer
 from shalekv.format.index import BlockIndex
-from shalekv.format.load_record import decode_load
 from shalekv.format.names import WAL_FOLDER, parse_wal_name, wal_name
-from shalekv.format.section import Section
+from shalekv.format.records import decode_load
 from shalekv.format.sst import Sst, open_sst, read_block, read_index
-from shalekv.format.sst_tail import needed_tail
 from shalekv.format.statistics import BlockWeight, weights
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad

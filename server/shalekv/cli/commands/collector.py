@@ -13,19 +13,17 @@ from typing import Any
 import click
 import structlog
 
-from shalekv.cli.child_reports import telling_parent
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of, exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
-from shalekv.cli.parent_pipe import parent_pipe
 from shalekv.cli.process.databases import chosen_urls, open_places, run_to_end, urls_option
 from shalekv.cli.process.logs import configure_logs
-from shalekv.cli.process.shutdown import StopRequest
+from shalekv.cli.process.shutdown import StopRequest, parent_pipe
+from shalekv.cli.process.supervisor import telling_parent
 from shalekv.clock import MachineClock
-from shalekv.engine.collection.plan import Plan, Report
 from shalekv.errors import InvalidSetting, ShaleError
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import Collecting, Plan, Report
 from shalekv.server.collector import Collector
 from shalekv.settings import CollectSettings
 from shalekv.store.cas import CasStore

@@ -2,18 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import click
+from pydantic import ValidationError
 
-from shalekv.cli.compaction_picture import picture
-from shalekv.cli.compaction_sweep import COLUMNS, Row, rows, size_bytes, variations
 from shalekv.cli.console.exit_codes import ExitCode, exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
-from shalekv.protocol.compaction.workload import NAMED
-from shalekv.settings.model import MIB
+from shalekv.protocol.compaction.l0 import SourceChoice
+from shalekv.protocol.compaction.outcome import Setup, Simulated
+from shalekv.protocol.compaction.simulate import simulate as run_simulation
+from shalekv.protocol.compaction.workload import NAMED, Workload
+from shalekv.settings.model import GIB, KIB, MIB
+
+# --- compaction_picture
+# Draws simulations as SVG: a panel for each workload, a dot for each setting.
+
+
+_WIDTH, _HEIGHT = 460, 360  # of a panel
+_LEFT, _TOP, _RIGHT, _BOTTOM = 60, 40, 110, 50
+_COLOURS = "#1b6ca8 #c0392b #27813f #8e44ad #b9770e #16807a #5d6d7e".split()
+_TICKS = 4
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """The SVG: write amplification to the right, space upwards, a dot larger with reads."""
+    panels = [(name, [*group]) for name, group in groupby(rows, key=lambda row: row.workload)]
+    body = "\n".join(
+        line for number, (name, group) in enumerate(panels) for line in _panel(number, name, group)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH * len(panels)}" '
+        f'height="{_HEIGHT}" font-family="sans-serif" font-size="11">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+    )
+
+
+def _panel(number: int, name: str, rows: Sequence[Row]) -> Iterator[str]:
+    found = [row.simulated.amplification for row in rows]
+    write = _scale([each.write for each in found], _LEFT, _WIDTH - _RIGHT)
+    space = _scale([each.space_max for each in found], _HEIGHT - _BOTTOM, _TOP)
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    yield f'<g transform="translate({number * _WIDTH} 0)">'
+    yield _text(_LEFT, _TOP - 18, name, 'font-weight="bold" font-size="14"')
+    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#888"/>'
+    for value, at in _ticks(write):
+        yield _text(at, bottom + 16, value, 'text-anchor="middle"')
+    for value, at in _ticks(space):
+        yield _text(_LEFT - 6, at + 4, value, 'text-anchor="end"')
+    yield _text((_LEFT + right) / 2, bottom + 36, "write amplification", 'text-anchor="middle"')
+    turned = f'text-anchor="middle" transform="rotate(-90 16 {_HEIGHT / 2})"'
+    yield _text(16, _HEIGHT / 2, "space amplification, most", turned)
+    settings = [*dict.fromkeys(row.setting.partition("=")[0] for row in rows)]
+    for row, each in zip(rows, found, strict=True):
+        colour = _COLOURS[settings.index(row.setting.partition("=")[0]) % len(_COLOURS)]
+        x, y = write[0](each.write), space[0](each.space_max)
+        ring = ' stroke="black" stroke-width="2"' if row.setting == DEFAULTS else ""
+        size = 2 + each.read
+        yield (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" fill="{colour}" '
+            f'fill-opacity="0.6"{ring}/>'
+        )
+        yield _text(x + size + 2, y + 4, row.setting, f'fill="{colour}" font-size="9"')
+    yield "</g>"
+
+
+_Scale = tuple[Callable[[float], float], float, float]  # of a value to its place; least, most
+
+
+def _scale(values: Sequence[float], start: float, stop: float) -> _Scale:
+    spare = max((max(values) - min(values)) * 0.1, 0.01)
+    least, most = min(values) - spare, max(values) + spare
+    return lambda value: start + (value - least) / (most - least) * (stop - start), least, most
+
+
+def _ticks(scale: _Scale) -> Iterator[tuple[str, float]]:
+    place, least, most = scale
+    for number in range(_TICKS + 1):
+        value = least + (most - least) * number / _TICKS
+        yield f"{value:.2f}", place(value)
+
+
+def _text(x: float, y: float, text: str, attributes: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(text)}</text>'
+
+
+# --- compaction_sweep
+# Which settings a simulation compares: the defaults, and one setting at a time changed.
+
+
+DEFAULTS = "defaults"
+COLUMNS = (
+    "workload",
+    "setting",
+    "write_amp",
+    "read_amp",
+    "space_amp",
+    "space_amp_max",
+    "l0_max",
+    "wal_max_mib",
+    "ssts",
+    "jobs",
+    "stalled_s",
+    "requests_usd",
+    "storage_usd",
+)
+_SIZE = re.compile(r"(\d{1,15})(B|KiB|MiB|GiB)", re.ASCII)
+_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One setting that is not the default, by the name that a row shows."""
+
+    label: str
+    setup: Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One simulation."""
+
+    workload: str
+    setting: str
+    simulated: Simulated
+
+    @property
+    def cells(self) -> tuple[str | int | float, ...]:
+        """The cells of `COLUMNS`."""
+        found = self.simulated
+        amplification = found.amplification
+        return (
+            self.workload,
+            self.setting,
+            round(amplification.write, 2),
+            round(amplification.read, 2),
+            round(amplification.space, 2),
+            round(amplification.space_max, 2),
+            found.l0_count_max,
+            found.wal_bytes_max // MIB,
+            found.sst_count,
+            found.job_count,
+            round(found.stalled_s),
+            round(found.bill.requests_usd, 2),
+            round(found.bill.storage_usd, 2),
+        )
+
+
+def size_bytes(text: str) -> int:
+    """The bytes that `text` says, such as 64MiB; raises `ValueError`."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"'{text}' is no size with a unit, such as 512KiB, 64MiB or 2GiB")
+    return int(found.group(1)) * _UNITS[found.group(2)]
+
+
+def variations(values: Mapping[str, Sequence[str]]) -> Iterator[Variation]:
+    """The defaults, then each value of each setting alone. Raises `click.BadParameter`."""
+    setup = Setup()
+    yield Variation(DEFAULTS, setup)
+    for name, texts in values.items():
+        for text in texts:
+            try:
+                yield Variation(f"{name}={text}", _changed(setup, name, text))
+            except ValidationError as error:
+                raise click.BadParameter(f"{name}={text}: {error.errors()[0]['msg']}") from None
+            except ValueError as error:
+                raise click.BadParameter(str(error)) from None
+
+
+def rows(workloads: Mapping[str, Workload], compared: Sequence[Variation]) -> Iterator[Row]:
+    """Every variation under every workload, as each is done."""
+    for name, workload in workloads.items():
+        for variation in compared:
+            yield Row(name, variation.label, run_simulation(workload, variation.setup))
+
+
+def _changed(setup: Setup, name: str, text: str) -> Setup:
+    if name == "source_choice":
+        return replace(setup, choice=SourceChoice(text))
+    value = size_bytes(text) if name.endswith("bytes") else int(text)
+    if name in type(setup.levels).model_fields:
+        levels = setup.levels.model_dump() | {name: value}
+        return replace(setup, levels=type(setup.levels).model_validate(levels))
+    compactor = setup.compactor.model_dump() | {name: value}
+    return replace(setup, compactor=type(setup.compactor).model_validate(compactor))
+
+
+# --- compaction
+
 
 _VARIED: Mapping[str, str] = {
     "level_multiplier_count": "4,6,16",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from shalekv.cli.commits import print_commit
-from shalekv.cli.conditions import condition_options
 from shalekv.cli.console.connection import (
     Target,
     durability_option,
@@ -14,8 +12,8 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
-from shalekv.cli.console.output import Format, brief_format_option
-from shalekv.cli.ranges import RangeWords, range_options
+from shalekv.cli.console.options import RangeWords, condition_options, range_options
+from shalekv.cli.console.output import Format, brief_format_option, print_commit
 from shalekv_client import Client, Commit, Condition, Durability
 
 _HELP = """Delete KEY, or all keys of a range, and print the sequence number of the commit.

@@ -21,17 +21,18 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import Encoding, encoding_options
-from shalekv.cli.console.options import Reading, read_options
-from shalekv.cli.console.output import printing
-from shalekv.cli.pairs.file_format import (
+from shalekv.cli.console.options import RangeWords, Reading, range_options, read_options
+from shalekv.cli.console.output import RowsTold, printing, telling
+from shalekv.cli.load.formats import (
     FileFormat,
+    NotWritable,
     file_format_option,
     format_of_name,
+    header,
     is_gzip_name,
+    keeps_expiry,
+    row_writer,
 )
-from shalekv.cli.pairs.writing import NotWritable, header, keeps_expiry, row_writer
-from shalekv.cli.ranges import RangeWords, range_options
-from shalekv.cli.rows_told import RowsTold, telling
 from shalekv.wording import counted
 from shalekv_client import Client, Scan
 

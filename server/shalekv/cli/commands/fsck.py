@@ -18,8 +18,8 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv.engine.fsck.progress import CheckProgress
 from shalekv.jobs.fsck.check import DEFAULT_PARALLEL, Fsck
+from shalekv.jobs.fsck.objects import CheckProgress
 from shalekv.protocol.audit import Finding, FindingKind
 from shalekv.store.cas import CasStore
 from shalekv.wording import counted
@@ -112,7 +112,7 @@ def _shown(progress: CheckProgress) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from shalekv.cli.checking_bar import checking_bar  # noqa: PLC0415 - 60 ms, only for terminals
+    from shalekv.cli.console.progress import checking_bar  # noqa: PLC0415 - 60 ms, only for terminals
 
     with checking_bar(progress):
         yield

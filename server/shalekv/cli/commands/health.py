@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from shalekv.cli.console.connection import Target, target_options
-from shalekv.core.trouble import READ, WRITE
+from shalekv.wording import READ, WRITE
 
 NOT_SERVING = 1  # the one code of failure that Docker knows; 2 is reserved there
 KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"

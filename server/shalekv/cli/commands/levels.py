@@ -19,24 +19,23 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv.core.level_sizes import (
+from shalekv.errors import CorruptObject
+from shalekv.format.names import level_name
+from shalekv.jobs.fsck.levels import list_levels, list_sizes, orphans
+from shalekv.jobs.fsck.objects import Active, Scope, read_active
+from shalekv.protocol.manifest import (
+    L0,
+    SYSTEM_LEVEL,
     LevelSize,
+    Manifest,
     level_sizes,
     most_over_one_key,
     read_amplification,
     space_amplification,
     total_bytes,
 )
-from shalekv.core.pins import Holdings, Pinned, pinned_by_snapshots
-from shalekv.core.tree import L0, SYSTEM_LEVEL
-from shalekv.engine.fsck.active import Active, read_active
-from shalekv.engine.fsck.log import list_sizes
-from shalekv.engine.fsck.progress import Scope
-from shalekv.errors import CorruptObject
-from shalekv.format.names import level_name
-from shalekv.jobs.fsck.levels import list_levels, orphans
-from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.origins import unpacked
+from shalekv.protocol.retention import Holdings, Pinned, pinned_by_snapshots
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest

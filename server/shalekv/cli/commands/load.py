@@ -15,14 +15,15 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.keys import Encoding, encoding_options
 from shalekv.cli.load.options import (
+    BulkWords,
     ReadingWords,
     SendingWords,
+    bulk_options,
     reading_options,
     sending_options,
 )
 from shalekv.cli.load.run import Plan, run_load
 from shalekv.cli.load.source import Source
-from shalekv.cli.loading.bulk_options import BulkWords, bulk_options
 from shalekv_client import Durability
 
 _HELP = """Put every pair of FILE (- or nothing: standard input), in batches.

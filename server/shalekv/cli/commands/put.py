@@ -7,8 +7,6 @@ from typing import BinaryIO
 
 import click
 
-from shalekv.cli.commits import print_commit
-from shalekv.cli.conditions import condition_options
 from shalekv.cli.console.connection import (
     Target,
     durability_option,
@@ -17,7 +15,8 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
-from shalekv.cli.console.output import Format, brief_format_option
+from shalekv.cli.console.options import condition_options
+from shalekv.cli.console.output import Format, brief_format_option, print_commit
 from shalekv.cli.console.units import duration
 from shalekv_client import Client, Commit, Condition, Durability
 

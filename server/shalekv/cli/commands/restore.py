@@ -7,17 +7,7 @@ from pathlib import Path
 
 import click
 
-from shalekv.cli.console.bucket import edited_url_option
-from shalekv.cli.console.exit_codes import exit_codes_text
-from shalekv.cli.console.output import (
-    Format,
-    Record,
-    brief_format_option,
-    print_line,
-    print_record,
-    printing,
-)
-from shalekv.cli.repository import (
+from shalekv.cli.commands.backup import (
     backup_ids,
     chosen_limits,
     limits_options,
@@ -28,12 +18,22 @@ from shalekv.cli.repository import (
     shown,
     with_both,
 )
+from shalekv.cli.console.bucket import edited_url_option
+from shalekv.cli.console.exit_codes import exit_codes_text
+from shalekv.cli.console.output import (
+    Format,
+    Record,
+    brief_format_option,
+    print_line,
+    print_record,
+    printing,
+)
 from shalekv.jobs.backup.repository import Repository
 from shalekv.jobs.backup.restore import Restoration
 from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.verify.fit import check_fit
+from shalekv.store.verify.verify import check_fit
 from shalekv.wording import counted
 
 _HELP = """Make a database of a backup, at a URL that holds none.

@@ -11,9 +11,9 @@ from shalekv.cli.commands.safekeeper_members import with_links
 from shalekv.cli.console.bucket import edited_url_option
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_record, printing
-from shalekv.engine.quorum.recovering import Recovering, Recovery
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.links import Links
+from shalekv.write.quorum.membership import Recovering, Recovery
 
 _HELP = """UNSAFE: go on without a majority, and GIVE UP what only the lost safekeepers hold.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from shalekv.cli.console.atomic_file import output_option, printing_into
 from shalekv.cli.console.connection import (
     Target,
     exit_codes_of_calls,
@@ -17,18 +18,17 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
-from shalekv.cli.console.options import Reading, read_options
+from shalekv.cli.console.options import RangeWords, Reading, range_options, read_options
 from shalekv.cli.console.output import (
     TABLE_ROWS,
     Format,
+    RowsTold,
     TablePrinter,
     format_option,
     print_json,
     print_line,
+    telling,
 )
-from shalekv.cli.output_file import output_option, printing_into
-from shalekv.cli.ranges import RangeWords, range_options
-from shalekv.cli.rows_told import RowsTold, telling
 from shalekv.wording import counted
 from shalekv_client import Client, Entry
 

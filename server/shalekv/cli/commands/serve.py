@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,51 @@ import click
 from shalekv.cli.console.configuration import CONFIG_VARIABLE
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
+from shalekv.cli.process.lifecycle import run_server, serving_settings
 from shalekv.cli.process.writer import serve_database
-from shalekv.cli.server_command import run_server, serving_settings
-from shalekv.cli.welcome import welcome
 from shalekv.errors import InvalidSetting
 from shalekv.settings import ServeSettings
+
+# --- welcome
+# What a terminal shows when a server is ready: three ways to try it.
+
+
+KEY = "greeting"
+VALUE = "hello"
+
+
+def welcome(listen: str, *, program: str, python: str) -> str:
+    """The commands, ready to be pasted into a shell."""
+    commands = commands_to_try(listen, program=program, python=python)
+    return "\n\n".join(["\nTry it from another terminal:", *commands, "Stop with Ctrl-C.\n"])
+
+
+def commands_to_try(listen: str, *, program: str, python: str) -> list[str]:
+    """Put a value with `program` (shalekv), get it with grpcurl and with the client of `python`."""
+    key = base64.b64encode(KEY.encode()).decode()
+    script = f"""
+import asyncio, shalekv_client
+async def main():
+    async with shalekv_client.Client("{listen}") as client:
+        print(await client.get(b"{KEY}"))
+asyncio.run(main())"""
+    return [
+        f"{_near(program)} put --addr {listen} {KEY} {VALUE}",
+        f"""grpcurl -plaintext -d '{{"key": "{key}"}}' {listen} shalekv.v1.KV/Get""",
+        f"{_near(python)} -c '{script}'",
+    ]
+
+
+def _near(path: str) -> str:
+    """A path as a shell takes it, from the current folder when it is below it."""
+    absolute = Path(path).absolute()
+    here = Path.cwd()
+    below = absolute.is_relative_to(here)
+    return shlex.quote(str(absolute.relative_to(here)) if below else path)
+
+
+# --- serve
+
 
 _HELP = """Serve a database to gRPC clients, as its one writer.
 

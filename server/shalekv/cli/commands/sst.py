@@ -26,11 +26,10 @@ from shalekv.cli.console.output import (
     printing,
     record_of,
 )
-from shalekv.engine.levels.origins import Origins
 from shalekv.errors import DatabaseNotFound, ObjectNotFound
+from shalekv.format.columns import SECTIONS, Section
 from shalekv.format.filter import LINE_BYTES, Filter
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer, told_name
+from shalekv.format.footer import Footer, needed_tail, read_footer, told_name
 from shalekv.format.index import BlockIndex
 from shalekv.format.names import (
     MAX_ID,
@@ -40,11 +39,10 @@ from shalekv.format.names import (
     parse_wal_name,
     wal_name,
 )
-from shalekv.format.section import SECTIONS, Section
 from shalekv.format.sst import open_filter, read_block, read_index
-from shalekv.format.sst_tail import needed_tail
 from shalekv.format.statistics import statistics
 from shalekv.protocol.entry import Entry
+from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -11,12 +12,261 @@ from shalekv.cli.console.output import (
     Format,
     Record,
     format_option,
+    print_line,
     print_record,
+    print_rows,
     printing,
     record_of,
 )
-from shalekv.cli.status_sections import print_sections
-from shalekv_client import Client, Status
+from shalekv.wording import counted, duration_text
+from shalekv_client import (
+    CacheStatus,
+    CallStatus,
+    Client,
+    LevelsStatus,
+    QuorumStatus,
+    ReadStatus,
+    Status,
+)
+
+# --- status_process
+# The sections of a status about what a process does: following, watches, calls.
+
+
+_US_PER_MS = 1_000.0
+_IN_ROWS = ("members", "archiver_id")  # of a quorum
+
+
+def troubles(status: Status) -> Iterator[str]:
+    """Yield a sentence for reads and for writes, where they do not succeed."""
+    found = {"reads": status.read_readiness, "writes": status.write_readiness}
+    for calls, readiness in found.items():
+        if readiness is not None and not readiness.is_ready:
+            duration = duration_text(readiness.unready_ms)
+            yield f"{calls} fail: {readiness.cause} for {duration}: {readiness.problem}"
+
+
+def print_heading(text: str) -> None:
+    """What a section begins with."""
+    print_line(f"\n{text}")
+
+
+def print_process(status: Status) -> None:
+    """What of it there is."""
+    if status.reader is not None:
+        print_heading("Following the writer")
+        print_record(Format.TABLE, record_of(status.reader))
+    if status.quorum is not None:
+        _print_quorum(status.quorum)
+    if status.watches is not None and (status.watches.watches or status.watches.cut):
+        print_heading("Watches")
+        print_record(Format.TABLE, record_of(status.watches))
+    if status.calls:
+        print_heading("Calls since the start")
+        columns = ("method", "calls", "failures", "mean_ms", "p50_ms", "p99_ms")
+        print_rows(Format.TABLE, columns, map(_call_row, status.calls))
+
+
+def _print_quorum(quorum: QuorumStatus) -> None:
+    print_heading("Safekeepers")
+    parts = {name: value for name, value in record_of(quorum).items() if name not in _IN_ROWS}
+    print_record(Format.TABLE, {**parts, "archiver": quorum.archiver})
+    columns = ("member", "follows", "flushed_lsn", "archived_wal_id", "full", "problem")
+    rows = [
+        (
+            each.address + (" (to be)" if each.is_next else ""),
+            "yes" if each.is_connected else "no",
+            each.flushed_lsn,
+            "" if each.archived_wal_id is None else each.archived_wal_id,
+            "yes" if each.is_full else "no",
+            each.problem,
+        )
+        for each in quorum.members
+    ]
+    print_rows(Format.TABLE, columns, rows)
+
+
+def _call_row(call: CallStatus) -> tuple[str, int, int, str, str, str]:
+    mean_us = call.total_us / max(1, call.calls)
+    times = (mean_us, call.percentile_us(0.5), call.percentile_us(0.99))
+    mean, p50, p99 = (f"{(us or 0.0) / _US_PER_MS:,.2f}" for us in times)
+    return (call.method, call.calls, call.failures, mean, p50, p99)
+
+
+# --- status_sections
+# The status of a server for people: one section for each part, and remarks on what stands out.
+
+
+# From here on a figure deserves a remark.
+NEARLY_FULL = 0.75  # of a bound
+LOW_HIT_RATE = 0.5
+READS_MIN = 1_000  # fewer say nothing
+DEEP_READS = 12  # SSTs for one key
+WASTED_SPACE = 2.0
+
+
+def print_sections(status: Status) -> None:
+    """Print all of it."""
+    view = status.view
+    print_heading(f"{status.url}, served by version {status.version}")
+    parts = {"view": record_of(view), "uptime_ms": status.uptime_ms}
+    print_record(Format.TABLE, parts)
+    for trouble in troubles(status):
+        print_line(trouble)
+    if status.writer is not None:
+        print_heading("Writes")
+        print_record(Format.TABLE, record_of(status.writer))
+    print_heading("Manifest and memtable")
+    print_record(
+        Format.TABLE,
+        {"manifest": record_of(status.manifest), "memtable": record_of(status.memtable)},
+    )
+    if status.memory.parts:
+        print_heading("Memory")
+        rows = [(part.name, part.bytes, part.bytes_max) for part in status.memory.parts]
+        total = ("all", status.memory.bytes, status.memory.bytes_max)
+        print_rows(Format.TABLE, ("part", "bytes", "bytes_max"), [*rows, total])
+    if status.levels is not None:
+        _print_levels(status.levels)
+    if status.reads is not None:
+        _print_reads(status.reads)
+    print_process(status)
+    if status.store_requests:
+        print_heading("Requests to the object store since the start")
+        columns = ("operation", "folder", "requests", "failures", "objects", "bytes")
+        print_rows(Format.TABLE, columns, [_cells(each, columns) for each in status.store_requests])
+    _print_snapshots(status)
+    remarks = list(remarks_on(status))
+    if remarks:
+        print_heading("What stands out")
+        for remark in remarks:
+            print_line(f"- {remark}")
+
+
+def remarks_on(status: Status) -> Iterator[str]:
+    """What explains slow reads, writes that wait, and a full bucket."""
+    memtable = status.memtable
+    if memtable.bytes > NEARLY_FULL * memtable.bytes_max:
+        yield (
+            f"{memtable.bytes:,} of {memtable.bytes_max:,} bytes are not compacted: past the bound "
+            "writes are refused. Is a compactor running?"
+        )
+    writer = status.writer
+    if writer is not None and writer.queued_bytes > NEARLY_FULL * writer.queued_bytes_max:
+        yield (
+            f"{writer.queued_bytes:,} of {writer.queued_bytes_max:,} bytes wait for the object "
+            "store: past the bound writes wait, too"
+        )
+    if status.quorum is not None:
+        yield from _quorum_remarks(status.quorum)
+    if status.levels is not None:
+        yield from _levels_remarks(status.levels)
+    if status.reads is not None:
+        yield from _cache_remarks("blocks", "block_cache_bytes", status.reads.blocks)
+        yield from _cache_remarks(
+            "filters and indexes", "metadata_cache_bytes", status.reads.metadata
+        )
+    pinned = max((each.pinned_alone_bytes or 0 for each in status.snapshots), default=0)
+    if status.levels is not None and pinned > status.levels.bytes:
+        yield f"one snapshot alone keeps {pinned:,} bytes, more than the levels have"
+
+
+def _quorum_remarks(quorum: QuorumStatus) -> Iterator[str]:
+    away = [each.address for each in quorum.members if not each.is_connected]
+    if away:
+        yield (
+            f"{', '.join(away)} do not follow: one more may be too many. Start them again, or put "
+            "others in their place (`shalekv safekeeper replace`)"
+        )
+
+
+def _levels_remarks(levels: LevelsStatus) -> Iterator[str]:
+    if levels.read_amplification >= DEEP_READS:
+        yield (
+            f"a read looks into as many as {levels.read_amplification} SSTs: compaction is behind "
+            f"by about {levels.debt_bytes:,} bytes"
+        )
+    if levels.space_amplification >= WASTED_SPACE:
+        yield (
+            f"the levels take {levels.space_amplification:.1f} times what their lowest one holds: "
+            "compaction is behind, or most of it was overwritten"
+        )
+
+
+def _cache_remarks(what: str, setting: str, cache: CacheStatus) -> Iterator[str]:
+    if cache.hits + cache.misses >= READS_MIN and cache.hit_rate < LOW_HIT_RATE:
+        yield (
+            f"{cache.hit_rate:.0%} of the reads of {what} find them in memory; the others wait for "
+            f"the object store. {setting} is {cache.bytes_max:,}"
+        )
+
+
+def _print_levels(levels: LevelsStatus) -> None:
+    print_heading("Levels")
+    columns = ("level", "ssts", "bytes", "entries", "tombstones")
+    if levels.levels:
+        print_rows(Format.TABLE, columns, [_cells(each, columns) for each in levels.levels])
+    print_line(
+        f"{levels.bytes:,} bytes; not compacted: {counted(levels.wal_objects, 'WAL object')} with "
+        f"{levels.uncompacted_bytes:,} bytes in memory; debt about {levels.debt_bytes:,} bytes"
+    )
+    if levels.levels:
+        print_line(
+            f"space amplification {levels.space_amplification:.2f}; a read looks into "
+            f"{counted(levels.read_amplification, 'SST')} at most"
+        )
+
+
+def _print_reads(reads: ReadStatus) -> None:
+    print_heading("Reads of the levels since the start")
+    rows = [_cache_row("blocks", reads.blocks), _cache_row("metadata", reads.metadata)]
+    if reads.disk is not None:
+        rows.append(_cache_row("disk", reads.disk))
+    columns = ("cache", "hit_rate", "hits", "misses", "requests", "fetched", "bytes", "bytes_max")
+    print_rows(Format.TABLE, columns, rows)
+    print_line(
+        f"filters kept {counted(reads.filter_negatives, 'lookup')} from reading a block, and let "
+        f"{reads.filter_false_positives:,} through in vain"
+    )
+
+
+def _cache_row(name: str, cache: CacheStatus) -> Sequence[Any]:
+    return (
+        name,
+        f"{cache.hit_rate:.1%}",
+        cache.hits,
+        cache.misses,
+        cache.requests,
+        cache.fetched_bytes,
+        cache.bytes,
+        cache.bytes_max,
+    )
+
+
+def _print_snapshots(status: Status) -> None:
+    if not status.snapshots:
+        return
+    print_heading("Snapshots, and the bytes that they keep beyond the current manifest")
+    columns = ("snapshot", "manifest_id", "expires_s", "pinned_bytes", "alone_bytes")
+    rows = [
+        (
+            each.name or each.id.hex(),
+            each.manifest_id,
+            each.expire_time_s or None,
+            each.pinned_bytes,
+            each.pinned_alone_bytes,
+        )
+        for each in status.snapshots
+    ]
+    print_rows(Format.TABLE, columns, rows)
+
+
+def _cells(value: object, columns: Sequence[str]) -> Sequence[Any]:
+    return [getattr(value, column) for column in columns]
+
+
+# --- status
+
 
 _HELP = """Print what a server is and how it does.
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Self
 
 import click
-from rich.console import Console
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from shalekv.cli.commands.status import troubles
 from shalekv.cli.console.connection import (
     ClientExit,
     Target,
@@ -21,10 +26,437 @@ from shalekv.cli.console.connection import (
     told,
 )
 from shalekv.cli.console.output import printing
-from shalekv.cli.console.units import duration
-from shalekv.cli.top_servers import Seen
-from shalekv.cli.top_view import picture
-from shalekv_client import Client, RetryPolicy, ShaleKVError, Status
+from shalekv.cli.console.units import US_PER_MS, duration, moment, rate, share, size, time
+from shalekv_client import (
+    CacheStatus,
+    CallStatus,
+    Client,
+    ReaderStatus,
+    ReadStatus,
+    RetryPolicy,
+    ShaleKVError,
+    SnapshotStatus,
+    Status,
+    WriterStatus,
+)
+from shalekv_client.process_status import percentile
+
+# --- top_rates
+# What happened between two statuses of a process: calls, requests, use of caches, by the second.
+#
+# The time in between is that of the process itself. Of a process that was started again, or was
+# seen once, it is all since its start.
+
+
+@dataclass(frozen=True, slots=True)
+class CallRate:
+    """The calls of one method, or of several together."""
+
+    method: str
+    calls: float  # a second
+    failures: float  # a second
+    p50_us: float | None  # None: there was no call
+    p99_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRate:
+    """The requests of one kind to the object store."""
+
+    operation: str
+    folder: str
+    requests: float  # a second
+    failures: float  # a second
+    bytes: float  # a second
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRate:
+    """How a cache was used."""
+
+    hit_rate: float | None  # None: nobody asked
+    fetched_bytes: float  # a second
+
+
+# Streams count at their end, with their whole life: nobody waits for so long.
+_STREAMS = frozenset({"KV.Session", "KV.Watch"})
+_OWN = "Admin.Status"  # what this view asks by itself
+
+
+class Between:
+    """The differences of two statuses of one process."""
+
+    def __init__(self, before: Status | None, after: Status) -> None:
+        """`before` is None, or that of a process that has ended: then all counts."""
+        if before is not None and before.uptime_ms >= after.uptime_ms:
+            before = None
+        self.before = before
+        self._after = after
+        begin_ms = 0 if before is None else before.uptime_ms
+        self.seconds = max(1, after.uptime_ms - begin_ms) / 1000.0
+
+    def rate(self, after: int, before: int | None) -> float:
+        """Of a counter, a second."""
+        return max(0, after - (before or 0)) / self.seconds
+
+    def calls(self) -> list[CallRate]:
+        """Of each method that was called, those with the most calls first."""
+        found = [self._call_rate(each.method, [each]) for each in self._calls() if each.calls]
+        return sorted(found, key=lambda each: (-each.calls, each.method))
+
+    def all_calls(self) -> CallRate:
+        """Of all of them together, without streams and what asks for statuses."""
+        ignored = _STREAMS | {_OWN}
+        return self._call_rate("all", [c for c in self._calls() if c.method not in ignored])
+
+    def requests(self) -> list[StoreRate]:
+        """Of each kind that was sent, the most first."""
+        earlier = self.before.store_requests if self.before else ()
+        begun = {(each.operation, each.folder): each for each in earlier}
+        found = []
+        for each in self._after.store_requests:
+            old = begun.get((each.operation, each.folder))
+            rate = StoreRate(
+                each.operation,
+                each.folder,
+                self.rate(each.requests, old.requests if old else None),
+                self.rate(each.failures, old.failures if old else None),
+                self.rate(each.bytes, old.bytes if old else None),
+            )
+            if rate.requests:
+                found.append(rate)
+        return sorted(found, key=lambda each: (-each.requests, each.operation, each.folder))
+
+    def cache(self, after: CacheStatus, before: CacheStatus | None) -> CacheRate:
+        """Of one cache."""
+        known = before if self.before is not None else None
+        hits = after.hits - (known.hits if known else 0)
+        misses = after.misses - (known.misses if known else 0)
+        asked = hits + misses
+        fetched = self.rate(after.fetched_bytes, known.fetched_bytes if known else None)
+        return CacheRate(hits / asked if asked > 0 else None, fetched)
+
+    def _calls(self) -> Iterator[CallStatus]:
+        begun = {each.method: each for each in (self.before.calls if self.before else ())}
+        for each in self._after.calls:
+            yield each.since(begun.get(each.method))
+
+    def _call_rate(self, method: str, calls: Sequence[CallStatus]) -> CallRate:
+        longest = max((len(each.histogram_us) for each in calls), default=0)
+        histogram = [
+            sum(each.histogram_us[number] for each in calls if number < len(each.histogram_us))
+            for number in range(longest)
+        ]
+        return CallRate(
+            method,
+            sum(each.calls for each in calls) / self.seconds,
+            sum(each.failures for each in calls) / self.seconds,
+            None if method in _STREAMS else percentile(histogram, 0.5),
+            None if method in _STREAMS else percentile(histogram, 0.99),
+        )
+
+
+# --- top_servers
+# The lines of `shalekv top`: one for each server.
+
+
+WIDE_COLUMNS = 110  # of a terminal, for all that there is to say of a server
+_COLUMNS = (
+    *("server", "role", "epoch", "seq", "behind", "stale", "state"),
+    *("calls/s", "failed/s", "p50", "p99", "memory", "watches"),
+)
+_LESS_IMPORTANT = frozenset({"epoch", "failed/s", "p50", "memory", "watches"})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A server as it was seen twice; `after` is None when it does not answer."""
+
+    address: str
+    before: Status | None
+    after: Status | None
+    problem: str = ""  # why it does not answer
+
+
+class ServerLines:
+    """A line for each server, of as many columns as the terminal has room for."""
+
+    def __init__(self, servers: Sequence[Seen]) -> None:
+        self._servers = servers
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table."""
+        del console
+        columns = [
+            name
+            for name in _COLUMNS
+            if options.max_width >= WIDE_COLUMNS or name not in _LESS_IMPORTANT
+        ]
+        table = plain_table(*columns, texts=("server", "role", "state"))
+        answering = [each.after for each in self._servers if each.after is not None]
+        newest = max((status.view.seq for status in answering), default=0)
+        for each in self._servers:
+            cells = _server_cells(each, newest)
+            table.add_row(*(cells.get(name, "-") for name in columns))
+        yield table
+
+
+def _server_cells(seen: Seen, newest_seq: int) -> dict[str, str | Text]:
+    status = seen.after
+    if status is None:
+        return {"server": Text(seen.address), "state": Text("no answer", style="red")}
+    calls = Between(seen.before, status).all_calls()
+    return {
+        "server": Text(seen.address),
+        "role": role_of(status),
+        "epoch": f"{status.view.epoch:,}",
+        "seq": f"{status.view.seq:,}",
+        "behind": f"{newest_seq - status.view.seq:,}",
+        "stale": time(status.view.staleness_ms * US_PER_MS),
+        "state": _state(status),
+        "calls/s": rate(calls.calls),
+        "failed/s": alarming(calls.failures),
+        "p50": time(calls.p50_us),
+        "p99": time(calls.p99_us),
+        "memory": size(status.memory.bytes),
+        "watches": f"{status.watches.watches:,}" if status.watches else "-",
+    }
+
+
+def role_of(status: Status) -> str:
+    """The role of a process, in a word."""
+    return status.view.role.name.lower() if status.view.role else "?"
+
+
+def _state(status: Status) -> Text:
+    reader = status.reader
+    failing = {
+        calls
+        for calls, each in (("reads", status.read_readiness), ("writes", status.write_readiness))
+        if each is not None and not each.is_ready
+    }
+    if failing:
+        return Text("fails" if len(failing) > 1 else f"{failing.pop()} fail", style="red")
+    if reader is None:
+        return Text("serves" if status.writer else "-")
+    state = reader.state.name.lower().replace("_", " ") if reader.state else "?"
+    return Text(state, style="" if state == "following" else "yellow")
+
+
+def plain_table(*columns: str, texts: Sequence[str] | None = None) -> Table:
+    """Without rows. Columns hold numbers, but for `texts`: the first alone, when left out."""
+    table = Table(box=None, header_style="bold cyan", pad_edge=False)
+    table.caption_justify = "left"
+    for name in columns:
+        is_text = name in (columns[:1] if texts is None else texts)
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    return table
+
+
+def alarming(value: float) -> Text:
+    """A rate that should be none."""
+    return Text(rate(value), style="red" if value else "")
+
+
+# --- top_view
+# Draws what `shalekv top` shows: a line for each server, and one of them in detail.
+#
+# Nothing here asks or waits: the same statuses make the same picture.
+
+
+ROWS_MAX = 8  # of calls, requests and snapshots
+
+
+def picture(servers: Sequence[Seen]) -> RenderableType:
+    """All servers, and the first that answers in detail."""
+    shown = next((each for each in servers if each.after is not None), None)
+    parts: list[RenderableType] = [ServerLines(servers)]
+    parts += [
+        Text(f"{each.address}: {each.problem}; trying again", style="red")
+        for each in servers
+        if each.problem
+    ]
+    parts += [
+        Text(f"{each.address}: {trouble}", style="red")
+        for each in servers
+        if each.after is not None
+        for trouble in troubles(each.after)
+    ]
+    if shown is not None and shown.after is not None:
+        parts += [
+            Text(),
+            _title(shown.address, shown.after),
+            *_details(Between(shown.before, shown.after), shown.after),
+        ]
+    return Group(*parts)
+
+
+def _details(between: Between, after: Status) -> Iterable[RenderableType]:
+    left = [_writing(between, after), _levels(after), _snapshots(after.snapshots)]
+    right = [_calls(between), _caches(between, after), _store(between), _watches(after)]
+    return [Columns([_below(left), _below(right)], padding=(0, 4))]
+
+
+def _below(tables: Iterable[Table | None]) -> Group:
+    """One below the other, with a line between two."""
+    found = [table for table in tables if table is not None]
+    return Group(*(part for table in found for part in (table, Text())))
+
+
+def _title(address: str, status: Status) -> Text:
+    role = role_of(status)
+    up = time(status.uptime_ms * US_PER_MS)
+    text = f"{address}, {role} of {status.url}, version {status.version}, up {up}"
+    return Text(text, style="bold")
+
+
+def _writing(between: Between, after: Status) -> Table:
+    """How the process writes, or follows, and what of it is not in the levels yet."""
+    before = between.before
+    table = plain_table("writes" if after.writer is not None else "follows", "")
+    if after.writer is not None:
+        _add_writer(table, between, before.writer if before else None, after.writer)
+    if after.reader is not None:
+        _add_reader(table, between, before.reader if before else None, after.reader)
+    table.add_row("memtable", share(after.memtable.bytes, after.memtable.bytes_max))
+    table.add_row("manifest", f"{after.manifest.manifest_id:,}")
+    if after.levels is not None:
+        table.add_row("WAL to compact", f"{after.levels.wal_objects:,} objects")
+        table.add_row("compaction debt", size(after.levels.debt_bytes))
+    return table
+
+
+def _add_writer(
+    table: Table, between: Between, before: WriterStatus | None, after: WriterStatus
+) -> None:
+    commits = between.rate(after.commits, before.commits if before else 0)
+    written = before.wal_objects_written if before else 0
+    table.add_row("commits/s", rate(commits))
+    table.add_row("WAL objects/s", rate(between.rate(after.wal_objects_written, written)))
+    table.add_row("next WAL object", f"{after.next_wal_id:,}")
+    in_flight = f"{after.wal_objects_in_flight} / {after.max_parallel_writes}"
+    table.add_row("uploads in flight", in_flight)
+    table.add_row("queued", share(after.queued_bytes, after.queued_bytes_max))
+
+
+def _add_reader(
+    table: Table, between: Between, before: ReaderStatus | None, after: ReaderStatus
+) -> None:
+    applied = before.wal_objects_applied if before else 0
+    table.add_row("WAL objects/s", rate(between.rate(after.wal_objects_applied, applied)))
+    table.add_row("next WAL object", f"{after.next_wal_id:,}")
+    table.add_row("asks again in", time(after.poll_interval_ms * US_PER_MS))
+    table.add_row("gaps", f"{after.gaps:,}, {time(after.gap_ms * US_PER_MS)} in all")
+    table.add_row("snapshots lost", f"{after.snapshots_lost:,}")
+    table.add_row("writer", Text(after.writer_address or "-"))
+    if after.tails:
+        tail = f"{after.tail_address or '-'}, {after.tails:,} begun"
+        table.add_row("tail of safekeeper", Text(tail))
+
+
+def _levels(status: Status) -> Table | None:
+    levels = status.levels
+    if levels is None or not levels.levels:
+        return None
+    table = plain_table("level", "SSTs", "bytes", "entries", "tombstones")
+    for each in levels.levels:
+        row = (each.ssts, size(each.bytes), each.entries, each.tombstones)
+        table.add_row(str(each.level), *(x if isinstance(x, str) else f"{x:,}" for x in row))
+    total = f"space x{levels.space_amplification:.2f}, reads up to {levels.read_amplification}"
+    table.add_row("all", "", size(levels.bytes), "", "")
+    table.caption = Text(total)
+    return table
+
+
+def _snapshots(snapshots: Sequence[SnapshotStatus]) -> Table | None:
+    if not snapshots:
+        return None
+    table = plain_table(
+        "snapshot", "manifest", "pins", "alone", "expires", texts=("snapshot", "expires")
+    )
+    ordered = sorted(snapshots, key=lambda each: -(each.pinned_alone_bytes or 0))
+    for each in ordered[:ROWS_MAX]:
+        table.add_row(
+            Text(each.name or each.id.hex()),
+            f"{each.manifest_id:,}",
+            size(each.pinned_bytes),
+            size(each.pinned_alone_bytes),
+            moment(each.expire_time_s),
+        )
+    _tell_rest(table, len(snapshots))
+    return table
+
+
+def _calls(between: Between) -> Table:
+    table = plain_table("call", "calls/s", "failed/s", "p50", "p99")
+    calls = between.calls()
+    for each in calls[:ROWS_MAX]:
+        table.add_row(
+            Text(each.method),
+            rate(each.calls),
+            alarming(each.failures),
+            time(each.p50_us),
+            time(each.p99_us),
+        )
+    _tell_rest(table, len(calls))
+    return table
+
+
+def _caches(between: Between, after: Status) -> Table | None:
+    if after.reads is None:
+        return None
+    table = plain_table("cache", "hits", "fetched/s", "holds")
+    before = between.before
+    old = _caches_of(before.reads) if before and before.reads else {}
+    for name, cache in _caches_of(after.reads).items():
+        used = between.cache(cache, old.get(name))
+        hits = "-" if used.hit_rate is None else f"{used.hit_rate:.1%}"
+        held = share(cache.bytes, cache.bytes_max)
+        table.add_row(name, hits, size(used.fetched_bytes), held)
+    return table
+
+
+def _caches_of(reads: ReadStatus) -> dict[str, CacheStatus]:
+    found = {"blocks": reads.blocks, "metadata": reads.metadata}
+    return found if reads.disk is None else {**found, "disk": reads.disk}
+
+
+def _store(between: Between) -> Table | None:
+    requests = between.requests()
+    if not requests:
+        return None
+    table = plain_table(
+        "store", "folder", "requests/s", "failed/s", "bytes/s", texts=("store", "folder")
+    )
+    for each in requests[:ROWS_MAX]:
+        folder, failed = each.folder or "-", alarming(each.failures)
+        table.add_row(each.operation, folder, rate(each.requests), failed, size(each.bytes))
+    _tell_rest(table, len(requests))
+    return table
+
+
+def _watches(status: Status) -> Table | None:
+    watches = status.watches
+    if watches is None or not (watches.watches or watches.cut):
+        return None
+    table = plain_table("watches", "streams", "buffered", "catching up", "cut", texts=())
+    table.add_row(
+        f"{watches.watches:,}",
+        f"{watches.streams:,}",
+        size(watches.buffered_bytes),
+        f"{watches.catching_up:,}",
+        f"{watches.cut:,}",
+    )
+    return table
+
+
+def _tell_rest(table: Table, count: int) -> None:
+    if count > ROWS_MAX:
+        table.caption = Text(f"and {count - ROWS_MAX:,} more")
+
+
+# --- top
+
 
 INTERVAL_MS_MIN = 100
 FILE_COLUMNS = 160  # the width where there is no terminal

@@ -20,18 +20,16 @@ from shalekv.cli.console.output import (
     print_rows,
     printing,
 )
-from shalekv.engine.wal import list_wal
 from shalekv.errors import CorruptObject, IllegalState, ShaleError, StoreError
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.footer import Footer, needed_tail, read_footer
 from shalekv.format.names import MAX_ID, WAL_FOLDER, parse_wal_name, wal_name
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_tail import needed_tail
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import WalMode
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
+from shalekv.write.wal import list_wal
 
 TAIL_BYTES = 4096  # holds the footer unless its keys are long
 READS_MAX = 16

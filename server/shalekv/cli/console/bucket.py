@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.catalog import settings_of
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings, settings_in_file
-from shalekv.cli.console.settings_flags import SettingFlag
+from shalekv.cli.console.settings_flags import SettingFlag, settings_of
 from shalekv.cli.process.logs import configure_logs
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, InvalidUrl, ObjectNotFound

@@ -23,7 +23,13 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from shalekv.cli.catalog import ENVIRONMENT_PREFIX, NESTED, REMOVED, Setting, settings_of
+from shalekv.cli.console.settings_flags import (
+    ENVIRONMENT_PREFIX,
+    NESTED,
+    REMOVED,
+    Setting,
+    settings_of,
+)
 from shalekv.errors import InvalidSetting
 from shalekv.settings import EverySetting, Settings
 

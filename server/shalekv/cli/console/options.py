@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 
 from shalekv.cli.console.connection import read_level_option
+from shalekv.cli.console.keys import Encoding, argument_bytes
 from shalekv.cli.console.option_groups import gathered
 from shalekv.cli.console.units import duration
-from shalekv_client import Client, ReadLevel, Snapshot, SnapshotNotFound
+from shalekv_client import (
+    Absent,
+    Client,
+    Condition,
+    Present,
+    ReadLevel,
+    SeqEquals,
+    Snapshot,
+    SnapshotNotFound,
+)
 from shalekv_client.errors import ErrorDetails
 from shalekv_client.snapshots import ID_BYTES
 from shalekv_client.tokens import InvalidToken, SessionToken
@@ -114,3 +124,90 @@ async def _snapshot_id(client: Client, called: str) -> bytes:
         message = f"there is no snapshot {called}: it has expired, was deleted, or never was"
         raise SnapshotNotFound(ErrorDetails(client.address, "NOT_FOUND", message))
     return snapshot_id
+
+
+# --- ranges
+# The options that name a range of keys.
+
+
+class RangeArguments(TypedDict):
+    """The arguments of the client that say which keys."""
+
+    start: bytes
+    end: bytes
+    prefix: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RangeWords:
+    """A range as it was typed; an end that was left out is empty."""
+
+    start: str
+    end: str
+    prefix: str
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is anything but all keys."""
+        return bool(self.start or self.end or self.prefix)
+
+    def decoded(self, encoding: Encoding) -> RangeArguments:
+        """The arguments of the calls of the client."""
+        return {
+            "start": argument_bytes(encoding, self.start, "--start"),
+            "end": argument_bytes(encoding, self.end, "--end"),
+            "prefix": argument_bytes(encoding, self.prefix, "--prefix"),
+        }
+
+
+def range_options(command: CommandT) -> CommandT:
+    """A decorator that adds --start, --end and --prefix, as the argument `key_range`."""
+    command = gathered("key_range", ("start", "end", "prefix"), _range)(command)
+    texts = {
+        "prefix": "The keys that begin with this.",
+        "end": "The first key that is left out.",
+        "start": "The first key.",
+    }
+    for name, text in texts.items():
+        command = click.option(f"--{name}", metavar="KEY", default="", help=text)(command)
+    return command
+
+
+def _range(*, start: str, end: str, prefix: str) -> RangeWords:
+    if prefix and (start or end):
+        raise click.UsageError("--prefix excludes --start and --end")
+    return RangeWords(start, end, prefix)
+
+
+# --- conditions
+# The options of a write that must hold for it to be done.
+
+
+SEQ_MAX = 2**64 - 1
+
+
+def condition_options(command: CommandT) -> CommandT:
+    """A decorator that adds --if-absent, --if-present and --if-seq, as the argument `condition`."""
+    names = ("if_absent", "if_present", "if_seq")
+    command = gathered("condition", names, _condition)(command)
+    command = click.option(
+        "--if-seq",
+        type=click.IntRange(1, SEQ_MAX),
+        metavar="SEQ",
+        help="Only if its value was written by this commit, as get and scan tell it.",
+    )(command)
+    command = click.option("--if-present", is_flag=True, help="Only if it has a value.")(command)
+    return click.option("--if-absent", is_flag=True, help="Only if it has no value.")(command)
+
+
+def _condition(*, if_absent: bool, if_present: bool, if_seq: int | None) -> Condition | None:
+    given: list[Condition] = []
+    if if_absent:
+        given.append(Absent())
+    if if_present:
+        given.append(Present())
+    if if_seq is not None:
+        given.append(SeqEquals(if_seq))
+    if len(given) > 1:
+        raise click.UsageError("--if-absent, --if-present and --if-seq exclude each other")
+    return given[0] if given else None

@@ -11,10 +11,11 @@ import enum
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,6 +23,7 @@ import click
 from rich.cells import cell_len, set_cell_size
 
 from shalekv.cli.console.exit_codes import ExitCode
+from shalekv_client import Commit
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Record: TypeAlias = Mapping[str, Any]  # values: text, numbers, None, lists, or records
@@ -251,3 +253,58 @@ def _cell(value: Any) -> str:
 
 def _is_number(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "", 1).isdecimal()
+
+
+# --- commits
+# What commands print of a write that the server has acknowledged.
+
+
+def print_commit(commit: Commit, output_format: Format | None) -> None:
+    """The sequence number; with a format also where the commit is, and how durable."""
+    with printing():
+        if output_format is None:
+            print_line(f"seq {commit.seq}")
+        else:
+            print_record(output_format, commit_record(commit))
+
+
+def commit_record(commit: Commit) -> Record:
+    """The parts of a commit that people ask for."""
+    return {
+        "seq": commit.seq,
+        "wal_id": commit.wal_id,
+        "epoch": commit.epoch,
+        "durability": commit.durability.name.lower() if commit.durability else None,
+    }
+
+
+# --- rows_told
+# How far a command has come that writes rows into a file.
+
+
+@dataclass(slots=True)
+class RowsTold:
+    """Rows that were written, and the bytes of their keys and values."""
+
+    rows: int = 0
+    bytes: int = 0
+
+
+@contextmanager
+def telling(told: RowsTold, *, to_file: bool) -> Iterator[None]:
+    """A bar on stderr, if that is a terminal, and the rows go `to_file` or into a redirection."""
+    if sys.stderr.isatty() and (to_file or _is_redirected()):
+        from shalekv.cli.console.progress import rows_bar  # noqa: PLC0415 (others don't wait for it)
+
+        with rows_bar(told):
+            yield
+    else:
+        yield
+
+
+def _is_redirected() -> bool:
+    """Whether standard output is a file: of a pipe nobody knows what is behind it."""
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # it is none of the operating system's
+        return False

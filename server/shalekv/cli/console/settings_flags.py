@@ -2,13 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, get_args
 
 import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from shalekv.cli.catalog import REMOVED, Setting, groups_of, settings_of
-from shalekv.settings import Settings
+from shalekv.settings import GIB, KIB, MIB, Settings
+from shalekv.settings.budget import FROM_THE_BUDGET
+
+# --- catalog
+# Every setting with the names that it goes by: flag, environment variable, key of the file.
+#
+# The names follow from the models in `shalekv.settings`, so that a new setting needs nothing
+# else.
+
+
+ENVIRONMENT_PREFIX = "SHALEKV_"
+NESTED = "__"
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
+_UNIT = re.compile(r"_(ms|s|bytes)(?=_(?:max|min)$|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of one group of settings."""
+
+    group: str
+    name: str
+    field: FieldInfo
+
+    @property
+    def flag(self) -> str:
+        """Such as ``--flush-interval-ms``; the names of fields differ between groups."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Such as ``SHALEKV_WRITER__FLUSH_INTERVAL_MS``."""
+        return f"{ENVIRONMENT_PREFIX}{self.group}{NESTED}{self.name}".upper()
+
+    @property
+    def toml_key(self) -> str:
+        """Such as ``writer.flush_interval_ms``."""
+        return f"{self.group}.{self.name}"
+
+    @property
+    def unit(self) -> str:
+        """Such as ``milliseconds``; empty when the value has none."""
+        found = _UNIT.search(self.name)
+        return _UNITS[found.group(1)] if found else ""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is either on or off."""
+        return self.field.annotation is bool
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether it may hold a password: it is kept out of arguments, logs and errors."""
+        extra = self.field.json_schema_extra
+        return isinstance(extra, Mapping) and extra.get("secret") is True
+
+    @property
+    def choices(self) -> list[str]:
+        """The values of an enumeration; empty for other kinds."""
+        annotation = self.field.annotation
+        for kind in get_args(annotation) or (annotation,):  # it may be optional
+            if isinstance(kind, type) and issubclass(kind, StrEnum):
+                return [member.value for member in kind]
+        return []
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for the value in a help text."""
+        if self.choices:
+            return "|".join(self.choices)
+        is_text = self.field.annotation is str
+        found = _UNIT.search(self.name)
+        return "TEXT" if is_text else found.group(1).upper() if found else "COUNT"
+
+    @property
+    def limits(self) -> str:
+        """Such as ``0 to 60000``; empty when the type says it all."""
+        if self.choices:
+            return " or ".join(self.choices)
+        ends: dict[str, int] = {}
+        for rule in self.field.metadata:
+            ends |= {end: getattr(rule, end) for end in ("ge", "le") if hasattr(rule, end)}
+        if ends.keys() != {"ge", "le"}:
+            return ""
+        return f"{self._amount(ends['ge'])} to {self._amount(ends['le'])}"
+
+    @property
+    def default(self) -> str:
+        """The default in words; ``required`` when there is none."""
+        if self.field.is_required():
+            return "required"
+        value = self.field.default
+        if value is None or value == "":
+            return "not set"
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        text = self._amount(value) if isinstance(value, int) else str(value)
+        # What is not set is not this, but its share of another amount of memory.
+        is_share = (self.group, self.name) in FROM_THE_BUDGET
+        return f"{text} of the default memory_bytes" if is_share else text
+
+    def _amount(self, number: int) -> str:
+        if self.unit == "bytes":
+            for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+                if number and number % size == 0:
+                    return f"{number} ({number // size} {name})"
+        return str(number)
+
+
+# Settings that there were, and why a configuration that still has one is refused.
+REMOVED = (
+    Setting(
+        "collector",
+        "fence_age_s",
+        FieldInfo(
+            description="fences are never deleted any more, since a writer that was stalled for "
+            "longer than their age lost acknowledged writes. Take it out"
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The settings of one component."""
+
+    name: str
+    title: str
+    settings: tuple[Setting, ...]
+
+
+def groups_of(model: type[Settings]) -> list[Group]:
+    """The groups of a model such as `ServeSettings`, in its order."""
+    return [_group(name, field) for name, field in model.model_fields.items()]
+
+
+def settings_of(model: type[Settings]) -> Iterator[Setting]:
+    """All settings of a model such as `ServeSettings`."""
+    for group in groups_of(model):
+        yield from group.settings
+
+
+def _group(name: str, field: FieldInfo) -> Group:
+    model = field.annotation
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise TypeError(f"{name} is not a group of settings")
+    title = (model.__doc__ or "").strip().splitlines()[0]
+    fields = model.model_fields.items()
+    return Group(name, title, tuple(Setting(name, key, info) for key, info in fields))
+
+
+# --- settings_flags
+
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

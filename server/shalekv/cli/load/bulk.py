@@ -6,12 +6,12 @@ import asyncio
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import click
 
@@ -20,23 +20,21 @@ from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.connection import PATIENT, Target, exit_code_of_call, told
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.output import print_line, printing
+from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.ledger import Account, BadRowFile
 from shalekv.cli.load.lines import BadInput
-from shalekv.cli.load.run import status_of_first
-from shalekv.cli.load.source import Source
-from shalekv.cli.loading.account import Account
-from shalekv.cli.loading.bad_row_file import BadRowFile
-from shalekv.cli.loading.bulk_input import BulkInput, SpillFailed
-from shalekv.cli.loading.bulk_options import BulkWords
-from shalekv.cli.loading.bulk_progress import BulkProgress
-from shalekv.cli.loading.report import totals
-from shalekv.cli.pairs.reading import Reading
+from shalekv.cli.load.options import BulkWords
+from shalekv.cli.load.run import status_of_first, totals
+from shalekv.cli.load.sort import ExternalSort, Frame
+from shalekv.cli.load.source import Reading, Source, read_batches
 from shalekv.cli.process.lifecycle import open_links
 from shalekv.cli.process.logs import configure_logs
-from shalekv.engine.bulk.files import LoadFiles
-from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import InvalidSetting, ShaleError
+from shalekv.format.columns import Columns
+from shalekv.format.contents import UNNUMBERED
 from shalekv.format.sst_message import info_message
-from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.jobs.bulk_load import LoadFiles, LoadJob, commit_by_opening
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv.protocol.loads import check_single_load_id
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import (
@@ -50,7 +48,126 @@ from shalekv.settings import (
 )
 from shalekv.store.cas import CasStore
 from shalekv.wording import counted
-from shalekv_client import Client, NotApplied, ShaleKVError, Unreachable
+from shalekv_client import Client, NotApplied, Put, ShaleKVError, Unreachable
+
+# --- bulk_progress
+# How far a bulk load has come.
+
+
+@dataclass(slots=True)
+class BulkProgress:
+    """Amounts so far; each is written by one place, and read by the bar."""
+
+    source_bytes: int = 0  # that were read
+    source_bytes_max: int | None = None  # that there are; None: nobody knows
+    rows: int = 0  # that were read
+    bytes: int = 0  # of their keys and values
+    is_sorted: bool = False  # all was read
+    keys: int = 0  # that are in files
+    file_bytes: int = 0  # of files that are finished
+
+
+# --- bulk_input
+# The rows of an input, as a bulk load takes them: all read, sorted, and given by key.
+
+
+BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # that are read at once
+
+T = TypeVar("T")
+
+
+class SpillFailed(Exception):
+    """The disk does not take the rows that do not fit in memory, or the file of bad rows."""
+
+
+class BulkInput:
+    """Reads and sorts, in threads, so that whoever waits for it can do other things."""
+
+    def __init__(
+        self,
+        source: Source,
+        reading: Reading,
+        *,
+        now_ms: int,
+        value_bytes_max: int,
+        memory_bytes: int,
+        folder: Path | None,
+        bad_rows: BadRowFile | None,
+        progress: BulkProgress,
+    ) -> None:
+        """Rows live from `now_ms` on. Without `bad_rows` the first bad row ends it."""
+        self._now_ms = now_ms
+        self._value_bytes_max = value_bytes_max
+        self._bad_rows = bad_rows
+        self._progress = progress
+        self._sort = ExternalSort(folder, memory_bytes=memory_bytes)
+        self._batches = read_batches(
+            source,
+            reading,
+            BATCH,
+            now_ms=lambda: now_ms,
+            bad_rows_end_it=bad_rows is None,
+        )
+
+    async def read(self) -> None:
+        """Read to the end. Raises `BadInput` and `SpillFailed`."""
+        while rows := await asyncio.to_thread(next, self._batches, None):
+            await _on_disk(self._take, rows)
+        self._progress.is_sorted = True
+
+    async def sorted(self) -> AsyncIterator[Columns]:
+        """The rows by key, each key once: of the rows of a key the last. Raises `SpillFailed`."""
+        frames: Iterator[Frame] = self._sort.sorted()
+        while frame := await _on_disk(next, frames, None):
+            count = len(frame.keys)
+            yield Columns(
+                frame.keys,
+                (UNNUMBERED,) * count,
+                bytes((Kind.PUT,)) * count,
+                frame.values,
+                frame.expire_at_ms,
+            )
+
+    def close(self) -> None:
+        """What is on the disk is gone."""
+        self._sort.close()
+
+    def _take(self, rows: Rows) -> None:
+        rows = self._without_large(rows)
+        if self._bad_rows is not None:
+            self._bad_rows.add(rows.bad)
+        self._sort.add((put.key, put.value, self._expiry_ms(put)) for put in rows.puts)
+        seen = self._progress
+        seen.source_bytes += rows.source_bytes
+        seen.rows += len(rows.puts)
+        seen.bytes += rows.size_bytes
+
+    def _without_large(self, rows: Rows) -> Rows:
+        large = [at for at, put in enumerate(rows.puts) if len(put.value) > self._value_bytes_max]
+        if large and self._bad_rows is None:
+            raise BadInput(rows.lines[large[0]], self._too_large(rows.puts[large[0]]))
+        for at in reversed(large):
+            rows = rows.without(at, self._too_large(rows.puts[at]))
+        return rows
+
+    def _too_large(self, put: Put) -> str:
+        bytes_max = self._value_bytes_max
+        return (
+            f"the value has {len(put.value):,} bytes, and limits.value_bytes_max is {bytes_max:,}"
+        )
+
+    def _expiry_ms(self, put: Put) -> int:
+        return self._now_ms + put.ttl_ms if put.ttl_ms else NO_EXPIRY
+
+
+async def _on_disk(work: Callable[..., T], *arguments: object) -> T:
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except OSError as error:
+        raise SpillFailed(f"the rows cannot be kept on the disk: {error}") from error
+
+
+# --- bulk
 
 
 class _BulkSettings(Settings):
@@ -266,7 +383,7 @@ class _Bulk:
 def _bar(plan: BulkPlan, progress: BulkProgress) -> Iterator[None]:
     progress.source_bytes_max = plan.source.size_bytes
     if sys.stderr.isatty() if plan.shows_progress is None else plan.shows_progress:
-        from shalekv.cli.loading.bulk_bar import bulk_bar  # noqa: PLC0415 (scripts don't wait for it)
+        from shalekv.cli.load.progress import bulk_bar  # noqa: PLC0415 (scripts don't wait for it)
 
         with bulk_bar(progress):
             yield

@@ -3,12 +3,271 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from shalekv.cli.loading.account import Account
-from shalekv.cli.loading.bad_row_file import BadRowFile
-from shalekv.cli.loading.state import LoadState, write_state
+from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.console.keys import Encoding, json_field
+from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.formats import compact_json
+from shalekv.cli.load.lines import BadInput, BadRow, Position
+from shalekv_client import Durability, ShaleKVError
+
+# --- account
+# What a load has done so far, and up to where that is certain.
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A batch that is stored; its pairs are not kept."""
+
+    end: Position
+    rows: int
+    bad: tuple[BadRow, ...]
+
+
+@dataclass(slots=True)
+class Account:
+    """What a load has done so far."""
+
+    position: Position = field(default_factory=Position)  # all rows before it are stored, or bad
+    rows: int = 0  # acknowledged
+    bytes: int = 0  # of acknowledged keys and values
+    source_bytes: int = 0  # of the lines of acknowledged rows
+    refused: list[tuple[Rows, ShaleKVError]] = field(default_factory=list)  # not applied
+    unknown: list[tuple[Rows, ShaleKVError]] = field(default_factory=list)  # perhaps applied
+    cancelled_rows: int = 0  # given up while they were under way
+    bad_input: BadInput | None = None
+    file_trouble: OSError | None = None  # with a file that the load writes
+    certain_rows: int = 0  # before `position`, of this run
+    certain_bad: list[BadRow] = field(default_factory=list)  # before it, and not yet taken
+    _next: int = 0
+    _beyond: dict[int, _Done] = field(default_factory=dict)
+
+    @property
+    def rows_beyond(self) -> int:
+        """Rows after `position` that are stored as well."""
+        return sum(done.rows for done in self._beyond.values())
+
+    @property
+    def batches_beyond(self) -> int:
+        """Batches after `position` that are stored, and kept in mind until those before are."""
+        return len(self._beyond)
+
+    @property
+    def unknown_rows(self) -> int:
+        """Rows that may be stored or not."""
+        return self.cancelled_rows + sum(len(rows.puts) for rows, _ in self.unknown)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing has failed."""
+        return not (self.refused or self.unknown or self.bad_input or self.file_trouble)
+
+    def failures(self) -> list[tuple[Rows, ShaleKVError]]:
+        """What was not acknowledged, by line."""
+        return sorted(self.refused + self.unknown, key=lambda failure: failure[0].first_line)
+
+    def acknowledge(self, rows: Rows) -> None:
+        """These rows are stored."""
+        self.rows += len(rows.puts)
+        self.bytes += rows.size_bytes
+        self.source_bytes += rows.source_bytes
+        self._beyond[rows.number] = _Done(rows.end, len(rows.puts), tuple(rows.bad))
+        while done := self._beyond.pop(self._next, None):
+            self._next += 1
+            self.position = done.end
+            self.certain_rows += done.rows
+            self.certain_bad += done.bad
+
+    def take_bad(self) -> list[BadRow]:
+        """The bad rows before `position` that were not taken before."""
+        taken, self.certain_bad = self.certain_bad, []
+        return taken
+
+
+# --- bad_row_file
+# The file of `--bad-rows`: a JSON object for each row that is not a pair.
+#
+#     {"line":6,"problem":"a row is a key, a TAB and a value; this has no TAB: 'x'","row":"x"}
+#
+# A row that is not UTF-8 is ``row_base64``. Of a row that the server has refused, `row` is its
+# key.
+
+
+class BadRowFile:
+    """Appends rows, in the order of their lines."""
+
+    def __init__(self, path: Path, *, size_bytes: int) -> None:
+        """Keep the first `size_bytes` of the file, and go on there; raises OSError."""
+        self.path = path
+        self._file = path.open("r+b" if size_bytes else "wb")
+        found = self._file.seek(0, os.SEEK_END)
+        if found < size_bytes:
+            self._file.close()
+            raise OSError(f"{path} has {found:,} bytes, and it had {size_bytes:,} before")
+        self._file.truncate(size_bytes)
+        self._file.seek(size_bytes)
+        self.size_bytes = size_bytes
+        self.count = 0  # that were added
+
+    def add(self, rows: Iterable[BadRow]) -> None:
+        """Append; `sync` makes it durable."""
+        for row in rows:
+            members = {"line": row.line, "problem": row.problem}
+            text = compact_json(members | json_field("row", row.row, Encoding.TEXT)) + "\n"
+            self.size_bytes += self._file.write(text.encode("utf-8", "backslashreplace"))
+            self.count += 1
+
+    def sync(self) -> None:
+        """What was added is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Write what was added."""
+        self._file.close()
+
+
+# --- state
+# The state file of `load --resume`: up to where which input is stored for certain, and where.
+#
+# It is a JSON object that is replaced whole, after what it says is true. A load that was killed
+# goes on at the place that the file has; what was stored beyond it is stored again, which changes
+# nothing: see `write_key`.
+
+
+VERSION = 1
+
+OriginValue: TypeAlias = str | int | bool | None
+Origin: TypeAlias = Mapping[str, OriginValue]
+
+BEGINNING = "beginning_sha256"  # in an origin
+
+_KINDS = {"load_id": str, "origin": dict, "database_id": str, "complete": bool}  # else numbers
+
+
+class StateMismatch(Exception):
+    """The state file belongs to another load, or is none. Says what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """What the file says."""
+
+    load_id: str  # 16 random bytes in hexadecimal
+    origin: Origin  # the input, and how it is read
+    database_id: str = ""  # in hexadecimal; empty: no server was asked yet
+    line: int = 0
+    offset_bytes: int = 0
+    rows: int = 0  # that are stored
+    bad_rows: int = 0  # that are in the file of --bad-rows
+    bad_rows_bytes: int = 0  # the length of that file
+    complete: bool = False
+    version: int = VERSION
+
+    @property
+    def position(self) -> Position:
+        """Where the load goes on."""
+        return Position(self.line, self.offset_bytes)
+
+    def at(self, position: Position) -> LoadState:
+        """The same at another position."""
+        return replace(self, line=position.line, offset_bytes=position.offset_bytes)
+
+
+def read_state(path: Path, origin: Origin) -> LoadState:
+    """The state at `path`, or that of a new load if there is none.
+
+    Raises `StateMismatch` when it belongs to another input, or to other options.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return LoadState(uuid.uuid4().hex, origin)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateMismatch(f"{path} cannot be read: {error}") from None
+    state = _parsed(path, text)
+    differing = [
+        _difference(name, state.origin.get(name), value)
+        for name, value in origin.items()
+        if state.origin.get(name) != value
+    ]
+    if differing:
+        raise StateMismatch(
+            f"{path} belongs to another load: {'; '.join(differing)}. "
+            "Remove it to load this input from its beginning"
+        )
+    return state
+
+
+def write_state(path: Path, state: LoadState) -> None:
+    """Replace the file, durably; raises OSError."""
+    with whole_file(path) as file:
+        file.write(json.dumps(asdict(state), indent=1).encode() + b"\n")
+
+
+def bound_to(state: LoadState, path: Path, database_id: str) -> LoadState:
+    """The state for a load into this database; raises `StateMismatch` if it is of another."""
+    if state.database_id not in {"", database_id}:
+        raise StateMismatch(
+            f"{path} belongs to a load into the database {state.database_id}, and this server has "
+            f"{database_id}. Remove it to load this input from its beginning"
+        )
+    return replace(state, database_id=database_id)
+
+
+def write_key(state: LoadState, rows: Rows, durability: Durability) -> bytes | None:
+    """The idempotency key of a batch: the same when the same rows are written again.
+
+    So a write of a killed load that is still on its way is either the one that the resumed load
+    waits for, or comes to nothing; it cannot undo what the resumed load writes later. Rows whose
+    time to live depends on the clock are not the same again, and have no such key.
+    """
+    if not state.origin.get("ttl_ms") and any(put.ttl_ms for put in rows.puts):
+        return None
+    return bytes.fromhex(state.load_id) + struct.pack(
+        ">QQIB", rows.first_line, rows.last_line, len(rows.puts), durability.value
+    )
+
+
+def _parsed(path: Path, text: str) -> LoadState:
+    try:
+        found: Any = json.loads(text)
+        known = {one.name for one in fields(LoadState)}
+        state = LoadState(**{name: found[name] for name in known})
+        uuid.UUID(state.load_id)
+        _check_kinds(state)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise StateMismatch(f"{path} is not a file that `load --resume` has written") from None
+    if state.version != VERSION:
+        raise StateMismatch(f"{path} has version {state.version}, and this program reads {VERSION}")
+    return state
+
+
+def _check_kinds(state: LoadState) -> None:
+    """Raise `TypeError` where a field has a value of another kind than a fresh state."""
+    for one in fields(LoadState):
+        kind = _KINDS.get(one.name, int)
+        if type(getattr(state, one.name)) is not kind:
+            raise TypeError(one.name)
+
+
+def _difference(name: str, was: OriginValue, now: OriginValue) -> str:
+    if name == BEGINNING:
+        return "its input began otherwise"
+    words = ["not given" if value is None else str(value) for value in (was, now)]
+    return f"{name} was {words[0]}, and is {words[1]}"
+
+
+# --- ledger
+
 
 SAVE_INTERVAL_S = 0.5  # each costs a few syncs of the disk
 

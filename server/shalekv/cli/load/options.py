@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from shalekv.cli.console.keys import Encoding
 from shalekv.cli.console.option_groups import gathered
 from shalekv.cli.console.units import duration
-from shalekv.cli.pairs.columns import Columns
-from shalekv.cli.pairs.file_format import FileFormat, file_format_option, format_of_name
-from shalekv.cli.pairs.reading import Reading
+from shalekv.cli.load.formats import FileFormat, file_format_option, format_of_name
+from shalekv.cli.load.lines import Columns
+from shalekv.cli.load.source import Reading
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -125,3 +127,158 @@ def sending_options(command: CommandT) -> CommandT:
     ):
         command = option(command)
     return command
+
+
+# --- bulk_options
+# The options of `shalekv load --bulk`, and which others make no sense beside it.
+#
+# Light, since every `shalekv load` imports it: the settings of a store are text here, which
+# `shalekv.cli.console.configuration` reads when they are needed.
+
+
+SORT_MEMORY_BYTES = 256 * MIB
+SORT_MEMORY_BYTES_MIN = 4 * MIB
+URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
+CONFIG_VARIABLE = "SHALEKV_CONFIG"
+
+# How a store is reached, by the names of the settings: as for the commands that read one.
+STORE_OPTIONS: Mapping[str, str] = {
+    "endpoint_url": "The endpoint of an S3 store that is not Amazon's.",
+    "region": "The region of the bucket.",
+    "path_style": "Whether the bucket stands in the path, and not in the name of the host.",
+    "anonymous": "Whether requests are sent without credentials.",
+    "cas": "How objects are created, as the database demands: native, or two_phase, which "
+    "--records-url implies.",
+    "records_url": "Where the records of two-phase creates are.",
+}
+SWITCHES = frozenset({"path_style", "anonymous"})
+
+# What a bulk load has no use for: it writes files, and one commit.
+_OF_WRITES = {
+    "state_path": "--resume",
+    "batch_count": "--batch-count",
+    "batch_bytes": "--batch-bytes",
+    "in_flight": "--in-flight",
+    "rate": "--rate",
+    "durability": "--durability",
+}
+_OF_BULK = {
+    "url": "--url",
+    "load_id": "--load-id",
+    "opens": "--open",
+    "sort_memory_bytes": "--sort-memory",
+    "temp_dir": "--temp-dir",
+    "config": "--config",
+    **{name: "--" + name.replace("_", "-") for name in STORE_OPTIONS},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BulkWords:
+    """What the options say of a bulk load."""
+
+    url: str
+    load_id: str | None
+    opens: bool  # as a writer, instead of asking a server
+    sort_memory_bytes: int
+    temp_dir: Path | None
+    config: Path | None
+    store: Mapping[str, Any]  # settings by name; None: not given
+
+
+def bulk_options(command: CommandT) -> CommandT:
+    """A decorator that adds the options, as the argument `bulk`; None without --bulk."""
+    names = ("is_bulk", *_OF_BULK)
+    command = gathered("bulk", names, _gather)(command)
+    for option in reversed([*_options(), *map(_store_option, STORE_OPTIONS)]):
+        command = option(command)
+    return command
+
+
+def _options() -> list[Callable[[Any], Any]]:
+    return [
+        click.option(
+            "--bulk",
+            "is_bulk",
+            is_flag=True,
+            help="Write sorted files into the object store, and commit them at once.",
+        ),
+        click.option(
+            "--url",
+            envvar=URL_VARIABLE,
+            show_envvar=True,
+            metavar="URL",
+            help="With --bulk: the database, such as file:///var/lib/shalekv.",
+        ),
+        click.option(
+            "--load-id",
+            metavar="ID",
+            help="With --bulk: which load this is; the same one is committed once. It must not end "
+            "in a hyphen and a number, as 2026-11 does: those are the batches of streams.  "
+            "[default: a new one, that no other run has]",
+        ),
+        click.option(
+            "--open",
+            "opens",
+            is_flag=True,
+            help="With --bulk: commit without a server, as a writer of the database for a moment. "
+            "A server that writes to it is fenced by that, and ends.",
+        ),
+        click.option(
+            "--sort-memory",
+            "sort_memory_bytes",
+            type=click.IntRange(min=SORT_MEMORY_BYTES_MIN),
+            default=SORT_MEMORY_BYTES,
+            show_default=True,
+            metavar="BYTES",
+            help="With --bulk: memory for rows that are sorted. What does not fit goes to a disk.",
+        ),
+        click.option(
+            "--temp-dir",
+            type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+            metavar="FOLDER",
+            help="With --bulk: where to, with room for the rows.  [default: that of the system]",
+        ),
+        click.option(
+            "--config",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            envvar=CONFIG_VARIABLE,
+            show_envvar=True,
+            help="With --bulk: a TOML file with settings of the store, the levels and limits.",
+        ),
+    ]
+
+
+def _store_option(name: str) -> Callable[[Any], Any]:
+    flag = "--" + name.replace("_", "-")
+    is_switch = name in SWITCHES
+    return click.option(
+        f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
+        name,
+        default=None,
+        metavar=None if is_switch else "TEXT",
+        help=f"With --bulk: {STORE_OPTIONS[name][0].lower()}{STORE_OPTIONS[name][1:]}",
+    )
+
+
+def _gather(*, is_bulk: bool, **given: Any) -> BulkWords | None:
+    context = click.get_current_context()
+
+    def refuse(options: Mapping[str, str], why: str) -> None:
+        for name, flag in options.items():
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{flag} {why}")
+
+    if not is_bulk:
+        refuse(_OF_BULK, "is for --bulk")
+        return None
+    refuse(_OF_WRITES, "is for writes in batches, and --bulk makes one commit of files")
+    if not given["url"]:
+        raise click.UsageError("--bulk writes files into the store: --url says where")
+    if given["opens"]:
+        others = {"addr": "--addr", "timeout_ms": "--timeout-ms", "reads": "--reads"}
+        refuse(others, "is for a server, and with --open none is asked")
+    if given["load_id"] == "":
+        raise click.UsageError("--load-id is empty")
+    store = {name: given.pop(name) for name in STORE_OPTIONS}
+    return BulkWords(**given, store=store)

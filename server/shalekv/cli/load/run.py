@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,29 +13,242 @@ from pathlib import Path
 
 import click
 
-from shalekv.cli.console.connection import AT_ONCE, PATIENT, Target, talk
+from shalekv.cli.console.connection import AT_ONCE, PATIENT, Target, exit_code_of_call, talk
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import print_line, printing
-from shalekv.cli.load.batches import BatchLimits
-from shalekv.cli.load.ledger import Ledger
-from shalekv.cli.load.options import SendingWords
-from shalekv.cli.load.source import Source
-from shalekv.cli.loading.account import Account
-from shalekv.cli.loading.bad_row_file import BadRowFile
-from shalekv.cli.loading.loader import Loader, Sending
-from shalekv.cli.loading.pace import Pace
-from shalekv.cli.loading.report import certain, report_failure, totals
-from shalekv.cli.loading.state import (
+from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.ledger import (
     BEGINNING,
+    Account,
+    BadRowFile,
+    Ledger,
     LoadState,
     Origin,
     StateMismatch,
     bound_to,
     read_state,
+    write_key,
 )
-from shalekv.cli.pairs.reading import Reading, read_batches
+from shalekv.cli.load.lines import BadInput
+from shalekv.cli.load.options import SendingWords
+from shalekv.cli.load.source import Reading, Source, read_batches
 from shalekv.wording import counted
-from shalekv_client import Client, Durability, Status, Unreachable
+from shalekv_client import (
+    Client,
+    Durability,
+    InvalidRequest,
+    NotApplied,
+    ShaleKVError,
+    Status,
+    Unreachable,
+)
+
+# --- pace
+# Keeps a load at a rate.
+
+
+STEPS_PER_S = 10  # batches are made small enough that a second has at least so many
+
+
+class Pace:
+    """Says when the next batch may go, so that no more than `rows_per_s` go on average."""
+
+    def __init__(self, rows_per_s: float) -> None:
+        """Nothing went yet."""
+        self._rows_per_s = rows_per_s
+        self._next_s: float | None = None
+
+    def batch_count_max(self, wished: int) -> int:
+        """Rows of a batch, at most `wished`."""
+        return max(1, min(wished, int(self._rows_per_s / STEPS_PER_S)))
+
+    def wait_s(self, now_s: float, rows: int) -> float:
+        """How long a batch of `rows` has to wait at `now_s`. It counts as gone then.
+
+        Time that was lost, as by a slow server, is not made up for by a burst.
+        """
+        begin_s = now_s if self._next_s is None else max(now_s, self._next_s)
+        self._next_s = begin_s + rows / self._rows_per_s
+        return begin_s - now_s
+
+
+# --- loader
+# Sends batches with a few in flight, and keeps account of what is stored for certain.
+
+
+# How many batches may be stored while an earlier one is not; they are kept in mind.
+BEYOND_MAX = 1_000
+
+_CHANGE = re.compile(r"changes\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How batches are to be sent."""
+
+    durability: Durability
+    in_flight_max: int
+    collects_bad_rows: bool = False  # a row that the server refuses is a bad row, and no failure
+
+
+class Loader:
+    """Sends batches in order, up to a number at once, until one fails."""
+
+    def __init__(
+        self,
+        client: Client,
+        account: Account,
+        sending: Sending,
+        *,
+        ledger: Ledger,
+        pace: Pace | None,
+        progress: Callable[[Account], None],
+    ) -> None:
+        """`progress` is called after every acknowledgement."""
+        self._client = client
+        self._account = account
+        self._sending = sending
+        self._ledger = ledger
+        self._pace = pace
+        self._progress = progress
+        self._in_flight: dict[asyncio.Task[None], frozenset[bytes]] = {}
+
+    async def load(self, batches: Iterator[Rows]) -> None:
+        """Send all batches; after a failure no more, but those under way come to their end."""
+        async with asyncio.TaskGroup() as tasks:
+            while rows := await self._next(batches):
+                keys = rows.keys()
+                await self._keep_pace(len(rows.puts))
+                await self._make_room(keys)
+                if not self._account.is_good:
+                    break
+                task = tasks.create_task(self._send(rows))
+                self._in_flight[task] = keys
+                task.add_done_callback(self._in_flight.pop)
+
+    async def _next(self, batches: Iterator[Rows]) -> Rows | None:
+        try:
+            # In a thread: standard input may keep us waiting, and replies must not wait with us.
+            return await asyncio.to_thread(next, batches, None)
+        except BadInput as bad:
+            self._account.bad_input = bad
+            return None
+
+    async def _keep_pace(self, rows: int) -> None:
+        if self._pace is not None:
+            wait_s = self._pace.wait_s(asyncio.get_running_loop().time(), rows)
+            await asyncio.sleep(wait_s)
+
+    async def _make_room(self, keys: frozenset[bytes]) -> None:
+        """Wait until another batch may be sent.
+
+        A batch that sets a key of one in flight waits for that one, so that the last row of a key
+        wins whatever happens on the way.
+        """
+        while self._in_flight and self._is_full():
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+        rivals = [task for task, theirs in self._in_flight.items() if not keys.isdisjoint(theirs)]
+        if rivals:
+            await asyncio.wait(rivals)
+
+    def _is_full(self) -> bool:
+        if self._account.batches_beyond >= BEYOND_MAX and self._account.is_good:
+            return True  # an early batch is late
+        return len(self._in_flight) >= self._sending.in_flight_max
+
+    async def _send(self, rows: Rows) -> None:
+        try:
+            written = await self._written(rows)
+        except NotApplied as error:
+            self._account.refused.append((rows, error))
+        except ShaleKVError as error:
+            self._account.unknown.append((rows, error))
+        except asyncio.CancelledError:
+            self._account.cancelled_rows += len(rows.puts)
+            raise
+        else:
+            self._account.acknowledge(written)
+            self._progress(self._account)
+            await self._ledger.note()
+
+    async def _written(self, rows: Rows) -> Rows:
+        """Write the rows, without those that the server refuses if they are to be collected."""
+        state, durability = self._ledger.state, self._sending.durability
+        while rows.puts:
+            key = write_key(state, rows, durability) if state else None
+            try:
+                await self._client.write(rows.puts, durability=durability, idempotency_key=key)
+                break
+            except InvalidRequest as error:
+                index = refused_row(error, rows)
+                if index is None or not self._sending.collects_bad_rows:
+                    raise
+                rows = rows.without(index, error.details.message)
+        return rows
+
+
+def refused_row(error: ShaleKVError, rows: Rows) -> int | None:
+    """Which row of a batch the server complains about, where it says so."""
+    found = _CHANGE.match(error.field) if isinstance(error, InvalidRequest) else None
+    index = int(found.group(1)) if found else len(rows.puts)
+    return index if index < len(rows.puts) else None
+
+
+# --- report
+# What a load says at its end: totals, and how far it got when something failed.
+
+
+def totals(account: Account, elapsed_s: float) -> str:
+    """What was stored, and how fast."""
+    rate = account.rows / max(elapsed_s, 1e-9)
+    return (
+        f"loaded {counted(account.rows, 'row')}, {account.bytes:,} bytes of keys and values, "
+        f"in {elapsed_s:.1f} s ({rate:,.0f} rows/s)"
+    )
+
+
+def certain(account: Account) -> str:
+    """Up to where everything is stored, and what else is known."""
+    match account.position.line:
+        case 0:
+            parts = ["No line is stored for certain"]
+        case 1:
+            parts = ["Line 1 is stored for certain"]
+        case line:
+            parts = [f"Lines 1 to {line:,} are stored for certain"]
+    if account.rows_beyond:
+        parts.append(f"and {counted(account.rows_beyond, 'row')} after them")
+    if account.unknown_rows:
+        parts.append(f"of {counted(account.unknown_rows, 'row')} it is not known")
+    return ", ".join(parts) + ". Loading again is safe."
+
+
+def report_failure(account: Account) -> None:
+    """Say on stderr what went wrong, and end with its exit code; or return."""
+    if account.is_good:
+        return
+    code: int = ExitCode.USAGE
+    for rows, error in account.failures():
+        code = exit_code_of_call(error)
+        click.echo(f"Error: {_lines(rows, error)}: {error}", err=True)
+    if account.bad_input is not None:
+        click.echo(f"Error: {account.bad_input}", err=True)
+    if account.file_trouble is not None:
+        code = ExitCode.OUTPUT
+        click.echo(f"Error: a file cannot be written: {account.file_trouble}", err=True)
+    click.echo(certain(account), err=True)
+    raise SystemExit(code)
+
+
+def _lines(rows: Rows, error: ShaleKVError) -> str:
+    """The line that the server complains about, or all lines of the batch."""
+    index = refused_row(error, rows)
+    if index is not None:
+        return f"line {rows.lines[index]:,}"
+    return f"lines {rows.first_line:,} to {rows.last_line:,}"
+
+
+# --- run
 
 
 @dataclass(frozen=True, slots=True)

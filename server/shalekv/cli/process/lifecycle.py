@@ -13,27 +13,41 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import SystemRandom
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import structlog
+import uvloop
 
+from shalekv.cli.console.configuration import load_settings
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.process.gc_tuning import collect_when_grown, tame_garbage_collector
+from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.shutdown import Ending, StopRequest
 from shalekv.clock import MachineClock
-from shalekv.core.trouble import Trouble
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
-from shalekv.roles.memory_use import MemoryUse
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.rpc.server import READY, Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
-from shalekv.settings import QuorumSettings, ReadSettings, SafekeepSettings, ServeSettings
+from shalekv.server.status import MemoryUse
+from shalekv.settings import (
+    EndpointSettings,
+    LogFormat,
+    QuorumSettings,
+    ReadSettings,
+    SafekeepSettings,
+    ServeSettings,
+)
+from shalekv.settings.budget import with_memory_shares
 from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
+from shalekv.wording import Trouble
 
 # Whatever is asked of a role that failed fails at once: the answers have to get out, no more.
 FAILED_GRACE_MS = 1_000
@@ -236,3 +250,75 @@ def _refusal(failure: Exception) -> Stopping:
     if isinstance(failure, Stopping):
         return failure
     return Stopping("this server has failed: nothing was applied")
+
+
+# --- server_command
+# What the commands have in common that serve gRPC: their settings, and how their process ends.
+
+
+ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
+ListeningT = TypeVar("ListeningT", ServeSettings, ReadSettings, SafekeepSettings)
+Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
+
+
+def serving_settings(flags: dict[str, Any], config: Path | None, model: type[ServingT]) -> ServingT:
+    """The settings of a server, its memory divided. Raises `InvalidSetting`."""
+    settings = load_settings(flags, config, model)
+    try:
+        settings = with_memory_shares(settings)
+    except ValueError as error:
+        message = f"--{error}".replace("memory_bytes", "memory-bytes", 1)
+        raise InvalidSetting(message) from None
+    refuse_exposure(settings.server)
+    return settings
+
+
+def run_server(
+    settings: ListeningT, serve: Serve[ListeningT], greet: Callable[[str], None]
+) -> ExitCode:
+    """Run `serve` to its end, however it ends; `greet` is told the HOST:PORT on a terminal."""
+    configure_logs(settings.server.log_format, settings.server.log_level)
+    log = structlog.get_logger(__name__)
+
+    def announce(listen: str) -> None:
+        log.info("serving", listen=listen, url=settings.database.url)
+        if settings.server.log_format is LogFormat.CONSOLE:
+            greet(listen)
+
+    try:
+        uvloop.run(serve(settings, announce))
+    except Exception as error:  # noqa: BLE001 - logged, in the format that was asked for
+        code = exit_code_of(error)
+        ended = log.bind(exit_code=code.value)
+        if isinstance(error, ShaleError):
+            # It says all there is to know: a traceback would only hide it.
+            ended.error("ended by an error", reason=error.reason, problem=str(error))
+        elif code is ExitCode.ADDRESS_IN_USE and isinstance(error, OSError):
+            problem = f"{error.strerror}: stop what listens there, or give another --listen"
+            ended.error("ended by an error", reason=code.name, problem=problem)
+        else:
+            ended.exception("ended by an unexpected error")
+        return code
+    return ExitCode.OK
+
+
+def refuse_exposure(settings: EndpointSettings) -> None:
+    """Raise `InvalidSetting` when the network could reach the port and nobody has allowed it."""
+    host = settings.listen.rpartition(":")[0].strip("[]")
+    if settings.insecure or _is_loopback(host):
+        return
+    raise InvalidSetting(
+        f"--listen {settings.listen} is open to the network, and connections are neither "
+        "encrypted nor authenticated: whoever reaches the port can read and change everything. "
+        "Listen on 127.0.0.1 and let something that does TLS stand in front, or accept this with "
+        "--insecure."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: nobody knows what it will resolve to
+        return False

@@ -18,14 +18,14 @@ from structlog.contextvars import bind_contextvars
 
 from shalekv.cli.process.logs import configure_logs
 from shalekv.clock import MachineClock
-from shalekv.engine.compaction.part import Part, PartResult, run_part
 from shalekv.errors import ShaleError
 from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import Part, PartResult, run_part
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ProcessSettings, StoreSettings
+from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
-from shalekv.store.requests import RequestKind
 
 LINE_BYTES_MAX = 1 << 30  # a part of 100,000 SSTs takes some 50 MB
 LIFT = b"lift\n"

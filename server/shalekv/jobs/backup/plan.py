@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from shalekv.errors import BadStructure
-from shalekv.format.backup import Backup
-from shalekv.format.backup_names import Copy, LevelCopy, WalCopy
+from shalekv.format.backup import Backup, Copy, LevelCopy, WalCopy
 from shalekv.protocol.manifest import CasMode, Manifest, Origin, WalMode
 from shalekv.protocol.opening import SEQ_GAP
 from shalekv.protocol.snapshot import judged_ms

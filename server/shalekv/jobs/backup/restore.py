@@ -10,11 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from shalekv.engine.backup.checking import check_copy
-from shalekv.engine.wal import EPOCH_METADATA
 from shalekv.errors import DatabaseExists, IllegalState
-from shalekv.format.backup import Backup
-from shalekv.format.backup_names import RESTORATION_NAME, Copy, WalCopy
+from shalekv.format.backup import RESTORATION_NAME, Backup, Copy, WalCopy
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import (
@@ -25,13 +22,13 @@ from shalekv.format.names import (
     parse_manifest_name,
     parse_wal_name,
 )
-from shalekv.jobs.backup.copy import Copying, CopyLimits, for_each
+from shalekv.jobs.backup.copy import Copying, CopyLimits, check_copy, for_each
 from shalekv.jobs.backup.plan import check_whole, restored_manifest, wal_copies
 from shalekv.jobs.backup.repository import Repository
 from shalekv.protocol.manifest import Manifest
 from shalekv.store.api import NO_METADATA, ObjectInfo
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Taken
+from shalekv.store.cas import CasStore, Taken
+from shalekv.write.wal import EPOCH_METADATA
 
 log = structlog.get_logger()
 

@@ -14,6 +14,12 @@ from typing import Protocol, TypeVar
 import structlog
 
 from shalekv.errors import ShaleError, StoreBroken, StoreError
+from shalekv.protocol.compaction.publish import (
+    CompactorId,
+    check_compactor,
+    check_unclaimed,
+    claim_compactor_epoch,
+)
 from shalekv.protocol.lease import (
     RANDOM_BYTES,
     has_lease,
@@ -23,8 +29,9 @@ from shalekv.protocol.lease import (
     without_lease,
 )
 from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.read.origins import check_pins
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import Edit, Landed
+from shalekv.store.manifests import CompactedManifest, Edit, Landed, StoredManifest
 
 _MS_PER_S = 1_000
 _RETRY_SHARE = 10  # of its life, after which a renewal that failed is tried again
@@ -175,3 +182,46 @@ class Leases:
 
     def _expire_time_s(self, now_ms: int) -> int:
         return -(-now_ms // _MS_PER_S) + self._ttl_s
+
+
+# --- claiming
+# Becoming the compactor of a database.
+
+
+_NONCE_BYTES = 16
+
+
+async def claim_compaction(
+    store: CasStore,
+    leases: Leases,
+    *,
+    after: CompactorId | None = None,
+) -> CompactedManifest:
+    """Take over from any other compactor, and put a lease for the first job into `leases`.
+
+    With `after`, only from that one, and under its nonce: a process that begins again must not take
+    back what another one has taken over meanwhile, and knows its own claim that has landed although
+    it has failed.
+    Raises `Superseded` when it has, or when another one begins at the same time and wins;
+    `DatabaseNotFound`, `OriginLost`, `CorruptObject` and `StoreError`.
+    """
+    stored = StoredManifest(store)
+    seen = await stored.refresh()
+    # A lower epoch is that of an older state, put in place of what `after` has compacted.
+    is_own = after is not None and seen.compactor_nonce == after.nonce
+    if after is not None and seen.compactor_epoch >= after.epoch and not is_own:
+        check_compactor(seen, after)
+    await check_pins(store, seen)
+    nonce = store.runtime.random.randbytes(_NONCE_BYTES) if after is None else after.nonce
+    held = await leases.new()
+
+    def claim(current: Manifest) -> Manifest:
+        check_unclaimed(current, seen, nonce)
+        return with_lease(claim_compactor_epoch(current, nonce), held.lease)
+
+    def landed(current: Manifest) -> bool:
+        return current.compactor_nonce == nonce and has_lease(current, held.lease.id)
+
+    claimed = await stored.edit(claim, landed)
+    leases.offer(held)
+    return CompactedManifest(stored, CompactorId(claimed.compactor_epoch, nonce))

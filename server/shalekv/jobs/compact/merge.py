@@ -12,8 +12,8 @@ from itertools import chain, compress, islice
 from operator import eq, itemgetter, ne
 from typing import TypeVar
 
-from shalekv.core.compaction.remains import OlderKeys
 from shalekv.format.columns import NO_ROWS, Columns
+from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv.protocol.range_tombstones import Fragment
 

@@ -13,24 +13,21 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import add
 
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.key_range import END_OF_KEYS, KeyRange
 from shalekv.errors import IllegalState
 from shalekv.format.block_frame import Codec
-from shalekv.format.columns import Columns, columns_of
+from shalekv.format.columns import Columns, Section, columns_of
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
 from shalekv.format.sst_writer import SstWriter
 from shalekv.jobs.compact.pace import Pace, answered
+from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.compaction.publish import CompactorId
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
 from shalekv.protocol.lease import leased_sst_id
 from shalekv.protocol.range_tombstones import NONE, Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import LevelCodec, LevelSettings
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Taken
+from shalekv.store.cas import CasStore, Taken
 
 _LEASED_RANDOM_BYTES = 8
 _WRITE_ID_BYTES = 16

@@ -7,38 +7,264 @@ A crash at any point leaves objects that no manifest names, and a lease that exp
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import structlog
 
-from shalekv.core.compaction.reserving import (
+from shalekv.errors import InvalidRequest, ManifestConflict, StoreError
+from shalekv.format.columns import Section
+from shalekv.format.statistics import BlockWeight, cuts, weights
+from shalekv.jobs.compact.claim import HeldLease, Leases
+from shalekv.jobs.compact.outputs import Authorship
+from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import Part, PartRunner, output_bytes
+from shalekv.jobs.compact.run import list_backlog
+from shalekv.jobs.compact.sources import LevelReader
+from shalekv.protocol.compaction.jobs import OlderKeys
+from shalekv.protocol.compaction.publish import (
+    CompactorId,
     is_range_published,
     publish_range,
     reservations,
     reserve,
     reserved_seq,
 )
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import Tree
-from shalekv.engine.compaction.backlog import list_backlog
-from shalekv.engine.compaction.part import Part
-from shalekv.engine.compaction.range_parts import PartLimits, divide_range
-from shalekv.engine.compaction.range_report import CompactionReport, inputs_of, outputs_of
-from shalekv.engine.editing import edit_deadline
-from shalekv.errors import InvalidRequest, ManifestConflict, StoreError
-from shalekv.jobs.compact.claim import HeldLease, Leases
-from shalekv.jobs.compact.outputs import Authorship
-from shalekv.jobs.compact.parts import PartRunner
-from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.compaction.range_job import RangeJob, RangeResult, is_merged, pick_range
+from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.lease import has_lease, without_lease
-from shalekv.protocol.manifest import Manifest
-from shalekv.read.origins import check_pins
-from shalekv.settings import CompactorSettings
+from shalekv.protocol.manifest import L0, Manifest, Origin, Tree, overlaps
+from shalekv.protocol.origins import narrowed
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.origins import Origins, check_pins
+from shalekv.settings import CompactorSettings, LevelSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import StoredManifest, edit_deadline
+
+# --- range_parts
+# Divides a job over a range of keys into parts, which many processes may run at once.
+
+
+# Up to so many SSTs all are weighed by block; beyond, those of L0 alone, and others as a whole.
+INDEXES_MAX = 512
+_READS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """How the parts are to be."""
+
+    part_bytes: int  # about what one reads
+    memory_bytes: int  # of one
+    parallel_count: int  # parts there are at least, if there is enough to do for so many
+    levels: LevelSettings
+    bytes_per_s: float = 0.0  # of one; 0: no bound
+
+    def count(self, input_bytes: int) -> int:
+        """How many parts to make of so much."""
+        enough = input_bytes // output_bytes(self.levels, self.memory_bytes)
+        needed = max(-(-input_bytes // self.part_bytes), min(self.parallel_count, enough), 1)
+        if needed < self.parallel_count:
+            return needed
+        return -(-needed // self.parallel_count) * self.parallel_count  # nobody is idle at the end
+
+
+async def divide_range(
+    store: CasStore,
+    job: RangeJob,
+    author: Authorship,
+    limits: PartLimits,
+    *,
+    expiry_horizon_ms: int,
+    origins: Sequence[Origin] = (),
+) -> list[Part]:
+    """The parts of a job, the first with the least keys; `origins` are those of its manifest.
+
+    Raises `CorruptObject` and `StoreError`.
+    """
+    origins = narrowed(origins, {info.id for info in job.inputs})
+    count = limits.count(job.input_bytes)
+    borders: Sequence[bytes] = ()
+    if count > 1:
+        places = Origins(store, author.database_id, origins)
+        try:
+            reader = LevelReader(places, Pace(store.runtime.clock, 0))
+            borders = await _borders(reader, job, count)
+        finally:
+            await places.close()
+    parts = []
+    for start, end in pairwise([b"", *borders, b""]):
+        keys = KeyRange(start, end)
+        runs = [[info for info in run if overlaps(info, keys)] for run in job.sources]
+        held = [run for run in runs if run]
+        if not held:
+            continue
+        part = Part(
+            author=author,
+            target_level=job.target_level,
+            sources=held,
+            keys=keys,
+            older=OlderKeys(),  # the job takes along all that is older
+            expiry_horizon_ms=expiry_horizon_ms,
+            cuts=(),
+            levels=limits.levels,
+            memory_bytes=limits.memory_bytes,
+            bytes_per_s=limits.bytes_per_s,
+            origins=narrowed(origins, {info.id for run in held for info in run}),
+        )
+        parts.append(part)
+    return parts
+
+
+async def _borders(reader: LevelReader, job: RangeJob, count: int) -> Sequence[bytes]:
+    """Keys that cut the inputs into `count` parts of about one size; fewer if keys are few."""
+    inputs = job.inputs
+    weighed = inputs if len(inputs) <= INDEXES_MAX else [i for i in inputs if i.level == L0]
+    wholes = sorted({*inputs} - {*weighed}, key=attrgetter("first_key"))
+    found: list[Sequence[BlockWeight]] = [[BlockWeight(i.first_key, i.size_bytes) for i in wholes]]
+    for at in range(0, len(weighed), _READS_AT_ONCE):
+        batch = weighed[at : at + _READS_AT_ONCE]
+        outcomes = await asyncio.gather(
+            *(_weights(reader, info) for info in batch), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            found.append(outcome)
+    return cuts([*heapq.merge(*found, key=attrgetter("first_key"))], count)
+
+
+async def _weights(reader: LevelReader, info: SstInfo) -> Sequence[BlockWeight]:
+    index = (await reader.metadata(info)).index
+    return [*weights(index, index.blocks_of(Section.POINTS))]
+
+
+# --- range_report
+# What a job over a range of keys will do, or has done, in numbers.
+
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LevelInputs:
+    """The SSTs of one level that are merged."""
+
+    level: int
+    ssts: int
+    size_bytes: int
+    rows: int  # tombstones and older versions included
+    tombstones: int
+
+    @classmethod
+    def of(cls, level: int, infos: Iterable[SstInfo]) -> LevelInputs:
+        """The sums of these SSTs."""
+        listed = list(infos)
+        return cls(
+            level,
+            len(listed),
+            sum(info.size_bytes for info in listed),
+            sum(info.entry_count for info in listed),
+            sum(info.tombstone_count for info in listed),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionReport:
+    """What a compaction of a range of keys has done; of a dry run, what it would do.
+
+    `inputs` are the SSTs that it replaces, by level from the newest on. Numbers of outputs are 0 in
+    a dry run, and where there was nothing to do. `seq`: the levels held all up to it that was
+    merged. `wal_objects` are those that were not in the levels yet, and so were left alone.
+    """
+
+    url: str
+    keys: KeyRange
+    is_dry_run: bool
+    is_done: bool  # False: a dry run, or there was nothing to do
+    target_level: int
+    inputs: Sequence[LevelInputs] = field(default=())
+    parts: int = 0
+    output_ssts: int = 0
+    output_bytes: int = 0
+    output_rows: int = 0
+    output_tombstones: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    epoch: int = 0  # of the compactor beside which it ran
+    seq: int = 0
+    manifest_id: int = 0  # that was planned for; of a compaction that is done, that has the outputs
+    wal_objects: int = 0
+
+    @property
+    def input_ssts(self) -> int:
+        """How many SSTs of all levels are replaced."""
+        return sum(level.ssts for level in self.inputs)
+
+    @property
+    def input_bytes(self) -> int:
+        """What they take in the store."""
+        return sum(level.size_bytes for level in self.inputs)
+
+    @property
+    def input_rows(self) -> int:
+        """Their rows, tombstones and older versions included."""
+        return sum(level.rows for level in self.inputs)
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that nobody can read any more, tombstones included."""
+        return self.input_rows - self.output_rows if self.is_done else 0
+
+    @property
+    def dropped_tombstones(self) -> int:
+        """Tombstones, of keys and of ranges, that delete nothing any more."""
+        found = sum(level.tombstones for level in self.inputs)
+        return found - self.output_tombstones if self.is_done else 0
+
+    def __str__(self) -> str:
+        """For people: a line for each level, and one for what comes of them."""
+        start, end = (repr(key)[1:] if key else "the end" for key in self.keys)
+        lines = [f"{self.url}: keys from {start if self.keys.start else 'the first'} to {end}"]
+        lines += [
+            f"  L{each.level}: {each.ssts} SSTs, {each.size_bytes / _MIB:.1f} MiB, "
+            f"{each.rows} rows, {each.tombstones} tombstones"
+            for each in self.inputs
+        ]
+        if self.is_done:
+            lines.append(
+                f"  became {self.output_ssts} SSTs of L{self.target_level}, "
+                f"{self.output_bytes / _MIB:.1f} MiB, {self.output_rows} rows: {self.dropped_rows} "
+                f"rows dropped, {self.dropped_tombstones} tombstones among them"
+            )
+        elif self.is_dry_run and self.parts:
+            lines.append(f"  would be merged into L{self.target_level}, in {self.parts} parts")
+        else:
+            lines.append("  nothing to do")
+        if self.wal_objects:
+            lines.append(f"  left alone: {self.wal_objects} WAL objects that are not compacted yet")
+        return "\n".join(lines)
+
+
+def inputs_of(job: RangeJob | None) -> Sequence[LevelInputs]:
+    """The inputs by level, L0 first."""
+    infos = sorted(job.inputs, key=attrgetter("level")) if job is not None else ()
+    return [LevelInputs.of(level, each) for level, each in groupby(infos, attrgetter("level"))]
+
+
+def outputs_of(result: RangeResult) -> LevelInputs:
+    """The sums of the outputs."""
+    return LevelInputs.of(result.job.target_level, result.outputs)
+
+
+# --- range_job
+
 
 EVERYTHING = KeyRange(b"", b"")
 _MS_PER_S = 1_000

@@ -10,23 +10,30 @@ from typing import NamedTuple
 
 import structlog
 
-from shalekv.core.compaction.reserving import check_not_reserved
-from shalekv.core.compaction.state import move_result
-from shalekv.core.tree import Tree
-from shalekv.engine.compaction.part import output_bytes
 from shalekv.errors import LeaseLost
-from shalekv.jobs.compact.claim import HeldLease, Leases
+from shalekv.format import names
+from shalekv.jobs.compact.claim import HeldLease, Leases, claim_compaction
 from shalekv.jobs.compact.outputs import Authorship, LevelWriter
 from shalekv.jobs.compact.pace import Pace
-from shalekv.jobs.compact.parts import PartRunner, divide
+from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner, divide, output_bytes
 from shalekv.jobs.compact.wal_job import merge_wal
-from shalekv.manifest.compacted import CompactedManifest
-from shalekv.protocol.compaction.jobs import Job, MergeJob, MergeResult, Result, WalJob, WalResult
-from shalekv.protocol.compaction.publish import is_published, publish
+from shalekv.protocol.compaction.jobs import (
+    Job,
+    MergeJob,
+    MergeResult,
+    Result,
+    WalJob,
+    WalResult,
+    WalState,
+    move_result,
+)
+from shalekv.protocol.compaction.publish import check_not_reserved, is_published, publish
 from shalekv.protocol.lease import with_lease, without_lease
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import Manifest, Tree
 from shalekv.settings import CompactSettings
+from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
+from shalekv.store.manifests import CompactedManifest
 
 _NO_BOUND = 1 << 30
 _WAL_MEMORY_SHARE = 2  # of the memory of a subcompaction, what the entries of WAL objects take
@@ -206,3 +213,55 @@ def _told(result: Result) -> dict[str, object]:
             "is_move": job.is_move,
         }
     return inputs | {"outputs": len(result.outputs)}
+
+
+# --- wal_tail
+# Merges the whole tail of the WAL into L0, where no compactor runs that would.
+
+
+async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str) -> int:
+    """Become the compactor, and merge what the WAL holds now; how many objects that were.
+
+    A compactor that runs is superseded, and ends. Raises `Superseded` when another takes over,
+    `DatabaseNotFound`, `LeaseLost`, `CorruptObject` and `StoreError`.
+    """
+    leases = Leases(store, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
+    manifest = await claim_compaction(store, leases)
+    try:
+        return await _merge(store, manifest, leases, settings)
+    finally:
+        await leases.give_up(manifest)
+
+
+async def _merge(
+    store: CasStore, manifest: CompactedManifest, leases: Leases, settings: CompactSettings
+) -> int:
+    compactions = Compactions(store, manifest, leases, settings, OwnProcessParts(store))
+    current = await manifest.refresh()
+    wal = await list_backlog(store, current.first_uncompacted_wal_id, 0)
+    begin, end = wal.first, wal.first + wal.filled
+    while (first := current.first_uncompacted_wal_id) < end:
+        job = WalJob(range(first, end), "the whole tail")
+        result = await compactions.run(job, current, Tree.of(current), lambda: True)
+        assert isinstance(result, WalResult)
+        current = await manifest.refresh()
+    return end - begin
+
+
+# --- backlog
+# What of the WAL is not compacted yet, by a list of the store.
+
+
+async def list_backlog(store: CasStore, first: int, now_ms: int) -> WalState:
+    """The slots from `first` on that are filled in a row; `now_ms` is the store's clock."""
+    start_after = names.wal_name(first - 1) if first else ""
+    found: dict[int, ObjectInfo] = {}
+    async for info in store.reads.list(names.WAL_FOLDER, start_after=start_after):
+        wal_id = names.parse_wal_name(info.name)
+        if wal_id is not None:
+            if wal_id != first + len(found):
+                break
+            found[wal_id] = info
+    sizes = tuple(info.size_bytes for info in found.values())
+    age_ms = max(now_ms - found[first].modified_ms, 0) if found else 0
+    return WalState(first, len(found), sum(sizes), age_ms, sizes)

@@ -10,20 +10,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import chain
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.levels.origins import Origins
 from shalekv.errors import ShaleError
-from shalekv.format.columns import NO_ROWS, Columns
+from shalekv.format.columns import NO_ROWS, Columns, Section
 from shalekv.format.index import BlockIndex
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
-from shalekv.format.sst import read_block
-from shalekv.format.sst_metadata import SstMetadata, metadata_range, read_metadata
+from shalekv.format.sst import SstMetadata, metadata_range, read_block, read_metadata
 from shalekv.format.statistics import blocks_between
 from shalekv.jobs.compact.merge import first_versions
 from shalekv.jobs.compact.pace import Pace, answered
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.origins import Origins
 
 ENTRY_BYTES = 200  # objects and list slots of one row beside its key and value, measured
 

@@ -9,23 +9,19 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 
-from shalekv.core.compaction.remains import OlderKeys
-from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.tree import L0, SYSTEM_LEVEL
 from shalekv.errors import IllegalState, ShaleError
 from shalekv.format import names
-from shalekv.format.columns import Columns
-from shalekv.format.load_record import decode_load
-from shalekv.format.section import Section
+from shalekv.format.columns import Columns, Section
+from shalekv.format.records import decode_load
 from shalekv.format.sst import Sst, open_sst
 from shalekv.jobs.compact.merge import first_versions, newest, visible
 from shalekv.jobs.compact.outputs import LevelWriter, Outputs
 from shalekv.jobs.compact.pace import answered
 from shalekv.jobs.compact.sources import ENTRY_BYTES, joined
-from shalekv.protocol.compaction.jobs import WalJob, WalResult
-from shalekv.protocol.entry import Entry
+from shalekv.protocol.compaction.jobs import OlderKeys, WalJob, WalResult
+from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import MIB

@@ -7,18 +7,14 @@ decided at the end, by manifests that are read anew.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import heapq
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from shalekv.core.audit.levels import level_findings
-from shalekv.core.audit.manifests import manifest_findings, succession_findings
-from shalekv.engine.fsck.active import Active, NamedSst, read_active
-from shalekv.engine.fsck.log import check_log
-from shalekv.engine.fsck.order import check_order
-from shalekv.engine.fsck.origins import check_origins
-from shalekv.engine.fsck.progress import CheckProgress, Scope
-from shalekv.engine.levels.origins import Origins
-from shalekv.errors import ObjectNotFound
+from shalekv.errors import CorruptObject, DatabaseNotFound, ObjectNotFound, StoreError
 from shalekv.format.names import (
     is_uuid7,
     level_name,
@@ -26,10 +22,178 @@ from shalekv.format.names import (
     parse_level_name,
     parse_wal_name,
 )
-from shalekv.jobs.fsck.levels import check_ssts, list_levels, orphans
-from shalekv.protocol.audit import Finding, FindingKind
-from shalekv.protocol.manifest import Manifest
+from shalekv.jobs.fsck.levels import check_log, check_ssts, list_levels, orphans
+from shalekv.jobs.fsck.objects import (
+    Active,
+    CheckProgress,
+    NamedSst,
+    Scope,
+    finding_of,
+    read_active,
+    unreadable,
+)
+from shalekv.protocol.audit import (
+    Finding,
+    FindingKind,
+    level_findings,
+    manifest_findings,
+    succession_findings,
+)
+from shalekv.protocol.entry import Entry, KeyRange
+from shalekv.protocol.manifest import Manifest, SortedRun, Tree
+from shalekv.protocol.origins import is_pin, needed_pins
+from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.read.origins import OriginPins, Origins
+from shalekv.read.source import TreeSource
+from shalekv.read.sst_reader import LevelSsts
+from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
+
+# --- order
+# The deep check: that a source of a tree holds, for every key, only what is newer than below
+# (I9).
+#
+# All keys of all sources are merged, by the readers that scans use, a window of each at a time.
+
+
+_ALL_KEYS = KeyRange(b"", b"")
+_TURN_KEYS = 2_000  # merged between two chances for other tasks
+
+
+@dataclass(slots=True)
+class _Source:
+    """One SST of L0, or one run; `rank` 0 is the newest."""
+
+    rank: int
+    run: SortedRun
+    reader: TreeSource
+    tombstones: RangeTombstones = NONE
+    entries: list[Entry] = field(default_factory=list)
+    at: int = 0
+
+    async def head(self) -> Entry | None:
+        """The entry that is next; None: there is no more."""
+        while self.at >= len(self.entries):
+            window = await self.reader.next()
+            if window is None:
+                return None
+            if window.range_tombstones:
+                self.tombstones = self.tombstones.with_added(window.range_tombstones)
+            self.entries, self.at = list(window.run.entries), 0
+        return self.entries[self.at]
+
+    def name_at(self, key: bytes) -> str:
+        """The object that holds the key."""
+        number = max(bisect_right(self.run.first_keys, key) - 1, 0)
+        return level_name(self.run.ssts[number].id)
+
+
+async def check_order(scope: Scope, manifest: Manifest) -> AsyncIterator[Finding]:
+    """Versions that stand above equal or newer ones: the first of each SST, and how many."""
+    try:
+        tree = Tree.of(manifest)
+    except ValueError:
+        return  # the table of SSTs was found wrong already
+    ssts = LevelSsts(scope.store, database_id=manifest.database_id, settings=CacheSettings())
+    ssts.origins = scope.origins
+    runs = [SortedRun.of(0, [info]) for info in tree.l0] + [*tree.runs]
+    sources = [_Source(rank, run, _reader(ssts, run.ssts)) for rank, run in enumerate(runs)]
+    found: dict[str, tuple[str, int]] = {}
+    with suppress(CorruptObject, StoreError):  # the audit of the objects tells what is wrong there
+        await _merge(scope, sources, found)
+    for name, (problem, count) in sorted(found.items()):
+        more = f"; {count} keys in all" if count > 1 else ""
+        yield Finding(name, FindingKind.STALE_VERSION, problem + more)
+
+
+def _reader(ssts: LevelSsts, infos: Sequence[SstInfo]) -> TreeSource:
+    return TreeSource(ssts, infos, _ALL_KEYS, reverse=False)
+
+
+async def _merge(scope: Scope, sources: list[_Source], found: dict[str, tuple[str, int]]) -> None:
+    heap: list[tuple[bytes, int]] = []
+    for source in sources:
+        head = await source.head()
+        if head is not None:
+            heap.append((head.key, source.rank))
+    heapq.heapify(heap)
+    while heap:
+        key = heap[0][0]
+        versions: dict[int, Entry] = {}
+        while heap and heap[0][0] == key:
+            _, rank = heapq.heappop(heap)
+            source = sources[rank]
+            versions[rank] = source.entries[source.at]
+            source.at += 1
+            head = await source.head()
+            if head is not None:
+                heapq.heappush(heap, (head.key, rank))
+        _compare(sources, key, versions, found)
+        scope.progress.merged_keys += 1
+        if scope.progress.merged_keys % _TURN_KEYS == 0:
+            await scope.store.runtime.clock.sleep_ms(0)
+
+
+def _compare(
+    sources: list[_Source],
+    key: bytes,
+    versions: dict[int, Entry],
+    found: dict[str, tuple[str, int]],
+) -> None:
+    """Go from the oldest source to the newest: numbers must rise."""
+    newest_below = 0
+    for source in reversed(sources):
+        own = versions.get(source.rank)
+        fragment = source.tombstones.over(key)
+        seqs = [each.seq for each in (own, fragment) if each is not None]
+        if not seqs:
+            continue
+        if newest_below and min(seqs) <= newest_below:
+            name = source.name_at(key)
+            problem = (
+                f"key {key.hex()} (hexadecimal) has sequence number {min(seqs)} here, and "
+                f"{newest_below} below"
+            )
+            first, count = found.get(name, (problem, 0))
+            found[name] = (first, count + 1)
+        newest_below = max(newest_below, *seqs)
+
+
+# --- origins
+# Checks that the databases which a clone shares SSTs with still keep them.
+
+
+async def check_origins(scope: Scope, active: Active) -> AsyncIterator[Finding]:
+    """Pins that are gone, or that will be, of the manifests that may be read."""
+    named = {
+        (url, snapshot_id): manifest_name(manifest.manifest_id)
+        for manifest in active.readable()
+        for snapshot_id, url in needed_pins(manifest).items()
+    }
+    for (url, snapshot_id), name in sorted(named.items()):
+        try:
+            found = await OriginPins(scope.origins).find(url, snapshot_id)
+        except DatabaseNotFound:
+            found = None
+        except StoreError as error:
+            yield unreadable(name, error)
+            continue
+        except CorruptObject as error:
+            yield finding_of(error)
+            continue
+        if found is not None and is_pin(found):
+            continue
+        pin = f"the snapshot {snapshot_id.hex()} of {url}, which keeps SSTs that this names,"
+        if found is None:
+            yield Finding(name, FindingKind.ORIGIN, f"{pin} is gone")
+        else:
+            problem = f"{pin} may expire: start a writer or a compactor, which mends it"
+            yield Finding(name, FindingKind.ORIGIN, problem)
+
+
+# --- check
+
 
 DEFAULT_PARALLEL = 4
 

@@ -8,37 +8,231 @@ returns None in the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from shalekv.core.compaction.debt import debt_bytes
-from shalekv.core.compaction.l0_runs import l0_runs
-from shalekv.core.compaction.shape import Shape
-from shalekv.core.compaction.standing_back import new_runs, runs_to_merge
-from shalekv.core.compaction.state import CompactionState, WalState, applied, move_result
-from shalekv.core.compaction.system_pick import MERGE_COUNT_MIN, records_to_merge
-from shalekv.core.compaction.window import (
+from shalekv.protocol.compaction.jobs import (
+    CompactionState,
+    Job,
+    MergeJob,
+    Result,
+    WalJob,
+    WalState,
+    applied,
+    move_result,
+)
+from shalekv.protocol.compaction.l0 import (
     SourceChoice,
     Window,
+    best_prefix,
     best_window,
     hull,
-    overlapping,
-)
-from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree
-from shalekv.protocol.compaction.jobs import Job, MergeJob, Result, WalJob
-from shalekv.protocol.compaction.l0 import (
-    best_prefix,
     l0_count,
     l0_fullness,
+    l0_runs,
     movable_prefix,
     oldest_first,
+    overlapping,
     with_small_neighbours,
 )
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Tree
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.jobs import CompactorSettings
-from shalekv.settings.levels import LevelSettings
+from shalekv.settings.store import LevelSettings
+
+# --- shape
+# The shape that the levels should have: how large each may be, told by the size of the last.
+#
+# The last level has a fixed number, and holds most of the data. Each level above it may be
+# `level_multiplier_count` times smaller than the one below, up to the first that fits into
+# `base_level_bytes`: the base level, into which L0 is merged. When the data grow, the base level
+# moves up; when they shrink, down. So the levels above the last are a fixed share of the whole,
+# and what is overwritten or deleted takes little space, however large the database is.
+
+
+LAST_LEVEL = 7  # with the default settings, base levels are above it from 256 MiB to 256 TiB
+_FLOOR_SHARE = 2  # a level may always hold this part of `base_level_bytes`
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Targets for the levels of one tree."""
+
+    base_level: int  # L0 is merged into this one
+    last_level: int
+    sizes_bytes: Mapping[int, int]  # of the levels that hold something
+    weights_bytes: Mapping[int, int]  # the same, and what their tombstones may delete
+    targets_bytes: Mapping[int, float]  # of all levels that hold something, but the last one
+    wanted_base_level: int  # levels above it are emptied
+    floor_bytes: float
+
+    @classmethod
+    def of(cls, tree: Tree, settings: CompactorSettings) -> Shape:
+        """The shape for the tree, given what its last level holds."""
+        sizes = {run.level: run.size_bytes for run in tree.runs}
+        highest = min(sizes, default=LAST_LEVEL)
+        last = max(LAST_LEVEL, *sizes) if sizes else LAST_LEVEL
+        target: float = sizes.get(last, 0)
+        floor = settings.base_level_bytes / _FLOOR_SHARE
+        wanted = last
+        targets: dict[int, float] = {}
+        # A level that is there stays until it is superfluous by far: a size near the limit would
+        # otherwise have it come and go.
+        while wanted > 1 and target > settings.base_level_bytes / (2 if highest < wanted else 1):
+            wanted -= 1
+            target /= settings.level_multiplier_count
+            targets[wanted] = max(target, floor)
+        for level in sizes:
+            if level < wanted:
+                targets[level] = 0.0
+        weights = _weights_bytes(tree)
+        return cls(min(wanted, highest), last, sizes, weights, targets, wanted, floor)
+
+    def below(self, level: int) -> int:
+        """The level into which `level` is merged: nothing stands between them."""
+        if level >= self.wanted_base_level:
+            return level + 1
+        held = [other for other in self.sizes_bytes if other > level]
+        return min([self.wanted_base_level, *held])
+
+    def score(self, level: int) -> float:
+        """How full a level above the last is by weight: past 1 it is merged into the one below."""
+        return self._of_target(level, self.weights_bytes)
+
+    def fullness(self, level: int) -> float:
+        """The same by size: what a merge into this level has to read."""
+        return self._of_target(level, self.sizes_bytes)
+
+    def _of_target(self, level: int, amounts_bytes: Mapping[int, int]) -> float:
+        amount = amounts_bytes.get(level, 0)
+        if level >= self.last_level or not amount:
+            return 0.0
+        if level < self.wanted_base_level:
+            return 1.0 + amount / self.floor_bytes
+        return amount / self.targets_bytes[level]
+
+    def excess_bytes(self, level: int) -> int:
+        """What a level weighs beyond its target."""
+        if level >= self.last_level:
+            return 0
+        return max(self.weights_bytes.get(level, 0) - int(self.targets_bytes.get(level, 0)), 0)
+
+
+def _weights_bytes(tree: Tree) -> Mapping[int, int]:
+    """By level, its size, and for each tombstone beyond one a put what a put takes on average.
+
+    Tombstones are small, and what they delete stays until they reach it: a level full of them has
+    to go down long before it is large.
+    """
+    entries = sum(info.entry_count for run in tree.runs for info in run.ssts)
+    size_bytes = sum(run.size_bytes for run in tree.runs)
+    mean_bytes = size_bytes // max(entries, 1)
+    return {
+        run.level: run.size_bytes
+        + sum(mean_bytes * max(2 * i.tombstone_count - i.entry_count, 0) for i in run.ssts)
+        for run in tree.runs
+    }
+
+
+# --- debt
+# Compaction debt: about how many bytes compactions have yet to read.
+
+
+def debt_bytes(tree: Tree, shape: Shape, *, wal_bytes: int, is_l0_due: bool) -> int:
+    """The debt of a tree: what is due of the WAL, of L0, and of the levels past their targets.
+
+    What leaves a level meets as much of the level below as their sizes say.
+    """
+    debt = wal_bytes
+    arriving = 0.0
+    if is_l0_due:
+        arriving = sum(info.size_bytes for info in tree.l0)
+        debt += int(arriving) + shape.sizes_bytes.get(shape.base_level, 0)
+    level = shape.base_level
+    while level < shape.last_level:
+        size = shape.sizes_bytes.get(level, 0) + arriving
+        arriving = max(size - shape.targets_bytes.get(level, 0), 0)
+        below = shape.below(level)
+        if arriving:
+            debt += int(arriving * (1 + shape.sizes_bytes.get(below, 0) / size))
+        level = below
+    return debt
+
+
+# --- standing_back
+# What a compactor merges while a job of another process merges what the levels hold.
+#
+# It leaves to that job all that was in the levels when it began, L0 included. So what has come
+# since cannot go below L0, or older versions would stand above it. It is merged inside of L0, in
+# tiers, so that a read looks at few SSTs however long the job runs: SSTs which do not overlap are
+# as one.
+
+
+_EVEN = 2  # times as large as all newer ones together, a run is still merged with them
+
+
+def new_runs(tree: Tree, reserved_seq: int) -> Sequence[Sequence[SstInfo]]:
+    """The SSTs of L0 with nothing up to `reserved_seq`, newest first, in runs without overlaps."""
+    return l0_runs(info for info in tree.l0 if info.min_seq > reserved_seq)
+
+
+def runs_to_merge(
+    newest_first: Sequence[Sequence[SstInfo]], *, count_min: int, limit_bytes: int
+) -> Sequence[SstInfo]:
+    """The SSTs of the newest runs that are worth a merge; none: there are too few of one size."""
+    total_bytes, count = 0, 0
+    for run in newest_first:
+        size_bytes = sum(info.size_bytes for info in run)
+        if total_bytes and size_bytes > _EVEN * total_bytes:
+            break
+        total_bytes += size_bytes
+        if total_bytes > limit_bytes:
+            break
+        count += 1
+    if count < count_min:
+        return ()
+    return [info for run in newest_first[:count] for info in run]
+
+
+# --- system_pick
+# Which SSTs of idempotency records to merge: tiered, since they are looked up by filter alone.
+#
+# Neighbours in age are merged when the newer ones together are as large as the oldest of them, so
+# each record is written a few times, and there are few SSTs. Records whose window is over die in
+# merges; an SST that is too large to be merged is written again when it is old.
+
+
+MERGE_COUNT_MIN = 4
+
+
+def records_to_merge(
+    newest_first: Sequence[SstInfo], *, sst_bytes: int, limit_bytes: int
+) -> Sequence[SstInfo]:
+    """SSTs in a row, the newest first, that are worth a merge; none: there are too few.
+
+    A merge is not worth it unless it leaves at most half as many, whatever SSTs of `sst_bytes` it
+    is divided into: that is why merging comes to an end.
+    """
+    best: Sequence[SstInfo] = ()
+    for start in range(len(newest_first)):
+        total = 0
+        for stop, info in enumerate(newest_first[start:], start + 1):
+            is_even = not total or info.size_bytes <= 2 * total
+            total += info.size_bytes
+            if total > limit_bytes or not is_even:
+                break
+            count = stop - start
+            if count >= max(MERGE_COUNT_MIN, 4 * -(-total // sst_bytes)) and count > len(best):
+                best = newest_first[start:stop]
+        if best:
+            break
+    return best
+
+
+# --- policy
+
 
 __all__ = [
     "CompactionState",

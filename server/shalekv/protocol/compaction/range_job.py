@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shalekv.core.compaction.l0_runs import l0_sources
-from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.key_range import END_OF_KEYS, KeyRange
-from shalekv.core.tree import Tree, overlaps, upper_bound
-from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.compaction.l0 import l0_sources
+from shalekv.protocol.compaction.policy import LAST_LEVEL
+from shalekv.protocol.entry import END_OF_KEYS, NO_EXPIRY, KeyRange
+from shalekv.protocol.manifest import Tree, overlaps, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 
 

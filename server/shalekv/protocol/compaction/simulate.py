@@ -7,25 +7,270 @@ writer: past that writes wait.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import exp, log
 
 import numpy as np
+import numpy.typing as npt
 
-from shalekv.core.compaction.bill import EDIT, Requests, monthly_bill
-from shalekv.core.compaction.rehearsal import Rehearsal
-from shalekv.core.compaction.rows import Rows
-from shalekv.core.compaction.wal_objects import WalObjects
-from shalekv.core.tree import Tree
-from shalekv.protocol.compaction.jobs import Job, MergeJob, Result, WalJob
+from shalekv.protocol.compaction.jobs import (
+    Job,
+    MergeJob,
+    MergeResult,
+    Result,
+    WalJob,
+    WalResult,
+    move_result,
+    output_cuts,
+)
 from shalekv.protocol.compaction.l0 import l0_count
-from shalekv.protocol.compaction.outcome import Amplification, Sample, Setup, Simulated
+from shalekv.protocol.compaction.outcome import (
+    EDIT,
+    Amplification,
+    Requests,
+    Sample,
+    Setup,
+    Simulated,
+    monthly_bill,
+)
 from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy, WalState
-from shalekv.protocol.compaction.workload import Workload, operations
+from shalekv.protocol.compaction.workload import (
+    Amounts,
+    Flags,
+    Numbers,
+    Operations,
+    Workload,
+    operations,
+)
+from shalekv.protocol.manifest import L0, SortedRun, Tree
+from shalekv.protocol.sst_table import SstInfo
+from shalekv.settings.store import LevelSettings
+
+# --- rows
+# Entries without their values, as arrays: what the simulator merges.
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Entries by key, one of each key."""
+
+    keys: Numbers
+    seqs: Amounts
+    logical_bytes: Amounts
+    tombstones: Flags
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def at(self, chosen: slice | Flags | Amounts) -> Rows:
+        """Some of them."""
+        return Rows(
+            self.keys[chosen],
+            self.seqs[chosen],
+            self.logical_bytes[chosen],
+            self.tombstones[chosen],
+        )
+
+
+def newest(parts: Sequence[Rows]) -> Rows:
+    """The newest entry of each key in `parts`, which may be in any order, and not by key."""
+    together = Rows(
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.seqs for part in parts]),
+        np.concatenate([part.logical_bytes for part in parts]),
+        np.concatenate([part.tombstones for part in parts]),
+    )
+    ordered = together.at(np.lexsort((-together.seqs, together.keys)))
+    first = np.ones(len(ordered), dtype=np.bool_)
+    first[1:] = ordered.keys[1:] != ordered.keys[:-1]
+    return ordered.at(first)
+
+
+def cut(rows: Rows, row_bytes: Amounts, part_bytes: int) -> Iterator[tuple[Rows, int]]:
+    """The rows in parts of at most `part_bytes`, each with its size; `row_bytes` of each row."""
+    ends = np.cumsum(row_bytes)
+    start = 0
+    while start < len(rows):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + part_bytes, side="right")), start + 1)
+        yield rows.at(slice(start, stop)), int(ends[stop - 1]) - before
+        start = stop
+
+
+def split(rows: Rows, keys: Numbers) -> Iterator[Rows]:
+    """The rows before the first of `keys`, from there on before the second, and so on."""
+    ends = [0, *np.searchsorted(rows.keys, keys), len(rows)]
+    for start, stop in pairwise(ends):
+        if start < stop:
+            yield rows.at(slice(start, stop))
+
+
+# --- wal_objects
+# The WAL objects that a workload makes, if nothing holds writes back.
+
+
+_MS_PER_S = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class WalObjects:
+    """An array element for each object."""
+
+    starts: Amounts  # its first operation
+    arrivals_s: npt.NDArray[np.float64]  # when it is durable
+    ends_bytes: Amounts  # its size, and that of all before it
+
+    @classmethod
+    def of(cls, ops: Operations, workload: Workload, setup: Setup) -> WalObjects:
+        """Those of these operations: one for each interval, or when it is full."""
+        ends = np.cumsum(ops.logical_bytes)
+        object_bytes = min(
+            setup.flush_bytes,
+            max(workload.write_bytes_per_s * setup.flush_interval_ms / _MS_PER_S, 1),
+        )
+        numbers = ((ends - ops.logical_bytes) / object_bytes).astype(np.int64)
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        overhead = overhead_bytes(
+            float(ops.logical_bytes.mean()),
+            key_bytes=workload.key_bytes,
+            block_bytes=setup.wal_block_bytes,
+            filter_bits=0,
+        )
+        row_ends = np.cumsum(ops.logical_bytes + round(overhead))
+        stops = np.append(starts[1:], len(ops))
+        return cls(starts, ends[stops - 1] / workload.write_bytes_per_s, row_ends[stops - 1])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def before(self, slot: int) -> int:
+        """Bytes of all objects before `slot`."""
+        return int(self.ends_bytes[slot - 1]) if slot else 0
+
+    def filled_by(self, arrived_s: float, limit_bytes: int) -> int:
+        """How many objects arrived by then, and are with all before them at most so large."""
+        by_time = int(np.searchsorted(self.arrivals_s, arrived_s, side="right"))
+        return min(by_time, int(np.searchsorted(self.ends_bytes, limit_bytes, side="right")))
+
+
+# --- rehearsal
+# Runs jobs of the policy on rows: what a compactor would make of them, without a store.
+
+
+_KEY_BYTES = 8  # of the numbers that stand for keys
+_ENTRY_BYTES = 16.1  # what the columns of a block cost for each entry
+_BLOCK_BYTES = 64  # what a block costs with its place in the index, beside the key
+_BITS_PER_BYTE = 8
+
+
+def overhead_bytes(
+    logical_bytes: float, *, key_bytes: int, block_bytes: int, filter_bits: float
+) -> float:
+    """What an SST takes for an entry, beside its key and value; measured, and held by a test."""
+    # A block is closed before it passes its size: on average half an entry is missing.
+    entries_per_block = max(block_bytes / logical_bytes - 0.5, 1.0)
+    per_block = (_BLOCK_BYTES + key_bytes) / entries_per_block
+    return _ENTRY_BYTES + filter_bits / _BITS_PER_BYTE + per_block
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """What each SST holds, and what the jobs read and wrote."""
+
+    levels: LevelSettings
+    key_bytes: int
+    contents: dict[bytes, Rows] = field(default_factory=dict)
+    made_count: int = 0
+    now_ms: int = 1
+
+    def run_wal(self, job: WalJob, parts: Sequence[Rows]) -> WalResult:
+        """Merge the rows of the slots into L0."""
+        rows = newest(parts)
+        last_seq = int(max(part.seqs.max() for part in parts))
+        return WalResult(job, [*self._written(rows, L0, ())], last_seq, self.now_ms)
+
+    def run_merge(self, job: MergeJob, tree: Tree) -> MergeResult:
+        """Merge or move the SSTs of the job."""
+        if job.is_move:
+            return move_result(job)
+        rows = newest([self.contents[info.id] for info in job.inputs])
+        below = [run for run in tree.runs if run.level > job.target_level]
+        rows = rows.at(~rows.tombstones | _may_hold(below, rows))
+        cuts = output_cuts(tree, job.target_level, sst_bytes=self.levels.sst_bytes)
+        return MergeResult(job, [*self._written(rows, job.target_level, cuts)])
+
+    def forget(self, tree: Tree) -> None:
+        """Keep the rows of the SSTs in the tree alone."""
+        held = {info.id for info in tree.l0}
+        held.update(info.id for run in tree.runs for info in run.ssts)
+        self.contents = {id_: rows for id_, rows in self.contents.items() if id_ in held}
+
+    def stored_bytes(self, rows: Rows) -> Amounts:
+        """What each row takes in an SST of the levels."""
+        mean_bytes = float(rows.logical_bytes.mean()) if len(rows) else 1.0
+        overhead = overhead_bytes(
+            mean_bytes,
+            key_bytes=self.key_bytes,
+            block_bytes=self.levels.block_bytes,
+            filter_bits=self.levels.filter_bits,
+        )
+        return rows.logical_bytes + round(overhead)
+
+    def _written(self, rows: Rows, level: int, cuts: Sequence[bytes]) -> Iterable[SstInfo]:
+        numbers = np.array([_number(key) for key in cuts], dtype=np.uint64)
+        for between in split(rows, numbers):
+            for part, size in cut(between, self.stored_bytes(between), self.levels.sst_bytes):
+                self.made_count += 1
+                info = _info(part, level, size, self._new_id())
+                self.contents[info.id] = part
+                yield info
+
+    def _new_id(self) -> bytes:
+        return self.now_ms.to_bytes(6, "big") + self.made_count.to_bytes(10, "big")
+
+
+def _may_hold(runs: Sequence[SortedRun], rows: Rows) -> Flags:
+    """For each row, whether an SST of `runs` can hold its key."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    for run in runs:
+        firsts = np.array([_number(key) for key in run.first_keys], dtype=np.uint64)
+        lasts = np.array([_number(info.last_key) for info in run.ssts], dtype=np.uint64)
+        at = np.searchsorted(firsts, rows.keys, side="right") - 1
+        found |= (at >= 0) & (lasts[np.maximum(at, 0)] >= rows.keys)
+    return found
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key, "big")
+
+
+def _info(rows: Rows, level: int, size_bytes: int, sst_id: bytes) -> SstInfo:
+    return SstInfo(
+        id=sst_id,
+        level=level,
+        first_key=int(rows.keys[0]).to_bytes(_KEY_BYTES, "big"),
+        last_key=int(rows.keys[-1]).to_bytes(_KEY_BYTES, "big"),
+        filter_offset=0,
+        filter_len=0,
+        block_meta_offset=0,
+        block_meta_len=0,
+        min_seq=int(rows.seqs.min()),
+        max_seq=int(rows.seqs.max()),
+        entry_count=len(rows),
+        tombstone_count=int(rows.tombstones.sum()),
+        size_bytes=size_bytes,
+        checksum=0,
+    )
+
+
+# --- simulate
+
 
 _SAMPLES = 40  # of reads and of space, evenly over the operations
 _SAMPLED_KEYS = 200
-_MS_PER_S = 1_000
+
 _NO_TREE = Tree(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
 
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 
 import structlog
 
-from shalekv.core.leasing import KEPT, ElectionLease, Sighting, is_outdated, look_wait_ms, sight
 from shalekv.errors import ObjectNotFound, StoreError, StoreUnavailable
 from shalekv.format.election import NONCE_BYTES, decode_lease, encode_lease
 from shalekv.format.names import (
@@ -30,10 +29,9 @@ from shalekv.format.names import (
     parse_election_name,
     parse_temporary_name,
 )
-from shalekv.roles.electors.tenure import Tenure
-from shalekv.server.election.elector import Told
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Claimed, Taken
+from shalekv.protocol.lease import KEPT, ElectionLease, Sighting, is_outdated, look_wait_ms, sight
+from shalekv.server.election.elector import Tenure, Told
+from shalekv.store.cas import CasStore, Claimed, Taken
 
 FIRST_ID = 0
 RELEASE_ATTEMPTS = 3  # a renewal that was cut off may stand where the release wants to

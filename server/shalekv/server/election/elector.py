@@ -7,8 +7,113 @@ more implementation of `Elector` and `RenewableLease`, and one more case in `pla
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
+
+from shalekv.clock import Clock
+from shalekv.errors import InvalidSetting
+from shalekv.protocol.lease import lapses_ms, renew_wait_ms
+
+# --- place
+# Where the election is held, as `elect` names it.
+
+
+BUCKET = "bucket"
+ETCD_SCHEME = "etcd://"
+KUBERNETES_SCHEME = "kubernetes://"
+EXAMPLES = (
+    f"{BUCKET}, {ETCD_SCHEME}HOST:PORT,HOST:PORT/name/of/the/key "
+    f"or {KUBERNETES_SCHEME}NAMESPACE/NAME"
+)
+PORT_MAX = 65_535
+NAMESPACE_CHARS_MAX = 63
+LEASE_NAME_CHARS_MAX = 253
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_KEY = re.compile(r"[A-Za-z0-9._/-]{1,400}")
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_NAMESPACE = re.compile(_LABEL)
+_LEASE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace:
+    """The bucket of the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAddress:
+    """One server of etcd."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlace:
+    """A key of etcd, and the servers that have it."""
+
+    addresses: tuple[EtcdAddress, ...]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesPlace:
+    """A Lease of Kubernetes."""
+
+    namespace: str  # empty: that of the service account
+    name: str
+
+
+def parse_place(elect: str) -> BucketPlace | EtcdPlace | KubernetesPlace:
+    """The place that `elect` names; raises `InvalidSetting`."""
+    if elect == BUCKET:
+        return BucketPlace()
+    before, slash, after = elect.partition("://")[2].partition("/")
+    if elect.startswith(ETCD_SCHEME) and slash and _KEY.fullmatch(after) is not None:
+        return EtcdPlace(tuple(_address(each) for each in before.split(",")), after)
+    if elect.startswith(KUBERNETES_SCHEME) and slash:
+        return KubernetesPlace(check_namespace(before) if before else "", _lease_name(after))
+    raise InvalidSetting(f"--elect must be {EXAMPLES}, not {elect!r}")
+
+
+def check_namespace(text: str) -> str:
+    """The name of a namespace of Kubernetes; raises `InvalidSetting` for any other text."""
+    if len(text) > NAMESPACE_CHARS_MAX or _NAMESPACE.fullmatch(text) is None:
+        raise InvalidSetting(
+            f"--elect: {text!r} is not the name of a namespace of Kubernetes: at most "
+            f"{NAMESPACE_CHARS_MAX} characters of a-z, 0-9 and '-', a letter or digit at both ends"
+        )
+    return text
+
+
+def _lease_name(text: str) -> str:
+    if len(text) > LEASE_NAME_CHARS_MAX or _LEASE_NAME.fullmatch(text) is None:
+        raise InvalidSetting(
+            f"--elect: {text!r} is not the name of a Lease of Kubernetes: at most "
+            f"{LEASE_NAME_CHARS_MAX} characters of a-z, 0-9, '-' and '.', "
+            "a letter or digit at both ends and around each '.'"
+        )
+    return text
+
+
+def _address(text: str) -> EtcdAddress:
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found[2]) <= PORT_MAX:
+        raise InvalidSetting(f"--elect: {text!r} is not HOST:PORT of a server of etcd")
+    return EtcdAddress(found[1].strip("[]"), int(found[2]))
+
+
+# --- elector
+
 
 # Told the HOST:PORT of who holds the lease, whenever that changes; "" for nobody.
 Told = Callable[[str], None]
@@ -48,3 +153,62 @@ class Elector(Protocol):
         `StoreBroken`, `InvalidSetting`.
         """
         ...
+
+
+# --- tenure
+# A lease that is held: renewed in time, and given up in time when it cannot be.
+#
+#     held ---- renewed every third of the TTL ----> held
+#      |
+#      +------ somebody else has it ----------------> lost
+#      +------ not renewed for HOLD_SHARE of it ----> lost, before anybody else may take it
+#
+# How it is renewed and released is the affair of a `RenewableLease`.
+
+
+class Tenure:
+    """A `Term` that rests on a lease."""
+
+    def __init__(
+        self, lease: RenewableLease, clock: Clock, *, ttl_ms: int, acquired_ms: float
+    ) -> None:
+        """`acquired_ms` is when the request was *sent* that has acquired the lease."""
+        self._lease = lease
+        self._clock = clock
+        self._ttl_ms = ttl_ms
+        self._renewed_ms = acquired_ms
+        self._is_lost = False
+
+    async def keep(self) -> str:
+        """As `Term.keep`."""
+        async with asyncio.TaskGroup() as tasks:
+            ways = (tasks.create_task(self._renew()), tasks.create_task(self._lapse()))
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for each in ways:
+                each.cancel()
+        self._is_lost = True
+        return "; ".join(each.result() for each in ways if each in done)
+
+    async def resign(self) -> None:
+        """As `Term.resign`; takes no longer than the lease would have lasted."""
+        if self._is_lost:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._ttl_ms / 1_000):
+                await self._lease.release()
+
+    async def _renew(self) -> str:
+        while True:
+            await self._clock.sleep_ms(renew_wait_ms(self._ttl_ms))
+            sent_ms = self._clock.monotonic_ms()
+            why = await self._lease.renew()
+            if why is not None:
+                return why
+            self._renewed_ms = sent_ms
+
+    async def _lapse(self) -> str:
+        while True:
+            left_ms = lapses_ms(self._renewed_ms, self._ttl_ms) - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return f"the lease could not be renewed within its {self._ttl_ms} ms"
+            await self._clock.sleep_ms(left_ms)

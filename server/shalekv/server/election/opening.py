@@ -6,12 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from shalekv.core.leasing import RENEWALS
 from shalekv.errors import InvalidSetting
-from shalekv.roles.electors.place import BucketPlace, EtcdPlace, KubernetesPlace, parse_place
+from shalekv.protocol.lease import RENEWALS
 from shalekv.runtime import Runtime
 from shalekv.server.election.bucket import BucketElector
-from shalekv.server.election.elector import Elector, Told
+from shalekv.server.election.elector import (
+    BucketPlace,
+    Elector,
+    EtcdPlace,
+    KubernetesPlace,
+    Told,
+    parse_place,
+)
 from shalekv.settings import ElectionSettings
 from shalekv.store.cas import CasStore
 
@@ -41,8 +47,8 @@ async def open_elector(
             async with _open_etcd(place, runtime, holder=holder, ttl_ms=ttl_ms, told=told) as it:
                 yield it
         case KubernetesPlace() as place:
-            from shalekv.roles.electors.kubernetes_api import open_leases  # noqa: PLC0415 - as above
             from shalekv.server.election import kubernetes  # noqa: PLC0415 - brings an HTTP client
+            from shalekv.server.election.kubernetes import open_leases  # noqa: PLC0415 - as above
 
             path, timeout_ms = settings.kubernetes_credentials_path, _timeout_ms(ttl_ms)
             async with open_leases(place, environment, path, timeout_ms=timeout_ms) as leases:
@@ -61,8 +67,10 @@ async def _open_etcd(
     place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
 ) -> AsyncIterator[Elector]:
     try:
-        from shalekv.roles.electors.etcd_client import EtcdClient  # noqa: PLC0415  (as above)
-        from shalekv.server.election.etcd import EtcdElector  # noqa: PLC0415  (an extra, see below)
+        from shalekv.server.election.etcd import (
+            EtcdClient,  # noqa: PLC0415  (as above)
+            EtcdElector,  # noqa: PLC0415  (an extra, see below)
+        )
     except ImportError as error:
         raise InvalidSetting(
             "--elect etcd:// needs etcd3gw, which is not installed: "

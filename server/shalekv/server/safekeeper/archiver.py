@@ -17,14 +17,6 @@ import math
 import structlog
 
 from shalekv.clock import NOW_MS
-from shalekv.core.quorum.archiving import (
-    LogObject,
-    Patience,
-    is_archived,
-    takeover_place,
-    trim_mark,
-)
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import (
     DatabaseMismatch,
     DatabaseNotFound,
@@ -37,7 +29,15 @@ from shalekv.errors import (
 )
 from shalekv.format.names import wal_name
 from shalekv.protocol.manifest import WalMode
-from shalekv.protocol.membership import Configuration
+from shalekv.protocol.membership import (
+    Configuration,
+    LogObject,
+    Patience,
+    is_archived,
+    takeover_place,
+    trim_mark,
+)
+from shalekv.protocol.quorum_records import Health
 from shalekv.server.safekeeper.log_objects import ArchivedLog, LogObjects
 from shalekv.settings import ArchivingSettings
 from shalekv.store.cas import CasStore

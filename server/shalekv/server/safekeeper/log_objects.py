@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from shalekv.core.quorum.archiving import LogObject, complete_objects, is_archived
 from shalekv.errors import RecordTrimmed
 from shalekv.format.member_files import MemberIdentity
 from shalekv.protocol.acceptor import AcceptorState
+from shalekv.protocol.membership import LogObject, complete_objects, is_archived
 from shalekv.protocol.quorum_records import Mark, Record
 
 

@@ -16,11 +16,11 @@ from typing import TypeAlias
 import structlog
 
 from shalekv import __version__
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
     InvalidRequest,
+    InvalidUrl,
     NotAMember,
     ShaleError,
     Stopping,
@@ -30,7 +30,7 @@ from shalekv.errors import (
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.quorum_messages import check_id
-from shalekv.roles.safekeeper.places import check_place
+from shalekv.protocol.quorum_records import Health
 from shalekv.runtime import Runtime, Workers
 from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.server.safekeeper.member import Member
@@ -44,7 +44,42 @@ from shalekv.store.opening import open_store
 from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
+from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
+
+# --- places
+# Which databases a node takes: those at or below its own URL, where it archives to.
+
+
+def check_place(url: str, node_url: str) -> str:
+    """`url`, if it is at or below that of the node. Raises `InvalidUrl`."""
+    if not _is_at_or_below(url, node_url):
+        raise InvalidUrl(
+            f"{url} is not at or below {node_url}, the --url of this safekeeper: it archives "
+            "nowhere else"
+        )
+    return url
+
+
+def _is_at_or_below(url: str, node_url: str) -> bool:
+    match parse_url(url), parse_url(node_url):
+        case FileUrl(path), FileUrl(above):
+            return path.is_relative_to(above)
+        case BucketUrl() as place, BucketUrl() as above_it:
+            is_same_bucket = (place.provider, place.bucket) == (above_it.provider, above_it.bucket)
+            return is_same_bucket and f"{place.folder}/".startswith(_with_slash(above_it.folder))
+        case MemoryUrl(name), MemoryUrl(other):
+            return name == other
+        case _:
+            return False
+
+
+def _with_slash(folder: str) -> str:
+    return f"{folder}/" if folder else ""
+
+
+# --- node
+
 
 _ID_BYTES = 16
 

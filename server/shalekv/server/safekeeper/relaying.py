@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from shalekv.core.quorum.messages import Append, RelayTarget
 from shalekv.errors import NotAMember, ShaleError
 from shalekv.format.quorum_messages import relayed_append
 from shalekv.format.wal_record import HEADER_BYTES
+from shalekv.protocol.quorum_records import Append, RelayTarget
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.member import Member
 from shalekv.v1 import safekeeper_pb2 as wire

@@ -57,8 +57,10 @@ def open_bucket(
             f"{place}: {place.provider}:// needs obstore, which is not installed: "
             f"pip install 'shalekv[{EXTRAS[place.provider]}]'"
         ) from error
-    from shalekv.store.obstore.store import ObstoreStore  # noqa: PLC0415  (as above)
-    from shalekv.store.obstores.bucket import Bucket  # noqa: PLC0415  (as above)
+    from shalekv.store.obstore.store import (
+        Bucket,  # noqa: PLC0415  (as above)
+        ObstoreStore,  # noqa: PLC0415  (as above)
+    )
 
     is_google = place.provider is Provider.GOOGLE
     try:

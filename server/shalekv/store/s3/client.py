@@ -8,31 +8,231 @@ store that used it.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import base64
+import hashlib
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
+from aiohttp.payload import Payload
 from botocore import UNSIGNED
 from botocore.loaders import Loader, create_loader
 
 from shalekv.errors import InvalidSetting
 from shalekv.runtime import Workers
 from shalekv.settings import StoreSettings
-from shalekv.store.aws.discretion import keep_secrets_out_of_logs
-from shalekv.store.aws.region import DEFAULT_REGION, REGION_VARIABLES
-from shalekv.store.aws_credentials import find_credentials, renew_credentials
-from shalekv.store.s3.clock import StoreClock
-from shalekv.store.s3.headers import is_tigris, register_headers
-from shalekv.store.s3.wire import OneAttempt, kept_alive_socket
+from shalekv.store.api import RequestCounts, RequestKind
+from shalekv.store.aws_credentials import (
+    DEFAULT_REGION,
+    REGION_VARIABLES,
+    find_credentials,
+    keep_secrets_out_of_logs,
+    renew_credentials,
+)
 
 if TYPE_CHECKING:
     from aiobotocore.credentials import AioCredentials
+    from aiohttp import AddrInfoType, ClientResponse, ClientSession, ClientTimeout
+    from aiohttp.abc import AbstractStreamWriter
     from types_aiobotocore_s3.client import S3Client
+
+
+# --- headers
+# What requests say beyond what botocore makes them say, and what it must not do to them.
+
+
+TIGRIS_HOSTS = (".tigris.dev", ".storage.dev")
+
+
+def is_tigris(url: str) -> bool:
+    """Whether the host of `url` is one of Tigris's, which wants the bucket in it."""
+    return f".{urlsplit(url).hostname or ''}".endswith(TIGRIS_HOSTS)
+
+
+def register_headers(client: S3Client) -> None:
+    """Have `client` call the functions below before it signs."""
+    events = client.meta.events
+    events.register("before-call.s3", _stay_in_region)
+    events.register("before-call.s3", _be_consistent)
+    events.register("before-call.s3.DeleteObjects", _add_md5)
+
+
+def _stay_in_region(context: dict[str, Any], **_: Any) -> None:
+    # A bucket in another region: botocore would ask where it is and send the request again, for
+    # every process that was configured wrongly, uncounted. So: it was redirected already.
+    context.setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _be_consistent(params: dict[str, Any], **_: Any) -> None:
+    # Tigris answers from the nearest copy, which may be behind, unless it is asked not to.
+    if is_tigris(params["url"]):
+        params["headers"]["X-Tigris-Consistent"] = "true"
+
+
+def _add_md5(params: dict[str, Any], **_: Any) -> None:
+    # The one request that must have a checksum. All servers take an MD5, as S3 once demanded;
+    # botocore's CRC-32 instead is refused by many: "Missing required header: Content-MD5".
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+    params["context"].get("checksum", {}).pop("request_algorithm", None)
+
+
+# --- clock
+# The time of a store by the headers of its replies, which one server's wrong clock cannot move.
+
+
+# What a reply may be ahead of the replies before it.
+LEAP_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    told_ms: int
+    heard_at_ms: float  # by the monotonic clock of this process
+
+    def ahead_of_ms(self, earlier: _Reading) -> float:
+        """How much more time has passed for the store than here since `earlier`."""
+        passed_ms = self.heard_at_ms - earlier.heard_at_ms
+        return self.told_ms - earlier.told_ms - passed_ms
+
+
+class StoreClock:
+    """The latest time that a store told. It never goes back, so it must not leap ahead either.
+
+    What is deleted, and which leases are over, is decided by it for the life of the process.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self._latest: _Reading | None = None
+        self._doubted: _Reading | None = None
+
+    def heard(self, told_ms: int, heard_at_ms: float) -> int | None:
+        """The store's time after a reply that told `told_ms`; None if that is not believed yet.
+
+        A leap is believed when the next reply agrees with it: the store's clock was set, or this
+        machine slept, and its monotonic clock with it.
+        """
+        told = _Reading(told_ms, heard_at_ms)
+        doubted, self._doubted = self._doubted, None
+        if self._latest is None:
+            self._latest = told
+        leaps = told.ahead_of_ms(self._latest) > LEAP_MS
+        if leaps and (doubted is None or abs(told.ahead_of_ms(doubted)) > LEAP_MS):
+            self._doubted = told
+            return None
+        if told_ms >= self._latest.told_ms:
+            self._latest = told
+        return self._latest.told_ms
+
+
+# --- wire
+# How a request of botocore goes over the wire: once, counted, and never silent for long.
+#
+# aiohttp repeats what it takes for harmless when a kept connection turns out to be dead, and it
+# follows redirections. Here a conditional PUT is neither: its second copy would meet the first
+# one's object and report a rival, or bypass the count of what is paid for.
+
+
+SLICE_BYTES = 256 * 1024  # what is handed to the transport at once
+KEEPALIVE_S = 30  # of silence, after which the kernel asks whether the other end is still there
+KEEPALIVE_PROBES = 4
+
+Body = bytes | memoryview
+
+# The client is shared by stores that count for themselves: a request belongs to whose task it is.
+_counted: ContextVar[tuple[RequestCounts, RequestKind] | None] = ContextVar("counted", default=None)
+
+
+@contextmanager
+def counted_as(counts: RequestCounts, kind: RequestKind) -> Iterator[None]:
+    """Count what this task sends to the store inside as `kind` in `counts`."""
+    token = _counted.set((counts, kind))
+    try:
+        yield
+    finally:
+        _counted.reset(token)
+
+
+def kept_alive_socket(address: AddrInfoType) -> socket.socket:
+    """A socket that notices when the other end is gone, long before two hours have passed."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S // 2),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, option):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
+
+
+class OneAttempt(AIOHTTPSession):
+    """What carries botocore's requests: each is sent once, and counted."""
+
+    _timeout: ClientTimeout
+
+    async def send(self, request: Any) -> Any:
+        """The reply; raises botocore's `HTTPClientError`."""
+        counted = _counted.get()
+        if counted is not None:
+            counts, kind = counted
+            counts.add(kind)
+        return await super().send(request)
+
+    async def _get_session(self, proxy_url: str | None) -> ClientSession:
+        session: ClientSession = await super()._get_session(proxy_url)  # type: ignore[misc]  # not in the stubs
+        session._retry_connection = False  # noqa: SLF001 - aiohttp has no public way to say it
+        return cast("ClientSession", _Sender(session, self._timeout.sock_read))
+
+
+class _Sender:
+    """The one method of a session of aiohttp that botocore's requests need."""
+
+    def __init__(self, session: ClientSession, silence_s: float | None) -> None:
+        self._session = session
+        self._silence_s = silence_s
+
+    async def request(self, method: str, *, data: Any, **options: Any) -> ClientResponse:
+        body = _SlicedBody(data, self._silence_s) if isinstance(data, Body) else data
+        return await self._session.request(method, data=body, allow_redirects=False, **options)
+
+
+class _SlicedBody(Payload):
+    """Bytes that are sent slice by slice, so that others run between, without being copied.
+
+    aiohttp watches over silence only while it waits for the reply; whoever stops reading what it
+    is sent would hold the request for ever.
+    """
+
+    def __init__(self, data: Body, silence_s: float | None) -> None:
+        super().__init__(data)
+        self._view = memoryview(data)
+        self._size = self._view.nbytes
+        self._silence_s = silence_s
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self._view, encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for first in range(0, self._view.nbytes, SLICE_BYTES):
+            async with asyncio.timeout(self._silence_s):
+                await writer.write(self._view[first : first + SLICE_BYTES])
+
+
+# --- client
+
 
 IDLE_S = 12.0  # how long a connection is kept: Amazon closes what is idle for some 20 seconds
 

@@ -2,19 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from botocore.exceptions import ClientError
 
-from shalekv.store.s3.answers import Failed, Failure, Verdict
-from shalekv.store.s3.calls import Call
+from shalekv.errors import InvalidRequest
+from shalekv.runtime import Runtime
+from shalekv.store.api import ObjectInfo, RequestCounts, RequestKind, check_name
+from shalekv.store.s3.answers import FAILURES, Failed, Failure, Place, Verdict, judge, judge_part
+from shalekv.store.s3.client import ClientOptions, SharedClient, counted_as, give_back, lease
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
+    from types_aiobotocore_s3.type_defs import (
+        DeleteObjectsOutputTypeDef,
+        ListObjectsV2OutputTypeDef,
+        ObjectTypeDef,
+    )
+
+
+# --- calls
+# Calls of one store over the client that it shares: sent once, counted, and judged.
+
+
+T = TypeVar("T")
+
+Call = Callable[["S3Client"], Awaitable[T]]
+
+
+class Calls:
+    """Sends the calls of the store of `place` and counts them in `sent`."""
+
+    def __init__(
+        self, place: Place, options: ClientOptions, runtime: Runtime, sent: RequestCounts
+    ) -> None:
+        """Nothing is opened before the first call."""
+        self._place = place
+        self._options = options
+        self._runtime = runtime
+        self._sent = sent
+        self._lease: SharedClient | None = None
+        self._is_closed = False
+
+    async def attempt(self, kind: RequestKind, operation: str, call: Call[T]) -> T:
+        """The result of ``call(client)``, which sends one request; raises `Failed`."""
+        try:
+            client = await self._leased().opened(self._runtime.workers)
+            with counted_as(self._sent, kind):
+                return await call(client)
+        except FAILURES as error:
+            # The cause is not chained: its text is the server's, or a whole URL.
+            raise Failed(judge(error, self._place, operation)) from None
+
+    def judge_part(self, details: Mapping[str, Any], operation: str) -> Failure:
+        """What an error about one object of many says."""
+        return judge_part(details, self._place, operation)
+
+    def clock_ms(self, reply: Mapping[str, Any]) -> int:
+        """The store's time by the header of a reply, in whole seconds; it never goes back.
+
+        Raises `Failed` when there is no such header, or when it tells too much more than others.
+        """
+        date = reply["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        try:
+            told_ms = int(parsedate_to_datetime(date).timestamp()) * 1000
+        except ValueError:
+            problem = f"{self._place.endpoint} puts no Date into its replies, as HTTP demands"
+            raise Failed(Failure(Verdict.REFUSED, problem)) from None
+        now_ms = self._leased().clock.heard(told_ms, self._runtime.clock.monotonic_ms())
+        if now_ms is None:
+            problem = f"a reply of {self._place.endpoint} is far ahead of its clock: ask again"
+            raise Failed(Failure(Verdict.UNCERTAIN, problem))
+        return now_ms
+
+    async def close(self) -> None:
+        """Give the client back."""
+        self._is_closed = True
+        leased, self._lease = self._lease, None
+        if leased is not None:
+            await give_back(leased)
+
+    def _leased(self) -> SharedClient:
+        if self._lease is None:
+            if self._is_closed:
+                raise RuntimeError(f"the store of {self._place} is used after it was closed")
+            self._lease = lease(self._options)
+        return self._lease
+
+
+# --- requests
+
 
 CONTENT_TYPE = "application/octet-stream"
 NOT_THERE = frozenset({"NoSuchKey", "InvalidRange"})
@@ -137,3 +220,90 @@ def _modified_ms(reply: Mapping[str, Any]) -> int:
         problem = "an object without Last-Modified: another server than the store's answered"
         raise Failed(Failure(Verdict.UNCERTAIN, problem))
     return int(moment.timestamp()) * 1000
+
+
+# --- listing
+# Lists of an S3 bucket, page by page.
+
+
+PAGE_NAMES = 1_000  # the most that S3 answers at once
+
+
+async def list_objects(
+    calls: Calls, bucket: str, root: str, prefix: str, start_after: str
+) -> AsyncIterator[ObjectInfo]:
+    """The objects below `prefix` behind `start_after`, both relative to `root`, as are the names.
+
+    `root` is "" or ends in a slash. Raises `Failed`.
+    """
+    start: dict[str, Any] = {"StartAfter": root + start_after} if start_after else {}
+    while True:
+        options = {"Bucket": bucket, "Prefix": root + prefix, "MaxKeys": PAGE_NAMES, **start}
+        page = await calls.attempt(RequestKind.LIST, "list", partial(_page, options=options))
+        contents = page.get("Contents", [])
+        for info in _infos(contents, root):
+            yield info
+        if not page["IsTruncated"]:
+            return
+        token = page.get("NextContinuationToken")
+        if not token and not contents:
+            raise _no_page("said that more follows, and not where")
+        start = {"ContinuationToken": token} if token else {"StartAfter": contents[-1]["Key"]}
+
+
+async def _page(client: S3Client, options: dict[str, Any]) -> ListObjectsV2OutputTypeDef:
+    page = await client.list_objects_v2(**options)
+    # Whatever a proxy answers in the place of a list would be a list of nothing.
+    if "IsTruncated" not in page:
+        raise _no_page("did not say whether it is whole: another server than the store's answered")
+    return page
+
+
+def _no_page(problem: str) -> Failed:
+    return Failed(Failure(Verdict.UNCERTAIN, f"a list {problem}"))
+
+
+def _infos(contents: list[ObjectTypeDef], root: str) -> Iterator[ObjectInfo]:
+    for entry in contents:
+        name = entry["Key"].removeprefix(root)
+        try:
+            check_name(name)
+        except InvalidRequest:
+            continue  # a folder that a web console made, such as wal/: no object of a database
+        # Some servers list milliseconds and leave them out elsewhere; all agree on seconds.
+        modified_ms = int(entry["LastModified"].timestamp()) * 1000
+        yield ObjectInfo(name, entry["Size"], modified_ms)
+
+
+# --- deleting
+# Deleting many objects of an S3 bucket by one request.
+
+
+@dataclass(frozen=True, slots=True)
+class NotDeleted:
+    """An object that is still there, and why."""
+
+    key: str
+    failure: Failure
+
+
+async def delete_batch(calls: Calls, bucket: str, keys: Sequence[str]) -> NotDeleted | None:
+    """Delete at most 1,000 objects. None if all are gone, else one that is not.
+
+    A refusal of any stands for all: it has to be mended, while the others may pass.
+    """
+
+    async def call(client: S3Client) -> DeleteObjectsOutputTypeDef:
+        objects: Any = [{"Key": key} for key in keys]
+        return await client.delete_objects(
+            Bucket=bucket, Delete={"Objects": objects, "Quiet": True}
+        )
+
+    reply = await calls.attempt(RequestKind.DELETE, "delete", call)
+    failures = [
+        NotDeleted(error.get("Key", keys[0]), calls.judge_part(error, "delete"))
+        for error in reply.get("Errors", [])
+    ]
+    failures = [at for at in failures if at.failure.verdict is not Verdict.ABSENT]
+    failures.sort(key=lambda at: at.failure.verdict is not Verdict.REFUSED)
+    return failures[0] if failures else None

@@ -25,21 +25,21 @@ from shalekv.store.api import (
     ObjectInfo,
     PlainStore,
     Recovered,
+    RequestCounts,
+    RequestKind,
     StoredObject,
     Unknown,
+    byte_range,
+    check_name,
+    check_new_name,
+    check_prefix,
     nothing_is_collected,
 )
-from shalekv.store.arguments import byte_range, check_name, check_new_name, check_prefix
-from shalekv.store.requests import RequestCounts, RequestKind
 from shalekv.store.s3 import requests
-from shalekv.store.s3.advice import Place
-from shalekv.store.s3.answers import Failed, Verdict
-from shalekv.store.s3.calls import Calls
+from shalekv.store.s3.answers import Failed, Place, Verdict
 from shalekv.store.s3.client import ClientOptions
-from shalekv.store.s3.deleting import delete_batch
-from shalekv.store.s3.listing import list_objects
-from shalekv.store.s3.stale_uploads import abort_stale_uploads
-from shalekv.store.s3.uploads import Parts, Upload
+from shalekv.store.s3.requests import Calls, delete_batch, list_objects
+from shalekv.store.s3.uploads import Parts, Upload, abort_stale_uploads
 from shalekv.store.url import BucketUrl
 
 DELETED_AT_ONCE = 1_000  # the most that S3 takes

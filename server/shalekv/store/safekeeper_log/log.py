@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from shalekv.core.quorum.messages import Health
-from shalekv.errors import CorruptObject, LogDamaged, RecordTrimmed
+from shalekv.errors import BadChecksum, CorruptObject, LogDamaged, RecordTrimmed
 from shalekv.format.member_files import (
     HEAD_BYTES,
     Control,
@@ -28,7 +27,7 @@ from shalekv.format.member_files import (
     Synced,
     encode_head,
 )
-from shalekv.format.wal_record import encode_record
+from shalekv.format.wal_record import decode_record, encode_record
 from shalekv.protocol.acceptor import (
     AcceptorState,
     Commit,
@@ -40,10 +39,9 @@ from shalekv.protocol.acceptor import (
     Truncate,
     Write,
 )
-from shalekv.protocol.quorum_records import Ballot, Mark, Record
-from shalekv.store.member_log.reading import read_run
+from shalekv.protocol.quorum_records import Ballot, Health, Mark, Record
 from shalekv.store.safekeeper_log.files import Files, OpenFile
-from shalekv.store.safekeeper_log.index import Index, Segment, frame_bytes
+from shalekv.store.safekeeper_log.index import Index, Run, Segment, frame_bytes
 from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX, segment_name
 from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
 from shalekv.store.safekeeper_log.space import Space
@@ -393,3 +391,20 @@ def clear(file: OpenFile, begin: int, end: int) -> None:
             is_clear = False
         if not is_clear:
             file.write(offset, bytes(length))
+
+
+# --- reading
+# Reads records back, and believes none that is not what was written there.
+
+
+def read_run(files: Files, run: Run) -> list[Record]:
+    """The records of a run. Raises `CorruptObject`, and `FileNotFoundError`. Blocks."""
+    data = files.read(run.path, run.offset, run.size_bytes)
+    name, offset, records = str(run.path), 0, []
+    for lsn, checksum in enumerate(run.checksums, run.first_lsn):
+        record, end = decode_record(name, data, offset)
+        if record.lsn != lsn or record.checksum != checksum:
+            raise BadChecksum(name, run.offset + offset, f"record {lsn}")
+        records.append(record)
+        offset = end
+    return records

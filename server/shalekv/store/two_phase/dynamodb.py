@@ -12,22 +12,47 @@ consistent; each change is one conditional request, sent once: whoever waits rep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import ClientError
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from aiohttp import ClientConnectorCertificateError, ClientConnectorError
+from aiohttp import ClientError as HttpError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    NoRegionError,
+    ParamValidationError,
+    ProxyConnectionError,
+)
+from botocore.parsers import ResponseParserError
 
-from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
+from shalekv.clock import Clock
+from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
 from shalekv.protocol.two_phase import Destination, Record
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
-from shalekv.store.requests import RequestCounts, RequestKind
-from shalekv.store.two_phase.answers import Answer
-from shalekv.store.two_phase.dynamodb_client import DynamoClient
-from shalekv.store.two_phase.dynamodb_errors import FAILURES, answer_in, problem_in
-from shalekv.store.two_phase.dynamodb_table import ensure_table
+from shalekv.store.api import RequestCounts, RequestKind
+from shalekv.store.aws_credentials import (
+    CONFIGURATION,
+    DEFAULT_REGION,
+    REGION_VARIABLES,
+    CredentialsFailed,
+    find_credentials,
+    keep_secrets_out_of_logs,
+    masked,
+    named,
+    not_configured,
+    renew_credentials,
+)
 from shalekv.store.two_phase.records import (
+    Answer,
     Inserted,
     InsertOutcome,
     InsertUnknown,
@@ -36,7 +61,255 @@ from shalekv.store.two_phase.records import (
 )
 
 if TYPE_CHECKING:
+    from aiobotocore.credentials import AioCredentials
     from types_aiobotocore_dynamodb import DynamoDBClient
+    from types_aiobotocore_dynamodb.type_defs import TableDescriptionTypeDef
+
+
+# --- dynamodb_errors
+# What an error of DynamoDB, or of the way there, says about the request that it answers.
+
+
+class NoAnswer(Exception):
+    """Something else than an answer of DynamoDB; the text is in words of our own."""
+
+    def __init__(self, problem: str, answer: Answer) -> None:
+        super().__init__(problem)
+        self.answer = answer
+
+
+FAILURES = (
+    ClientError,
+    BotoCoreError,
+    ResponseParserError,
+    HttpError,
+    OSError,
+    CredentialsFailed,
+    NoAnswer,
+)
+
+SERVER_ERROR = 500
+CONFLICT = "ConditionalCheckFailedException"
+PASSING = frozenset(
+    {
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "ResourceInUseException",
+        "ResourceNotFoundException",  # the table is being made, or was deleted
+        "SlowDown",
+        "ThrottlingException",
+        "TransactionConflictException",
+    }
+)
+NEVER_SENT = (ConnectTimeoutError, ProxyConnectionError)
+# aiobotocore says EndpointConnectionError of a connection that was cut, too: its cause tells.
+NO_CONNECTION = (ClientConnectorError, socket.gaierror)
+MISSING = (*CONFIGURATION, NoRegionError, ParamValidationError)
+
+
+def answer_in(error: Exception) -> Answer:
+    """What `error`, one of `FAILURES`, says about the request that it was raised by.
+
+    A failure on the way may have come before or after the request was sent: nobody knows.
+    """
+    if isinstance(error, CredentialsFailed):
+        return Answer.NOT_DONE if error.may_pass else Answer.REFUSED
+    if isinstance(error, NoAnswer):
+        return error.answer
+    if isinstance(error, MISSING):
+        return Answer.REFUSED
+    if isinstance(error, NEVER_SENT) or isinstance(_cause(error), NO_CONNECTION):
+        return Answer.NOT_DONE
+    if not isinstance(error, ClientError):
+        return Answer.UNKNOWN
+    status, code = _answered(error)
+    if status >= SERVER_ERROR:
+        return Answer.UNKNOWN
+    if code == CONFLICT:
+        return Answer.CONFLICT
+    return Answer.NOT_DONE if code in PASSING else Answer.REFUSED
+
+
+def problem_in(error: Exception, place: str) -> str:
+    """What is wrong, in words of our own: those of others may hold tokens and signatures."""
+    if isinstance(error, CredentialsFailed):
+        return error.told(place)
+    if isinstance(error, NoAnswer):
+        return str(error)
+    if isinstance(error, CONFIGURATION):
+        return not_configured(error, place)
+    if isinstance(error, ClientError):
+        status, code = _answered(error)
+        said = masked(error.response.get("Error", {}).get("Message", ""))
+        return f"answered {status} {code}" + (f": {said}" if said else "")
+    cause = _cause(error)
+    if isinstance(cause, ClientConnectorCertificateError):
+        return "the server's certificate is not trusted: see AWS_CA_BUNDLE"
+    if isinstance(cause, ClientConnectorError):
+        return f"cannot connect: {cause.strerror or named(cause)}. Is it up, and its address right?"
+    return f"the request broke off: {named(cause)}"
+
+
+def _answered(error: ClientError) -> tuple[int, str]:
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)
+    return status, error.response.get("Error", {}).get("Code", "")
+
+
+def _cause(error: Exception) -> Exception:
+    """What aiohttp raised, where botocore hides it."""
+    inner = error.kwargs.get("error") if isinstance(error, BotoCoreError) else None
+    return inner if isinstance(inner, Exception) else error
+
+
+# --- dynamodb_client
+# botocore's client of DynamoDB, opened when it is first needed, with credentials that are good.
+
+
+REQUEST_ID = "x-amzn-requestid"  # in each answer of DynamoDB
+_FORBIDDEN = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+
+
+class DynamoClient:
+    """A client, and the credentials that it signs with."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        """Nothing is opened yet."""
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._client: DynamoDBClient | None = None
+        self._credentials: AioCredentials | None = None
+
+    async def opened(self) -> DynamoDBClient:
+        """The client, ready to sign. Whoever comes first opens it, the others wait for that.
+
+        Raises `CredentialsFailed` and the errors of botocore. Nothing was sent then.
+        """
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    self._client = await self._open()
+        if self._credentials is not None:
+            await renew_credentials(self._credentials)
+        return self._client
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._stack.aclose()
+
+    async def _open(self) -> DynamoDBClient:
+        keep_secrets_out_of_logs()
+        profile = self._settings.aws_profile or None
+        session = AioSession(session_vars=REGION_VARIABLES, profile=profile)
+        # A client that was made without any would never look again.
+        self._credentials = await find_credentials(session)
+        region = self._settings.region or session.get_config_variable("region")
+        config = AioConfig(
+            connect_timeout=self._settings.connect_timeout_ms / 1_000,
+            read_timeout=self._settings.request_timeout_ms / 1_000,
+            max_pool_connections=self._settings.connections_max,
+            retries={"total_max_attempts": 1},
+        )
+        client: DynamoDBClient = await self._stack.enter_async_context(
+            session.create_client(
+                "dynamodb",
+                region_name=region or DEFAULT_REGION,
+                endpoint_url=self._settings.records_endpoint_url or None,
+                config=config,
+            )
+        )
+        client.meta.events.register("before-parse.dynamodb", _check_answer)
+        return client
+
+
+def _check_answer(response_dict: dict[str, Any], **_: Any) -> None:
+    """Raise `NoAnswer` unless DynamoDB has answered.
+
+    botocore makes a success without any content of whatever a proxy answers with a 200: a record
+    that was inserted, or one that is not there.
+    """
+    if REQUEST_ID in response_dict["headers"]:
+        return
+    status = response_dict["status_code"]
+    answer = Answer.REFUSED if status in _FORBIDDEN else Answer.UNKNOWN
+    problem = f"answered {status}, and not as DynamoDB does: is this its address, or a proxy's?"
+    raise NoAnswer(problem, answer)
+
+
+# --- dynamodb_table
+# Makes the table of records in DynamoDB where there is none.
+
+
+POLL_MS = 200.0
+POLLS_MAX = 300  # a minute: making a table takes some seconds
+KEYS = {"HASH": "database", "RANGE": "destination"}
+
+
+async def ensure_table(
+    opened: Callable[[], Awaitable[DynamoDBClient]], table: str, clock: Clock
+) -> None:
+    """Returns when the table can be used. Raises `FAILURES`, and `InvalidSetting`.
+
+    `opened` gives a client whose credentials are good.
+    """
+    for _ in range(POLLS_MAX):
+        client = await opened()
+        found = await _describe(client, table)
+        if found is None:
+            await _create(client, table)
+            continue
+        _check_keys(found, table)
+        if found.get("TableStatus", "ACTIVE") in {"ACTIVE", "UPDATING"}:
+            return
+        await clock.sleep_ms(POLL_MS)
+    problem = f"the table is not active after {POLLS_MAX * POLL_MS / 1_000:.0f} s"
+    raise NoAnswer(problem, Answer.NOT_DONE)
+
+
+async def _describe(client: DynamoDBClient, table: str) -> TableDescriptionTypeDef | None:
+    try:
+        return (await client.describe_table(TableName=table))["Table"]
+    except ClientError as error:
+        if _code(error) == "ResourceNotFoundException":
+            return None
+        raise
+
+
+async def _create(client: DynamoDBClient, table: str) -> None:
+    try:
+        await client.create_table(
+            TableName=table,
+            BillingMode="PAY_PER_REQUEST",
+            AttributeDefinitions=[
+                {"AttributeName": "database", "AttributeType": "S"},
+                {"AttributeName": "destination", "AttributeType": "S"},
+            ],
+            KeySchema=[
+                {"AttributeName": "database", "KeyType": "HASH"},
+                {"AttributeName": "destination", "KeyType": "RANGE"},
+            ],
+        )
+    except ClientError as error:
+        if _code(error) != "ResourceInUseException":  # another process was first
+            raise
+
+
+def _check_keys(found: TableDescriptionTypeDef, table: str) -> None:
+    keys = {key["KeyType"]: key["AttributeName"] for key in found.get("KeySchema", ())}
+    if keys != KEYS:
+        raise InvalidSetting(
+            f"dynamodb://{table} is a table of something else: its keys are {keys}, those of "
+            f"records are {KEYS}. Name another table, which is made if there is none"
+        )
+
+
+def _code(error: ClientError) -> str:
+    return error.response.get("Error", {}).get("Code", "")
+
+
+# --- dynamodb
+
 
 DELETES_AT_ONCE = 16
 # Several of these are reserved words.

@@ -3,31 +3,333 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, CursorResult, Executable, and_, delete, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+import structlog
+from sqlalchemy import (
+    URL,
+    Boolean,
+    Column,
+    ColumnElement,
+    CursorResult,
+    Dialect,
+    Executable,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    delete,
+    event,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.mysql import VARBINARY
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.schema import CreateTable
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
 from shalekv.protocol.two_phase import Destination, Record
-from shalekv.store.requests import RequestCounts, RequestKind
-from shalekv.store.two_phase.answers import Answer
+from shalekv.store.api import RequestCounts, RequestKind
 from shalekv.store.two_phase.records import (
     PAGE_RECORDS,
+    Answer,
     Inserted,
     InsertOutcome,
     InsertUnknown,
     Occupied,
     RecordStore,
 )
-from shalekv.store.two_phase.sql_engines import Limits, SqlPlace, open_engine
-from shalekv.store.two_phase.sql_errors import answer_in
-from shalekv.store.two_phase.sql_schema import prepare
-from shalekv.store.two_phase.sql_table import RECORDS
+
+# --- sql_errors
+# What an error of an SQL database says about the statement that it answers.
+#
+# The databases number their errors, each in its own way. Whatever is not known to be an answer
+# counts as none: the statement may have been carried out, or may still be.
+
+
+SQLITE_NOT_DONE = frozenset({5, 6, 13})  # busy, locked, disk full
+SQLITE_REFUSED = frozenset({1, 3, 8, 14, 23, 26})  # no such table, permission, read-only, no file
+
+# Errors of the server, but for those of a connection or a commit that was cut short.
+MYSQL_SERVER = (range(1000, 2000), range(3000, 5000))
+MYSQL_UNKNOWN = frozenset({1053, 1080, *range(1152, 1162), 1180, 1184, 1317, 1927, 1969, 3024})
+# No such user, database, table or column, no permission, read-only.
+MYSQL_REFUSED = frozenset(
+    {1044, 1045, 1049, 1054, 1142, 1143, 1146, 1227, 1290, 1698, 1792, 1820, 1836, 3118}
+)
+
+POSTGRES_UNKNOWN = ("08", "57P", "40003", "58", "XX")
+# Authorization, no such database, syntax or permission, read-only.
+POSTGRES_REFUSED = ("28", "3D", "3F", "42", "25006")
+
+
+def answer_in(error: BaseException) -> Answer:
+    """What `error` says about the statement that it was raised by."""
+    if isinstance(error, IntegrityError):
+        return Answer.CONFLICT
+    original = error.orig if isinstance(error, DBAPIError) else error
+    sqlstate = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    if isinstance(sqlstate, str):
+        return _postgres(sqlstate)
+    sqlite_code = getattr(original, "sqlite_errorcode", None)
+    if isinstance(sqlite_code, int):
+        return _sqlite(sqlite_code & 0xFF)
+    arguments = getattr(original, "args", ())
+    if arguments and isinstance(arguments[0], int) and not isinstance(original, OSError):
+        return _mysql(arguments[0])
+    return Answer.UNKNOWN
+
+
+def _postgres(sqlstate: str) -> Answer:
+    if sqlstate.startswith(POSTGRES_UNKNOWN):
+        return Answer.UNKNOWN
+    return Answer.REFUSED if sqlstate.startswith(POSTGRES_REFUSED) else Answer.NOT_DONE
+
+
+def _sqlite(code: int) -> Answer:
+    if code in SQLITE_REFUSED:
+        return Answer.REFUSED
+    return Answer.NOT_DONE if code in SQLITE_NOT_DONE else Answer.UNKNOWN
+
+
+def _mysql(code: int) -> Answer:
+    if code in MYSQL_UNKNOWN or not any(code in numbers for numbers in MYSQL_SERVER):
+        return Answer.UNKNOWN
+    return Answer.REFUSED if code in MYSQL_REFUSED else Answer.NOT_DONE
+
+
+# --- sql_engines
+# Connections to SQL databases on which what was answered is durable, and seen by all.
+#
+# Every statement is a transaction of its own: its condition and its change are one step, and no
+# snapshot lives on that an older read began.
+
+
+SQLITE_BUSY_MS = 10_000
+RECYCLE_S = 1_800  # before firewalls and servers drop what is idle
+
+
+@dataclass(frozen=True, slots=True)
+class SqlPlace:
+    """Where a database is. `driver` is a name of SQLAlchemy's."""
+
+    driver: str
+    host: str = ""
+    port: int | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    database: str = ""
+    path: Path | None = None  # of SQLite
+    is_encrypted: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The URL without user and password."""
+        scheme = self.driver.partition("+")[0]
+        if self.path is not None:
+            return f"{scheme}://{self.path}"
+        port = "" if self.port is None else f":{self.port}"
+        return f"{scheme}://{self.host}{port}/{self.database}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the connections to a database."""
+
+    connections_max: int
+    connect_timeout_ms: int
+    request_timeout_ms: int
+
+
+def open_engine(place: SqlPlace, limits: Limits) -> AsyncEngine:
+    """Raises `ImportError` when the driver is not installed. Nothing is connected yet."""
+    engine = create_async_engine(
+        _url(place),
+        isolation_level="AUTOCOMMIT",
+        hide_parameters=True,
+        # One writer at a time is all that SQLite has: others would poll for their turn.
+        pool_size=limits.connections_max if place.path is None else 1,
+        max_overflow=0,
+        pool_timeout=limits.request_timeout_ms / 1_000,
+        pool_pre_ping=True,
+        pool_recycle=RECYCLE_S,
+        connect_args=_connect_args(place, limits),
+    )
+    if place.path is not None:
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+    return engine
+
+
+def _url(place: SqlPlace) -> URL:
+    if place.path is not None:
+        return URL.create(place.driver, database=str(place.path))
+    return URL.create(
+        place.driver,
+        username=place.user or None,
+        password=place.password or None,
+        host=place.host,
+        port=place.port,
+        database=place.database,
+    )
+
+
+def _connect_args(place: SqlPlace, limits: Limits) -> dict[str, Any]:
+    timeout_s = limits.connect_timeout_ms / 1_000
+    encryption = {"ssl": ssl.create_default_context()} if place.is_encrypted else {}
+    match place.driver.partition("+")[0]:
+        case "postgresql":
+            # The server may have been told to answer before a commit is on its disk.
+            durable = {"server_settings": {"synchronous_commit": "on"}}
+            return {"timeout": timeout_s, **durable, **encryption}
+        case "mysql":
+            return {"connect_timeout": max(1, round(timeout_s)), **encryption}
+        case _:
+            return {}
+
+
+def _prepare_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"PRAGMA busy_timeout = {SQLITE_BUSY_MS}")
+        # With the rollback journal, FULL does not sync the folder after a commit: EXTRA does.
+        cursor.execute("PRAGMA synchronous = EXTRA")
+    finally:
+        cursor.close()
+
+
+# --- sql_table
+# The table of records in SQL, with keys that compare by their bytes in every database.
+#
+#     shalekv_records
+#       database      the URL of the store        these two are the primary key
+#       destination   the name of the object
+#       source        the name of the temporary object in the same database
+#       committed     whether the destination has been made
+#
+# A collation that knows letters would take two databases, or two objects, for one.
+
+
+# InnoDB has 3,072 bytes for a key. The longest URL has a folder of which all is escaped:
+# 5 + 222 + 1 + 3 * 400. Names end at 512 bytes.
+DATABASE_BYTES = 1_500
+NAME_BYTES = 640
+TABLE_NAME = "shalekv_records"
+
+
+class Bytewise(TypeDecorator[Any]):
+    """ASCII text that compares and orders by its bytes, spaces at its end included."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self.max_bytes = max_bytes
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Bytes where no text compares by them alone; the collation C in PostgreSQL."""
+        if dialect.name in {"mysql", "mariadb"}:
+            return dialect.type_descriptor(VARBINARY(self.max_bytes))
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(Text(collation="C"))
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | bytes | None:
+        """What the driver is given."""
+        if value is not None and dialect.name in {"mysql", "mariadb"}:
+            return value.encode("ascii")
+        return value
+
+    def process_result_value(self, value: str | bytes | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """What the driver answers, as text."""
+        return value.decode("ascii") if isinstance(value, bytes) else value
+
+
+RECORDS = Table(
+    TABLE_NAME,
+    MetaData(),
+    Column("database", Bytewise(DATABASE_BYTES), primary_key=True),
+    Column("destination", Bytewise(NAME_BYTES), primary_key=True),
+    Column("source", Bytewise(NAME_BYTES), nullable=False),
+    Column("committed", Boolean, nullable=False),
+    mysql_engine="InnoDB",
+    mariadb_engine="InnoDB",
+)
+
+
+# --- sql_schema
+# Makes the table of records where there is none, and looks whether the server forgets commits.
+
+
+log = structlog.get_logger()
+
+# Settings of servers, and what they must be for a commit to survive a power cut.
+DURABLE = {
+    "mysql": ("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit", "1"),
+    "postgresql": ("SHOW fsync", "on"),
+}
+
+
+async def prepare(connection: AsyncConnection, url: str) -> None:
+    """See to it that the table is there; raises what SQLAlchemy does.
+
+    Who may not create tables can use one that an administrator has made.
+    """
+    if not await _has_table(connection):
+        try:
+            await connection.execute(CreateTable(RECORDS, if_not_exists=True))
+        except DBAPIError:
+            # Two that create it at once: PostgreSQL tells one of them of a duplicate.
+            if not await _has_table(connection):
+                raise
+    await _warn_unless_durable(connection, url)
+
+
+async def _has_table(connection: AsyncConnection) -> bool:
+    # Not by reading the catalogue: whoever may not read the table must hear so.
+    try:
+        await connection.execute(select(RECORDS).limit(1))
+    except DBAPIError as error:
+        if error.connection_invalidated or not _is_absence(error):
+            raise
+        return False
+    return True
+
+
+def _is_absence(error: DBAPIError) -> bool:
+    said = str(error.orig).lower()
+    return "no such table" in said or "doesn't exist" in said or "does not exist" in said
+
+
+async def _warn_unless_durable(connection: AsyncConnection, url: str) -> None:
+    name = {"mariadb": "mysql"}.get(connection.dialect.name, connection.dialect.name)
+    if name not in DURABLE:
+        return
+    query, wanted = DURABLE[name]
+    found = str((await connection.execute(text(query))).scalar_one())
+    if found != wanted:
+        log.warning(
+            "this server may forget records in a power cut, and a rival would overwrite objects",
+            records=url,
+            setting=query,
+            found=found,
+            wanted=wanted,
+        )
+
+
+# --- sql
+
 
 DELETED_AT_ONCE = 200
 INSERTS_MAX = 4

@@ -15,10 +15,9 @@ from shalekv.store.two_phase.records import (
     Occupied,
 )
 from shalekv.store.two_phase.store import TwoPhaseStore
-from shalekv.store.verify.guarantees import ONE_WINNER, WHOLE
 from shalekv.store.verify.races import read
 from shalekv.store.verify.scratch import NotKept, Scratch, all_of
-from shalekv.store.verify.verdict import Check, Passed
+from shalekv.store.verify.verdict import ONE_WINNER, WHOLE, Check, Passed
 
 UUID_BYTES = 16
 _GIVEN = {"writer_epoch": "7"}

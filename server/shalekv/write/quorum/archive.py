@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from shalekv.core.quorum.archiving import archive_tip, is_archived
-from shalekv.engine.quorum.objects import last_properties, object_bytes, says_the_same
-from shalekv.engine.wal import EPOCH_METADATA
 from shalekv.errors import DatabaseMismatch, IllegalState, ObjectNotFound, StoreUnavailable
 from shalekv.format import names
-from shalekv.format.footer_codec import read_footer
-from shalekv.format.sst_tail import needed_tail
+from shalekv.format.footer import needed_tail, read_footer
 from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.membership import archive_tip, is_archived
 from shalekv.protocol.quorum_records import Record
-from shalekv.store.cas import CasStore
-from shalekv.store.claim import Claimed
+from shalekv.store.cas import CasStore, Claimed
 from shalekv.store.manifests import StoredManifest
+from shalekv.write.quorum.wal import last_properties, object_bytes, says_the_same
+from shalekv.write.wal import EPOCH_METADATA
 
 _TAIL_BYTES = 1_024  # the footer of most objects
 

@@ -10,8 +10,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from shalekv.core.quorum.messages import Append, Health, ToAcceptor, ToProposer
-from shalekv.protocol.quorum_records import Ballot, LogShape, Record
+from shalekv.protocol.quorum_records import (
+    Append,
+    Ballot,
+    Health,
+    LogShape,
+    Record,
+    ToAcceptor,
+    ToProposer,
+)
 
 
 class LinkBroken(Exception):

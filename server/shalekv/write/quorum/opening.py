@@ -18,43 +18,44 @@ import asyncio
 
 import structlog
 
-from shalekv.core.quorum.grouping import CHARGED_INTERVAL_MS, FREE_INTERVAL_MS
-from shalekv.engine.opened_log import OpenedLog
-from shalekv.engine.quorum.fetching import Fetched, fetch_unarchived
-from shalekv.engine.quorum.proposing.held_records import HeldRecords
-from shalekv.engine.quorum.reconfiguring import Reconfiguring
-from shalekv.engine.wal import WalSlots, list_wal
 from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, ShaleError
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst import open_sst
-from shalekv.manifest.fenced import FencedManifest
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration
 from shalekv.protocol.opening import Verdict, WriterId, claim_epoch, fenced, judge
-from shalekv.protocol.proposer import Leader, epoch_to_claim, next_object
+from shalekv.protocol.proposer import (
+    CHARGED_INTERVAL_MS,
+    FREE_INTERVAL_MS,
+    Leader,
+    epoch_to_claim,
+    next_object,
+)
 from shalekv.protocol.quorum_records import Ballot
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.manifests import StoredManifest
+from shalekv.store.manifests import FencedManifest, StoredManifest
 from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.write.commit import WalContents
 from shalekv.write.logical_time import LogicalTime, first_time
-from shalekv.write.quorum.electing import gather_votes, greet
-from shalekv.write.quorum.ledger import Ledger
+from shalekv.write.quorum.electing import Fetched, fetch_unarchived, gather_votes, greet
+from shalekv.write.quorum.ledger import HeldRecords, Ledger
 from shalekv.write.quorum.links import DatabasePlace, Links
-from shalekv.write.quorum.log import QuorumLog, until_failed
+from shalekv.write.quorum.log import QuorumLog, Reconfiguring, until_failed
 from shalekv.write.quorum.peer import Way
 from shalekv.write.quorum.wal import Encoding, QuorumSlots
 from shalekv.write.recovery import (
     FencedLog,
+    OpenedLog,
     WalKeeper,
     opening_deadline,
     replay_log,
     serve_replayed,
 )
+from shalekv.write.wal import WalSlots, list_wal
 
 log = structlog.get_logger()
 

@@ -7,17 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shalekv.core.compaction.rehearsal import Rehearsal
-from shalekv.core.compaction.rows import Rows
-from shalekv.core.compaction.shape import Shape
-from shalekv.core.tree import L0, SYSTEM_LEVEL, SortedRun, Tree, upper_bound
 from shalekv.protocol.compaction.jobs import Job, MergeJob, WalJob
 from shalekv.protocol.compaction.l0 import l0_count
-from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy, WalState
+from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy, Shape, WalState
+from shalekv.protocol.compaction.simulate import Rehearsal, Rows
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Tree, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.jobs import CompactorSettings
-from shalekv.settings.levels import LevelSettings
 from shalekv.settings.model import KIB, MIB
+from shalekv.settings.store import LevelSettings
 
 SMALL = CompactorSettings(
     wal_trigger_bytes=64 * KIB,

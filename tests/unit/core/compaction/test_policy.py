@@ -8,21 +8,23 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.audit.levels import level_findings
-from shalekv.core.compaction.l0_runs import l0_runs, l0_sources
-from shalekv.core.compaction.state import CompactionState, WalState
-from shalekv.core.compaction.system_pick import records_to_merge
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, newest_first
-from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob
-from shalekv.protocol.compaction.l0 import l0_count
-from shalekv.protocol.compaction.policy import LeveledPolicy
+from shalekv.protocol.audit import level_findings
+from shalekv.protocol.compaction.jobs import (
+    CompactionState,
+    MergeJob,
+    MergeResult,
+    WalJob,
+    WalState,
+)
+from shalekv.protocol.compaction.l0 import l0_count, l0_runs, l0_sources
+from shalekv.protocol.compaction.policy import LeveledPolicy, records_to_merge
 from shalekv.protocol.compaction.range_job import pick_range
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.entry import KeyRange
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, Tree, newest_first
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.jobs import CompactorSettings
-from shalekv.settings.levels import LevelSettings
 from shalekv.settings.model import KIB, MIB
+from shalekv.settings.store import LevelSettings
 from tests.unit.core.compaction.driven import (
     DELETE,
     EMPTY,

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.compaction.state import move_result
-from shalekv.core.tree import SYSTEM_LEVEL
 from shalekv.errors import IllegalState, LeaseLost, Superseded
-from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
+from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult, move_result
 from shalekv.protocol.compaction.publish import (
     CompactorId,
     check_compactor,
@@ -19,7 +17,7 @@ from shalekv.protocol.compaction.publish import (
 )
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id, with_lease
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.protocol.manifest import Lease, Manifest, PendingLoad, Snapshot
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Lease, Manifest, PendingLoad, Snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 
 NONCE, OTHER_NONCE = b"n" * 16, b"o" * 16

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import L0, SortedRun, Tree, newest_first, overlaps
+from shalekv.protocol.compaction.policy import LAST_LEVEL
 from shalekv.protocol.compaction.range_job import RangeJob, is_merged, pick_range
+from shalekv.protocol.entry import KeyRange
+from shalekv.protocol.manifest import L0, SortedRun, Tree, newest_first, overlaps
 from shalekv.protocol.sst_table import SstInfo
 
 KEYS = [b"%02d" % number for number in range(24)]

@@ -6,12 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from shalekv.core.compaction.output_cuts import output_cuts
-from shalekv.core.compaction.remains import OlderKeys, older_ssts
-from shalekv.core.key_range import END_OF_KEYS
-from shalekv.core.tree import SYSTEM_LEVEL, Tree, upper_bound
-from shalekv.protocol.compaction.jobs import MergeJob
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.compaction.jobs import MergeJob, OlderKeys, older_ssts, output_cuts
+from shalekv.protocol.entry import END_OF_KEYS
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Tree, upper_bound
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.model import KIB
 from tests.unit.core.compaction.driven import DELETE, PUT, SMALL_LEVELS, Driven

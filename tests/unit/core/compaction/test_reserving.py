@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.compaction.reserving import (
+from shalekv.errors import LeaseLost, ManifestConflict
+from shalekv.protocol.compaction.jobs import (
+    CompactionState,
+    MergeJob,
+    MergeResult,
+    WalJob,
+    WalResult,
+    WalState,
+    applied,
+)
+from shalekv.protocol.compaction.policy import LeveledPolicy, new_runs, runs_to_merge
+from shalekv.protocol.compaction.publish import (
     check_not_reserved,
     is_range_published,
     publish_range,
@@ -15,12 +26,6 @@ from shalekv.core.compaction.reserving import (
     reserve,
     reserved_seq,
 )
-from shalekv.core.compaction.standing_back import new_runs, runs_to_merge
-from shalekv.core.compaction.state import CompactionState, WalState, applied
-from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree, newest_first
-from shalekv.errors import LeaseLost, ManifestConflict
-from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalJob, WalResult
-from shalekv.protocol.compaction.policy import LeveledPolicy
 from shalekv.protocol.compaction.range_job import RangeJob, RangeResult
 from shalekv.protocol.lease import (
     RANDOM_BYTES,
@@ -29,10 +34,10 @@ from shalekv.protocol.lease import (
     renew_lease,
     with_lease,
 )
-from shalekv.protocol.manifest import Lease, Manifest
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Lease, Manifest, Tree, newest_first
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.jobs import CompactorSettings
-from shalekv.settings.levels import LevelSettings
+from shalekv.settings.store import LevelSettings
 
 LEASE_ID = new_lease_id(5, bytes(RANDOM_BYTES))
 OTHER_ID = new_lease_id(6, bytes(RANDOM_BYTES))

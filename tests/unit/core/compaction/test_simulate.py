@@ -8,18 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shalekv.cli.compaction_sweep import variations
-from shalekv.core.compaction.bill import MONTH_S, Prices, Requests, monthly_bill
-from shalekv.core.compaction.rehearsal import overhead_bytes
+from shalekv.cli.commands.compaction import variations
 from shalekv.format.footer import SstProperties
-from shalekv.format.sst_encode import encode_sst
-from shalekv.protocol.compaction.outcome import Setup
-from shalekv.protocol.compaction.simulate import predict, simulate
+from shalekv.format.sst_writer import encode_sst
+from shalekv.protocol.compaction.outcome import MONTH_S, Prices, Requests, Setup, monthly_bill
+from shalekv.protocol.compaction.simulate import overhead_bytes, predict, simulate
 from shalekv.protocol.compaction.workload import KeyOrder, Workload, operations
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.settings.jobs import CompactorSettings
-from shalekv.settings.levels import LevelSettings
 from shalekv.settings.model import GIB, KIB, MIB
+from shalekv.settings.store import LevelSettings
 
 SMALL = Setup(
     compactor=CompactorSettings(

@@ -6,17 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Archived,
-    Elected,
-    Greet,
-    Health,
-    Refusal,
-    ToProposer,
-    VoteRequest,
-)
 from shalekv.protocol.acceptor import (
     AcceptorState,
     Commit,
@@ -35,7 +24,18 @@ from shalekv.protocol.acceptor import (
     step_relayed,
     tidings,
 )
-from shalekv.protocol.quorum_records import Ballot
+from shalekv.protocol.quorum_records import (
+    Append,
+    Appended,
+    Archived,
+    Ballot,
+    Elected,
+    Greet,
+    Health,
+    Refusal,
+    ToProposer,
+    VoteRequest,
+)
 from tests.unit.core.quorum.logs import ME, TWIN, ballot, kinds, log, records, state
 
 STREAM = 7

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from shalekv.core.quorum.archiving import (
+from shalekv.protocol.membership import (
     Appointment,
     Candidate,
+    Configuration,
     LogObject,
+    Member,
     archive_tip,
     complete_objects,
     takeover_place,
     trim_mark,
 )
-from shalekv.core.quorum.grouping import (
+from shalekv.protocol.proposer import (
     Grouping,
     GroupingPolicy,
     Place,
 )
-from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.quorum_records import Mark, Record
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

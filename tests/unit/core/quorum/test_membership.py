@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.messages import Greeting, Health, Vote
-from shalekv.core.quorum.switching import LEFT_OUT_COUNT, enter_quorum, leave_quorum
 from shalekv.errors import Fenced, IllegalState, InvalidRequest, LogBehindArchive
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import (
@@ -21,8 +19,16 @@ from shalekv.protocol.membership import (
     finish_change,
 )
 from shalekv.protocol.opening import WriterId
-from shalekv.protocol.proposer import Candidacy, Leader, epoch_to_claim, next_object
-from shalekv.protocol.quorum_records import LogShape, Mark
+from shalekv.protocol.proposer import (
+    LEFT_OUT_COUNT,
+    Candidacy,
+    Leader,
+    enter_quorum,
+    epoch_to_claim,
+    leave_quorum,
+    next_object,
+)
+from shalekv.protocol.quorum_records import Greeting, Health, LogShape, Mark, Vote
 from tests.unit.core.quorum.logs import NONCE, TWIN, ballot, ids, log, members, records
 
 OWN = WriterId(5, NONCE)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shalekv.core.quorum.messages import Health
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.quorum_records import EMPTY_LOG, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import EMPTY_LOG, Health, LogShape, Mark, Record
 from shalekv.protocol.tail import (
     Answer,
     Choice,

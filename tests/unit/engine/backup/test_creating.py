@@ -8,14 +8,13 @@ from functools import partial
 
 import pytest
 
-from shalekv.engine.backup.deleting import ABANDONED_MS, Deletion
 from shalekv.errors import DatabaseMismatch, DatabaseNotFound, IllegalState
 from shalekv.format import names
-from shalekv.format.backup_names import LevelCopy, WalCopy, parse_mark
-from shalekv.format.load_record import load_entry
+from shalekv.format.backup import LevelCopy, WalCopy, parse_mark
+from shalekv.format.records import load_entry
 from shalekv.jobs.backup.copy import CopyLimits, for_each
 from shalekv.jobs.backup.create import BackupCreation
-from shalekv.jobs.backup.repository import Repository
+from shalekv.jobs.backup.repository import ABANDONED_MS, Deletion, Repository
 from shalekv.protocol.manifest import WalMode
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore

@@ -7,7 +7,6 @@ from itertools import cycle
 
 import pytest
 
-from shalekv.engine.backup.checking import check_copy, wal_copy
 from shalekv.errors import (
     BadChecksum,
     CorruptObject,
@@ -18,8 +17,9 @@ from shalekv.errors import (
     WrongObject,
 )
 from shalekv.format import names
-from shalekv.format.backup_names import WalCopy
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.backup import WalCopy
+from shalekv.format.sst_writer import encode_sst
+from shalekv.jobs.backup.copy import check_copy, wal_copy
 from tests.kit.engine.backups import Place, back_up, backup_ids, database, restore, verify
 from tests.kit.engine.damage import DATABASE_ID, properties
 

@@ -7,14 +7,13 @@ from random import Random
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.engine.backup.deleting import Deletion
 from shalekv.errors import BackupBusy, BackupNotFound, CorruptObject
-from shalekv.format.backup_names import LEVELS_FOLDER, WAL_FOLDER, Work, parse_mark
-from shalekv.jobs.backup.repository import Repository
+from shalekv.format.backup import LEVELS_FOLDER, WAL_FOLDER, Work, parse_mark
+from shalekv.jobs.backup.repository import Deletion, Repository
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryStore
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.backups import (
     SEEDS,

@@ -7,16 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from shalekv.core.key_range import KEY_BYTES_MAX
-from shalekv.engine.bulk.files import UPLOADS_AT_ONCE, LoadFiles
-from shalekv.engine.load_files import check_files
 from shalekv.errors import InvalidRequest, StoreBroken
 from shalekv.format.columns import NO_ROWS, Columns, columns_of
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.jobs.bulk_load import UPLOADS_AT_ONCE, LoadFiles
+from shalekv.protocol.entry import KEY_BYTES_MAX, Entry, Kind
 from shalekv.protocol.lease import protects
 from shalekv.protocol.sst_table import SstInfo
+from shalekv.write.ingest import check_files
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.loading_jobs import (
     begin,

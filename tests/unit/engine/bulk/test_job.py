@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.engine.bulk.files import LoadFiles
-from shalekv.engine.bulk.job import LoadJob
 from shalekv.errors import Fenced, InvalidRequest, LeaseLost, LoadUnknown
-from shalekv.jobs.bulk_load import commit_by_opening
+from shalekv.jobs.bulk_load import LoadFiles, LoadJob, commit_by_opening
 from shalekv.protocol.manifest import RecentLoad
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings import StoreSettings

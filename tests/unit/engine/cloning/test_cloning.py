@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.engine.collection.fences import FENCE_BYTES
 from shalekv.errors import DatabaseExists, IllegalState, InvalidRequest
 from shalekv.format import names
+from shalekv.jobs.collect import FENCE_BYTES
 from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.places import HOUR_MS, Place, everything, puts

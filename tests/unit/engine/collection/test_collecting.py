@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.collectable import Folder, Listed, Reason
-from shalekv.engine.collection.deleting import BATCH_MAX, Deleter
-from shalekv.engine.collection.fences import FENCE_BYTES
-from shalekv.engine.collection.listing import list_objects
-from shalekv.engine.collection.plan import Plan
 from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.jobs.collect import BATCH_MAX, FENCE_BYTES, Deleter, Plan, list_objects
 from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.retention import Folder, Listed, Reason
 from shalekv.protocol.sst_table import SstTable
+from shalekv.store.api import RequestKind
 from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
-from shalekv.store.requests import RequestKind
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
 from tests.kit.inline_runtime import InlineClock
 from tests.kit.store import FaultyStore

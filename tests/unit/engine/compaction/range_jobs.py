@@ -6,16 +6,18 @@ import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
-from shalekv.engine.compaction.part import Part, PartResult
-from shalekv.engine.compaction.range_parts import PartLimits
-from shalekv.engine.compaction.range_report import CompactionReport
-from shalekv.format.system_key import record_key
-from shalekv.jobs.compact.parts import OwnProcessParts
-from shalekv.jobs.compact.range_job import EVERYTHING, RangeRequest, run_range
+from shalekv.format.records import record_key
+from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
+from shalekv.jobs.compact.range_job import (
+    EVERYTHING,
+    CompactionReport,
+    PartLimits,
+    RangeRequest,
+    run_range,
+)
 from shalekv.protocol.compaction.jobs import Job, MergeJob, WalJob
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Tree
 from shalekv.settings import CompactSettings
 from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, merge_job, random_entry
 from tests.kit.engine.naive_merge import Versions, answers

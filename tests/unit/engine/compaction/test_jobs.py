@@ -10,24 +10,21 @@ from random import Random
 
 import pytest
 
-from shalekv.core.tree import L0, SYSTEM_LEVEL, Tree
-from shalekv.engine.compaction.part import run_part
 from shalekv.errors import BadChecksum, IllegalState
-from shalekv.format.columns import Columns
+from shalekv.format.columns import Columns, Section
 from shalekv.format.footer import SstProperties
-from shalekv.format.load_record import load_entry
 from shalekv.format.names import level_name, wal_name
-from shalekv.format.section import Section
+from shalekv.format.records import load_entry, record_key
 from shalekv.format.sst import open_sst
-from shalekv.format.sst_encode import encode_sst
-from shalekv.format.system_key import record_key
+from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.compact.outputs import LevelWriter
 from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.parts import run_part
 from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalResult
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.loads import is_pending, register_load
-from shalekv.protocol.manifest import PendingLoad
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, PendingLoad, Tree
 from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore

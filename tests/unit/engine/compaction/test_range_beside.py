@@ -6,19 +6,15 @@ from random import Random
 
 import pytest
 
-from shalekv.core.compaction.reserving import is_range_published, reservations
-from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.compaction.standing_back import new_runs
-from shalekv.core.compaction.state import CompactionState
-from shalekv.core.tree import L0, Tree
-from shalekv.engine.compaction.backlog import list_backlog
 from shalekv.errors import LeaseLost, ManifestConflict
 from shalekv.jobs.compact.range_job import EVERYTHING, run_range
-from shalekv.protocol.compaction.jobs import MergeJob
-from shalekv.protocol.compaction.policy import LeveledPolicy
+from shalekv.jobs.compact.run import list_backlog
+from shalekv.protocol.compaction.jobs import CompactionState, MergeJob
+from shalekv.protocol.compaction.policy import LAST_LEVEL, LeveledPolicy, new_runs
+from shalekv.protocol.compaction.publish import is_range_published, reservations
 from shalekv.protocol.compaction.range_job import RangeResult, pick_range
 from shalekv.protocol.lease import without_lease
-from shalekv.protocol.manifest import Manifest
+from shalekv.protocol.manifest import L0, Manifest, Tree
 from tests.kit.engine.compaction import merge_job, small_settings
 from tests.unit.engine.compaction.range_jobs import (
     DEEPEST,

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.compaction.reserving import reservations
-from shalekv.core.compaction.shape import LAST_LEVEL
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import L0
-from shalekv.engine.compaction.wal_tail import merge_tail
 from shalekv.errors import InvalidRequest, ManifestConflict, PartFailed, Superseded
 from shalekv.jobs.compact.range_job import plan_range
+from shalekv.jobs.compact.run import merge_tail
 from shalekv.protocol.compaction.jobs import WalJob
+from shalekv.protocol.compaction.policy import LAST_LEVEL
+from shalekv.protocol.compaction.publish import reservations
+from shalekv.protocol.entry import KeyRange
+from shalekv.protocol.manifest import L0
 from tests.kit.engine.compaction import (
     CompactedDatabase,
     delete,

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from shalekv.errors import DatabaseNotFound
-from shalekv.format.load_record import load_entry
 from shalekv.format.names import manifest_name, wal_name
-from shalekv.format.sst_encode import encode_sst
+from shalekv.format.records import load_entry
+from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding, FindingKind
 from shalekv.protocol.audit import FindingKind as Kind

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from shalekv.core.tree import SYSTEM_LEVEL
-from shalekv.format.footer import Footer
-from shalekv.format.footer_codec import read_footer
+from shalekv.format.footer import Footer, read_footer
 from shalekv.format.names import manifest_name
 from shalekv.jobs.fsck import objects
 from shalekv.protocol.audit import FindingKind as Kind
+from shalekv.protocol.manifest import SYSTEM_LEVEL
 from tests.kit.engine.damage import (
     CURRENT,
     L0_SST,

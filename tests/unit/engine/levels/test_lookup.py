@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from shalekv.core.tree import SYSTEM_LEVEL, Tree
 from shalekv.errors import BadChecksum, StoreUnavailable
 from shalekv.format.names import level_name
-from shalekv.format.system_key import record_key
+from shalekv.format.records import record_key
 from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Tree
 from shalekv.read.lookup import find, find_many, find_record, may_hold, may_hold_record
 from shalekv.read.sst_reader import LevelSsts
 from tests.kit.engine.trees import Levels, add_run, range_tombstone

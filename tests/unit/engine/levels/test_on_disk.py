@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.read.lookup import find, find_many
 from shalekv.read.source import KEPT_BLOCKS_MAX, tree_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_part import Part
+from shalekv.store.disk_cache_folder import Part
 from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.trees import Levels, range_tombstone
 from tests.kit.samples import DATABASE_ID

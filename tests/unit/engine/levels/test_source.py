@@ -9,13 +9,12 @@ from random import Random
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
-from shalekv.core.tree import Tree
 from shalekv.errors import StoreUnavailable
 from shalekv.format.block_frame import Codec
+from shalekv.format.columns import Section
 from shalekv.format.names import level_name
-from shalekv.format.section import Section
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
+from shalekv.protocol.manifest import Tree
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read.source import (
     KEPT_BLOCKS_MAX,

@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shalekv.core.key_range import KeyRange
-from shalekv.engine.levels.loaded_tree import LoadedTree, Pin
-from shalekv.engine.view import View
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstTable
 from shalekv.read.lookup import find, find_many, may_hold
 from shalekv.read.scan import scan_slices
 from shalekv.read.sorted_runs import Run
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, View
+from shalekv.read.version_set import LoadedTree, Pin
 from tests.kit.engine.trees import Levels, add_run
 from tests.kit.inline_runtime import gathered
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shalekv.clock import LoopClock
-from shalekv.core.quorum.messages import Append
+from shalekv.protocol.quorum_records import Append
 from shalekv.write.quorum.links import LinkBroken, NodeStatus
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase, Writing, until

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -21,6 +20,7 @@ from shalekv.format import names
 from shalekv.jobs.switch_wal import switch_to_quorum
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member, begin_change, cancel_change, close_generation
+from shalekv.protocol.quorum_records import Health
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.links import DatabasePlace

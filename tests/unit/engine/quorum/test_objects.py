@@ -11,12 +11,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shalekv.engine.quorum.objects import (
-    last_properties,
-    object_bytes,
-    says_the_same,
-)
-from shalekv.engine.wal import encode_wal
 from shalekv.errors import BadStructure, CorruptObject, Truncated, WrongObject
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
@@ -28,6 +22,12 @@ from shalekv.protocol.quorum_records import Mark, Record
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.write.commit import WalContents
+from shalekv.write.quorum.wal import (
+    last_properties,
+    object_bytes,
+    says_the_same,
+)
+from shalekv.write.wal import encode_wal
 from tests.kit.samples import properties
 
 WAL_ID = 7

@@ -9,9 +9,6 @@ from functools import partial
 
 import pytest
 
-from shalekv.core.quorum.messages import VoteRequest
-from shalekv.engine.quorum.recovering import Recovering, Recovery
-from shalekv.engine.wal import WalSlots
 from shalekv.errors import (
     Fenced,
     IllegalState,
@@ -23,7 +20,7 @@ from shalekv.errors import (
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.protocol.membership import Configuration, begin_change
 from shalekv.protocol.opening import WriterId
-from shalekv.protocol.quorum_records import Ballot, Record
+from shalekv.protocol.quorum_records import Ballot, Record, VoteRequest
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.commit import WalContents
@@ -31,7 +28,9 @@ from shalekv.write.opening import open_log
 from shalekv.write.quorum.archive import Archive
 from shalekv.write.quorum.electing import gather_votes
 from shalekv.write.quorum.links import DatabasePlace, Link
+from shalekv.write.quorum.membership import Recovering, Recovery
 from shalekv.write.quorum.peer import Way
+from shalekv.write.wal import WalSlots
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import TIMES, QuorumDatabase, runtime, until

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable
 
 from shalekv.clock import LoopClock
-from shalekv.engine.quorum.proposing.held_records import HeldRecords
 from shalekv.errors import Stopping
 from shalekv.format import names
 from shalekv.format.sst import open_sst
@@ -15,6 +14,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.quorum_records import Mark, Record
 from shalekv.settings import KIB
 from shalekv.write.commit import WalContents
+from shalekv.write.quorum.ledger import HeldRecords
 from shalekv.write.quorum.wal import QuorumSlots
 from tests.kit.engine.commits import keys_of
 from tests.kit.quorum.log import QuorumDatabase

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from shalekv.engine.opened_log import OpenedLog
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
 from shalekv.jobs.backup.plan import wanted_slots
 from shalekv.jobs.fsck.check import Fsck
@@ -18,6 +17,7 @@ from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.opening import open_log
+from shalekv.write.recovery import OpenedLog
 from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.replica import scan
 from tests.kit.quorum.log import TIMES, QuorumDatabase, Writing, runtime

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from shalekv.clock import LoopClock
-from shalekv.core.quorum.messages import Elected
 from shalekv.errors import LogFull, OutcomeUnknown, QuorumUnavailable, ShaleError
+from shalekv.protocol.quorum_records import Elected
 from shalekv.settings import KIB
 from shalekv.write.commit import Receipt
 from tests.kit.engine.running_log import Write

@@ -7,24 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Joined,
-    ToAcceptor,
-    ToProposer,
-    Vote,
-    VoteRequest,
-)
-from shalekv.engine.quorum.objects import object_bytes
-from shalekv.engine.wal import encode_wal
 from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration, Member
 from shalekv.protocol.proposer import Candidacy, Leader
-from shalekv.protocol.quorum_records import Ballot, Record
+from shalekv.protocol.quorum_records import (
+    Append,
+    Appended,
+    Ballot,
+    Joined,
+    Record,
+    ToAcceptor,
+    ToProposer,
+    Vote,
+    VoteRequest,
+)
 from shalekv.replica.engine import ReaderEngine
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created
@@ -32,6 +31,8 @@ from shalekv.store.cas import CasStore
 from shalekv.write.commit import Commit, WalContents
 from shalekv.write.quorum.archive import Archive
 from shalekv.write.quorum.links import DatabasePlace
+from shalekv.write.quorum.wal import object_bytes
+from shalekv.write.wal import encode_wal
 from tests.kit.engine.commits import group_of
 from tests.kit.engine.replica import ReplicatedDatabase, store_now_ms
 from tests.kit.quorum.links import InProcessLinks

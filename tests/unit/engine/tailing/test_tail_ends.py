@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.engine.unarchived import Unarchived
 from shalekv.errors import IllegalState, RecordTrimmed
 from shalekv.protocol.quorum_records import Record
+from shalekv.replica.apply import Unarchived
 from shalekv.settings import MIB
 from shalekv.write.quorum.links import TailPiece
 from tests.kit.engine.replica import pass_s, running

@@ -6,13 +6,11 @@ from random import Random
 
 import pytest
 
-from shalekv.core.key_range import KeyRange, prefix_end
-from shalekv.engine.view import View
 from shalekv.format.names import level_name
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind, prefix_end
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.read.sorted_runs import Run
-from shalekv.read.version import HeldTree
+from shalekv.read.version import HeldTree, View
 from shalekv.watch.change_event import AppliedObject, Lack, Previous, SeenCommit
 from shalekv.watch.feed import CommitFeed, Position
 from shalekv.watch.index import LENGTHS_MAX, RangeIndex

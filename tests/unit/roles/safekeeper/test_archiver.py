@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import DatabaseMismatch, IllegalState, StoreBroken, StoreRefused
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.manifest import CasMode, WalMode
+from shalekv.protocol.quorum_records import Health
 from shalekv.runtime import Runtime
+from shalekv.store.api import RequestKind
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.requests import RequestKind
 from tests.kit.processes.in_process import memory_store, real_runtime
 from tests.kit.quorum.held_log import (
     DEADLINE_S,

@@ -9,17 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.messages import (
-    Append,
-    Appended,
-    Elected,
-    Health,
-    Joined,
-    Refusal,
-    ToAcceptor,
-    ToProposer,
-    VoteRequest,
-)
 from shalekv.errors import (
     DatabaseExists,
     DatabaseMismatch,
@@ -36,7 +25,21 @@ from shalekv.format.wal_record import make_record
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Member as Named
 from shalekv.protocol.membership import check_generation
-from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, LogShape, Record
+from shalekv.protocol.quorum_records import (
+    EMPTY_LOG,
+    Append,
+    Appended,
+    Ballot,
+    Elected,
+    Health,
+    Joined,
+    LogShape,
+    Record,
+    Refusal,
+    ToAcceptor,
+    ToProposer,
+    VoteRequest,
+)
 from shalekv.server.safekeeper.member import Member
 from shalekv.server.safekeeper.node import Node
 from shalekv.settings import SafekeepSettings

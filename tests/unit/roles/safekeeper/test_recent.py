@@ -6,8 +6,8 @@ import pytest
 
 from shalekv.errors import InvalidUrl
 from shalekv.protocol.quorum_records import Record
-from shalekv.roles.safekeeper.places import check_place
-from shalekv.roles.safekeeper.recent import RECORD_BYTES, RecentRecords
+from shalekv.server.safekeeper.member import RECORD_BYTES, RecentRecords
+from shalekv.server.safekeeper.node import check_place
 
 ALL = 1 << 30
 SIZE_BYTES = RECORD_BYTES + 100

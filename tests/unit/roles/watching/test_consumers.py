@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from shalekv.core.wal_lease import find_wal_lease
 from shalekv.format import names
+from shalekv.protocol.lease import find_wal_lease
 from shalekv.protocol.manifest import Lease
 from tests.kit.engine.databases import Database
 from tests.kit.serving.sweeping import compact

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.key_range import KeyRange, prefix_end
 from shalekv.format import names
+from shalekv.protocol.entry import KeyRange, prefix_end
 from shalekv.v1 import kv_pb2
 from shalekv.watch.history import FOOTER_BYTES
 from tests.kit.engine.databases import Database

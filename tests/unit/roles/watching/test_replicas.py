@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shalekv.core.wal_lease import find_wal_lease
+from shalekv.protocol.lease import find_wal_lease
 from shalekv.replica.engine import ReaderEngine
 from shalekv.server.watches import watches_of
 from shalekv.settings import StoreSettings, WatchSettings

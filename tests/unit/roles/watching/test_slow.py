@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shalekv.core.key_range import KeyRange
 from shalekv.errors import Stopping
 from shalekv.format import names
+from shalekv.protocol.entry import KeyRange
 from shalekv.v1 import kv_pb2
 from shalekv.watch.catch_up import TURNS
 from tests.kit.serving.sweeping import compact

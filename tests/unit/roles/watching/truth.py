@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from shalekv.core.key_range import KeyRange
 from shalekv.format import names
 from shalekv.format.sst import open_sst
-from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 

@@ -13,9 +13,7 @@ from structlog.testing import capture_logs
 
 from shalekv.settings import MIB
 from shalekv.store.disk_cache import PENDING_BYTES_MAX
-from shalekv.store.disk_cache_ages import Ages
-from shalekv.store.disk_cache_folder import FOLDER, TEMP_LIFE_MS
-from shalekv.store.disk_cache_part import HEADER_BYTES
+from shalekv.store.disk_cache_folder import FOLDER, HEADER_BYTES, TEMP_LIFE_MS, Ages
 from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,

@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import FOLDER
-from shalekv.store.disk_cache_part import Part
+from shalekv.store.disk_cache_folder import FOLDER, Part
 from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,

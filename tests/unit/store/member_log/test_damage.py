@@ -10,10 +10,9 @@ import errno
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import CorruptObject
 from shalekv.protocol.acceptor import Commit, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import Ballot, Mark
+from shalekv.protocol.quorum_records import Ballot, Health, Mark
 from shalekv.store.files import FileSystem
 from tests.kit.disks.careless import ForwardingFileSystem
 from tests.kit.disks.crashing import CrashingDisk

@@ -6,10 +6,9 @@ from random import Random
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.format.wal_record import encode_record
 from shalekv.protocol.acceptor import Truncate, Write
-from shalekv.protocol.quorum_records import Mark
+from shalekv.protocol.quorum_records import Health, Mark
 from tests.kit.disks.member_logs import (
     ALL,
     FOLDER,

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import LogDamaged, RecordTrimmed
 from shalekv.protocol.acceptor import AcceptorState, Commit, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, LogShape, Mark, Section
+from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, Health, LogShape, Mark, Section
 from tests.kit.disks.member_logs import (
     ALL,
     IDENTITY,

@@ -11,10 +11,9 @@ from random import Random
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import ShaleError
 from shalekv.protocol.acceptor import Effect, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, Mark, Record
+from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, Health, Mark, Record
 from shalekv.store.files import FileSystem
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.slots import FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import LogDamaged, LogFull, StoreBroken
 from shalekv.protocol.acceptor import Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import Ballot, Mark
+from shalekv.protocol.quorum_records import Ballot, Health, Mark
 from shalekv.store.files import FileSystem
-from shalekv.store.member_log.room import Room
 from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.index import frame_bytes
 from shalekv.store.safekeeper_log.log import MemberLog
+from shalekv.store.safekeeper_log.space import Room
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
     ALL,

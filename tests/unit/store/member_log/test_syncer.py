@@ -12,10 +12,9 @@ from typing import TypeVar, TypeVarTuple
 
 import pytest
 
-from shalekv.core.quorum.messages import Health
 from shalekv.errors import StoreBroken
 from shalekv.protocol.acceptor import Flush, Save, Truncate, Write
-from shalekv.protocol.quorum_records import Ballot, Mark
+from shalekv.protocol.quorum_records import Ballot, Health, Mark
 from shalekv.runtime import ThreadWorkers
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer

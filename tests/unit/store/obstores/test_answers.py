@@ -12,9 +12,8 @@ import pytest
 
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import Created, CreateOutcome, Exists, ObjectStore, Unknown
+from shalekv.store.api import Created, CreateOutcome, Exists, ObjectStore, RequestKind, Unknown
 from shalekv.store.obstore.opening import open_bucket
-from shalekv.store.requests import RequestKind
 from shalekv.store.url import BucketUrl, Provider
 from tests.contract.opening import names_in
 from tests.kit.inline_runtime import inline_runtime

@@ -11,7 +11,7 @@ import pytest
 from shalekv.errors import InvalidSetting, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Unknown
-from shalekv.store.aws.discretion import keep_secrets_out_of_logs
+from shalekv.store.aws_credentials import keep_secrets_out_of_logs
 from shalekv.store.s3.client import ClientOptions, give_back, lease
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.s3.opening import MIB, URL, new_store, opened

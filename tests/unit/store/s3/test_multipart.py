@@ -14,8 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shalekv.errors import StoreRefused, StoreUnavailable
-from shalekv.store.api import Created, Exists, Recovered, Unknown
-from shalekv.store.requests import RequestKind
+from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
 from shalekv.store.s3 import uploads as multipart
 from tests.kit.s3.opening import FOLDER, MIB, opened
 from tests.kit.s3.scripted_server import Broken, Reply, Request, refused, scripted, stored

@@ -14,11 +14,9 @@ import pytest
 
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import Created, Recovered
-from shalekv.store.requests import RequestKind
+from shalekv.store.api import Created, Recovered, RequestKind
 from shalekv.store.retry import RetryingStore
-from shalekv.store.s3.clock import LEAP_MS, StoreClock
-from shalekv.store.s3.headers import _be_consistent
+from shalekv.store.s3.client import LEAP_MS, StoreClock, _be_consistent
 from shalekv.store.s3.store import S3Store
 from shalekv.store.url import BucketUrl, Provider
 from tests.kit.inline_runtime import InlineClock, inline_runtime

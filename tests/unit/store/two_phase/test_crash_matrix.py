@@ -14,7 +14,7 @@ import pytest
 
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.store.api import Created, Exists, Recovered
-from shalekv.store.claim import Claimed, ClaimOutcome, Taken, claim
+from shalekv.store.cas import Claimed, ClaimOutcome, Taken, claim
 from tests.unit.store.two_phase.world import Process, World, collect, sweep
 
 NAMES = (manifest_name(7), wal_name(7))

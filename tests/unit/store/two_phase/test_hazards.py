@@ -14,12 +14,11 @@ import pytest
 from shalekv.errors import InvalidRequest, StoreRefused, StoreUnavailable
 from shalekv.format.names import manifest_name, temporary_name, wal_name
 from shalekv.protocol.two_phase import Destination, Record
-from shalekv.store.api import Created, Exists, Recovered, Unknown
-from shalekv.store.claim import Claimed, Taken, claim
+from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
+from shalekv.store.cas import Claimed, Taken, claim
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.requests import RequestKind
-from shalekv.store.two_phase.belonging import BelongingStore
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.opening import BelongingStore
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from tests.kit.inline_runtime import inline_runtime
 from tests.unit.store.two_phase.world import (
     Fate,

@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
 from shalekv.protocol.two_phase import Destination, Record
 from shalekv.settings import CasChoice, StoreSettings
-from shalekv.store.two_phase import sql_engines
+from shalekv.store.two_phase import sql
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, RecordStore
-from shalekv.store.two_phase.sql_schema import prepare
+from shalekv.store.two_phase.sql import prepare
 from tests.kit.inline_runtime import inline_runtime
 
 SECRET = "SENTINEL-p4ss"
@@ -137,7 +137,7 @@ async def test_a_file_of_something_else(tmp_path: Path) -> None:
 
 async def test_a_database_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While somebody else holds the lock nothing is inserted, and it can be tried again."""
-    monkeypatch.setattr(sql_engines, "SQLITE_BUSY_MS", 10)
+    monkeypatch.setattr(sql, "SQLITE_BUSY_MS", 10)
     records = opened(f"sqlite://{tmp_path}/records.db")
     await records.ensure_schema()
     with closing(sqlite3.connect(tmp_path / "records.db", isolation_level=None)) as other:

@@ -19,11 +19,9 @@ from shalekv.errors import StoreUnavailable
 from shalekv.format.names import parse_temporary_name
 from shalekv.protocol.two_phase import Destination, Record
 from shalekv.runtime import Runtime
-from shalekv.store.api import NO_METADATA, ObjectInfo, Recovered, StoredObject
+from shalekv.store.api import NO_METADATA, ObjectInfo, Recovered, RequestKind, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.requests import RequestKind
-from shalekv.store.two_phase.memory import MemoryRecords, Table
-from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown
+from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.inline_runtime import InlineClock, InlineWorkers, finish
 

@@ -13,15 +13,13 @@ from shalekv.errors import StoreUnfit
 from shalekv.format import names
 from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings
-from shalekv.store.api import ObjectStore
+from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.memory import MemoryObjects
-from shalekv.store.requests import RequestKind
-from shalekv.store.two_phase.memory import MemoryRecords, Table
+from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
-from shalekv.store.verify.fit import check_fit
 from shalekv.store.verify.scratch import FOLDER, Effort
 from shalekv.store.verify.verdict import Failed, Passed, Told, Unanswered, Verdict
-from shalekv.store.verify.verify import verification
+from shalekv.store.verify.verify import check_fit, verification
 from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
 from tests.kit.inline_runtime import gathered, inline_runtime

@@ -1,1 +1,0 @@
-"""A quick load against a server: what is asked for, how it is measured, what is told."""

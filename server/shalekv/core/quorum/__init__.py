@@ -1,1 +1,0 @@
-"""PURE: the quorum WAL as decisions. Records and logs, acceptor, proposer, membership."""

@@ -1,1 +1,0 @@
-"""The engine: group commit, memtable, scans, replay."""

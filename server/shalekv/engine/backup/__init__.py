@@ -1,1 +1,0 @@
-"""Backups: consistent copies of a database in another store, and databases made of them again."""

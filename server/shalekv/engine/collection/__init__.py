@@ -1,1 +1,0 @@
-"""Collection: deleting what no reader, writer or job can need any more."""

@@ -1,1 +1,0 @@
-"""Running compactions: what a policy picks is read, merged and written (protocol, "Compacting")."""

@@ -1,1 +1,0 @@
-"""The writer's side of the quorum: what it holds, and how it follows each member."""

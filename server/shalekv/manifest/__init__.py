@@ -1,1 +1,0 @@
-"""Loading the manifest, and editing it by compare-and-swap."""

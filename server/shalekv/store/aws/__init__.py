@@ -1,1 +1,0 @@
-"""What clients of any service of Amazon's need: credentials, and discretion about them."""
