@@ -30,8 +30,8 @@ REASONS_WITHOUT_CASE: Mapping[str, str] = {
     "STOPPING": "takes a server that is being stopped: tests/e2e/test_writers.py",
     "STANDING_BY": "takes a server that is not elected: tests/e2e/test_elect.py",
     "NOT_THE_WRITER": "takes a reader: tests/e2e/test_reader_process.py",
-    "TOO_STALE": "takes a reader that is behind: tests/unit/roles/test_reader_kv.py",
-    "SEQ_NOT_REACHED": "is the end of a wait: tests/unit/roles/test_reader_kv.py",
+    "TOO_STALE": "takes a reader that is behind: tests/unit/server/test_reader_kv.py",
+    "SEQ_NOT_REACHED": "is the end of a wait: tests/unit/server/test_reader_kv.py",
     "WAL_COLLECTED": OF_WATCHES,
     "WATCH_TOO_SLOW": OF_WATCHES,
     "STREAM_TOO_SLOW": "takes clients that take no results: tests/e2e/test_unread_scans.py",
@@ -84,7 +84,7 @@ LIMITS_WITHOUT_CASE: Mapping[str, str] = {
     "seq_wait_ms_max": "holds for calls without a deadline, and those of cases have one",
     "snapshot_view_count_max": "what is kept ready is the server's affair",
     "snapshot_view_bytes_max": "as above",
-    "result_wait_ms": "takes clients that take no results: tests/unit/roles/test_scan_stream.py",
+    "result_wait_ms": "takes clients that take no results: tests/unit/server/test_scan_stream.py",
     "result_stalled_ms": "as above: tests/e2e/test_unread_scans.py",
 }
 

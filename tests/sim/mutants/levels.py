@@ -105,7 +105,7 @@ REPLICAS = (
         (TreeKeeper, "_keep", _leave_what_was_applied),
         (Applying, "jump", _back_to_the_tree),
         (Progress, "advance", _anything),
-        test="tests/unit/engine/test_reader_engine.py::"
+        test="tests/unit/replica/test_engine.py::"
         "test_lost_snapshot_takes_nothing_back_and_is_made_again",
     ),
 )
@@ -239,7 +239,7 @@ LEVELS = (
     mutant(
         "a tree newer than its snapshot",
         (version_set, "named_manifest", _the_newest_will_do),
-        test="tests/unit/engine/test_tree_keeper.py::"
+        test="tests/unit/read/test_version_set.py::"
         "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
     ),
 )

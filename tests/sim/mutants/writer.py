@@ -193,7 +193,7 @@ MUTANTS = (
     mutant(
         "list before manifest",
         (recover, "check_run_counts", _every_run_counts),
-        test="tests/unit/engine/test_recover.py::test_fences_in_recycled_slots_do_not_count",
+        test="tests/unit/write/test_opening.py::test_fences_in_recycled_slots_do_not_count",
     ),
     mutant(
         "replay past a gap",

@@ -29,7 +29,7 @@ from shalekv.protocol.proposer import (
     next_object,
 )
 from shalekv.protocol.quorum_records import Greeting, Health, LogShape, Mark, Vote
-from tests.unit.core.quorum.logs import NONCE, TWIN, ballot, ids, log, members, records
+from tests.unit.protocol.logs import NONCE, TWIN, ballot, ids, log, members, records
 
 OWN = WriterId(5, NONCE)
 

@@ -11,7 +11,7 @@ from shalekv.protocol.entry import END_OF_KEYS
 from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Tree, upper_bound
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.model import KIB
-from tests.unit.core.compaction.driven import DELETE, PUT, SMALL_LEVELS, Driven
+from tests.unit.protocol.compaction.driven import DELETE, PUT, SMALL_LEVELS, Driven
 
 
 def info(number: int, level: int, first: bytes, last: bytes, max_seq: int) -> SstInfo:

@@ -18,7 +18,7 @@ from shalekv.store.url import BucketUrl, Provider
 from tests.contract.opening import names_in
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.s3.scripted_server import Answer, Broken, Reply, Request, refused, scripted
-from tests.unit.store.obstores.conftest import AZURE_KEY
+from tests.unit.store.obstore.conftest import AZURE_KEY
 
 pytestmark = pytest.mark.usefixtures("azure_account")
 

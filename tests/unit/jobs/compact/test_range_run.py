@@ -26,7 +26,7 @@ from tests.kit.engine.compaction import (
     small_settings,
 )
 from tests.kit.engine.naive_merge import NaiveTree, answers
-from tests.unit.engine.compaction.range_jobs import (
+from tests.unit.jobs.compact.range_jobs import (
     KEYS,
     check,
     filled,

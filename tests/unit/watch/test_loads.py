@@ -12,7 +12,7 @@ from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import delete, put
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import Watched, watched
-from tests.unit.roles.watching.truth import Change, told
+from tests.unit.watch.truth import Change, told
 
 LARGE: dict[str, Any] = {"skip_memtable_bytes": 65_536}
 KEYS = 3_000  # more than one window of what is read at once

@@ -36,7 +36,7 @@ from shalekv.protocol.quorum_records import (
     ToProposer,
     VoteRequest,
 )
-from tests.unit.core.quorum.logs import ME, TWIN, ballot, kinds, log, records, state
+from tests.unit.protocol.logs import ME, TWIN, ballot, kinds, log, records, state
 
 STREAM = 7
 

@@ -21,7 +21,7 @@ from shalekv.protocol.tail import (
     furthest_commit,
     newest_of_majority,
 )
-from tests.unit.core.quorum.logs import log, records
+from tests.unit.protocol.logs import log, records
 
 EPOCHS = st.lists(st.integers(1, 5), max_size=12).map(sorted).map(lambda n: "".join(map(str, n)))
 

@@ -14,7 +14,7 @@ from shalekv.settings import MIB
 from shalekv.write.quorum.links import TailPiece
 from tests.kit.engine.replica import pass_s, running
 from tests.kit.virtual_time import virtual_time
-from tests.unit.engine.tailing.cluster import QuorumCluster, shown, steps
+from tests.unit.replica.cluster import QuorumCluster, shown, steps
 
 
 @virtual_time(seed=1)

@@ -19,7 +19,7 @@ from tests.kit.engine.replica import all_shown, pass_s, running
 from tests.kit.serving.watchers import TIMELESS, WatchClient
 from tests.kit.store import FaultyStore
 from tests.kit.virtual_time import virtual_time
-from tests.unit.engine.tailing.cluster import QuorumCluster, shown, steps
+from tests.unit.replica.cluster import QuorumCluster, shown, steps
 
 
 async def tailing(engine: ReaderEngine) -> None:

@@ -16,7 +16,7 @@ from shalekv.protocol.compaction.range_job import RangeResult, pick_range
 from shalekv.protocol.lease import without_lease
 from shalekv.protocol.manifest import L0, Manifest, Tree
 from tests.kit.engine.compaction import merge_job, small_settings
-from tests.unit.engine.compaction.range_jobs import (
+from tests.unit.jobs.compact.range_jobs import (
     DEEPEST,
     Parts,
     check,

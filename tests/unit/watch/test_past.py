@@ -18,7 +18,7 @@ from tests.kit.seeds import random_of
 from tests.kit.serving.roles import delete, delete_range, follow, put, serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import WatchClient, Watched, watched
-from tests.unit.roles.watching.truth import ValuesBefore, told, truth, values_before
+from tests.unit.watch.truth import ValuesBefore, told, truth, values_before
 
 ALL = KeyRange(b"", b"")
 OPENINGS = 4  # each puts fences between the commits, some of them several

@@ -25,7 +25,7 @@ from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.model import KIB, MIB
 from shalekv.settings.store import LevelSettings
-from tests.unit.core.compaction.driven import (
+from tests.unit.protocol.compaction.driven import (
     DELETE,
     EMPTY,
     PUT,

@@ -14,7 +14,7 @@ from shalekv.v1 import kv_pb2
 from shalekv.watch.catch_up import TURNS
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import HOUR_MS, WatchClient, Watched, watched
-from tests.unit.roles.watching.truth import told, truth
+from tests.unit.watch.truth import told, truth
 
 ALL = KeyRange(b"", b"")
 STREAM_BYTES = 65_536

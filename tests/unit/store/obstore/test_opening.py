@@ -14,8 +14,8 @@ from shalekv.store.obstore.opening import open_bucket
 from shalekv.store.url import BucketUrl, Provider
 from tests.kit.inline_runtime import inline_runtime
 from tests.kit.s3.scripted_server import Reply, scripted
-from tests.unit.store.obstores.conftest import AZURE_KEY
-from tests.unit.store.obstores.test_answers import BOTH, open_at
+from tests.unit.store.obstore.conftest import AZURE_KEY
+from tests.unit.store.obstore.test_answers import BOTH, open_at
 
 
 @pytest.mark.parametrize(("provider", "extra"), [("gs", "gcs"), ("az", "azure")])

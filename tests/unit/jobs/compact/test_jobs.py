@@ -44,7 +44,7 @@ from tests.kit.engine.compaction import (
 from tests.kit.engine.hand_clock import HandClock
 from tests.kit.engine.naive_merge import NaiveTree
 from tests.kit.inline_runtime import inline_runtime
-from tests.unit.engine.compaction.range_jobs import ranged
+from tests.unit.jobs.compact.range_jobs import ranged
 
 OVER_MS = STORE_NOW_MS + 5
 

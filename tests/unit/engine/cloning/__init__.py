@@ -1,1 +1,0 @@
-"""Clones: what they share, what they don't, and who keeps it."""
