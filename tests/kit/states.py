@@ -22,7 +22,7 @@ def in_range(keys: KeyRange, key: bytes) -> bool:
 
 @dataclass(slots=True)
 class DictState:
-    """Implements `core.transaction.State`; entries may be expired, deleted ones are gone."""
+    """Implements `protocol.transaction.State`; entries may be expired, deleted ones are gone."""
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
     now_ms: int = NOW_MS

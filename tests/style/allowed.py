@@ -14,7 +14,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "tests/kit/patience.py": "is what waits for a condition, instead of all others",
     },
     "loose_task": {
-        "server/shalekv/cli/process/lifecycle.py": "raises nothing; a group would wrap what others raise",
+        "server/shalekv/cli/process/lifecycle.py": "raises nothing; a group would wrap errors",
         "server/shalekv/jobs/bulk_load.py": "an upload outlives its call; any end ends it",
         "server/shalekv/rpc/adapter.py": "the end of a stream outlives its call; stop() waits",
         "server/shalekv/store/two_phase/sql.py": "a statement outlives its caller; close() waits",

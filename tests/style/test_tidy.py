@@ -20,7 +20,7 @@ from tests.style.sources import ROOT, Source, file_names, lock_files, python_sou
 Rule = Callable[[Source], Iterator[str]]
 
 SERVER = "server/shalekv/"
-PURE = (SERVER + "core/", SERVER + "format/")
+PURE = (SERVER + "protocol/", SERVER + "format/")
 
 # The last word of a number's name, before `_max` or `_min`: its unit, or what it counts.
 UNITS = frozenset("ms s bytes bits count percent".split())
@@ -53,8 +53,8 @@ def test_rule_holds_everywhere(rule: Rule) -> None:
     assert broken(rule) == []
 
 
-def test_core_and_format_are_pure() -> None:
-    """`core` and `format` do no I/O, read no clock, draw no random numbers, await nothing."""
+def test_protocol_and_format_are_pure() -> None:
+    """`protocol` and `format` do no I/O, read no clock, draw no random numbers, await nothing."""
     assert broken(rules.impurity, *PURE) == []
 
 

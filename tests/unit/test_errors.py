@@ -37,8 +37,3 @@ def test_the_tree_is_drawn_as_it_is() -> None:
         expected[name] = path[depth - 1] if depth else None
     assert parents == expected
     assert len(drawn()) == len(expected)
-
-
-def test_every_error_is_exported() -> None:
-    """The package offers the classes of all its modules."""
-    assert sorted(errors.__all__) == sorted(name for _, name in branches(errors.ShaleError))

@@ -2,7 +2,7 @@
 
 Field names are those of the design document (seed 000, "Structure"); `protos/shalekv/v1/
 manifest.proto` documents each of them. Edits are functions from manifest to manifest and live
-beside the rules that they serve (`core.fencing`, later compaction and snapshots).
+beside the rules that they serve (`protocol.opening`, later compaction and snapshots).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Another database, some of whose SSTs are read by this one: see `core.origins`."""
+    """Another database, some of whose SSTs are read by this one: see `protocol.origins`."""
 
     database_id: bytes  # that wrote them, as they say themselves
     url: str  # where they are; empty: in the levels folder of this database
@@ -97,7 +97,7 @@ class Manifest:
     cas_mode: CasMode = CasMode.NATIVE
     wal_mode: WalMode = WalMode.OBJECT_STORE
     wal_generation: int = 0
-    wal_members: tuple[str, ...] = ()  # safekeepers: see `core.quorum.membership`
+    wal_members: tuple[str, ...] = ()  # safekeepers: see `protocol.membership`
     wal_members_next: tuple[str, ...] = ()  # while a change of members is under way
     wal_ids_left_out: tuple[range, ...] = ()  # by switches to safekeepers, the lowest first
     writer_epoch: int = 0

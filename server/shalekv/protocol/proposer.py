@@ -292,7 +292,8 @@ def enter_quorum(
     levels have all of the old log. A compactor that has looked at that is superseded. Raises
     `Fenced`, and `IllegalState` when something of the old log is not compacted.
     REQUIRES: `own` has finished its opening, so a run of its fences counts
-    (`core.fencing.check_run_counts`): no older writer can put data into the object store any more.
+    (`protocol.opening.check_run_counts`): no older writer can put data into the object store any
+    more.
     """
     check_owner(manifest, own)
     wanted = tuple(members)

@@ -111,8 +111,8 @@ class Listed:
 #
 # It is a run without a hole that ends at c: from the oldest object on that is young enough,
 # unless the run is larger than is allowed. It only ever keeps more than the rules of
-# `core.retention`. The collector claims it by a lease of its own, so that consumers find in the
-# manifest what they may claim in turn (`core.wal_lease`). That lease may lag behind the run at
+# `protocol.retention`. The collector claims it by a lease of its own, so that consumers find in the
+# manifest what they may claim in turn (`protocol.lease`). That lease may lag behind the run at
 # first: what was below c before there was a lease is left alone, but nobody can rely on it.
 
 
@@ -268,7 +268,7 @@ class Pins:
     wal_id_last_compacted: int | None
     sst_ids: bytes  # 16 bytes each
     loads: tuple[tuple[str, bytes], ...] = ()  # id of a pending load, and its SSTs
-    origin_pins: frozenset[bytes] = frozenset()  # snapshots of other databases: `core.origins`
+    origin_pins: frozenset[bytes] = frozenset()  # snapshots of other databases: `protocol.origins`
 
     @classmethod
     def of(cls, manifest: Manifest) -> Pins:

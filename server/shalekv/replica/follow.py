@@ -6,7 +6,7 @@
          +--+
 
 Where safekeepers hold the log, its end comes from them, and the bucket is asked only while that
-does not work (`engine.tailing`). Each look asks the safekeepers then how new that is.
+does not work (`replica.tail`). Each look asks the safekeepers then how new that is.
 
 An answer counts only if nothing can have been deleted when it was given: the own snapshot cannot
 have expired, or stands in a manifest that was listed after the answer. Without a snapshot, that
@@ -357,7 +357,7 @@ class Follower:
 
 
 class TailedReplica:
-    """Implements `engine.tailing.Tailed`."""
+    """Implements `replica.tail.Tailed`."""
 
     def __init__(
         self,

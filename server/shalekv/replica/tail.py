@@ -7,7 +7,7 @@
 
 What a tail brings is committed, whichever member sends it, and however long that was cut off from
 the others. So it tells how far the log goes at least, and not how new that is. For this a majority
-is asked where their logs end (`core.quorum.reading`): when that much is applied, everything is that
+is asked where their logs end (`protocol.tail`): when that much is applied, everything is that
 was acknowledged before they were asked. Who the members were is told by the manifest, so nothing is
 claimed for the time after the last look at it.
 """

@@ -24,7 +24,7 @@ from shalekv.watch.stream import Watches
 
 
 class ReaderKv:
-    """Implements `roles.service.KvService` on a `ReaderEngine`."""
+    """Implements `server.service.KvService` on a `ReaderEngine`."""
 
     def __init__(
         self, engine: ReaderEngine, limits: LimitSettings, runtime: Runtime, store: Reachability
@@ -107,7 +107,7 @@ _State = admin_pb2.ReaderStatus.State
 
 
 class ReaderAdmin:
-    """Implements `roles.service.AdminService` on a `ReaderEngine`."""
+    """Implements `server.service.AdminService` on a `ReaderEngine`."""
 
     def __init__(  # noqa: PLR0913 - all that a status is about
         self,

@@ -1,7 +1,7 @@
 """Requests, checked: from messages to the values that the engine works with.
 
 They raise `InvalidRequest` with the path of the field before any work is done. Transactions are in
-`roles.transactions`.
+`server.transactions`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writes that compare, count or delete ranges: from messages to `core.transaction.Transaction`.
+"""Writes that compare, count or delete ranges: from messages to `protocol.transaction.Transaction`.
 
-Pure, as `roles.requests`.
+Pure, as `server.requests`.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Writer:
         since_epoch: int | None = None,
         links: Links | None = None,
     ) -> Writer:
-        """Take over the database in `store`; raises as `engine.recover.open_log`.
+        """Take over the database in `store`; raises as `write.opening.open_log`.
 
         `advertise` is the HOST:PORT that the manifest will name; `links` lead to the safekeepers of
         a database that has some, and are closed by who made them.

@@ -90,7 +90,7 @@ def file_infos(messages: Sequence[manifest_pb2.SstInfo]) -> list[SstInfo]:
 
 
 class WriterKv:
-    """Implements `roles.service.KvService` on a `WriterEngine`."""
+    """Implements `server.service.KvService` on a `WriterEngine`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class WriterKv:
 
 
 class WriterAdmin:
-    """Implements `roles.service.AdminService` on a `WriterEngine`."""
+    """Implements `server.service.AdminService` on a `WriterEngine`."""
 
     def __init__(  # noqa: PLR0913 - all that a status is about
         self,

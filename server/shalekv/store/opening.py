@@ -31,9 +31,9 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
             f"{store.url} has conditional writes: --cas two_phase and records_url are for s3:// "
             "stores without them"
         )
-    from shalekv.store.two_phase.opening import (
-        BelongingStore,  # noqa: PLC0415  (see above)
-        open_records,  # noqa: PLC0415
+    from shalekv.store.two_phase.opening import (  # noqa: PLC0415 (brings drivers)
+        BelongingStore,
+        open_records,
     )
 
     return BelongingStore(store, open_records(runtime, settings), runtime)

@@ -487,7 +487,7 @@ class WatchStream:
 
 
 class Watches:
-    """Implements `roles.service.WatchService`."""
+    """Implements `server.service.WatchService`."""
 
     def __init__(
         self,

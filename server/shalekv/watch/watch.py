@@ -54,7 +54,7 @@ class Teller(Protocol):
 
 
 class Watch:
-    """Implements `engine.watching.catch_up.Follower` for one watch of a stream."""
+    """Implements `watch.catch_up.Follower` for one watch of a stream."""
 
     __slots__ = (
         "_stream",

@@ -116,7 +116,7 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class NewestState:
-    """Implements `core.transaction.State` for one moment: ask before anything else runs."""
+    """Implements `protocol.transaction.State` for one moment: ask before anything else runs."""
 
     overlay: Overlay
     durable: View  # whose runs hold all keys in memory that the overlay does not

@@ -33,13 +33,13 @@ QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, chi
 # Counts what it is told to, tells it, and waits until it is asked to end; then it counts once more.
 TELLER = """
 import asyncio, sys, uvloop
-from shalekv.cli import child_reports
+from shalekv.cli.process import supervisor
 from shalekv.store.api import RequestCounts, RequestKind
-child_reports.REPORT_INTERVAL_MS = 1
+supervisor.REPORT_INTERVAL_MS = 1
 
 async def child():
     first, second = RequestCounts(), RequestCounts()
-    with child_reports.telling_parent([first, second]):
+    with supervisor.telling_parent([first, second]):
         first.add(RequestKind.LIST)
         second.add(RequestKind.LIST, 2)
         await asyncio.to_thread(sys.stdin.read)
@@ -205,7 +205,7 @@ def test_a_parent_that_does_not_read_holds_nobody_up() -> None:
     """The pipe is full, the child goes on, and it ends when it is asked to."""
     fills = TELLER.replace(
         "        await asyncio.to_thread(sys.stdin.read)\n",
-        "        while child_reports._write(b'x' * 512): pass\n"
+        "        while supervisor._write(b'x' * 512): pass\n"
         "        for _ in range(100):\n"
         "            first.add(RequestKind.READ)\n"
         "            await asyncio.sleep(0.001)\n",

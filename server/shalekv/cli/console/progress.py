@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -19,8 +19,10 @@ from rich.progress import (
 from rich.text import Text
 
 from shalekv.cli.console.units import size
-from shalekv.jobs.backup.copy import Copying
-from shalekv.jobs.fsck.objects import CheckProgress
+
+if TYPE_CHECKING:
+    from shalekv.jobs.backup.copy import Copying
+    from shalekv.jobs.fsck.objects import CheckProgress
 
 
 class _Rows(Protocol):

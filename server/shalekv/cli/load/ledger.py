@@ -95,8 +95,6 @@ class Account:
 # --- bad_row_file
 # The file of `--bad-rows`: a JSON object for each row that is not a pair.
 #
-#     {"line":6,"problem":"a row is a key, a TAB and a value; this has no TAB: 'x'","row":"x"}
-#
 # A row that is not UTF-8 is ``row_base64``. Of a row that the server has refused, `row` is its
 # key.
 

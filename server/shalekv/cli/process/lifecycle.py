@@ -6,7 +6,7 @@
                     +------- the role failed ----> the same for a moment, then the error
 
 Nothing here starts a role again: a process that failed ends, and whoever started it decides. See
-`cli.standing_by` for those that an elector decides about.
+`cli.process.writer` for those that an elector decides about.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ r"""The compactor and the collector of `shalekv serve`, as child processes.
        +-------------+--- asked to stop: end of its pipe, then SIGTERM, then SIGKILL
 
 What they compute takes nothing from the event loop that serves: they are other processes, and
-niced. They end when their standard input does (see `cli.parent_pipe`), so none outlives this
-process, however it ends. What they send to the object store they tell (see `cli.child_reports`).
+niced. They end when their standard input does (see `cli.process.shutdown`), so none outlives
+this process, however it ends. What they send to the object store they report on standard output.
 """
 
 from __future__ import annotations

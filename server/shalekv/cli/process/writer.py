@@ -1,6 +1,6 @@
 """What `shalekv serve` runs: a writer, and its compactor and collector as child processes.
 
-With an elector the same goes on behind a lease: see `cli.standing_by`.
+With an elector the same goes on behind a lease: see `cli.process.writer`.
 """
 
 from __future__ import annotations
@@ -152,8 +152,6 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             server = bind(settings, runtime)
             ground = Ground(settings, runtime, store, links, server, announce)
             if settings.election.elect:
-                from shalekv.cli.process.writer import serve_when_elected  # noqa: PLC0415 - electors
-
                 await serve_when_elected(ground, stop)
             else:
                 await _serve_at_once(ground, stop)
@@ -176,7 +174,7 @@ async def _serve_at_once(ground: Ground, stop: StopRequest) -> None:
 # What `shalekv serve --elect ...` runs: a server that waits for a lease, and the writer behind
 # it.
 #
-#     STANDING BY ---- elected ----> opening ----> SERVING ---- asked to stop ----> draining, release
+#     STANDING BY ---- elected ----> opening ----> SERVING ---- asked to stop --> draining, release
 #       NOT_SERVING; calls              |             |
 #       are told who is elected         |             +-- lease lost: the same, without a release
 #         ^                             |             +-- fenced: another has opened the database

@@ -67,9 +67,9 @@ async def _open_etcd(
     place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
 ) -> AsyncIterator[Elector]:
     try:
-        from shalekv.server.election.etcd import (
-            EtcdClient,  # noqa: PLC0415  (as above)
-            EtcdElector,  # noqa: PLC0415  (an extra, see below)
+        from shalekv.server.election.etcd import (  # noqa: PLC0415 (brings an HTTP client)
+            EtcdClient,
+            EtcdElector,
         )
     except ImportError as error:
         raise InvalidSetting(

@@ -8,7 +8,7 @@ asked for it may stand still. It goes when that is ruled out:
 
 - another database is at its place, so that its own can't be created there any more;
 - a manifest of its database is of a later generation than when room was asked for: edits are of the
-  generation that was looked at before (`core.quorum.membership`). If none comes, this node makes
+  generation that was looked at before (`protocol.membership`). If none comes, this node makes
   one, which changes nothing else;
 - there was no manifest for long. Then whoever creates the database late looks after it.
 

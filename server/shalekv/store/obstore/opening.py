@@ -57,9 +57,9 @@ def open_bucket(
             f"{place}: {place.provider}:// needs obstore, which is not installed: "
             f"pip install 'shalekv[{EXTRAS[place.provider]}]'"
         ) from error
-    from shalekv.store.obstore.store import (
-        Bucket,  # noqa: PLC0415  (as above)
-        ObstoreStore,  # noqa: PLC0415  (as above)
+    from shalekv.store.obstore.store import (  # noqa: PLC0415 (an optional dependency)
+        Bucket,
+        ObstoreStore,
     )
 
     is_google = place.provider is Provider.GOOGLE

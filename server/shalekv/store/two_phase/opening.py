@@ -85,7 +85,7 @@ def _sql(parts: SplitResult, port: int | None, settings: StoreSettings) -> Recor
         from shalekv.store.two_phase.sql import (  # noqa: PLC0415
             Limits,
             SqlPlace,
-            SqlRecords,  # noqa: PLC0415  (see above)
+            SqlRecords,
         )
     except ImportError as error:
         raise _missing(parts.scheme, extra) from error

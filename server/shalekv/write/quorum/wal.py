@@ -2,7 +2,7 @@
 
 The order of records is that in which groups were taken: encoding may take place beside, but a
 record is appended when all before it are. What ends an object is decided when a group is taken (see
-`core.quorum.grouping`); an object that nothing ends in time gets an empty record for that, which
+`protocol.proposer`); an object that nothing ends in time gets an empty record for that, which
 has a place in the same order.
 """
 

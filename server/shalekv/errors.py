@@ -73,18 +73,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-# --- root
-# What all errors are.
-
 
 class ShaleError(Exception):
     """Says what happened, to which object, and what the caller can do."""
 
     reason: ClassVar[str] = "INTERNAL"
-
-
-# --- requests
-# What a call asked for can't be done; nothing of it was applied, but where it says so.
 
 
 class InvalidRequest(ShaleError):
@@ -201,10 +194,6 @@ class WriteTimedOut(OutcomeUnknown):
     reason = "WRITE_TIMED_OUT"
 
 
-# --- database
-# What is wrong with a database as a whole, or with how it is opened.
-
-
 class DatabaseError(ShaleError):
     """The database as a whole is not as it must be."""
 
@@ -277,10 +266,6 @@ class InvalidSetting(ShaleError):
     reason = "INVALID_SETTING"
 
 
-# --- jobs
-# Why a job has failed: a compaction, a load, a backup.
-
-
 class LeaseLost(ShaleError):
     """The lease of a job has expired, and what it wrote may be deleted. Nothing was published."""
 
@@ -309,10 +294,6 @@ class BackupBusy(ShaleError):
     """Backups are made and deleted at this URL at the same time. Try again when one has ended."""
 
     reason = "BACKUP_BUSY"
-
-
-# --- lifecycle
-# Why a process no longer serves.
 
 
 class Stopping(ShaleError):
@@ -354,10 +335,6 @@ class StandingBy(Stopping):
         """`writer_address` is that of whoever is elected; empty if nobody is known to be."""
         super().__init__(message)
         self.writer_address = writer_address
-
-
-# --- objects
-# What is wrong with the bytes of a stored object.
 
 
 class CorruptObject(ShaleError):
@@ -409,10 +386,6 @@ class BadStructure(CorruptObject):
     reason = "BAD_STRUCTURE"
 
 
-# --- quorum
-# What can be wrong with a quorum of safekeepers.
-
-
 class QuorumUnavailable(ShaleError):
     """No majority of the safekeepers answers. Nothing was applied; try again later."""
 
@@ -447,10 +420,6 @@ class RecordTrimmed(ShaleError):
     """A record is not in the log of a safekeeper any more: it is in the archive."""
 
     reason = "RECORD_TRIMMED"
-
-
-# --- reads
-# What a read, or a reader, can't answer as it was asked.
 
 
 class NotTheWriter(ShaleError):
@@ -511,10 +480,6 @@ class SnapshotExists(ShaleError):
     reason = "SNAPSHOT_EXISTS"
 
 
-# --- store
-# What an object store failed at.
-
-
 class StoreError(ShaleError):
     """The object store failed."""
 
@@ -566,10 +531,6 @@ class StoreBroken(StoreError):
     reason = "STORE_BROKEN"
 
 
-# --- watches
-# Why a watch can't begin, or has ended.
-
-
 class WalCollected(ShaleError):
     """A watch begins before the oldest commit that is left of the WAL. Read the state anew."""
 
@@ -611,71 +572,3 @@ class WatchTooSlow(ShaleError):
 
 
 # --- errors
-
-
-__all__ = [
-    "BackupBusy",
-    "BackupNotFound",
-    "BadChecksum",
-    "BadMagic",
-    "BadStructure",
-    "ConditionFailed",
-    "CorruptObject",
-    "CounterOverflow",
-    "DatabaseError",
-    "DatabaseExists",
-    "DatabaseMismatch",
-    "DatabaseNotFound",
-    "DeadlinePassed",
-    "Fenced",
-    "IllegalState",
-    "ImplausibleTime",
-    "InvalidRequest",
-    "InvalidSetting",
-    "InvalidUrl",
-    "KeyExpired",
-    "KeyReused",
-    "LeaseLost",
-    "LoadUnknown",
-    "LogBehindArchive",
-    "LogDamaged",
-    "LogFull",
-    "ManifestConflict",
-    "ManifestVersionExists",
-    "MemtableFull",
-    "NotACounter",
-    "NotAMember",
-    "NotTheWriter",
-    "ObjectNotFound",
-    "OriginLost",
-    "OutcomeUnknown",
-    "Overloaded",
-    "PageExpired",
-    "PartFailed",
-    "QueueFull",
-    "QuorumUnavailable",
-    "RangeTooCostly",
-    "RecordTrimmed",
-    "ReplyTooLarge",
-    "SeqNotReached",
-    "ShaleError",
-    "SnapshotExists",
-    "SnapshotNotFound",
-    "StandingBy",
-    "Stopping",
-    "StoreBroken",
-    "StoreError",
-    "StoreRefused",
-    "StoreUnavailable",
-    "StoreUnfit",
-    "StreamTooSlow",
-    "Superseded",
-    "TooStale",
-    "Truncated",
-    "UnsupportedVersion",
-    "WalCollected",
-    "WalUnprotected",
-    "WatchTooSlow",
-    "WriteTimedOut",
-    "WrongObject",
-]
