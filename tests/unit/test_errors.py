@@ -12,7 +12,7 @@ def branches(kind: type[errors.ShaleError], depth: int = 0) -> Iterator[tuple[in
     """The classes of the package below `kind`, each behind that which it is made of."""
     yield depth, kind.__name__
     for below in kind.__subclasses__():
-        if below.__module__.startswith(f"{errors.__name__}."):
+        if below.__module__ == errors.__name__:
             yield from branches(below, depth + 1)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shalekv.errors import InvalidRequest
+from shalekv.protocol.entry import KeyRange
 from shalekv.replica.engine import ReaderEngine
+from shalekv.server import requests
 from shalekv.settings import WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
@@ -12,6 +15,8 @@ from shalekv.watch.consumers import ConsumerLeases
 from shalekv.watch.history import History
 from shalekv.watch.stream import Watches
 from shalekv.write.engine import WriterEngine
+
+_REFUSED = ("min_seq", "max_staleness_ms", "snapshot_id", "read_level")
 
 
 def watches_of(
@@ -35,5 +40,22 @@ def watches_of(
         hold=lambda: engine.held,
         header=header,
         now_ms=engine.time.now_ms,
+        watched_range=watched_range,
         leases=ConsumerLeases(store, engine.manifest, settings.consumer_lease_ttl_s),
     )
+
+
+def watched_range(create: kv_pb2.WatchCreate) -> KeyRange:
+    """The range to watch. Raises `InvalidRequest` for whatever is wrong with the request."""
+    requests.check_header(create.header)
+    for name in _REFUSED:
+        if getattr(create.header, name):
+            problem = "a watch shows commits as they become durable, and no state: leave it out"
+            raise InvalidRequest(f"create.header.{name}", problem)
+    try:
+        keys = requests.key_range(create.range)
+    except InvalidRequest as error:
+        raise requests.within("create", error) from None
+    if keys.is_empty:
+        raise InvalidRequest("create.range", "there is no key in it")
+    return keys

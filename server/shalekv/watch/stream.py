@@ -21,7 +21,6 @@ from shalekv.errors import (
 from shalekv.protocol.entry import KeyRange
 from shalekv.read.memory_budget import ResultRoom
 from shalekv.read.version import HeldTree
-from shalekv.server import requests
 from shalekv.settings import WatchSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.catch_up import CatchUp
@@ -38,6 +37,9 @@ from shalekv.watch.watch import State, Watch
 
 RETRY_AFTER_MS = 1_000
 
+# Checks the request of a watch, and returns its range. Raises `InvalidRequest`.
+WatchedRange: TypeAlias = Callable[[kv_pb2.WatchCreate], KeyRange]
+
 
 class WatchShare:
     """The watches of one process."""
@@ -50,8 +52,10 @@ class WatchShare:
         leases: ConsumerLeases | None,
         settings: WatchSettings,
         clock: Clock,
+        watched_range: WatchedRange,
     ) -> None:
         """Without `leases` no watch can have a consumer."""
+        self.watched_range = watched_range
         self.feed = feed
         self.history = history
         self.catch_up = catch_up
@@ -116,29 +120,6 @@ class WatchShare:
             start_seq = first_seq or position.seq + 1
         await consumer.hold(wal_id)
         return start_seq
-
-
-# --- watch_requests
-# Requests to open watches, checked.
-
-
-_REFUSED = ("min_seq", "max_staleness_ms", "snapshot_id", "read_level")
-
-
-def watched_range(create: kv_pb2.WatchCreate) -> KeyRange:
-    """The range to watch. Raises `InvalidRequest` for whatever is wrong with the request."""
-    requests.check_header(create.header)
-    for name in _REFUSED:
-        if getattr(create.header, name):
-            problem = "a watch shows commits as they become durable, and no state: leave it out"
-            raise InvalidRequest(f"create.header.{name}", problem)
-    try:
-        keys = requests.key_range(create.range)
-    except InvalidRequest as error:
-        raise requests.within("create", error) from None
-    if keys.is_empty:
-        raise InvalidRequest("create.range", "there is no key in it")
-    return keys
 
 
 # --- watch_upkeep
@@ -402,7 +383,7 @@ class WatchStream:
             self._upkeep.begin(self._open_for_consumer(watch))
 
     def _watch(self, create: kv_pb2.WatchCreate) -> Watch:
-        keys = watched_range(create)
+        keys = self._share.watched_range(create)
         self._share.check_count()
         return Watch(
             self,
@@ -489,7 +470,7 @@ class WatchStream:
 class Watches:
     """Implements `server.service.WatchService`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (all but the first are what it works with)
         self,
         feed: CommitFeed,
         history: History,
@@ -499,6 +480,7 @@ class Watches:
         hold: Callable[[], HeldTree],
         header: Callable[[int, int | None], kv_pb2.ReplyHeader],
         now_ms: Callable[[], int],
+        watched_range: WatchedRange,
         leases: ConsumerLeases | None = None,
     ) -> None:
         """`hold` is the tree that reads use now; `header` makes that of a reply; `now_ms` is
@@ -510,7 +492,7 @@ class Watches:
         self._now_ms = now_ms
         self._feed = feed
         catch_up = CatchUp(feed, history, hold, clock)
-        self._share = WatchShare(feed, history, catch_up, leases, settings, clock)
+        self._share = WatchShare(feed, history, catch_up, leases, settings, clock, watched_range)
 
     @property
     def held_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from shalekv.clock import Clock, LoopClock
 from shalekv.errors import ShaleError
 from shalekv.rpc.status import operation_error, status_of
+from shalekv.server.watches import watched_range
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -179,6 +180,7 @@ def watches_of(writer: Serving, clock: Clock, **settings: Any) -> Watches:
         hold=lambda: engine.levels.current,
         header=writer.kv.header,
         now_ms=engine.time.now_ms,
+        watched_range=watched_range,
         leases=ConsumerLeases(cas, manifest, watching.consumer_lease_ttl_s),
     )
 
