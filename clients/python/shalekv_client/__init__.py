@@ -85,7 +85,9 @@ from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan
 from shalekv_client.server_stats import ProcessRequests, RequestKind, Stats
-from shalekv_client.server_status import (
+from shalekv_client.session import Session
+from shalekv_client.snapshots import Snapshot
+from shalekv_client.status import (
     ManifestStatus,
     MemoryPart,
     MemoryStatus,
@@ -93,8 +95,6 @@ from shalekv_client.server_status import (
     Status,
     WriterStatus,
 )
-from shalekv_client.session import Session
-from shalekv_client.snapshots import Snapshot
 from shalekv_client.sync_client import SyncClient
 from shalekv_client.sync_scan import SyncScan
 from shalekv_client.sync_session import SyncSession

@@ -21,10 +21,10 @@ from shalekv_client.policies import Consistency, Destination, ReadPolicy, Routin
 from shalekv_client.retry import RetryPolicy
 from shalekv_client.scan import Scan, ScanOrder
 from shalekv_client.server_stats import Stats, stats_of
-from shalekv_client.server_status import Status, status_of
 from shalekv_client.servers import Connecting, Server
 from shalekv_client.session import Session
 from shalekv_client.snapshots import SnapshotCalls
+from shalekv_client.status import Status, status_of
 from shalekv_client.tokens import SessionToken
 from shalekv_client.trip import READ, READ_AT_WRITER, REPEATABLE_WRITE, WRITE, Aim
 from shalekv_client.unary import attempt

@@ -12,7 +12,7 @@ from shalekv.cli.commands.top import ROWS_MAX, Between, Seen, picture
 from shalekv.cli.console.units import size
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv_client import Status, WalMode
-from shalekv_client.server_status import status_of
+from shalekv_client.status import status_of
 
 MIB = 1 << 20
 WRITER, READER = kv_pb2.Role.ROLE_WRITER, kv_pb2.Role.ROLE_READER
