@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
 
 from shalekv.errors import DatabaseNotFound, InvalidRequest
 from shalekv_client import Change, Client, Delete, Put
-from shalekv_spark.loading.importing import import_parquet
+from shalekv_spark.loading.load import import_parquet
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase

@@ -20,10 +20,9 @@ from shalekv.errors import (
 )
 from shalekv_client import Client
 from shalekv_spark.formats import register
-from shalekv_spark.scanning.decoding import decoded
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin
-from shalekv_spark.scanning.scan import scan
+from shalekv_spark.scanning.scan import decoded, scan
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase

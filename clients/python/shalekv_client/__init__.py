@@ -5,21 +5,26 @@
 ...     found = await client.get(b"greeting")
 """
 
-from shalekv_client.changes import Add, Batch, Change, Delete, DeleteRange, Put
-from shalekv_client.client import Client
-from shalekv_client.conditions import (
+from shalekv_client.changes import (
     Absent,
+    Add,
+    Batch,
+    Change,
     Compare,
     Condition,
+    Delete,
+    DeleteRange,
     Exists,
     Missing,
     Operator,
     Present,
+    Put,
     RangeEmpty,
     SeqEquals,
     SeqIs,
     ValueIs,
 )
+from shalekv_client.client import Client
 from shalekv_client.errors import (
     Abandoned,
     Cancelled,
@@ -60,49 +65,44 @@ from shalekv_client.errors import (
     WatchTooSlow,
     WrongDatabase,
 )
-from shalekv_client.idempotency import IdempotencyKeys
 from shalekv_client.ingest import Ingested
-from shalekv_client.levels import Durability, ReadLevel, Role
-from shalekv_client.levels_status import (
-    CacheStatus,
-    LevelsStatus,
-    LevelStatus,
-    ReadStatus,
-    SnapshotStatus,
-    StoreRequestStatus,
-)
 from shalekv_client.operations import Get, TxnOperation
-from shalekv_client.policies import Consistency, ReadPolicy
-from shalekv_client.process_status import (
-    CallStatus,
-    ReaderState,
-    ReaderStatus,
-    Readiness,
-    WatchStatus,
-)
-from shalekv_client.quorum_status import QuorumMemberStatus, QuorumStatus, WalMode
+from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
-from shalekv_client.retry import RetryPolicy
+from shalekv_client.retry import IdempotencyKeys, RetryPolicy
 from shalekv_client.scan import Scan
-from shalekv_client.server_stats import ProcessRequests, RequestKind, Stats
 from shalekv_client.session import Session
 from shalekv_client.snapshots import Snapshot
 from shalekv_client.status import (
+    CacheStatus,
+    CallStatus,
+    LevelsStatus,
+    LevelStatus,
     ManifestStatus,
     MemoryPart,
     MemoryStatus,
     MemtableStatus,
+    ProcessRequests,
+    QuorumMemberStatus,
+    QuorumStatus,
+    ReaderState,
+    ReaderStatus,
+    Readiness,
+    ReadStatus,
+    RequestKind,
+    SnapshotStatus,
+    Stats,
     Status,
+    StoreRequestStatus,
+    WalMode,
+    WatchStatus,
     WriterStatus,
 )
-from shalekv_client.sync_client import SyncClient
-from shalekv_client.sync_scan import SyncScan
-from shalekv_client.sync_session import SyncSession
-from shalekv_client.sync_watch import SyncWatch
+from shalekv_client.sync_client import SyncClient, SyncScan, SyncSession, SyncWatch
 from shalekv_client.tokens import InvalidToken, SessionToken
-from shalekv_client.watch import Watch
-from shalekv_client.watch_events import (
+from shalekv_client.watch import (
     ChangeKind,
+    Watch,
     WatchChange,
     WatchCommit,
     WatchEvent,

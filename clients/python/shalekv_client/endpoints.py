@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from shalekv_client.levels import Role
-from shalekv_client.policies import Destination
+from shalekv_client.policies import Destination, Role
 
 AVOID_INITIAL_S = 0.25
 AVOID_MAX_S = 5.0

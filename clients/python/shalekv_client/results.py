@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.levels import Durability, Role
+from shalekv_client.policies import Durability, Role
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 

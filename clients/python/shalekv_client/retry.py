@@ -8,6 +8,10 @@ servers. A fenced writer is not asked again, since it never serves again.
 
 from __future__ import annotations
 
+import enum
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shalekv_client.errors import (
@@ -17,13 +21,16 @@ from shalekv_client.errors import (
     DeadlinePassed,
     Fenced,
     NotApplied,
+    NotTheWriter,
     OutcomeUnknown,
     Overloaded,
     SeqNotReached,
     ShaleKVError,
     StreamTooSlow,
+    TooStale,
     Unreachable,
 )
+from shalekv_client.policies import Destination
 
 # Outcomes that another attempt may settle. Subclasses are left out on purpose.
 _OPEN = (
@@ -75,3 +82,85 @@ def may_repeat(error: ShaleKVError, *, is_repeatable: bool = False) -> bool:
     if isinstance(error, NotApplied):
         return error.code == "UNAVAILABLE" or isinstance(error, DeadlinePassed | SeqNotReached)
     return is_repeatable and type(error) in _OPEN
+
+
+# --- verdicts
+# What a failed attempt means for the next one. Pure: errors in, decisions out.
+#
+# A client of one server has no choice but to ask it again, as `shalekv_client.retry` allows. With
+# several servers a call goes on at another one when that may help: a write at whoever is the
+# writer now, a read at any server that was not asked yet.
+
+
+class Verdict(enum.Enum):
+    """Where the next attempt goes."""
+
+    FINAL = "nowhere"  # it would fail there as well, or could do harm
+    SAME = "the same server"  # it will have room, or time, a little later
+    OTHER = "another server"  # a write: after it was found out which one is the writer
+
+
+def verdict(error: ShaleKVError, destination: Destination, *, is_repeatable: bool) -> Verdict:
+    """What to do after an attempt at one of several servers has failed."""
+    if isinstance(error, NotTheWriter | Fenced | TooStale | SeqNotReached):
+        return Verdict.OTHER
+    if destination is Destination.BY_POLICY:
+        if isinstance(error, Overloaded):
+            return Verdict.OTHER
+        return Verdict.OTHER if may_repeat(error, is_repeatable=True) else Verdict.FINAL
+    if not may_repeat(error, is_repeatable=is_repeatable):
+        return Verdict.FINAL
+    is_down = isinstance(error, OutcomeUnknown) or error.code == "UNAVAILABLE"
+    return Verdict.OTHER if is_down else Verdict.SAME
+
+
+def attempt_ms(left_ms: float, first_ms: float, number: int) -> float:
+    """The time for an attempt, the `number`-th (from 1) of its kind.
+
+    The first has `first_ms`, each further one twice as much: so a server that is slow, and not
+    gone, is given enough time in the end.
+    """
+    return max(1.0, min(left_ms, first_ms * 2.0 ** min(number - 1, 16)))
+
+
+# --- idempotency
+# Idempotency keys: UUIDs of version 7, by which the server knows a write that is repeated.
+#
+#     48 bits  milliseconds since the Unix epoch
+#      4 bits  0111, the version
+#     12 bits  what is left of the time, in 1/4096 of a millisecond
+#      2 bits  10, the variant
+#     62 bits  random
+#
+# The server refuses a key whose time is past its window, since it may have forgotten it.
+
+
+_RANDOM_BYTES = 8
+_RANDOM_MASK = (1 << 62) - 1
+_FIXED_BITS = (0b0111 << 76) | (0b10 << 62)
+_TICKS_PER_MS = 4096
+_NS_PER_MS = 1_000_000
+
+
+class IdempotencyKeys:
+    """Makes keys of 16 bytes, each greater than the one before it."""
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int] = time.time_ns,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """`now_ns` is the time since the Unix epoch. The randomness of the operating system is
+        the default: two processes that are forked from one must not make the same keys.
+        """
+        self._now_ns = now_ns
+        self._random_bytes = random_bytes
+        self._last_ticks = 0
+
+    def next(self) -> bytes:
+        """A new key."""
+        ticks = self._now_ns() * _TICKS_PER_MS // _NS_PER_MS
+        self._last_ticks = ticks = max(ticks, self._last_ticks + 1)
+        moment, rest = divmod(ticks, _TICKS_PER_MS)
+        chance = int.from_bytes(self._random_bytes(_RANDOM_BYTES), "big") & _RANDOM_MASK
+        return (moment << 80 | rest << 64 | _FIXED_BITS | chance).to_bytes(16, "big")

@@ -10,21 +10,106 @@ from typing import Self, TypeAlias, cast
 import grpc
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.cancellation import abandoned, is_task_cancelled
-from shalekv_client.closing import AsyncClosing
+from shalekv_client.closing import AsyncClosing, abandoned, is_task_cancelled
 from shalekv_client.endpoints import Endpoint
 from shalekv_client.error_table import error_of, silence
 from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
-from shalekv_client.fleet import Fleet
-from shalekv_client.levels import ReadLevel
+from shalekv_client.fleet import Aim, Fleet
 from shalekv_client.operations import destination_of
-from shalekv_client.page_tokens import with_address, without_address
-from shalekv_client.policies import Destination
+from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
-from shalekv_client.scan_place import ScanPlace
+from shalekv_client.retry import Verdict, verdict
 from shalekv_client.servers import Server
-from shalekv_client.trip import Aim
-from shalekv_client.verdicts import Verdict, verdict
+
+# --- page_tokens
+# Page tokens of a client of several servers: with the address of the one that has the view.
+#
+#     10 bytes  NUL, "shalekv@", NUL
+#     1 byte    the length of the address
+#     ...       the address, then the token of that server
+#
+# What a single server, or a snapshot, is asked for has the server's own token and nothing before
+# it.
+
+
+_MARK = b"\0shalekv@\0"
+ADDRESS_BYTES_MAX = 255
+
+
+def with_address(address: str, token: bytes) -> bytes:
+    """The token of the server at `address`, in a form that tells the address."""
+    told = address.encode()
+    if len(told) > ADDRESS_BYTES_MAX:
+        return token  # only its own server knows it: others refuse it
+    return _MARK + bytes([len(told)]) + told + token
+
+
+def without_address(token: bytes) -> tuple[str, bytes]:
+    """The address that a token tells, or nothing, and the server's own token."""
+    if not token.startswith(_MARK) or len(token) == len(_MARK):
+        return "", token
+    begin = len(_MARK) + 1
+    end = begin + token[begin - 1]
+    return token[begin:end].decode(errors="replace"), token[end:]
+
+
+# --- scan_place
+# How far a scan has come, and with which request it goes on behind that. Pure.
+
+
+@dataclass(slots=True)
+class ScanPlace:
+    """The place of one scan between what its caller has got and what is left."""
+
+    request: kv_pb2.ScanRequest  # as it was begun, without a token
+    token: bytes  # of the server: where to go on; empty: at the start
+    count: int = 0  # of entries that came
+    size_bytes: int = 0  # of their keys and values
+    is_looking: bool = False  # all came that was asked for: is there more?
+    is_at_end: bool = False
+    more: bool = False  # at the end: a limit ended the scan before its range did
+
+    def next_request(self) -> kv_pb2.ScanRequest:
+        """What to ask for now.
+
+        A server tells whether there is more when it meets the first entry beyond a limit. If a
+        scan breaks off between that and the entry before, one more entry is asked for.
+        """
+        request = kv_pb2.ScanRequest(page_token=self.token)
+        request.MergeFrom(self.request)
+        limit, limit_bytes = self.request.limit, self.request.limit_bytes
+        is_full = bool(limit and self.count >= limit)
+        self.is_looking = is_full or bool(limit_bytes and self.size_bytes >= limit_bytes)
+        if self.is_looking:
+            request.limit, request.limit_bytes = 1, 0
+        else:
+            request.limit = limit and limit - self.count
+            request.limit_bytes = limit_bytes and limit_bytes - self.size_bytes
+        return request
+
+    def take(self, reply: kv_pb2.ScanReply) -> list[kv_pb2.Entry]:
+        """The entries of a message that the caller gets."""
+        if self.is_looking:
+            self.is_at_end = True
+            self.more = bool(reply.entries)
+            return []
+        entries = list(reply.entries)
+        self.count += len(entries)
+        self.size_bytes += sum(len(each.key) + len(each.value) for each in entries)
+        self.more = reply.more
+        if self.request.resumable:
+            self.is_at_end = reply.more or not reply.page_token
+        self.token = reply.page_token
+        return entries
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the scan can go on behind the last message after its call has broken off."""
+        return self.request.resumable and bool(self.token)
+
+
+# --- scan
+
 
 ScanCall: TypeAlias = "grpc.aio.UnaryStreamCall[kv_pb2.ScanRequest, kv_pb2.ScanReply]"
 

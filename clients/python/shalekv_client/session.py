@@ -15,8 +15,7 @@ from itertools import count
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from shalekv_client import operations
-from shalekv_client.cancellation import abandoned
-from shalekv_client.closing import AsyncClosing
+from shalekv_client.closing import AsyncClosing, abandoned
 from shalekv_client.error_table import silence, too_large
 from shalekv_client.errors import (
     DeadlineExceeded,
@@ -25,10 +24,16 @@ from shalekv_client.errors import (
     NotSent,
     ShaleKVError,
 )
-from shalekv_client.operations import Operation
-from shalekv_client.outbox import MESSAGE_BYTES_MAX, OVERHEAD_BYTES, Outbox, Pending
-from shalekv_client.stream import REFUSALS, SessionCall, Stream
-from shalekv_client.unary import Note
+from shalekv_client.operations import Note, Operation
+from shalekv_client.stream import (
+    MESSAGE_BYTES_MAX,
+    OVERHEAD_BYTES,
+    REFUSALS,
+    Outbox,
+    Pending,
+    SessionCall,
+    Stream,
+)
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")

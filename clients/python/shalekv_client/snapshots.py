@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from shalekv.v1 import admin_pb2
 from shalekv_client.fleet import Fleet
+from shalekv_client.operations import Method
 from shalekv_client.policies import Destination
 from shalekv_client.servers import Server
-from shalekv_client.unary import Method
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")

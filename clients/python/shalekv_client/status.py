@@ -2,31 +2,441 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from shalekv.v1 import admin_pb2
-from shalekv_client.levels_status import (
-    LevelsStatus,
-    ReadStatus,
-    SnapshotStatus,
-    StoreRequestStatus,
-    levels_of,
-    reads_of,
-    request_of,
-    snapshot_of,
-)
-from shalekv_client.process_status import (
-    CallStatus,
-    ReaderStatus,
-    Readiness,
-    WatchStatus,
-    call_of,
-    reader_of,
-    readiness_of,
-    watches_of,
-)
-from shalekv_client.quorum_status import QuorumStatus, WalMode, quorum_of
 from shalekv_client.results import View, known, view_of
+
+# --- process_status
+# What a status tells of how a process follows, is watched, and is called.
+
+
+class ReaderState(enum.Enum):
+    """What a reader does. The numbers are the wire's."""
+
+    LOADING = 1  # it reads what was there when it began
+    FOLLOWING = 2
+    GAP = 3  # it waits for a WAL object although later ones are there
+    CUT_OFF = 4  # the store does not answer: it answers from what it has
+    FULL = 5  # its memory is: it waits for the compactor
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """How a reader follows the writer."""
+
+    state: ReaderState | None  # None: one unknown to this client
+    next_wal_id: int
+    snapshot_id: bytes  # that protects what it reads; empty: none
+    snapshot_expire_time_s: int
+    snapshots_lost: int
+    wal_objects_applied: int  # since it began to serve
+    empty_polls: int
+    poll_interval_ms: int  # as it is paced now
+    gaps: int
+    gap_ms: int  # in all
+    writer_address: str  # HOST:PORT; empty: the writer did not say
+    open_ms: int
+    # Of the safekeeper from which it hears what is not archived yet; empty: it reads the archive.
+    tail_address: str = ""
+    tails: int = 0  # that were begun
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """State of calls of one kind, reads or writes, at a server."""
+
+    is_ready: bool
+    cause: str = ""  # in two words, such as "store unreachable"
+    problem: str = ""  # the last error
+    unready_ms: int = 0  # since the last success
+
+
+@dataclass(frozen=True, slots=True)
+class WatchStatus:
+    """The watches of a process."""
+
+    watches: int
+    streams: int
+    buffered_bytes: int
+    buffered_bytes_max: int  # of each stream
+    commits_told: int  # one for each watch that was told of it
+    catching_up: int  # watches that read the WAL from the store
+    cut: int  # watches that were too slow
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatus:
+    """The calls of one method, since the process began to serve."""
+
+    method: str  # such as "KV.Get"; an operation of a session is "Session.get"
+    calls: int
+    failures: int
+    total_us: int
+    histogram_us: tuple[int, ...]  # [i]: how many took from 2^i to 2^(i+1); [0]: or less
+
+    def since(self, before: CallStatus | None) -> CallStatus:
+        """The calls after `before`; all, if the process was started again since then."""
+        if before is None or before.calls > self.calls:
+            return self
+        earlier = [*before.histogram_us, *[0] * len(self.histogram_us)]
+        return CallStatus(
+            self.method,
+            self.calls - before.calls,
+            self.failures - before.failures,
+            self.total_us - before.total_us,
+            tuple(map(int.__sub__, self.histogram_us, earlier)),
+        )
+
+    def percentile_us(self, part: float) -> float | None:
+        """How long this part of the calls took at most, about; None: there was no call."""
+        return percentile(self.histogram_us, part)
+
+
+def percentile(histogram: Sequence[int], part: float) -> float | None:
+    """What `part` of the counted is at most, between the ends of its bucket; None: of nothing."""
+    wanted = sum(histogram) * part
+    if not any(histogram):
+        return None
+    passed = 0
+    for number, count in enumerate(histogram):
+        if count and passed + count >= wanted:
+            least = float(1 << number) if number else 0.0
+            return least + (float(2 << number) - least) * max(0.0, wanted - passed) / count
+        passed += count
+    return float(1 << len(histogram))
+
+
+def reader_of(status: admin_pb2.ReaderStatus) -> ReaderStatus:
+    """How it follows."""
+    return ReaderStatus(
+        state=known(ReaderState, status.state),
+        next_wal_id=status.next_wal_id,
+        snapshot_id=status.snapshot_id,
+        snapshot_expire_time_s=status.snapshot_expire_time_s,
+        snapshots_lost=status.snapshots_lost,
+        wal_objects_applied=status.wal_objects_applied,
+        empty_polls=status.empty_polls,
+        poll_interval_ms=status.poll_interval_ms,
+        gaps=status.gaps,
+        gap_ms=status.gap_ms,
+        writer_address=status.writer_address,
+        open_ms=status.open_ms,
+        tail_address=status.tail_address,
+        tails=status.tails,
+    )
+
+
+def watches_of(status: admin_pb2.WatchStatus) -> WatchStatus:
+    """Its watches."""
+    return WatchStatus(
+        watches=status.watches,
+        streams=status.streams,
+        buffered_bytes=status.buffered_bytes,
+        buffered_bytes_max=status.buffered_bytes_max,
+        commits_told=status.commits_told,
+        catching_up=status.catching_up,
+        cut=status.cut,
+    )
+
+
+def call_of(status: admin_pb2.CallStatus) -> CallStatus:
+    """One method."""
+    return CallStatus(
+        method=status.method,
+        calls=status.calls,
+        failures=status.failures,
+        total_us=status.total_us,
+        histogram_us=tuple(status.histogram_us),
+    )
+
+
+def readiness_of(status: admin_pb2.Readiness) -> Readiness:
+    """The readiness that a message tells."""
+    return Readiness(status.is_ready, status.cause, status.problem, status.unready_ms)
+
+
+# --- quorum_status
+# What a status tells of safekeepers.
+
+
+class WalMode(enum.Enum):
+    """Where a write is made durable. The numbers are the wire's."""
+
+    OBJECT_STORE = 1
+    QUORUM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumMemberStatus:
+    """A safekeeper, as the writer knows it."""
+
+    member_id: bytes
+    address: str  # HOST:PORT
+    is_connected: bool  # it follows the writer
+    flushed_lsn: int  # the last record that it has on disk; 0: not known
+    archived_wal_id: int | None  # all objects up to it were seen in the store by it
+    is_full: bool  # it has no room for more
+    is_next: bool  # one of those to be, while the members are being changed
+    problem: str  # why it does not follow
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumStatus:
+    """The state of a WAL in safekeepers, as the writer knows it."""
+
+    generation: int  # how often the members were changed
+    members: tuple[QuorumMemberStatus, ...]
+    last_lsn: int
+    committed_lsn: int  # a majority has all records up to it
+    last_wal_id: int | None  # that the last record goes into
+    archived_wal_id: int | None  # all objects up to it are in the store
+    unarchived_bytes: int
+    archiver_id: bytes  # the member that is appointed to archive; empty: none
+    problem: str  # why no writes are accepted; empty: they are
+
+    @property
+    def archiver(self) -> str:
+        """Where the member is that archives; empty: none is appointed."""
+        found = (each.address for each in self.members if each.member_id == self.archiver_id)
+        return next(found, "")
+
+
+def quorum_of(status: admin_pb2.QuorumStatus) -> QuorumStatus:
+    """The status that a reply tells."""
+    return QuorumStatus(
+        generation=status.generation,
+        members=tuple(map(_member, status.members)),
+        last_lsn=status.last_lsn,
+        committed_lsn=status.committed_lsn,
+        last_wal_id=status.last_wal_id if status.HasField("last_wal_id") else None,
+        archived_wal_id=status.archived_wal_id if status.HasField("archived_wal_id") else None,
+        unarchived_bytes=status.unarchived_bytes,
+        archiver_id=status.archiver_id,
+        problem=status.problem,
+    )
+
+
+def _member(status: admin_pb2.QuorumMemberStatus) -> QuorumMemberStatus:
+    return QuorumMemberStatus(
+        member_id=status.member_id,
+        address=status.address,
+        is_connected=status.is_connected,
+        flushed_lsn=status.flushed_lsn,
+        archived_wal_id=status.archived_wal_id if status.HasField("archived_wal_id") else None,
+        is_full=status.is_full,
+        is_next=status.is_next,
+        problem=status.problem,
+    )
+
+
+# --- levels_status
+# What a status tells of the levels and of the object store.
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStatus:
+    """One level. 0: SSTs that may overlap; 63: records of the system."""
+
+    level: int
+    ssts: int
+    bytes: int
+    entries: int  # tombstones included
+    tombstones: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelsStatus:
+    """The levels, what they amplify, and what waits for the compactor."""
+
+    levels: tuple[LevelStatus, ...]
+    bytes: int
+    space_amplification: float  # bytes for one byte of the lowest level; 0: there is no data
+    read_amplification: int  # SSTs that a read of one key may have to look into
+    wal_objects: int  # that are not compacted
+    uncompacted_bytes: int  # memory of what they hold
+    debt_bytes: int  # that compactions have yet to read, about
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """A cache, since the process began to serve."""
+
+    hits: int
+    misses: int
+    requests: int  # to the store
+    fetched_bytes: int
+    bytes: int  # that it holds
+    bytes_max: int
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the reads that found what they wanted; of none at all, 1."""
+        reads = self.hits + self.misses
+        return self.hits / reads if reads else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatus:
+    """How reads of the levels were answered, since the process began to serve."""
+
+    blocks: CacheStatus
+    metadata: CacheStatus  # footers, indexes, filters
+    filter_negatives: int
+    filter_false_positives: int
+    disk: CacheStatus | None = None  # None: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRequestStatus:
+    """What was asked of the object store, since the process began to serve."""
+
+    operation: str
+    folder: str  # empty: of none alone
+    requests: int
+    failures: int  # without an answer
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    """A snapshot, and the bytes that it keeps from being deleted (None: not known)."""
+
+    id: bytes
+    name: str
+    manifest_id: int
+    expire_time_s: int  # 0: never
+    pinned_bytes: int | None
+    pinned_alone_bytes: int | None  # that nothing else keeps
+
+
+def levels_of(reply: admin_pb2.StatusReply) -> LevelsStatus:
+    """Levels and compaction."""
+    levels, compaction = reply.levels, reply.compaction
+    return LevelsStatus(
+        levels=tuple(
+            LevelStatus(each.level, each.ssts, each.bytes, each.entries, each.tombstones)
+            for each in levels.levels
+        ),
+        bytes=levels.bytes,
+        space_amplification=levels.space_amplification,
+        read_amplification=levels.read_amplification,
+        wal_objects=compaction.wal_objects,
+        uncompacted_bytes=compaction.uncompacted_bytes,
+        debt_bytes=compaction.debt_bytes,
+    )
+
+
+def reads_of(status: admin_pb2.ReadStatus) -> ReadStatus:
+    """Caches and filters."""
+    return ReadStatus(
+        blocks=_cache(status.blocks),
+        metadata=_cache(status.metadata),
+        filter_negatives=status.filter_negatives,
+        filter_false_positives=status.filter_false_positives,
+        disk=_cache(status.disk) if status.HasField("disk") else None,
+    )
+
+
+def request_of(status: admin_pb2.StoreRequestStatus) -> StoreRequestStatus:
+    """One kind of request."""
+    return StoreRequestStatus(
+        operation=status.operation,
+        folder=status.folder,
+        requests=status.requests,
+        failures=status.failures,
+        objects=status.objects,
+        bytes=status.bytes,
+    )
+
+
+def snapshot_of(status: admin_pb2.SnapshotStatus) -> SnapshotStatus:
+    """One snapshot."""
+    snapshot = status.snapshot
+    has_pinned, has_alone = status.HasField("pinned_bytes"), status.HasField("pinned_alone_bytes")
+    return SnapshotStatus(
+        id=snapshot.id,
+        name=snapshot.name,
+        manifest_id=snapshot.manifest_id,
+        expire_time_s=snapshot.expire_time_s,
+        pinned_bytes=status.pinned_bytes if has_pinned else None,
+        pinned_alone_bytes=status.pinned_alone_bytes if has_alone else None,
+    )
+
+
+def _cache(status: admin_pb2.CacheStatus) -> CacheStatus:
+    return CacheStatus(
+        hits=status.hits,
+        misses=status.misses,
+        requests=status.requests,
+        fetched_bytes=status.fetched_bytes,
+        bytes=status.bytes,
+        bytes_max=status.bytes_max,
+    )
+
+
+# --- server_stats
+# What a server has sent to the object store, as `Client.stats` returns it.
+
+
+class RequestKind(enum.Enum):
+    """What a store charges a request as. The numbers are the wire's."""
+
+    WRITE = 1  # a put, a copy; the beginning, a part or the end of an upload
+    LIST = 2  # a page
+    READ = 3  # a get or a head
+    DELETE = 4
+    RECORD_WRITE = 5  # in the transactional store
+    RECORD_READ = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRequests:
+    """What one process has sent, and those that had its role before it."""
+
+    role: str  # "writer", "compactor" or "collector"
+    uptime_ms: int  # since the server has begun with the role, restarts included
+    requests: Mapping[RequestKind, int]  # of every kind that this client knows
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What was sent to the object store, process by process."""
+
+    view: View
+    url: str  # of the database, without credentials
+    endpoint: str  # HOST:PORT of the store; empty: that of the provider
+    records: str  # the kind of the transactional store, such as "dynamodb"; empty: none
+    processes: tuple[ProcessRequests, ...]
+
+
+def stats_of(reply: admin_pb2.StatsReply) -> Stats:
+    """What a reply tells."""
+    return Stats(
+        view=view_of(reply.header),
+        url=reply.url,
+        endpoint=reply.endpoint,
+        records=reply.records,
+        processes=tuple(map(_process, reply.processes)),
+    )
+
+
+def _process(told: admin_pb2.ProcessRequests) -> ProcessRequests:
+    requests = dict.fromkeys(RequestKind, 0)
+    for count in told.requests:
+        if count.kind in _NUMBERS:  # a newer server may know of more
+            requests[RequestKind(count.kind)] += count.requests
+    return ProcessRequests(told.role, told.uptime_ms, MappingProxyType(requests))
+
+
+_NUMBERS = frozenset(kind.value for kind in RequestKind)
+
+
+# --- status
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,27 +2,333 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from shalekv_client.channel import MESSAGE_BYTES_MAX, checked_addresses
+from shalekv_client import operations
 from shalekv_client.client import TIMEOUT_MS, Client
-from shalekv_client.closing import Closing
-from shalekv_client.levels import ReadLevel
-from shalekv_client.loop_thread import LoopThread
-from shalekv_client.operations import At
-from shalekv_client.outbox import UNANSWERED_BYTES_MAX
-from shalekv_client.policies import Consistency, ReadPolicy
+from shalekv_client.closing import Closing, client_closed
+from shalekv_client.errors import ClientClosed, ShaleKVError
+from shalekv_client.operations import At, Operation
+from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy
+from shalekv_client.results import Entry, View
 from shalekv_client.retry import RetryPolicy
+from shalekv_client.scan import Scan
+from shalekv_client.servers import MESSAGE_BYTES_MAX, checked_addresses
 from shalekv_client.session import Session
-from shalekv_client.sync_scan import SyncScan
-from shalekv_client.sync_session import SyncSession
-from shalekv_client.sync_watch import SyncWatch
+from shalekv_client.stream import OVERHEAD_BYTES, UNANSWERED_BYTES_MAX
 from shalekv_client.tokens import SessionToken
-from shalekv_client.watch import Watch
+from shalekv_client.watch import Watch, WatchEvent
+
+# --- loop_thread
+# An event loop in a thread of its own, for callers that have none.
+
+
+ResultT = TypeVar("ResultT")
+
+
+class LoopThread:
+    """Runs coroutines for other threads, until it is closed."""
+
+    def __init__(self, address: str) -> None:
+        """Starts the thread, which does not keep the process alive; `address` is for errors."""
+        self._address = address
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()  # of what follows
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=f"shalekv {address}", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """The result of `coroutine`, which is cancelled when waiting for it is interrupted.
+
+        Raises `ClientClosed` when the thread is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                coroutine.close()
+                raise client_closed(self._address)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` in the loop, and don't wait. Raises `ClientClosed` as `run`."""
+        with self._lock:
+            if self._is_closed:
+                raise client_closed(self._address)
+            self._loop.call_soon_threadsafe(function)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `last`, and end the thread when it is done. Again, it does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            future = asyncio.run_coroutine_threadsafe(last(), self._loop)
+        try:
+            future.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+
+# --- sync_scan
+# A scan for programs without an event loop: an ordinary iterator.
+
+
+class SyncScan(Closing, Iterator[Entry]):
+    """As `shalekv_client.Scan`: iterate over it once; left early, close it or use `with`."""
+
+    def __init__(self, scan: Scan, thread: LoopThread) -> None:
+        """As `SyncClient.scan` makes it."""
+        self._scan = scan
+        self._thread = thread
+        self._entries: Iterator[Entry] = iter(())
+
+    @property
+    def view(self) -> View | None:
+        """What is read from; known with the first entry."""
+        return self._scan.view
+
+    @property
+    def more(self) -> bool:
+        """At the end: a limit ended the scan before its range did."""
+        return self._scan.more
+
+    @property
+    def page_token(self) -> bytes:
+        """At the end, if there is more: how to go on, at this view."""
+        return self._scan.page_token
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Entry:
+        """The next entry. Raises as `SyncClient.get`."""
+        for entry in self._entries:
+            return entry
+        self._entries = iter(self.read())  # a message at a time: a turn in the thread is costly
+        return next(self._entries)
+
+    def read(self) -> list[Entry]:
+        """The next entries, those that came together; none at the end."""
+        entries = list(self._entries)
+        return entries or self._thread.run(self._scan.read())
+
+    def next_page(self) -> SyncScan:
+        """As `Scan.next_page`."""
+        return SyncScan(self._scan.next_page(), self._thread)
+
+    def pages(self) -> Iterator[list[Entry]]:
+        """As `Scan.pages`."""
+        page = self
+        while True:
+            with page:
+                yield list(page)
+            if not page.more:
+                return
+            page = page.next_page()
+
+    def close(self) -> None:
+        """End the call; the entries that were not taken yet are dropped."""
+        self._entries = iter(())
+        self._thread.run(self._scan.aclose())
+
+
+# --- sync_session
+# A session for programs without an event loop.
+
 
 ArgumentsP = ParamSpec("ArgumentsP")
-ResultT = TypeVar("ResultT")
+
+
+def _queued(
+    build: Callable[ArgumentsP, Operation[ResultT]],
+) -> Callable[Concatenate[SyncSession, ArgumentsP], Future[ResultT]]:
+    """The method that queues what `build` makes of its arguments."""
+
+    def queue(
+        session: SyncSession, /, *args: ArgumentsP.args, **kwargs: ArgumentsP.kwargs
+    ) -> Future[ResultT]:
+        return session.submit(build(*args, **kwargs))
+
+    queue.__name__, queue.__doc__ = build.__name__, build.__doc__
+    return queue
+
+
+class SyncSession(Closing):
+    """As `shalekv_client.Session`, for threads: futures are those of `concurrent.futures`.
+
+    Threads may share it; what one thread sends is applied in the order in which it sends it. To
+    cancel a future gives up its result, and does not take the operation back.
+    """
+
+    def __init__(self, session: Session, thread: LoopThread, *, bytes_max: int) -> None:
+        """As `SyncClient.session` makes it."""
+        self._session = session
+        self._thread = thread
+        self._bytes_max = bytes_max
+        self._queue: deque[tuple[Operation[Any], Future[Any]]] = deque()
+        self._change = threading.Condition()  # of what follows
+        self._held_bytes = 0
+        self._is_called = False  # the loop, to take what is queued
+        self._is_closed = False
+
+    get = _queued(operations.get)
+    batch_get = _queued(operations.batch_get)
+    put = _queued(operations.put)
+    delete = _queued(operations.delete)
+    delete_range = _queued(operations.delete_range)
+    add = _queued(operations.add)
+    write = _queued(operations.write)
+    txn = _queued(operations.txn)
+
+    def submit(self, operation: Operation[ResultT]) -> Future[ResultT]:
+        """Queue an operation; raises `NotSent` when the session is closed."""
+        future: Future[ResultT] = Future()
+        with self._change:
+            if self._is_closed:
+                raise self._session.closed()
+            if not self._is_called:
+                self._thread.call(self._take)
+                self._is_called = True
+            self._held_bytes += operation.size_bytes + OVERHEAD_BYTES
+            self._queue.append((operation, future))
+        return future
+
+    def ready(self) -> None:
+        """Wait while more bytes are unanswered than the session may hold."""
+        self._wait(self._bytes_max)
+
+    def drain(self) -> None:
+        """Wait until every operation is answered or has failed."""
+        self._wait(0)
+
+    def close(self) -> None:
+        """End the session without waiting; what is unanswered fails."""
+        with self._change:
+            self._is_closed = True
+        with suppress(ClientClosed):  # and everything of it
+            self._thread.run(self._end())
+
+    def __exit__(self, *error: object) -> None:
+        with self._change:
+            self._is_closed = True
+        try:
+            if error[0] is None:
+                self.drain()
+        finally:
+            self.close()
+
+    def _wait(self, bytes_max: int) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._held_bytes <= bytes_max)
+
+    async def _end(self) -> None:
+        self._take()
+        await self._session.aclose()
+
+    def _take(self) -> None:
+        """Hand over what is queued. Runs in the loop."""
+        with self._change:
+            taken = list(self._queue)
+            self._queue.clear()
+            self._is_called = False
+        for operation, future in taken:
+            finish = partial(self._finish, operation, future)
+            try:
+                self._session.submit(operation).add_done_callback(finish)
+            except ShaleKVError as error:  # the session was closed meanwhile
+                failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                failed.set_exception(error)
+                finish(failed)
+
+    def _finish(
+        self, operation: Operation[Any], future: Future[Any], inner: asyncio.Future[Any]
+    ) -> None:
+        """Tell the threads that wait. Runs in the loop."""
+        error = inner.exception()
+        if future.set_running_or_notify_cancel():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(inner.result())
+        with self._change:
+            self._held_bytes -= operation.size_bytes + OVERHEAD_BYTES
+            self._change.notify_all()
+
+
+# --- sync_watch
+# A watch for programs without an event loop: an ordinary iterator.
+
+
+class SyncWatch(Closing, Iterator[WatchEvent]):
+    """As `shalekv_client.Watch`: iterate over it once; `with` opens and closes it."""
+
+    def __init__(self, watch: Watch, thread: LoopThread) -> None:
+        """As `SyncClient.watch` makes it."""
+        self._watch = watch
+        self._thread = thread
+        self._events: Iterator[WatchEvent] = iter(())
+        self._taken_seq = 0  # the last event that was given
+
+    @property
+    def next_seq(self) -> int:
+        """Where another watch goes on behind the last event that was taken; 0: with what comes."""
+        return self._taken_seq + 1 if self._taken_seq else self._watch.opened_at_seq or 0
+
+    def opened(self) -> int:
+        """Wait until it is open: the first sequence number that it tells of."""
+        return self._thread.run(self._watch.opened())
+
+    def __enter__(self) -> Self:
+        try:
+            self.opened()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> WatchEvent:
+        """The next event. Raises as that of `Watch`."""
+        event = next(self._events, None)
+        if event is None:  # those that wait come together: a turn in the thread is costly
+            self._events = iter(self._thread.run(self._watch.read()))
+            event = next(self._events)
+        self._taken_seq = event.seq
+        return event
+
+    def ack(self, seq: int) -> None:
+        """As `Watch.ack`."""
+
+        async def ack() -> None:
+            self._watch.ack(seq)
+
+        self._thread.run(ack())
+
+    def close(self) -> None:
+        """Close the watch; what was not taken is dropped. Again, it does nothing."""
+        self._events = iter(())
+        self._thread.run(self._watch.aclose())
+
+
+# --- sync_client
 
 
 def _blocking(

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shalekv_spark.compaction.compact import compact
     from shalekv_spark.formats import register
-    from shalekv_spark.loading.importing import import_parquet
-    from shalekv_spark.loading.load import LoadResult, bulk_load
+    from shalekv_spark.loading.load import LoadResult, bulk_load, import_parquet
     from shalekv_spark.loading.sink import write_stream
     from shalekv_spark.scanning.export import Exported, export_parquet
     from shalekv_spark.scanning.frames import release

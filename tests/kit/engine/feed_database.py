@@ -17,10 +17,10 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.manifest import Manifest, PendingLoad
 from shalekv.protocol.sst_table import SstTable
-from shalekv_spark.feed.offset import FeedOffset
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.query import FeedQuery
 from shalekv_spark.feed.rows import read_part
+from shalekv_spark.feed.slots import FeedOffset
 from tests.kit.engine.collection import CollectedDatabase
 
 EPOCH = 7

@@ -32,7 +32,7 @@ from shalekv_client import (
     operations,
 )
 from shalekv_client.coalescer import Coalescer
-from shalekv_client.outbox import UNANSWERED_BYTES_MAX, Outbox
+from shalekv_client.stream import UNANSWERED_BYTES_MAX, Outbox
 from tests.kit.serving.dict_server import DictServer, ServerState, bare, received, refusing, silent
 
 CODE = grpc.StatusCode

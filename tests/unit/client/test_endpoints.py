@@ -9,9 +9,8 @@ import pytest
 
 from shalekv_client.endpoints import AVOID_MAX_S, Endpoint, Endpoints
 from shalekv_client.errors import ConnectionLost, ErrorDetails, ShaleKVError, Stopping
-from shalekv_client.hedging import first_answer
-from shalekv_client.levels import Role
-from shalekv_client.policies import Destination
+from shalekv_client.fleet import first_answer
+from shalekv_client.policies import Destination, Role
 
 READ, WRITE = Destination.BY_POLICY, Destination.WRITER
 

@@ -8,8 +8,8 @@ import pytest
 
 from shalekv.v1 import kv_pb2
 from shalekv_client import operations
-from shalekv_client.deadlines import Deadlines
-from shalekv_client.outbox import OVERHEAD_BYTES, Outbox, Pending
+from shalekv_client.coalescer import Deadlines
+from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending
 
 GET = operations.get(b"k")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shalekv_client import CallStatus
-from shalekv_client.process_status import percentile
+from shalekv_client.status import percentile
 
 
 @pytest.mark.parametrize(

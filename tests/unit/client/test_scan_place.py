@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.scan_place import ScanPlace
+from shalekv_client.scan import ScanPlace
 
 KEYS = [b"k%02d" % number for number in range(12)]
 VALUE = b"12"

@@ -23,7 +23,7 @@ from shalekv_client import (
     Put,
     Value,
 )
-from shalekv_client.outbox import OVERHEAD_BYTES
+from shalekv_client.stream import OVERHEAD_BYTES
 from tests.kit.serving.dict_server import DictServer, bare, received, silent
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

@@ -9,10 +9,9 @@ import pytest
 from shalekv_client import errors
 from shalekv_client.endpoints import Endpoint
 from shalekv_client.errors import ErrorDetails, ShaleKVError
+from shalekv_client.fleet import READ, REPEATABLE_WRITE, WRITE, Aim, Trip
 from shalekv_client.policies import Destination
-from shalekv_client.retry import RetryPolicy
-from shalekv_client.trip import READ, REPEATABLE_WRITE, WRITE, Aim, Trip
-from shalekv_client.verdicts import Verdict, attempt_ms, verdict
+from shalekv_client.retry import RetryPolicy, Verdict, attempt_ms, verdict
 
 POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
 HERE = Endpoint("here:1", is_listed=True)

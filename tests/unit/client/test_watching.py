@@ -21,10 +21,8 @@ from shalekv_client.errors import (
     WalCollected,
     WatchTooSlow,
 )
-from shalekv_client.watch import Watch
-from shalekv_client.watch_events import ChangeKind, WatchCommit, WatchProgress
-from shalekv_client.watch_stream import Hear, WatchCall
-from shalekv_client.watching import Watching
+from shalekv_client.watch import ChangeKind, Watch, WatchCommit, WatchProgress
+from shalekv_client.watch_stream import Hear, WatchCall, Watching
 from tests.unit.client.watch_server import History, WatchServer
 
 QUICK = RetryPolicy(attempts_max=3, backoff_initial_ms=1, backoff_max_ms=5)

@@ -16,7 +16,7 @@ from shalekv.protocol.manifest import Snapshot
 from shalekv.protocol.snapshot import NEVER
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv_spark.arrow.keeping import SnapshotKeeper
+from shalekv_spark.arrow.reading import SnapshotKeeper
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.hand_clock import HandClock, hand_runtime

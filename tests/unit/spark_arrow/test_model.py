@@ -21,7 +21,7 @@ from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
 from shalekv.settings import MIB, LevelSettings
 from shalekv_spark.arrow import merging
-from shalekv_spark.compaction.merging import merge_part
+from shalekv_spark.compaction.tasks import merge_part
 from shalekv_spark.scanning.scan_task import ScanTask
 from tests.kit.samples import DATABASE_ID
 from tests.unit.spark_arrow.scanned import (

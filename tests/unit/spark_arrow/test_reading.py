@@ -24,10 +24,10 @@ from shalekv.format.names import level_name, wal_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, KeyRange
-from shalekv_spark.arrow import blocks, objects
-from shalekv_spark.arrow.blocks import rows_of_blocks
+from shalekv_spark.arrow import objects, source
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.arrow.rows import Rows, rows_of
+from shalekv_spark.arrow.source import rows_of_blocks
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import read
 from tests.kit.forging import resealed
@@ -238,7 +238,7 @@ def test_all_that_blocks_may_have(
     def refused(*_: object) -> Columns:
         raise AssertionError("decoded row by row")
 
-    monkeypatch.setattr(blocks, "read_block", refused)
+    monkeypatch.setattr(source, "read_block", refused)
     sst = opened(encoded(ALL_FLAGS, codec, block_bytes))
     expected = rows_of(columns_in(sst), with_values=with_values)
     assert told(rows_in(sst, with_values=with_values)) == told(expected)

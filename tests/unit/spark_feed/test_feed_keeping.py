@@ -21,9 +21,9 @@ from shalekv.store.opening import open_store
 from shalekv.watch.consumers import consumers_of
 from shalekv.write.snapshots import Snapshots
 from shalekv_client import Client
-from shalekv_spark.feed.keeping import Keeping
-from shalekv_spark.feed.offset import FeedWalCollected, OffsetValue
 from shalekv_spark.feed.options import FeedOptions
+from shalekv_spark.feed.query import Keeping
+from shalekv_spark.feed.slots import FeedWalCollected, OffsetValue
 from shalekv_spark.feed.source import ChangesReader
 from shalekv_spark.place import Place
 from tests.kit.engine.feed_database import FeedDatabase

@@ -12,9 +12,8 @@ from shalekv.errors import DatabaseMismatch, IllegalState, InvalidSetting
 from shalekv.format import names
 from shalekv.protocol.manifest import Manifest
 from shalekv_spark.feed import query as feed_query
-from shalekv_spark.feed.log import FeedLog
-from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
-from shalekv_spark.feed.query import FeedQuery
+from shalekv_spark.feed.query import FeedLog, FeedQuery
+from shalekv_spark.feed.slots import FeedOffset, FeedWalCollected
 from tests.kit.engine.feed_database import EPOCH, FeedDatabase
 
 ALL = ReadAllAvailable()

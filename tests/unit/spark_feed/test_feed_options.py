@@ -13,10 +13,9 @@ from shalekv.format.columns import columns_of
 from shalekv.format.records import load_entry
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv_spark.feed import rows as feed_rows
-from shalekv_spark.feed.offset import FeedOffset, FeedWalCollected
 from shalekv_spark.feed.options import ALL_KEYS, NO_LIMIT
 from shalekv_spark.feed.rows import ARROW_SCHEMA, Batches, read_part
-from shalekv_spark.feed.slots import LoadPart, SlotsPart
+from shalekv_spark.feed.slots import FeedOffset, FeedWalCollected, LoadPart, SlotsPart
 from shalekv_spark.feed.source import SCHEMA
 from tests.kit.engine.feed_database import EPOCH, FeedDatabase, feed_options
 

@@ -16,8 +16,7 @@ from shalekv.server.database import create_database
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
-from shalekv_spark.loading.rows import PointRows, RowCheck
-from shalekv_spark.loading.schema import EXPIRE_AT, KEY, OP, ORDER, VALUE
+from shalekv_spark.loading.rows import EXPIRE_AT, KEY, OP, ORDER, VALUE, PointRows, RowCheck
 from shalekv_spark.loading.task import LoadTask, write_partition
 from shalekv_spark.place import Place
 

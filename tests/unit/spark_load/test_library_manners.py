@@ -11,10 +11,9 @@ import pytest
 import structlog
 
 from shalekv.errors import InvalidSetting
+from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.load import LoadResult
-from shalekv_spark.logs import route_logs
-from shalekv_spark.place import Place
-from shalekv_spark.store_loop import StoreLoop
+from shalekv_spark.place import Place, route_logs
 
 OWN = "shalekv.jobs.compact.claim"
 

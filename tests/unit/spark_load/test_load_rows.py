@@ -27,11 +27,10 @@ from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl, ShaleErro
 from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Columns, Section
 from shalekv.format.sst_writer import EncodedBlock, FinishedSst, SstWriter
-from shalekv_spark.loading.block_encoder import BlockEncoder
 from shalekv_spark.loading.options import LoadPlan
-from shalekv_spark.loading.rows import PointRows
-from shalekv_spark.loading.schema import EXPIRE_AT
+from shalekv_spark.loading.rows import EXPIRE_AT, PointRows
 from shalekv_spark.loading.sink import check_name
+from shalekv_spark.loading.task import BlockEncoder
 from tests.kit.samples import LEVEL_NAME, properties
 from tests.unit.spark_load.loads import Row, batch_of, batches_of, taken
 

@@ -27,10 +27,10 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv_client import Client, ErrorDetails, Overloaded
 from shalekv_client.ingest import Ingested
-from shalekv_spark.loading.commit import OPEN, Committed, Committer, gathered
+from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.load import renewed
+from shalekv_spark.loading.options import OPEN, Committed, Committer, gathered
 from shalekv_spark.place import Place
-from shalekv_spark.store_loop import StoreLoop
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes

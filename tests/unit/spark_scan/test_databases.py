@@ -12,8 +12,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
-from shalekv_spark.scanning.partitions import Wanted, key_range
-from shalekv_spark.scanning.planning import Reading, plan_from
+from shalekv_spark.scanning.planning import Reading, Wanted, key_range, plan_from
 from shalekv_spark.scanning.view import pin_existing, pin_new
 from shalekv_spark.scanning.wal_tail import read_tail
 from tests.kit.engine import places

@@ -12,7 +12,7 @@ from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.manifest import SortedRun
 from shalekv.protocol.range_tombstones import RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
-from shalekv_spark.scanning.partitions import (
+from shalekv_spark.scanning.planning import (
     INDEXES_MAX,
     LEAST_BYTES,
     Wanted,

@@ -15,17 +15,20 @@ from pyspark.sql.types import StructType
 
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
 from shalekv.protocol.entry import KeyRange, Kind
-from shalekv_spark.place import Place
+from shalekv_spark.place import Place, settle
 from shalekv_spark.scanning import export
 from shalekv_spark.scanning import scan as scanning
-from shalekv_spark.scanning.decoding import fields_of
 from shalekv_spark.scanning.export import export_parquet
 from shalekv_spark.scanning.frames import called
-from shalekv_spark.scanning.prefixes import Prefixes
-from shalekv_spark.scanning.scan import scan
-from shalekv_spark.scanning.source import ScanSource, SnapshotReader, scan_request, stats_request
+from shalekv_spark.scanning.scan import fields_of, scan
+from shalekv_spark.scanning.source import (
+    Prefixes,
+    ScanSource,
+    SnapshotReader,
+    scan_request,
+    stats_request,
+)
 from shalekv_spark.scanning.view import Pin
-from shalekv_spark.worker import settle
 
 URL = "file:///data/db"
 

@@ -7,23 +7,116 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
 import pyarrow as pa
+import structlog
 
 from shalekv.concurrency import in_parallel
-from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError
+from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError, SnapshotNotFound
 from shalekv.jobs.compact.pace import Pace
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import overlaps
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
+from shalekv.protocol.snapshot import NEVER, is_expired, not_found
 from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
-from shalekv_spark.arrow.batches import BATCH_BYTES, Batches
-from shalekv_spark.arrow.keeping import SnapshotKeeper
+from shalekv.store.manifests import StoredManifest
+from shalekv.write.snapshots import Snapshots
 from shalekv_spark.arrow.merging import Part, State, shown
-from shalekv_spark.arrow.objects import LevelRows, WalRows
-from shalekv_spark.arrow.rows import rows_of
+from shalekv_spark.arrow.objects import LevelRows, ScanTask, WalRows
+from shalekv_spark.arrow.rows import BATCH_BYTES, Batches, rows_of
 from shalekv_spark.arrow.source import Buffer, RunSource, Source, Wanted
-from shalekv_spark.arrow.task import ScanTask
+
+# --- keeping
+# Keeps the snapshot alive that a task reads, and finds out when it is gone.
+#
+# Only the store's clock tells when a snapshot expires; ours counts how much time has passed since
+# it was asked.
+
+
+log = structlog.get_logger()
+
+_LOOKS = 16  # in a time to live, at most, while the store does not answer
+_LEAST_WAIT_MS = 50
+
+
+class SnapshotKeeper:
+    """The snapshot with one id; many tasks may keep the same."""
+
+    def __init__(self, store: CasStore, snapshot_id: bytes, ttl_ms: int) -> None:
+        """It is renewed for `ttl_ms` when less than half of that is left."""
+        self._store = store
+        self._stored = StoredManifest(store)
+        self._snapshots = Snapshots(store, self._stored)
+        self._id = snapshot_id
+        self._ttl_ms = ttl_ms
+        self._failure: ShaleError | None = None
+
+    async def keep(self) -> None:
+        """Renew it in time, until this is cancelled, or it is gone: then `check` says so."""
+        clock, random = self._store.runtime.clock, self._store.runtime.random
+        ends_ms = clock.monotonic_ms() + self._ttl_ms  # not before it is known
+        while self._failure is None:
+            try:
+                began_ms = clock.monotonic_ms()
+                left_ms = await self._renewed()
+                if left_ms is None:
+                    return
+                ends_ms = began_ms + left_ms
+                # Tasks that began together don't all edit the manifest at once.
+                wait_ms = left_ms - self._ttl_ms / 2 + random.random() * self._ttl_ms / 8
+            except SnapshotNotFound as error:
+                self._failure = error
+                return
+            except ShaleError as error:
+                log.warning("the snapshot of a scan could not be renewed", error=str(error))
+                if clock.monotonic_ms() >= ends_ms:
+                    self._failure = error
+                    return
+                wait_ms = self._ttl_ms / _LOOKS
+            await clock.sleep_ms(max(wait_ms, _LEAST_WAIT_MS))
+
+    def check(self) -> None:
+        """Raise what has ended `keep`: `SnapshotNotFound`, or why nobody could renew it."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def look(self) -> float | None:
+        """How many milliseconds it will live, by the store's clock; None: it never expires.
+
+        Raises `SnapshotNotFound` and `StoreError`.
+        """
+        # The clock first: what is found afterwards had not expired when the clock was asked, so
+        # everything that was read before was protected.
+        now_ms = await self._store.reads.now_ms()
+        manifest = await self._stored.refresh()
+        found = next((each for each in manifest.snapshots if each.id == self._id), None)
+        if found is None or is_expired(found, now_ms / 1_000):
+            raise not_found(self._id, manifest)
+        if found.snapshot_expire_time_s == NEVER:
+            return None
+        return found.snapshot_expire_time_s * 1_000 - now_ms
+
+    async def explain(self, error: ShaleError) -> ShaleError:
+        """Why something could not be read: the snapshot is gone, if that is so."""
+        try:
+            await self.look()
+        except SnapshotNotFound as gone:
+            return gone
+        except ShaleError:
+            return error
+        return error
+
+    async def _renewed(self) -> float | None:
+        """As `look`, when somebody has renewed it that had to."""
+        left_ms = await self.look()
+        if left_ms is None or left_ms >= self._ttl_ms / 2:
+            return left_ms
+        await self._snapshots.renew(self._id.hex(), ttl_ms=self._ttl_ms)
+        return await self.look()
+
+
+# --- reading
+
 
 # Of what is fetched at once from a source: a group that is coming, two that are ready, what a merge
 # joins, and puts in order, and what it made before and nobody has taken yet. Measured, with what

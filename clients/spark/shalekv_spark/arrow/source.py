@@ -7,18 +7,325 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from lz4.block import LZ4BlockError, decompress
 
-from shalekv.errors import ShaleError
-from shalekv.format.columns import Section
+from shalekv.errors import BadStructure, CorruptObject, ShaleError
+from shalekv.format.block import HAS_EXPIRY, HAS_KINDS, HAS_SEQS, KNOWN_FLAGS
+from shalekv.format.block_frame import HEADER_BYTES, Codec, plain
+from shalekv.format.coding import ALIGNMENT, Piece, crc32c
+from shalekv.format.columns import KINDS_OF, Columns, Section
+from shalekv.format.index import BlockIndex
+from shalekv.format.sst import read_block
 from shalekv.format.statistics import blocks_between
-from shalekv.protocol.entry import Entry, KeyRange
-from shalekv_spark.arrow.blocks import out_of_order, rows_of_blocks
+from shalekv.jobs.compact.sources import joined
+from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv_spark.arrow.merging import Part, newest_versions
 from shalekv_spark.arrow.objects import Opened, StoredRows
-from shalekv_spark.arrow.rows import Rows
+from shalekv_spark.arrow.rows import Bytes, Numbers, Rows, bools_of, numbers_array, rows_of
+
+# --- blocks
+# Blocks that stand together, as arrays: no Python object is made for a row.
+#
+# Blocks are columns already (`shalekv.format.block`), so what is left to do for a group of them
+# is to check the whole group at once, and to join the same column of all of them. Whatever does
+# not fit is given to the format package, block by block, which says what is wrong, and where.
+
+
+_SECTION = Section.POINTS
+_COLUMNS_AT = HEADER_BYTES + 8
+_FRAME = int(_SECTION) << 8  # the first word of a block of codec 0
+_OFFSETS_MAX = 2**31 - 1  # of Arrow
+_LZ4_AT = HEADER_BYTES + 4
+_LZ4_RATIO_MAX = 255
+_PADDINGS = [bytes(count) for count in range(ALIGNMENT)]
+
+Positions = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
+
+
+class _Unfit(Exception):
+    """Something is not as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Handles:
+    """What the index says of some blocks that stand together, as columns."""
+
+    starts: Positions  # from the first of them on
+    lengths: Positions
+    checksums: Words
+    rows: Positions
+    first_keys: pa.BinaryArray
+
+    @classmethod
+    def of(cls, index: BlockIndex, numbers: range) -> _Handles:
+        """These blocks of an index, which was found sound: see `shalekv.format.index`."""
+        data, count = index.piece.data, index.count
+
+        def column(at: int, code: str, extra: int = 0) -> npt.NDArray[np.unsignedinteger]:
+            width = np.dtype(code).itemsize
+            return np.frombuffer(data, code, len(numbers) + extra, at + width * numbers.start)
+
+        offsets = column(8, "<u8").astype(np.int64)
+        lengths_at = 8 + 8 * count
+        key_offsets_at = lengths_at + 12 * count
+        keys_at = key_offsets_at + 4 * (count + 1) + count
+        buffers = [
+            None,
+            pa.py_buffer(column(key_offsets_at, "<u4", 1)),
+            pa.py_buffer(memoryview(data)[keys_at:]),
+        ]
+        return cls(
+            offsets - offsets[0],
+            column(lengths_at, "<u4").astype(np.int64),
+            column(lengths_at + 4 * count, "<u4").astype(np.uint32),
+            column(lengths_at + 8 * count, "<u4").astype(np.int64),
+            pa.Array.from_buffers(pa.binary(), len(numbers), buffers),
+        )
+
+
+def rows_of_blocks(index: BlockIndex, numbers: range, data: bytes, *, with_values: bool) -> Rows:
+    """The points in blocks that stand together, one or more; `data` are their bytes.
+
+    Raises a `CorruptObject` as the format package does, also when the blocks are out of order.
+    """
+    try:
+        handles = _Handles.of(index, numbers)
+        _check_sums(handles, data)
+        starts, plain_data = _uncompressed(index, numbers, handles, data)
+        return _Group(handles, starts, plain_data, index.listed_seq).rows(with_values=with_values)
+    except (_Unfit, CorruptObject):  # the first block that is unsound shall be named
+        return rows_of(_one_by_one(index, numbers, data), with_values=with_values)
+
+
+def _one_by_one(index: BlockIndex, numbers: range, data: bytes) -> Columns:
+    """The same by the format package, which raises the error of the first block with one."""
+    base = index[numbers[0]].offset
+    decoded: list[Columns] = []
+    for number in numbers:
+        handle = index[number]
+        at = handle.offset - base
+        columns = read_block(index, number, data[at : at + handle.length]).columns()
+        if decoded and decoded[-1].keys[-1] >= columns.keys[0]:
+            raise out_of_order(index, number)
+        decoded.append(columns)
+    return joined(decoded)
+
+
+def _check_sums(handles: _Handles, data: bytes) -> None:
+    ends = handles.starts + handles.lengths
+    if len(data) != ends[-1]:
+        raise _Unfit
+    bounds = zip(handles.starts.tolist(), ends.tolist(), strict=True)
+    if [crc32c(data[start:end]) for start, end in bounds] != handles.checksums.tolist():
+        raise _Unfit
+
+
+def _uncompressed(
+    index: BlockIndex, numbers: range, handles: _Handles, data: bytes
+) -> tuple[Positions, bytes]:
+    """The same blocks with codec 0, and where each begins."""
+    starts = handles.starts
+    codecs = np.frombuffer(data, np.uint8)[starts]
+    if not codecs.any():
+        return starts, data
+    if ((codecs == Codec.NONE) | (codecs == Codec.LZ4)).all():
+        pieces, lengths = _from_lz4(handles, data, codecs == Codec.LZ4)
+    else:
+        name, base = index.piece.name, index[numbers[0]].offset
+        ends = (starts + handles.lengths).tolist()
+        blocks = [
+            plain(Piece(name, base + start, data[start:end]))[0].data
+            for start, end in zip(starts.tolist(), ends, strict=True)
+        ]
+        pieces, lengths = [blocks], np.fromiter(map(len, blocks), np.int64, len(blocks))
+    return lengths.cumsum() - lengths, b"".join(chain.from_iterable(zip(*pieces, strict=True)))
+
+
+def _from_lz4(
+    handles: _Handles, data: bytes, is_lz4: npt.NDArray[np.bool_]
+) -> tuple[Sequence[Sequence[bytes | memoryview]], Positions]:
+    """The same of blocks of which some are LZ4 and the rest are plain: header, columns, padding.
+
+    As `shalekv.format.block_frame` does it one by one, at three times the price. Raises `_Unfit`.
+    """
+    _demand((handles.lengths > _LZ4_AT).all())
+    words, at = np.frombuffer(data, "<u4"), handles.starts >> 2
+    raw_len = words[at + 1].astype(np.int64)
+    stored_len = np.where(is_lz4, words[at + 2], raw_len).astype(np.int64)
+    data_at = np.where(is_lz4, _LZ4_AT, HEADER_BYTES)
+    _demand((words[at] & ~np.uint32(0xFF) == _FRAME).all())
+    _demand((_padded(data_at + stored_len) == handles.lengths).all())
+    _demand((raw_len <= np.where(is_lz4, stored_len * _LZ4_RATIO_MAX, raw_len)).all())
+    view, begin = memoryview(data), handles.starts + data_at
+    columns = zip(
+        begin.tolist(), (begin + stored_len).tolist(), raw_len.tolist(), is_lz4, strict=True
+    )
+    try:
+        raws = [
+            decompress(view[start:end], uncompressed_size=size) if compressed else view[start:end]
+            for start, end, size, compressed in columns
+        ]
+    except LZ4BlockError:
+        raise _Unfit from None
+    _demand([*map(len, raws)] == raw_len.tolist())
+    headers = np.empty((len(raws), 2), "<u4")
+    headers[:, 0], headers[:, 1] = _FRAME, raw_len
+    lengths = _padded(HEADER_BYTES + raw_len)
+    paddings = [_PADDINGS[size] for size in (lengths - HEADER_BYTES - raw_len).tolist()]
+    return (headers.view("V8").ravel().tolist(), raws, paddings), lengths
+
+
+def _padded(lengths: Positions) -> Positions:
+    padded: Positions = -(-lengths // ALIGNMENT) * ALIGNMENT
+    return padded
+
+
+class _Group:
+    """Blocks of codec 0 whose bytes are those that were written. All methods raise `_Unfit`."""
+
+    def __init__(self, handles: _Handles, starts: Positions, data: bytes, listed_seq: int) -> None:
+        self._handles = handles
+        self._view = memoryview(data)
+        self._words = np.frombuffer(data, "<u4")
+        self._starts = starts
+        self._listed_seq = listed_seq
+        lengths = np.append(starts[1:], len(data)) - starts
+        _demand((lengths > _COLUMNS_AT).all())
+        frames, raw_len, self._rows, self._flags = (
+            self._word(starts + 4 * number) for number in range(4)
+        )
+        _demand((frames == _FRAME).all() and (self._rows == handles.rows).all())
+        _demand(not (self._flags & ~KNOWN_FLAGS).any() and self._rows.all())
+        _demand((_padded(HEADER_BYTES + raw_len) == lengths).all())
+        self._expiry_at = _COLUMNS_AT + 8 * np.where(self._has(HAS_SEQS), self._rows, 1)
+        self._key_offsets_at = self._expiry_at + 8 * np.where(self._has(HAS_EXPIRY), self._rows, 0)
+        self._value_offsets_at = self._key_offsets_at + 4 * (self._rows + 1)
+        self._kinds_at = self._value_offsets_at + 4 * (self._rows + 1)
+        keys_at = self._kinds_at + np.where(self._has(HAS_KINDS), self._rows, 0)
+        _demand((keys_at <= lengths).all())
+        self._key_bytes = self._word(starts + self._value_offsets_at - 4)
+        self._value_bytes = self._word(starts + self._kinds_at - 4)
+        self._keys_at = starts + keys_at
+        self._values_at = self._keys_at + self._key_bytes
+        _demand((self._values_at + self._value_bytes == starts + HEADER_BYTES + raw_len).all())
+
+    def rows(self, *, with_values: bool) -> Rows:
+        """All of them, in order, and as the rules of the section demand."""
+        key_offsets = self._offsets(self._key_offsets_at, self._key_bytes)
+        value_offsets = self._offsets(self._value_offsets_at, self._value_bytes)
+        kinds = self._kinds(value_offsets)
+        seqs = self._seqs()
+        keys = _binary(key_offsets, self._joined(self._keys_at, self._key_bytes))
+        firsts = numbers_array(self._rows.cumsum() - self._rows, pa.int64())
+        _demand(pc.all(pc.equal(keys.take(firsts), self._handles.first_keys)).as_py())
+        _check_order(keys, seqs)
+        values = None
+        if with_values:
+            values = _binary(value_offsets, self._joined(self._values_at, self._value_bytes))
+        return Rows(keys, values, seqs, kinds, self._expiry())
+
+    def _word(self, at: Positions) -> Positions:
+        words: Positions = self._words[at >> 2].astype(np.int64)
+        return words
+
+    def _has(self, flag: int) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self._flags & flag != 0
+        return found
+
+    def _joined(self, starts: Positions, lengths: Positions) -> bytes:
+        view = self._view
+        bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return b"".join([view[start:end] for start, end in bounds])
+
+    def _offsets(self, at: Positions, sizes: Positions) -> npt.NDArray[np.int32]:
+        """The offsets of all rows into what `_joined` makes of these `sizes`."""
+        total = int(sizes.sum())
+        _demand(total <= _OFFSETS_MAX and not self._word(self._starts + at).any())
+        own = np.frombuffer(self._joined(self._starts + at, 4 * self._rows), "<u4")
+        offsets = np.empty(len(own) + 1, np.int64)
+        offsets[:-1] = own
+        offsets[:-1] += np.repeat(sizes.cumsum() - sizes, self._rows)
+        offsets[-1] = total
+        _demand((offsets[1:] >= offsets[:-1]).all())
+        return offsets.astype(np.int32)
+
+    def _seqs(self) -> Numbers:
+        has_seqs = self._has(HAS_SEQS)
+        at = self._starts + _COLUMNS_AT
+        if has_seqs.all() and not self._listed_seq:
+            return np.frombuffer(self._joined(at, 8 * self._rows), "<u8")
+        shared = np.frombuffer(self._view, "<u8")[at >> 3]
+        if self._listed_seq:
+            _demand(not has_seqs.any() and not shared.any())
+            return np.full(int(self._rows.sum()), self._listed_seq, np.uint64)
+        seqs = np.repeat(shared, self._rows)
+        if has_seqs.any():
+            own = self._joined(at[has_seqs], 8 * self._rows[has_seqs])
+            seqs[np.repeat(has_seqs, self._rows)] = np.frombuffer(own, "<u8")
+        return seqs
+
+    def _expiry(self) -> Numbers | None:
+        has_expiry = self._has(HAS_EXPIRY)
+        if not has_expiry.any():
+            return None
+        at = (self._starts + self._expiry_at)[has_expiry]
+        own = np.frombuffer(self._joined(at, 8 * self._rows[has_expiry]), "<u8")
+        if has_expiry.all():
+            return own if own.any() else None
+        expire_at_ms = np.zeros(int(self._rows.sum()), np.uint64)
+        expire_at_ms[np.repeat(has_expiry, self._rows)] = own
+        return expire_at_ms if own.any() else None
+
+    def _kinds(self, value_offsets: npt.NDArray[np.int32]) -> Bytes | None:
+        has_kinds = self._has(HAS_KINDS)
+        if not has_kinds.any():
+            return None
+        at = (self._starts + self._kinds_at)[has_kinds]
+        own = self._joined(at, self._rows[has_kinds])
+        _demand(not own.translate(None, KINDS_OF[_SECTION]))
+        kinds = np.full(int(self._rows.sum()), Kind.PUT, np.uint8)
+        kinds[np.repeat(has_kinds, self._rows)] = np.frombuffer(own, np.uint8)
+        tombstones = kinds == Kind.TOMBSTONE
+        _demand(not (value_offsets[1:] - value_offsets[:-1])[tombstones].any())
+        return kinds if tombstones.any() else None
+
+
+def _demand(condition: object) -> None:
+    if not condition:
+        raise _Unfit
+
+
+def _binary(offsets: npt.NDArray[np.int32], data: bytes) -> pa.BinaryArray:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _check_order(keys: pa.BinaryArray, seqs: Numbers) -> None:
+    """By key, and the versions of one key from the newest to the oldest."""
+    before, after = keys.slice(0, len(keys) - 1), keys.slice(1)
+    if pc.all(pc.less(before, after), min_count=0).as_py():
+        return
+    _demand(pc.all(pc.less_equal(before, after)).as_py())
+    same = bools_of(pc.equal(before, after))
+    _demand((seqs[:-1][same] > seqs[1:][same]).all())
+
+
+def out_of_order(index: BlockIndex, number: int) -> BadStructure:
+    """The error for a block whose first key is not above the last key of the block before it."""
+    problem = "the block before it ends with the same key or above"
+    return BadStructure(index.piece.name, index[number].offset, problem)
+
+
+# --- source
+
 
 _ROW_BYTES = 20  # what columns take for a row beside key and value, expiry not counted
 

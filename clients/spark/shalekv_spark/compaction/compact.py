@@ -27,9 +27,9 @@ from shalekv.settings import (
 )
 from shalekv.store.cas import CasStore
 from shalekv_spark.arguments import Key, key_bytes, settings_of
+from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.compaction.tasks import SparkParts
 from shalekv_spark.place import Place
-from shalekv_spark.store_loop import StoreLoop
 
 PARTITION_BYTES = 256 * MIB
 

@@ -3,16 +3,359 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+import structlog
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from shalekv.errors import DatabaseMismatch, InvalidSetting
+from shalekv.concurrency import in_parallel
+from shalekv.errors import (
+    DatabaseMismatch,
+    IllegalState,
+    InvalidSetting,
+    ManifestConflict,
+    ObjectNotFound,
+    ShaleError,
+    SnapshotNotFound,
+    StoreError,
+    StoreRefused,
+    Truncated,
+    WalUnprotected,
+)
+from shalekv.format import names
+from shalekv.format.footer import Footer, read_footer
+from shalekv.protocol.manifest import Manifest
+from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore
-from shalekv_spark.feed.keeping import Keeping
-from shalekv_spark.feed.log import FeedLog
-from shalekv_spark.feed.offset import FeedOffset
+from shalekv.store.manifests import StoredManifest
+from shalekv.watch.consumers import ConsumerLeases
+from shalekv.write.snapshots import Snapshots
 from shalekv_spark.feed.options import NO_LIMIT, FeedOptions
-from shalekv_spark.feed.slots import Part, admitted, parts_of
+from shalekv_spark.feed.slots import (
+    FeedOffset,
+    FeedSlot,
+    FeedWalCollected,
+    Part,
+    admitted,
+    parts_of,
+)
+
+# --- keeping
+# What keeps the log for a stream: the lease of its consumer, and a snapshot beside large loads.
+#
+# The lease is moved on behind what Spark has committed, and never before; it may stay behind,
+# which keeps more than is needed. A lease keeps WAL objects and not the files of a load that one
+# of them commits: while a batch reads such files, a snapshot keeps them.
+
+
+log = structlog.get_logger()
+
+PERIOD_S = 30  # between two moves of a lease: each edits the manifest
+PIN_TTL_S = 600  # of a snapshot whose driver was killed
+_MS_PER_S = 1_000
+
+
+class Keeping:
+    """Keeps the log of one database for one query."""
+
+    def __init__(
+        self, store: CasStore, stored: StoredManifest, consumer: str, consumer_ttl_s: int
+    ) -> None:
+        """Without a `consumer` there is no lease. `consumer_ttl_s` is how long it lives."""
+        self._clock = store.runtime.clock
+        self._consumer = consumer
+        self._leases = ConsumerLeases(store, stored, consumer_ttl_s)
+        self._snapshots = Snapshots(store, stored)
+        self._period_ms = _MS_PER_S * min(PERIOD_S, consumer_ttl_s / 3, PIN_TTL_S / 3)
+        self._wal_id = 0  # everything before was processed
+        self._held_wal_id: int | None = None
+        self._pin: str | None = None
+        self._pin_end = 0  # the snapshot is for slots before this one
+
+    async def position(self) -> int | None:
+        """Where the consumer goes on; None: it has no lease."""
+        lease = await self._leases.find(self._consumer) if self._consumer else None
+        return None if lease is None else lease.wal_id_min
+
+    async def begin(self, wal_id: int) -> None:
+        """Keep the WAL from this object on, or what can be kept of it.
+
+        Raises as `ConsumerLeases.hold`, but for `WalUnprotected`.
+        """
+        self._wal_id = max(self._wal_id, wal_id)
+        await self._hold()
+
+    async def processed(self, end: int) -> None:
+        """Everything before slot `end` was processed, for good: nothing before it is needed."""
+        self._wal_id = max(self._wal_id, end)
+        if self._pin is not None and end >= self._pin_end:
+            await self._unpin()
+
+    async def pin(self, end: int) -> None:
+        """Keep the files of loads before slot `end` until that is processed.
+
+        Asked again, what was kept first is: a later snapshot may have less of them. Who may not
+        write here reads them as long as they are there. Raises as `Snapshots.create`.
+        """
+        if self._pin is not None and end <= self._pin_end:
+            return
+        try:
+            snapshot = await self._snapshots.create(ttl_ms=PIN_TTL_S * _MS_PER_S)
+        except (StoreRefused, DatabaseMismatch) as error:
+            log.warning("nothing keeps the files of a load for its readers", error=str(error))
+            return
+        await self._unpin()
+        self._pin, self._pin_end = snapshot.id.hex(), end
+
+    async def run(self) -> None:
+        """Renew, and move the lease on, until cancelled. What fails is tried again."""
+        renewed_ms = self._clock.monotonic_ms()
+        while True:
+            await self._clock.sleep_ms(self._period_ms)
+            try:
+                await self._hold()
+                now_ms = self._clock.monotonic_ms()
+                if self._pin is not None and now_ms - renewed_ms >= PIN_TTL_S * _MS_PER_S / 3:
+                    await self._snapshots.renew(self._pin, ttl_ms=PIN_TTL_S * _MS_PER_S)
+                    renewed_ms = now_ms
+            except (ShaleError, OSError) as error:
+                log.warning("the log of a stream could not be kept", error=str(error))
+
+    async def end(self) -> None:
+        """Move the lease on for the last time, and let go of the snapshot, if that is possible."""
+        with suppress(ShaleError, OSError):
+            if self._held_wal_id is not None and self._wal_id > self._held_wal_id:
+                await self._hold()
+            await self._unpin()
+
+    async def _hold(self) -> None:
+        if not self._consumer:
+            return
+        wal_id = self._wal_id
+        try:
+            await self._leases.hold(self._consumer, wal_id)
+        except WalUnprotected as error:
+            # What is before may be read as long as it is there; that it is gone is found out.
+            await self._leases.hold(self._consumer, error.first_wal_id)
+        self._held_wal_id = wal_id
+
+    async def _unpin(self) -> None:
+        """Let go of the snapshot, or leave it to its end: no query fails of that."""
+        if self._pin is not None:
+            pin, self._pin = self._pin, None
+            try:
+                await self._snapshots.delete(pin)
+            except SnapshotNotFound:
+                return
+            except (StoreError, ManifestConflict) as error:
+                log.warning("a snapshot is left to expire", snapshot=pin, error=str(error))
+
+
+# --- log
+# The log of a database, as the driver of a stream sees it: what is there, and whether all is.
+#
+# Only the contiguous prefix of the log is ever told of: what stands behind a gap may never become
+# part of the history. A slot that is missing although it was compacted was collected; that is an
+# error, whatever stands behind it. Of a list and a manifest, the manifest is read later: then
+# what the list does not show, and the manifest has not compacted, was not there yet.
+
+
+FOOTER_BYTES = 4_096  # which nearly all footers have less than
+LOOKS_AT_ONCE = 16  # requests of the driver
+
+
+class FeedLog:
+    """The WAL of one database. Every method may raise `CorruptObject` and `StoreError`."""
+
+    def __init__(self, store: CasStore) -> None:
+        """Nothing is read yet."""
+        self._store = store
+        self.stored = StoredManifest(store)
+        self._sizes: dict[int, int] = {}  # of what the last list has shown
+        self._known: dict[int, FeedSlot] = {}  # of those that were looked into
+
+    async def manifest(self) -> Manifest:
+        """The newest. Raises `DatabaseNotFound`, and `IllegalState` when it knows less."""
+        return await self.stored.refresh()
+
+    async def check(self, offset: FeedOffset) -> int:
+        """The epoch of the writer, if the log is the one in which this offset was found.
+
+        Another database is a `DatabaseMismatch`, an older state of the same an `IllegalState`, as
+        far as the object before the offset can tell: it is kept while nothing behind it is
+        compacted.
+        """
+        first = max(offset.wal_id - 1, 0)
+        sizes = await self._list(first, 1)
+        manifest = await self.manifest()
+        if manifest.database_id != offset.database_id:
+            raise DatabaseMismatch(
+                f"the checkpoint is of database {offset.database_id.hex()}, and "
+                f"{self._store.url} holds {manifest.database_id.hex()}: another one was put in its "
+                "place. Begin a query with a new checkpoint"
+            )
+        if first in sizes:
+            wanted = offset.last_write_id
+            if wanted and await self._write_id(first, sizes[first]) not in (b"", wanted):
+                raise self._older_state(offset, "another object stands before that")
+        elif offset.wal_id and first >= manifest.first_uncompacted_wal_id:
+            raise self._older_state(offset, "its log ends before that")
+        return manifest.writer_epoch
+
+    async def filled(self, first: int, count_max: int) -> range:
+        """The slots from `first` on that are filled, without a gap; at most `count_max`.
+
+        Where `first` is among ids that were left out, they begin behind those. Raises
+        `FeedWalCollected`.
+        """
+        end = await self._end(first, count_max)
+        for left_out in self.stored.current.wal_ids_left_out:
+            if first in left_out:
+                return range(left_out.stop, await self._end(left_out.stop, count_max))
+        return range(first, end)
+
+    async def _end(self, first: int, count_max: int) -> int:
+        """The first slot from `first` on that is not filled."""
+        sizes, end = await self._run(first, count_max)
+        manifest = await self.manifest()
+        goes_on_elsewhere = any(end in left_out for left_out in manifest.wal_ids_left_out)
+        if not goes_on_elsewhere and self._may_be_gone(first, end, count_max):
+            # It was filled and compacted since the list, or it is gone: another list tells.
+            sizes, end = await self._run(first, count_max)
+            if self._may_be_gone(first, end, count_max):
+                raise await self.collected(end)
+        self._sizes = sizes
+        self._known = {each: slot for each, slot in self._known.items() if each >= first}
+        return end
+
+    def _may_be_gone(self, first: int, end: int, count_max: int) -> bool:
+        return end < self.stored.current.first_uncompacted_wal_id and end - first < count_max
+
+    async def newest(self) -> int:
+        """The end of the log."""
+        manifest = await self.manifest()
+        return (await self.filled(manifest.first_uncompacted_wal_id, 2**63)).stop
+
+    async def earliest(self) -> int:
+        """The first slot from which on all are there; nothing need keep them."""
+        first = (await self.manifest()).first_uncompacted_wal_id
+        sizes = await self._list(0, first)
+        while first and first - 1 in sizes:
+            first -= 1
+        return first
+
+    async def write_id(self, wal_id: int) -> bytes:
+        """The write id of an object; empty: it is gone."""
+        return await self._write_id(wal_id, (await self._sized(range(wal_id, wal_id + 1)))[wal_id])
+
+    async def described(self, slots: range) -> Sequence[FeedSlot]:
+        """These slots, with the loads that they commit.
+
+        REQUIRES: they were filled. Raises `FeedWalCollected` when one is gone.
+        """
+        sizes = await self._sized(slots)
+        manifest = self.stored.current
+        found: dict[int, FeedSlot] = {}
+        unread: list[int] = []
+        for wal_id in slots:
+            if wal_id in self._known:
+                found[wal_id] = self._known[wal_id]
+            elif wal_id < manifest.first_uncompacted_wal_id or manifest.pending_loads:
+                unread.append(wal_id)
+            else:  # a load is pending until it is compacted
+                found[wal_id] = FeedSlot(wal_id, sizes[wal_id])
+
+        async def work() -> None:
+            while unread:
+                wal_id = unread.pop()
+                found[wal_id] = await self._look_into(wal_id, sizes[wal_id])
+
+        await in_parallel(work, min(len(unread), LOOKS_AT_ONCE))
+        self._known |= found
+        return [found[wal_id] for wal_id in slots]
+
+    async def collected(self, wal_id: int) -> FeedWalCollected:
+        """The error that says that this object is gone."""
+        return FeedWalCollected(
+            f"{self._store.url}: {names.wal_name(wal_id)}, which the stream has to read next, was "
+            f"collected: the oldest WAL object that a query can begin with is "
+            f"{await self.earliest()}."
+        )
+
+    async def _sized(self, slots: range) -> dict[int, int]:
+        """The sizes of these objects, by a list that is older than the manifest."""
+        if not all(wal_id in self._sizes for wal_id in slots):
+            end = await self._end(slots.start, len(slots))
+            if end < slots.stop:
+                raise await self.collected(end)
+        return self._sizes
+
+    async def _run(self, first: int, count_max: int) -> tuple[dict[int, int], int]:
+        """What is listed from slot `first` on, and the first slot that is not."""
+        sizes = await self._list(first, count_max)
+        end = first
+        while end in sizes:
+            end += 1
+        return sizes, end
+
+    async def _list(self, first: int, count_max: int) -> dict[int, int]:
+        """The sizes of the objects in the `count_max` slots from `first` on."""
+        start_after = names.wal_name(first - 1) if first else ""
+        sizes: dict[int, int] = {}
+        listed = self._store.reads.list(names.WAL_FOLDER, start_after=start_after)
+        async for info in listed:
+            wal_id = names.parse_wal_name(info.name)
+            if wal_id is None:
+                continue
+            if wal_id - first >= count_max:
+                break
+            sizes[wal_id] = info.size_bytes
+        return sizes
+
+    async def _look_into(self, wal_id: int, size_bytes: int) -> FeedSlot:
+        try:
+            footer = await self._footer(wal_id, size_bytes)
+        except ObjectNotFound:
+            raise await self.collected(wal_id) from None
+        contents = footer.contents
+        if not contents.other_count or contents.bounded_count:
+            return FeedSlot(wal_id, size_bytes)
+        found = await read_slot(self._store, wal_id, self.stored.current.database_id)
+        if isinstance(found, ObjectNotFound):
+            raise await self.collected(wal_id)
+        if isinstance(found, ShaleError):
+            raise found
+        loads = [*loads_of(found)]
+        if len(loads) != 1:  # of several, the task that reads the object reads the files
+            return FeedSlot(wal_id, size_bytes)
+        return FeedSlot(wal_id, size_bytes, found.properties.writer_epoch, loads[0])
+
+    async def _write_id(self, wal_id: int, size_bytes: int) -> bytes:
+        try:
+            return (await self._footer(wal_id, size_bytes)).properties.write_id
+        except ObjectNotFound:
+            return b""
+
+    async def _footer(self, wal_id: int, size_bytes: int) -> Footer:
+        name = names.wal_name(wal_id)
+        database_id = self.stored.current.database_id
+        tail = await self._store.reads.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
+        try:
+            return read_footer(name, tail, size_bytes, database_id=database_id)
+        except Truncated:  # its first and last key are long
+            whole = (await self._store.reads.get(name)).data
+            return read_footer(name, whole, len(whole), database_id=database_id)
+
+    def _older_state(self, offset: FeedOffset, problem: str) -> IllegalState:
+        return IllegalState(
+            f"the checkpoint has read {self._store.url} up to WAL object {offset.wal_id}, and "
+            f"{problem}: an older state was put in place of the database. Begin a query with a new "
+            "checkpoint"
+        )
+
+
+# --- query
+
 
 LOOKED_INTO = 256  # slots at once, to find out how much they are
 

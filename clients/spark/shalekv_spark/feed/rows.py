@@ -27,8 +27,7 @@ from shalekv.read.source import tree_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
-from shalekv_spark.feed.offset import FeedWalCollected
-from shalekv_spark.feed.slots import LoadPart, Part, SlotsPart
+from shalekv_spark.feed.slots import FeedWalCollected, LoadPart, Part, SlotsPart
 
 ARROW_SCHEMA = pa.schema(
     [

@@ -75,12 +75,11 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType, Time
 
 from shalekv.errors import InvalidSetting
 from shalekv_spark import bridge
-from shalekv_spark.feed.offset import FeedOffset, OffsetValue
+from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.feed.options import FeedOptions
 from shalekv_spark.feed.query import FeedQuery
 from shalekv_spark.feed.rows import read_part
-from shalekv_spark.feed.slots import LoadPart, SlotsPart
-from shalekv_spark.store_loop import StoreLoop
+from shalekv_spark.feed.slots import FeedOffset, LoadPart, OffsetValue, SlotsPart
 
 SCHEMA = (
     StructType()

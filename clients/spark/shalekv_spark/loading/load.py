@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,11 +21,10 @@ from shalekv.errors import InvalidRequest, ShaleError
 from shalekv.jobs.bulk_load import LoadJob
 from shalekv.protocol.loads import check_single_load_id
 from shalekv.wording import counted
-from shalekv_spark.loading.commit import Committer, gathered
-from shalekv_spark.loading.options import LoadOptions, LoadPlan
-from shalekv_spark.loading.schema import LoadSchema
+from shalekv_spark.bridge import StoreLoop
+from shalekv_spark.loading.options import Committer, LoadOptions, LoadPlan, gathered
+from shalekv_spark.loading.rows import LoadSchema
 from shalekv_spark.loading.task import REPORT, LoadTask
-from shalekv_spark.store_loop import StoreLoop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,3 +172,23 @@ def renewed(loop: StoreLoop, job: LoadJob, session: SparkSession) -> Iterator[Ca
                 renewing.result()
     finally:
         session.removeTag(tag)
+
+
+# --- Parquet files
+
+
+def import_parquet(
+    spark: SparkSession,
+    path: str | Sequence[str],
+    url: str,
+    *,
+    load_id: str,
+    **options: Unpack[LoadOptions],
+) -> LoadResult:
+    """Load the rows of Parquet files, one path or several, as `bulk_load` does it.
+
+    A column `seq`, as exports can have one, is left out: a load has one sequence number.
+    """
+    paths = [path] if isinstance(path, str) else [*path]
+    df = spark.read.parquet(*paths)
+    return bulk_load(df.drop("seq"), url, load_id=load_id, **options)

@@ -15,10 +15,10 @@ from shalekv.errors import InvalidRequest, InvalidSetting, LoadUnknown
 from shalekv.jobs.bulk_load import committed_seq
 from shalekv.protocol.loads import CLOCK_MARGIN_MS, LOAD_ID_BYTES_MAX, check_load_id
 from shalekv.store.manifests import StoredManifest
+from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.load import run_load
 from shalekv_spark.loading.options import LoadOptions, LoadPlan
 from shalekv_spark.place import Place
-from shalekv_spark.store_loop import StoreLoop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

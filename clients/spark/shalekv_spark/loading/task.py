@@ -8,24 +8,188 @@ Spark try the same rows again.
 
 from __future__ import annotations
 
+import struct
+from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import repeat
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark import TaskContext
+from xxhash import xxh64_intdigest
 
 from shalekv.errors import IllegalState, InvalidRequest
-from shalekv.format.block_frame import Codec
+from shalekv.format.block import HAS_EXPIRY, HAS_KINDS
+from shalekv.format.block_frame import Codec, compressed, compressor, pack_header
+from shalekv.format.coding import padding
+from shalekv.format.columns import Section
+from shalekv.format.contents import UNNUMBERED, SstContents
+from shalekv.format.filter import SEED
 from shalekv.format.sst_message import info_message
 from shalekv.format.sst_writer import EncodedBlock, SstWriter
 from shalekv.jobs.bulk_load import UPLOADS_AT_ONCE, LoadTicket, begin_file, create_file
+from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv.protocol.sst_table import SstInfo
-from shalekv_spark.loading.block_encoder import BlockEncoder
-from shalekv_spark.loading.rows import RowCheck
+from shalekv_spark.bridge import StoreLoop
+from shalekv_spark.loading.rows import PointRows, RowCheck
 from shalekv_spark.place import Place
-from shalekv_spark.store_loop import StoreLoop
+
+# --- block_encoder
+# Encodes blocks from Arrow columns: the bytes that `shalekv.format.block` makes, in half the
+# time, because a column of offsets and bytes is copied as it lies.
+
+
+_HEAD = struct.Struct("<IIQ")  # rows, flags, and the one sequence number of all
+_U32 = np.dtype("<u4")
+_U64 = np.dtype("<u8")
+
+
+class BlockEncoder:
+    """Cuts rows into blocks of points without sequence numbers; see `SstWriter` for the rules."""
+
+    def __init__(self, *, block_bytes: int, codec: Codec, has_filter: bool) -> None:
+        """`block_bytes` as of `SstWriter`; `has_filter`: blocks come with the hashes of keys."""
+        self._block_bytes = block_bytes
+        self._codec = codec
+        self._compress = compressor(codec)
+        self._has_filter = has_filter
+        self._left: PointRows | None = None  # fewer than fill a block
+
+    def add(self, rows: PointRows) -> Iterator[EncodedBlock]:
+        """The blocks that are full with the next rows, one or more, whose keys are above."""
+        if self._left is not None:
+            rows = _joined(self._left, rows)
+        batch = _Batch(rows)
+        start, count = 0, len(rows.keys)
+        while True:
+            limit = batch.ends[start] + self._block_bytes
+            stop = max(start + 1, bisect_right(batch.ends, limit, lo=start + 1) - 1)
+            if stop >= count:
+                break
+            yield self._encoded(batch, start, stop)
+            start = stop
+        self._left = _rows(rows, start)
+
+    def finish(self) -> Iterator[EncodedBlock]:
+        """The block of the rows that are left, if there are any."""
+        if self._left is not None:
+            yield self._encoded(_Batch(self._left), 0, len(self._left.keys))
+            self._left = None
+
+    def _encoded(self, batch: _Batch, start: int, stop: int) -> EncodedBlock:
+        rows, flags = stop - start, 0
+        expiry = kinds = b""
+        first_expiry_ms = NO_EXPIRY
+        deletes = 0
+        if batch.expire_at_ms is not None:
+            times = batch.expire_at_ms[start:stop]
+            found = times[times > 0]
+            if len(found):
+                first_expiry_ms = int(found.min())
+                flags |= HAS_EXPIRY
+                expiry = times.astype(_U64).tobytes()
+        if batch.kinds is not None:
+            some = batch.kinds[start:stop]
+            deletes = int(np.count_nonzero(some == Kind.TOMBSTONE))
+            if deletes:
+                flags |= HAS_KINDS
+                kinds = some.tobytes()
+        key_offsets = batch.key_offsets[start : stop + 1]
+        value_offsets = batch.value_offsets[start : stop + 1]
+        keys = batch.keys[key_offsets[0] : key_offsets[-1]]
+        values = batch.values[value_offsets[0] : value_offsets[-1]]
+        offsets_len = 2 * _U32.itemsize * (rows + 1)
+        columns_len = len(expiry) + offsets_len + len(kinds) + len(keys) + len(values)
+        raw_len = _HEAD.size + columns_len
+        block = b"".join(
+            (
+                pack_header(Section.POINTS, raw_len),
+                _HEAD.pack(rows, flags, UNNUMBERED),
+                expiry,
+                (key_offsets - key_offsets[0]).astype(_U32).tobytes(),
+                (value_offsets - value_offsets[0]).astype(_U32).tobytes(),
+                kinds,
+                keys,
+                values,
+                padding(raw_len),
+            )
+        )
+        if self._compress is not None:
+            block = compressed(block, self._codec, self._compress)
+        singles = batch.single_keys[start:stop]
+        contents = SstContents(
+            put_count=rows - deletes,
+            tombstone_count=deletes,
+            key_bytes=len(keys),
+            value_bytes=len(values),
+            first_key=singles[0],
+            last_key=singles[-1],
+        )
+        hashes = map(xxh64_intdigest, singles, repeat(SEED)) if self._has_filter else ()
+        return EncodedBlock(block, contents, array("Q", hashes), first_expiry_ms)
+
+
+class _Batch:
+    """Rows as what blocks are cut from."""
+
+    def __init__(self, rows: PointRows) -> None:
+        self.key_offsets, self.keys = _parts(rows.keys)
+        self.value_offsets, self.values = _parts(rows.values)
+        self.single_keys = rows.keys.to_pylist()
+        self.kinds, self.expire_at_ms = rows.kinds, rows.expire_at_ms
+        # Bytes of keys and values before each row, and of all.
+        ends = self.key_offsets.astype(np.int64) + self.value_offsets
+        self.ends: list[int] = ends.tolist()
+
+
+def _parts(column: pa.BinaryArray) -> tuple[NDArray[np.int32], memoryview]:
+    """Offsets and bytes of a column, which may be a part of a longer one."""
+    _, offsets, data = column.buffers()
+    view = np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
+    return view, memoryview(data if data is not None else b"")
+
+
+def _rows(rows: PointRows, start: int) -> PointRows:
+    return PointRows(
+        rows.keys[start:],
+        rows.values[start:],
+        None if rows.kinds is None else rows.kinds[start:],
+        None if rows.expire_at_ms is None else rows.expire_at_ms[start:],
+    )
+
+
+def _joined(one: PointRows, other: PointRows) -> PointRows:
+    return PointRows(
+        pa.concat_arrays([one.keys, other.keys]),
+        pa.concat_arrays([one.values, other.values]),
+        None
+        if one.kinds is None and other.kinds is None
+        else np.concatenate(
+            [
+                np.full(len(each.keys), Kind.PUT, np.uint8) if each.kinds is None else each.kinds
+                for each in (one, other)
+            ]
+        ),
+        None
+        if one.expire_at_ms is None and other.expire_at_ms is None
+        else np.concatenate(
+            [
+                np.full(len(each.keys), NO_EXPIRY, np.uint64)
+                if each.expire_at_ms is None
+                else each.expire_at_ms
+                for each in (one, other)
+            ]
+        ),
+    )
+
+
+# --- task
+
 
 # What a task tells, as Spark and as Arrow name it: a row for each file, and at the end one without
 # a file, which counts the rows that are loaded, or says why they cannot be.

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from shalekv_spark.arrow.objects import MEMORY_BYTES, TYPES, ScanTask, WalSlot, schema_of
 from shalekv_spark.arrow.reading import read_task
-from shalekv_spark.arrow.task import MEMORY_BYTES, TYPES, ScanTask, WalSlot, schema_of
 from shalekv_spark.bridge import iterate
 
 __all__ = ["MEMORY_BYTES", "TYPES", "ScanTask", "WalSlot", "read", "schema_of"]

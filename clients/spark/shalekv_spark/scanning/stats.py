@@ -12,9 +12,8 @@ from shalekv_spark.arguments import Key
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.frames import load
 from shalekv_spark.scanning.pinning import TTL_S
-from shalekv_spark.scanning.prefixes import Prefixes
 from shalekv_spark.scanning.scan import AnySnapshot, read_options
-from shalekv_spark.scanning.source import STATS_FORMAT, stats_request
+from shalekv_spark.scanning.source import STATS_FORMAT, Prefixes, stats_request
 
 
 def stats(  # noqa: PLR0913 - keywords, each of which stands for itself

@@ -39,7 +39,7 @@ from shalekv_client import (
     Status,
     WriterStatus,
 )
-from shalekv_client.process_status import percentile
+from shalekv_client.status import percentile
 
 # --- top_rates
 # What happened between two statuses of a process: calls, requests, use of caches, by the second.

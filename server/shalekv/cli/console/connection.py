@@ -37,8 +37,8 @@ from shalekv_client import (
     WalCollected,
     WrongDatabase,
 )
-from shalekv_client.channel import checked_address
 from shalekv_client.policies import ReadPolicy
+from shalekv_client.servers import checked_address
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
