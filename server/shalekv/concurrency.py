@@ -74,7 +74,7 @@ class IdlePoll:
 # Looks that many callers share: each waits for one that begins after it has asked.
 
 
-class Looks:
+class SingleFlight:
     """Who waits for the next look, and who for the one that goes on."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ async def in_parallel(work: Callable[[], Awaitable[None]], count: int) -> None:
 # Turns: who waits together goes on in the order in which they came.
 
 
-class Turns:
+class FifoLock:
     """A line in which everybody waits for those before to leave it."""
 
     def __init__(self) -> None:

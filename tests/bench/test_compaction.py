@@ -10,7 +10,7 @@ import pytest
 from shalekv.clock import LoopClock
 from shalekv.format.columns import Columns, Section
 from shalekv.jobs.compact.outputs import LevelWriter
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import run_part
 from shalekv.protocol.entry import Kind
 from shalekv.protocol.manifest import L0
@@ -47,7 +47,7 @@ def rows(random: Random, seq: int) -> Columns:
 async def test_merge_of_levels(codec: LevelCodec) -> None:
     """Four runs that overlap everywhere become one, on one core."""
     store, levels = memory_store(), LevelSettings(codec=codec)
-    pace = Pace(store.runtime.clock, 0)
+    pace = TokenBucket(store.runtime.clock, 0)
     random, sources = Random(7), []
     for run in range(RUNS):
         writer = LevelWriter(store, AUTHOR, levels, pace)

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from shalekv.errors import StoreRefused, StoreUnavailable
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, ObjectStore, RequestKind
 from shalekv.store.two_phase import records as memory
 from shalekv.store.two_phase import sql
@@ -39,17 +39,17 @@ AT_ONCE = 40
 HERE = "s3://bucket/here"
 
 
-def record(name: str, source: str = "source", database: str = HERE) -> Record:
-    return Record(Destination(database, name), source)
+def record(name: str, source: str = "source", database: str = HERE) -> CreateRecord:
+    return CreateRecord(Destination(database, name), source)
 
 
-def done(open_record: Record) -> Record:
+def done(open_record: CreateRecord) -> CreateRecord:
     return replace(open_record, is_committed=True)
 
 
 async def listed(
     records: RecordStore, database: str = HERE, *, uncommitted_only: bool = False
-) -> list[Record]:
+) -> list[CreateRecord]:
     return [each async for each in records.list(database, uncommitted_only=uncommitted_only)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from tests.kit.processes.wal_contents import manifest_ids, manifest_path
 
 
@@ -29,11 +29,11 @@ class Footprint:
     def wal_bytes(self) -> int:
         return sum(self._wal_bytes.values())
 
-    def look(self) -> Tree:
+    def look(self) -> Version:
         """Look at the files; the tree of the newest manifest."""
         sizes = self._sizes()
         manifest = self._newest_manifest()
-        tree = Tree.of(manifest)
+        tree = Version.of(manifest)
         wal_bytes = {
             wal_id: size_bytes
             for name, size_bytes in sizes.items()
@@ -68,6 +68,6 @@ class Footprint:
             return decode_manifest(path.relative_to(self.folder).as_posix(), data)
 
 
-def tree_bytes(tree: Tree) -> int:
+def tree_bytes(tree: Version) -> int:
     runs = [info for run in tree.runs for info in run.ssts]
     return sum(info.size_bytes for info in (*tree.l0, *runs))

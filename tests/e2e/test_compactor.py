@@ -17,7 +17,7 @@ from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.clock import LoopClock
 from shalekv.format.names import wal_name
 from shalekv.protocol.compaction.jobs import WalJob
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
@@ -117,7 +117,7 @@ async def test_killed_it_leaves_no_process_behind(
     assert await following.exited() == 0, following.report()
     manifest = await check(database, tmp_path)
     assert manifest.first_uncompacted_wal_id == len(database.written)
-    assert not Tree.of(manifest).l0
+    assert not Version.of(manifest).l0
     assert not any(f" {following.pid} " in lease.holder for lease in manifest.leases)
     assert len(parts(following)) >= 2
     assert all(map(has_ended, parts(following)))
@@ -135,13 +135,13 @@ async def test_a_part_that_is_killed_is_run_again(
     line = await child.line(lambda line: line.get("event") == "compaction failed")
     assert "ended with -9" in line["problem"]
     assert all(map(has_ended, pids[:2]))
-    assert Tree.of(await check(database, tmp_path)).l0
+    assert Version.of(await check(database, tmp_path)).l0
     await child.line(lambda _: len(parts(child)) > len(pids))
     os.kill(child.pid, signal.SIGTERM)
     assert await child.exited() == 0, child.report()
     assert all(map(has_ended, parts(child)))
     manifest = await check(database, tmp_path)
-    assert Tree.of(manifest).l0
+    assert Version.of(manifest).l0
     assert [lease.holder for lease in manifest.leases] == ["test"]
 
 

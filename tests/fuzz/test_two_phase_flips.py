@@ -19,7 +19,7 @@ from shalekv.errors import CorruptObject
 from shalekv.format.coding import crc32c
 from shalekv.format.names import manifest_name, temporary_name
 from shalekv.protocol.manifest import CasMode
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -81,7 +81,7 @@ async def make() -> Sound:
     del interrupted.table[destination]
     before = await answers(interrupted, ())
     interrupted.add(source, data)
-    interrupted.table[destination] = Record(destination, source)
+    interrupted.table[destination] = CreateRecord(destination, source)
     return Sound(place, interrupted, destination, source, right, before)
 
 
@@ -110,7 +110,7 @@ async def check_temporary(random: Random) -> None:
     assert found.name == sound().destination.name
 
 
-def told(record: Record, random: Random) -> Record:
+def told(record: CreateRecord, random: Random) -> CreateRecord:
     """The record with something of what it says changed."""
     if record.is_committed and random.random() < 0.2:
         return replace(record, is_committed=False)

@@ -10,7 +10,7 @@ from typing import Any
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import parse_manifest_name
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore, named_objects
 from shalekv.store.two_phase.records import MemoryRecords
@@ -54,10 +54,10 @@ def store_of(name: str) -> ObjectStore:
     records = DATABASES / name / RECORDS_FILE
     if not records.exists():
         return store
-    table: dict[Destination, Record] = {}
+    table: dict[Destination, CreateRecord] = {}
     for written, source, is_committed in json.loads(records.read_text("ascii")):
         destination = Destination(store.url, written)
-        table[destination] = Record(destination, source, is_committed=is_committed)
+        table[destination] = CreateRecord(destination, source, is_committed=is_committed)
     return TwoPhaseStore(store, MemoryRecords(table=table), inline_runtime())
 
 

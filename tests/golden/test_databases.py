@@ -17,7 +17,7 @@ from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.member_files import CONTROL_BYTES, decode_control, encode_control
 from shalekv.format.sst import open_sst
 from shalekv.jobs.fsck.check import Fsck
-from shalekv.protocol.manifest import SYSTEM_LEVEL, CasMode, Manifest, Tree
+from shalekv.protocol.manifest import SYSTEM_LEVEL, CasMode, Manifest, Version
 from shalekv.protocol.membership import Member
 from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
 from shalekv.server.compactor import Compactor
@@ -100,7 +100,7 @@ async def test_the_levels_have_every_kind_of_object() -> None:
     """The newest database has L0, sorted runs, records, a snapshot and loads, compacted or not."""
     store = store_of("v0_3_levels")
     manifest = await manifest_of(store)
-    tree = Tree.of(manifest)
+    tree = Version.of(manifest)
     assert tree.l0
     assert tree.runs
     assert tree.system
@@ -191,7 +191,7 @@ async def compact(store: ObjectStore, *, seed: int) -> None:
         compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
         await compactor.run(is_once=True)
         await compactor.close()
-    assert not Tree.of(await manifest_of(store)).l0
+    assert not Version.of(await manifest_of(store)).l0
 
 
 async def manifest_of(store: ObjectStore) -> Manifest:

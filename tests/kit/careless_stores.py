@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shalekv.errors import ObjectNotFound, StoreUnavailable
-from shalekv.protocol.two_phase import Record
+from shalekv.protocol.two_phase import CreateRecord
 from shalekv.store.api import (
     NO_METADATA,
     Created,
@@ -133,7 +133,7 @@ class CopiesBytesAlone(Careful):
 class InsertsTwice(MemoryRecords):
     """Has every insert replace what is there."""
 
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         self._table[record.destination] = record
         return Inserted()
 

@@ -27,7 +27,7 @@ _OPERATORS: Mapping[int, Callable[[Any, Any], bool]] = {
 }
 
 
-class Version(NamedTuple):
+class KeyVersion(NamedTuple):
     """What a commit left of a key."""
 
     seq: int
@@ -35,7 +35,7 @@ class Version(NamedTuple):
     expire_at_ms: int = 0
 
 
-NOTHING = Version(0, None)
+NOTHING = KeyVersion(0, None)
 
 
 class Timeline:
@@ -44,7 +44,7 @@ class Timeline:
     def __init__(self, keys: Sequence[bytes]) -> None:
         """Empty; `keys` are all that there will ever be."""
         self.keys = tuple(keys)
-        self._versions: dict[bytes, list[Version]] = {key: [NOTHING] for key in keys}
+        self._versions: dict[bytes, list[KeyVersion]] = {key: [NOTHING] for key in keys}
 
     @classmethod
     def of(cls, keys: Sequence[bytes], commits: Mapping[int, Left]) -> Timeline:
@@ -56,17 +56,17 @@ class Timeline:
     def append(self, seq: int, left: Left) -> None:
         """The commit `seq`, which is above all before it, leaves this."""
         for key, (value, expire_at_ms) in left.items():
-            self._versions[key].append(Version(seq, value, expire_at_ms))
+            self._versions[key].append(KeyVersion(seq, value, expire_at_ms))
 
-    def versions(self, key: bytes) -> Sequence[Version]:
+    def versions(self, key: bytes) -> Sequence[KeyVersion]:
         return self._versions[key]
 
-    def at(self, key: bytes, seq: int) -> Version:
+    def at(self, key: bytes, seq: int) -> KeyVersion:
         """The newest version of a key that is not newer than `seq`."""
         versions = self._versions[key]
         return versions[bisect_right(versions, seq, key=operator.itemgetter(0)) - 1]
 
-    def between(self, key: bytes, first: int, last: int) -> Sequence[Version]:
+    def between(self, key: bytes, first: int, last: int) -> Sequence[KeyVersion]:
         """The newest version in the state `first`, and all later ones up to the state `last`."""
         versions, number = self._versions[key], operator.itemgetter(0)
         start = bisect_right(versions, first, key=number) - 1

@@ -8,7 +8,7 @@ from shalekv.errors import Fenced, ShaleError
 from shalekv.format import names
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.protocol.sst_table import SstTable
 from tests.scenarios.acts import puts
 from tests.scenarios.reading import sentence, table
@@ -315,7 +315,7 @@ def _fates(stage: Stage, folder: str) -> list[str]:
 @table(r"levels/\d+\.sst, ")
 async def level_contents(stage: Stage, rows: list[str]) -> None:
     """The SSTs of the current manifest, in the order in which reads meet them: L0, newest first."""
-    tree = Tree.of(stage.current())
+    tree = Version.of(stage.current())
     ssts = [*tree.l0, *(info for run in tree.runs for info in run.ssts)]
     assert [_level_row(stage, info.id, info.level) for info in ssts] == rows
 

@@ -15,11 +15,11 @@ from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import protects
-from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Tree
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Version
 from shalekv.protocol.retention import is_lease_expired
 from shalekv.protocol.snapshot import active_manifest_ids
 from shalekv.protocol.sst_table import SstInfo
-from tests.kit.model import Version
+from tests.kit.model import KeyVersion
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
@@ -146,7 +146,7 @@ class LevelStates:
         called = (names.level_name(ids[at : at + 16]) for at in range(0, len(ids), 16))
         return [name for name in called if name not in self._data]
 
-    def answer(self, tree: Tree, key: bytes) -> Entry | None:
+    def answer(self, tree: Version, key: bytes) -> Entry | None:
         """The newest version of `key`; None: there is none, or a range tombstone hides it."""
         lowest = 1 << 64  # of what stands in newer sources for this key
         found: Entry | None = None
@@ -193,7 +193,7 @@ def check_i9_levels_are_the_log(order: SerialOrder, stored: Stored) -> int:
             raise Violation(f"I8: manifest {after.manifest_id} names {missing}, never written")
         checked += 1
         _check_c(stored, after)
-        tree = Tree.of(after)
+        tree = Version.of(after)
         for key in order.timeline.keys:
             version = order.timeline.at(key, after.last_compacted_seq)
             found = states.answer(tree, key)
@@ -242,7 +242,7 @@ def _check_c(stored: Stored, manifest: Manifest) -> None:
         )
 
 
-def _agrees(found: Entry | None, version: Version, now_ms: int) -> bool:
+def _agrees(found: Entry | None, version: KeyVersion, now_ms: int) -> bool:
     """Whether all reads from `now_ms` on, when nothing is older than that, are answered alike."""
     is_there = version.value is not None and not 0 < version.expire_at_ms <= now_ms
     if not is_there:

@@ -13,9 +13,9 @@ from shalekv.errors import OutcomeUnknown, Overloaded, SnapshotNotFound, Stoppin
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import MANIFEST_FOLDER, manifest_name, parse_manifest_name
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.snapshot import NEVER, find_snapshot
-from shalekv.read.version import HeldTree
+from shalekv.read.version import PinnedVersion
 from shalekv.server.service import Call
 from shalekv.server.writer import Writer
 from shalekv.v1 import kv_pb2
@@ -169,7 +169,7 @@ class HeldTrees:
         if self.problems:
             raise Violation(self.problems[0])
 
-    def _look(self, name: str, held: HeldTree) -> None:
+    def _look(self, name: str, held: PinnedVersion) -> None:
         snapshot = find_snapshot(current_manifest(self._store), held.snapshot_id)
         data = snapshot and self._store.data(manifest_name(snapshot.manifest_id))
         if snapshot is None or not data:
@@ -186,7 +186,7 @@ class HeldTrees:
             )
 
 
-def _ids(tree: Tree) -> set[bytes]:
+def _ids(tree: Version) -> set[bytes]:
     infos = chain(tree.l0, tree.system, chain.from_iterable(run.ssts for run in tree.runs))
     return {info.id for info in infos}
 

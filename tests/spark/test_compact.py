@@ -24,7 +24,7 @@ from shalekv.errors import (
     PartFailed,
     StoreUnavailable,
 )
-from shalekv.jobs.compact.parts import Part
+from shalekv.jobs.compact.parts import MergePart
 from shalekv.jobs.compact.range_job import CompactionReport, PartLimits, RangeRequest, run_range
 from shalekv.protocol.compaction.jobs import WalJob
 from shalekv.protocol.compaction.policy import LAST_LEVEL
@@ -147,7 +147,7 @@ async def compacted(place: Place, parts: SparkParts) -> CompactionReport:
         return await run_range(store, request(), parts)
 
 
-def fails_twice(place: Place, part: Part) -> TaskOutcome:
+def fails_twice(place: Place, part: MergePart) -> TaskOutcome:
     """The first two attempts at one part write all that they have to, and fail then."""
     outcome = run_task(place, part)
     context = TaskContext.get()
@@ -157,7 +157,7 @@ def fails_twice(place: Place, part: Part) -> TaskOutcome:
     return outcome
 
 
-def always_fails(place: Place, part: Part) -> TaskOutcome:
+def always_fails(place: Place, part: MergePart) -> TaskOutcome:
     outcome = run_task(place, part)
     if not part.keys.start:
         raise ZeroDivisionError("as the test wants it")

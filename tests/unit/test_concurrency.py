@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.errors import OutcomeUnknown, Overloaded, WriteTimedOut
-from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
+from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.write.logical_time import LogicalTime
-from shalekv.write.pending_replies import Patience
+from shalekv.write.pending_replies import PendingReplies
 from tests.kit.inline_runtime import InlineClock, finish
 
 
@@ -22,7 +22,7 @@ def waits() -> asyncio.Future[int]:
 
 async def test_all_who_wait_are_told_once() -> None:
     """When no answer is to be expected they hear that nobody knows, and nothing afterwards."""
-    patience = Patience(lambda: "")
+    patience = PendingReplies(lambda: "")
     early, late, last = waits(), waits(), waits()
     for future in (early, late, last):
         patience.begin(future)
@@ -38,7 +38,7 @@ async def test_all_who_wait_are_told_once() -> None:
 
 async def test_callers_who_have_gone_are_let_be() -> None:
     """A call that was cancelled, or ended before it began to wait, is not counted."""
-    patience = Patience(lambda: "")
+    patience = PendingReplies(lambda: "")
     gone, done = waits(), waits()
     patience.begin(gone)
     gone.cancel()
@@ -53,7 +53,7 @@ async def test_callers_who_have_gone_are_let_be() -> None:
 
 async def test_who_has_a_deadline_is_told_in_time_and_why() -> None:
     """And once; what is answered before needs no timer, and others wait on."""
-    patience = Patience(lambda: "the disk is full")
+    patience = PendingReplies(lambda: "the disk is full")
     late, early, endless = waits(), waits(), waits()
     patience.begin(late, within_ms=5)
     patience.begin(early, within_ms=5)
@@ -72,7 +72,7 @@ FOR_EVER = 600_000
 
 async def test_what_is_small_never_waits() -> None:
     """Clients that take nothing stop nobody."""
-    room = ResultRoom(LARGE)
+    room = MemoryBudget(LARGE)
     room.take(LARGE, 0)
     assert await room.take_when_free(SMALL_BYTES, LARGE, wait_ms=FOR_EVER) == SMALL_BYTES
 
@@ -81,7 +81,7 @@ async def test_what_is_large_waits_in_line() -> None:
     """The first who came gets the room that is given back; who needs more than all, waits for
     all.
     """
-    room = ResultRoom(2 * LARGE)
+    room = MemoryBudget(2 * LARGE)
     room.take(2 * LARGE, 0)
     order: list[int] = []
 
@@ -105,7 +105,7 @@ async def test_what_is_large_waits_in_line() -> None:
 
 async def test_who_waits_too_long_is_refused() -> None:
     """With advice when to come back, and the line goes on without it."""
-    room = ResultRoom(LARGE)
+    room = MemoryBudget(LARGE)
     room.take(LARGE, 0)
     with pytest.raises(Overloaded, match="no room was left") as refused:
         await room.take_when_free(LARGE, 0, wait_ms=1)
@@ -118,7 +118,7 @@ async def test_who_waits_too_long_is_refused() -> None:
 async def test_room_is_never_lost_or_given_twice(seed: int) -> None:
     """Whoever is cancelled at whatever moment, everybody is let in and the bound holds."""
     random = Random(seed)
-    room = ResultRoom(4 * LARGE)
+    room = MemoryBudget(4 * LARGE)
     held_bytes = 0
 
     async def use(needed_bytes: int) -> None:

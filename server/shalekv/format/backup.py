@@ -187,7 +187,7 @@ _LEVEL = re.compile(r"backup_(levels/[0-9a-f-]+)\.([0-9a-f]{8})\.sst")
 _WAL = re.compile(r"backup_(wal/[0-9]+)\.([0-9a-f]{32})\.([0-9a-f]{8})\.sst")
 
 
-class Work(enum.StrEnum):
+class MarkPurpose(enum.StrEnum):
     """What whoever has put a mark there is doing."""
 
     CREATION = "creation"
@@ -233,11 +233,11 @@ Copy = LevelCopy | WalCopy
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BackupMark:
     """Somebody is at work, or was interrupted."""
 
     work_id: str
-    work: Work
+    work: MarkPurpose
     sign_id: str = ""  # of a sign of life: an id of the time at which it was given
 
     @property
@@ -286,14 +286,14 @@ def parse_backup_name(name: str) -> str | None:
     return match[1]
 
 
-def parse_mark(name: str) -> Mark | None:
+def parse_mark(name: str) -> BackupMark | None:
     """The mark with this name."""
     match = _MARK.fullmatch(name)
     if match is None:
         return None
     ids = [each for each in (match[1], match[3]) if each is not None]
     is_named = all(is_backup_id(each) for each in ids)
-    return Mark(match[1], Work(match[2]), match[3] or "") if is_named else None
+    return BackupMark(match[1], MarkPurpose(match[2]), match[3] or "") if is_named else None
 
 
 def parse_copy(name: str) -> Copy | None:

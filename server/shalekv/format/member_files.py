@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from shalekv.errors import BadChecksum, BadMagic, BadStructure, Truncated, UnsupportedVersion
 from shalekv.format.coding import crc32c
-from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, Ballot, Health, Mark
+from shalekv.protocol.quorum_records import EMPTY_LOG, NO_BALLOT, Ballot, LogEnd, LogHealth
 
 CONTROL_BYTES = 4096
 SYNCED_BYTES = 64
@@ -44,7 +44,7 @@ URL_BYTES_MAX = CONTROL_BYTES - _CONTROL.size - _CHECKSUM_BYTES
 _CONTROL_MAGIC = b"SKC1"
 _SYNCED_MAGIC = b"SKD1"
 _HEAD_MAGIC = b"SKS1"
-_HEALTHS = (Health.SOUND, Health.DAMAGED, Health.REFILLING)
+_HEALTHS = (LogHealth.SOUND, LogHealth.DAMAGED, LogHealth.REFILLING)
 _HAS_WAL_ID = 1
 _ENDS_OBJECT = 2
 
@@ -65,9 +65,9 @@ class Control:
 
     identity: MemberIdentity
     promise: Ballot = NO_BALLOT
-    health: Health = Health.SOUND
+    health: LogHealth = LogHealth.SOUND
     generation: int = 1  # counts resets: a segment of another one is not part of the log
-    base: Mark = EMPTY_LOG.base  # the record before the first one that must be there
+    base: LogEnd = EMPTY_LOG.base  # the record before the first one that must be there
     committed_lsn: int = 0  # was durable and committed: a lower bound
     sequence: int = 1  # counts what was saved: the greatest is the last
 
@@ -148,7 +148,7 @@ def decode_control(name: str, data: bytes, offset: int = 0) -> Control:
     is_known = health < len(_HEALTHS) and not flags & ~(_HAS_WAL_ID | _ENDS_OBJECT)
     if not is_known or reserved or url_bytes > URL_BYTES_MAX:
         raise BadStructure(name, offset, "values of a later version")
-    base = Mark(
+    base = LogEnd(
         lsn,
         base_epoch,
         checksum,

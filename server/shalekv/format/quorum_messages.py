@@ -18,16 +18,16 @@ from shalekv.protocol.quorum_records import (
     Archived,
     Ballot,
     Elected,
+    EpochSection,
     Greet,
     Greeting,
-    Health,
     Joined,
+    LogEnd,
+    LogHealth,
     LogShape,
-    Mark,
     Record,
     Refusal,
     RelayTarget,
-    Section,
     ToAcceptor,
     ToProposer,
     Vote,
@@ -37,11 +37,11 @@ from shalekv.v1 import safekeeper_pb2 as wire
 
 _NONCE_BYTES = 16
 _HEALTH = {
-    Health.SOUND: wire.LOG_HEALTH_SOUND,
-    Health.DAMAGED: wire.LOG_HEALTH_DAMAGED,
-    Health.REFILLING: wire.LOG_HEALTH_REFILLING,
+    LogHealth.SOUND: wire.LOG_HEALTH_SOUND,
+    LogHealth.DAMAGED: wire.LOG_HEALTH_DAMAGED,
+    LogHealth.REFILLING: wire.LOG_HEALTH_REFILLING,
 }
-_HEALTH_OF: Mapping[int, Health] = {number: health for health, number in _HEALTH.items()}
+_HEALTH_OF: Mapping[int, LogHealth] = {number: health for health, number in _HEALTH.items()}
 
 
 def check_id(value: bytes, field: str) -> bytes:
@@ -210,7 +210,7 @@ def shape_message(log: LogShape) -> wire.LogShape:
     return wire.LogShape(base=_mark_message(log.base), sections=sections)
 
 
-def health_value(health: Health) -> wire.LogHealth.ValueType:
+def health_value(health: LogHealth) -> wire.LogHealth.ValueType:
     """A health, to be sent."""
     return _HEALTH[health]
 
@@ -225,7 +225,7 @@ def status_shape(log: wire.LogShape) -> LogShape:
     return _shape_of(log, "log")
 
 
-def health_of(value: int) -> Health:
+def health_of(value: int) -> LogHealth:
     """A health that was sent. Raises `InvalidRequest`."""
     if value not in _HEALTH_OF:
         raise InvalidRequest("health", f"{value} is none of those that are known here")
@@ -297,7 +297,7 @@ def _ballot_of(ballot: wire.Ballot, field: str) -> Ballot:
     return Ballot(ballot.epoch, ballot.nonce)
 
 
-def _mark_message(mark: Mark) -> wire.LogMark:
+def _mark_message(mark: LogEnd) -> wire.LogMark:
     return wire.LogMark(
         lsn=mark.lsn,
         epoch=mark.epoch,
@@ -307,19 +307,19 @@ def _mark_message(mark: Mark) -> wire.LogMark:
     )
 
 
-def _mark_of(mark: wire.LogMark) -> Mark:
+def _mark_of(mark: wire.LogMark) -> LogEnd:
     wal_id = mark.wal_id if mark.HasField("wal_id") else None
-    return Mark(mark.lsn, mark.epoch, mark.checksum, wal_id, mark.ends_object)
+    return LogEnd(mark.lsn, mark.epoch, mark.checksum, wal_id, mark.ends_object)
 
 
 def _shape_of(log: wire.LogShape, field: str) -> LogShape:
-    sections = tuple(Section(each.first_lsn, _mark_of(each.last)) for each in log.sections)
+    sections = tuple(EpochSection(each.first_lsn, _mark_of(each.last)) for each in log.sections)
     shape = LogShape(_mark_of(log.base), sections)
     _check_sections(shape.base, sections, field)
     return shape
 
 
-def _check_sections(base: Mark, sections: Sequence[Section], field: str) -> None:
+def _check_sections(base: LogEnd, sections: Sequence[EpochSection], field: str) -> None:
     """Raise `InvalidRequest` unless they follow each other, and the base."""
     lasts = [base, *(section.last for section in sections)]
     for (before, last), section in zip(pairwise(lasts), sections, strict=True):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from shalekv.errors import BadChecksum, BadMagic, BadStructure, Truncated
 from shalekv.format.coding import crc32c
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 
 MAGIC = b"SKR1"
 HEADER = struct.Struct("<4sIQQQIIII")
@@ -32,7 +32,7 @@ _ENDS_OBJECT = 1
 
 
 def make_record(
-    after: Mark, *, epoch: int, wal_id: int, ends_object: bool, payload: bytes
+    after: LogEnd, *, epoch: int, wal_id: int, ends_object: bool, payload: bytes
 ) -> Record:
     """The record that follows `after`."""
     lsn = after.lsn + 1
@@ -66,14 +66,14 @@ def check_record(record: Record, name: str) -> Record:
     return record
 
 
-class Found(NamedTuple):
+class FramedRecord(NamedTuple):
     """A record, and where its frame ends."""
 
     record: Record
     end: int
 
 
-def decode_record(name: str, data: bytes | memoryview, offset: int = 0) -> Found:
+def decode_record(name: str, data: bytes | memoryview, offset: int = 0) -> FramedRecord:
     """The record whose frame begins at `offset`.
 
     Raises `Truncated`, `BadMagic`, `BadStructure` and `BadChecksum`, of the file `name`.
@@ -96,7 +96,7 @@ def decode_record(name: str, data: bytes | memoryview, offset: int = 0) -> Found
         raise BadStructure(name, offset, "flags of a later version")
     ends_object = bool(flags & _ENDS_OBJECT)
     record = Record(lsn, epoch, wal_id, ends_object, previous, checksum, payload)
-    return Found(record, start + length)
+    return FramedRecord(record, start + length)
 
 
 def _header(

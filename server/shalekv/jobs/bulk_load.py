@@ -29,7 +29,7 @@ from shalekv.format.contents import UNNUMBERED
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst_writer import SstWriter
-from shalekv.jobs.compact.claim import HeldLease, Leases
+from shalekv.jobs.compact.claim import CompactorLeases, HeldLease
 from shalekv.protocol.entry import KEY_BYTES_MAX, NO_EXPIRY, Kind
 from shalekv.protocol.lease import has_lease, leased_sst_id, without_lease
 from shalekv.protocol.loads import CommittedLoad, check_load_id, files_problem, find_load
@@ -255,7 +255,7 @@ class LoadJob:
         stored: StoredManifest,
         *,
         ticket: LoadTicket,
-        leases: Leases,
+        leases: CompactorLeases,
         held: HeldLease | None,
         committed: int | None,
     ) -> None:
@@ -287,7 +287,7 @@ class LoadJob:
         stored.check_cas_mode(await stored.refresh())
         committed = await committed_seq(store, stored, load_id)
         now_ms = await store.reads.now_ms()
-        leases = Leases(store, ttl_s=ttl_s, holder=f"load {load_id}")
+        leases = CompactorLeases(store, ttl_s=ttl_s, holder=f"load {load_id}")
         held = None
         if committed is None:  # the last step: nothing fails after it that would leave the lease
             async with edit_deadline(store):

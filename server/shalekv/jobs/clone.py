@@ -32,8 +32,8 @@ from shalekv.format import names
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_writer import encode_fence
-from shalekv.jobs.compact.outputs import Authorship, LevelWriter
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.outputs import LevelWriter, OutputOwner
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import output_bytes
 from shalekv.jobs.compact.wal_job import merge_wal
 from shalekv.protocol.compaction.jobs import WalJob
@@ -237,11 +237,11 @@ async def merge_tail(
     own_bytes = 0
     while slots:
         await keep_alive()
-        author = Authorship(clone_id, own, lease.id, merged.logical_time_ms)
+        author = OutputOwner(clone_id, own, lease.id, merged.logical_time_ms)
         outcome = await merge_wal(
             parent,
             WalJob(slots, "clone"),
-            LevelWriter(target, author, levels, Pace(target.runtime.clock, 0)),
+            LevelWriter(target, author, levels, TokenBucket(target.runtime.clock, 0)),
             manifest=merged,
             memory_bytes=memory_bytes,
             output_bytes=output_bytes(levels, memory_bytes),

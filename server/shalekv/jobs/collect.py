@@ -30,7 +30,7 @@ from shalekv.protocol.retention import (
     Pins,
     Reason,
     Retention,
-    Verdict,
+    RetentionVerdict,
     expire,
     first_kept_wal_id,
     has_expired,
@@ -53,11 +53,11 @@ class Judged:
     """One object, and what becomes of it."""
 
     listed: Listed
-    verdict: Verdict
+    verdict: RetentionVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CollectionPlan:
     """All objects that were listed, and what becomes of each, in the order of deletion."""
 
     manifest: Manifest  # the one that judges
@@ -92,7 +92,7 @@ class Report:
     kept: Mapping[tuple[Folder, Reason], Amount]
 
     @classmethod
-    def on(cls, plan: Plan) -> Report:
+    def on(cls, plan: CollectionPlan) -> Report:
         """The report when all is done that `plan` says."""
         deleted: dict[Folder, list[int]] = {}  # sizes
         kept: dict[tuple[Folder, Reason], list[int]] = {}
@@ -294,7 +294,7 @@ class _Look:
     now_ms: int  # by the store's clock
     cutoffs: Cutoffs
     listing: Sequence[Listed]
-    plan: Plan
+    plan: CollectionPlan
     retained: int | None  # the first WAL object that is retained; None: there is no retention
 
 
@@ -321,10 +321,10 @@ class Collecting:
         """What was sent to its store so far."""
         return self._store.sent
 
-    async def plan(self) -> Plan:
+    async def plan(self) -> CollectionPlan:
         """What `collect` would do now. Raises as it does, and changes nothing."""
 
-        async def look(stored: StoredManifest) -> Plan:
+        async def look(stored: StoredManifest) -> CollectionPlan:
             return (await self._look(stored)).plan
 
         return await unless_overtaken(self._store, look)
@@ -371,7 +371,7 @@ class Collecting:
         doomed = (each.listed for each in judged if each.verdict.goes)
         is_needed = is_edit_needed(current, expired, doomed)
         judge = replace(expired, manifest_id=current.manifest_id + 1) if is_needed else current
-        plan = Plan(
+        plan = CollectionPlan(
             manifest=judge,
             is_edit_needed=is_needed,
             dropped_snapshots=len(current.snapshots) - len(expired.snapshots),

@@ -47,8 +47,8 @@ from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.log import until_failed
 from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, retire, survey
-from shalekv.write.quorum.wal import QuorumSlots
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.quorum.wal import QuorumWal
+from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
 
 ARCHIVE_PATIENCE_MS = 60_000  # without any progress
@@ -83,7 +83,9 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
     return await _enter_quorum(opened, members, current.wal_generation)
 
 
-async def _enter_quorum(opened: OpenedLog, members: Sequence[Member], generation: int) -> Manifest:
+async def _enter_quorum(
+    opened: RecoveredLog, members: Sequence[Member], generation: int
+) -> Manifest:
     """Edit the manifest: `members` hold the WAL. Raises `InvalidRequest` in a later generation."""
     wanted = tuple(map(str, members))
 
@@ -107,7 +109,7 @@ async def switch_to_object_store(store: CasStore, links: Links) -> Manifest:
     await _check_mode(store, WalMode.QUORUM)
     opened = await open_log(store, _settings(), address="", links=links)
     slots = opened.slots
-    if not isinstance(slots, QuorumSlots):  # it was switched since we looked
+    if not isinstance(slots, QuorumWal):  # it was switched since we looked
         raise _is_already(WalMode.OBJECT_STORE)
     members = slots.leader.configuration.everyone
     switched, failure = opened.manifest.current, None
@@ -126,7 +128,7 @@ async def switch_to_object_store(store: CasStore, links: Links) -> Manifest:
 
 
 async def _leave_quorum(
-    store: CasStore, links: Links, opened: OpenedLog, slots: QuorumSlots
+    store: CasStore, links: Links, opened: RecoveredLog, slots: QuorumWal
 ) -> Manifest:
     await _wait_archived(store, links, opened, slots)
     current = await opened.manifest.refresh()
@@ -145,7 +147,7 @@ async def _leave_quorum(
 
 
 async def _wait_archived(
-    store: CasStore, links: Links, opened: OpenedLog, slots: QuorumSlots
+    store: CasStore, links: Links, opened: RecoveredLog, slots: QuorumWal
 ) -> None:
     """Return when a safekeeper has seen our fence in the bucket: the log has nothing behind it."""
     clock = store.runtime.clock
@@ -164,7 +166,7 @@ async def _wait_archived(
         await clock.sleep_ms(LOOK_MS)
 
 
-async def _why_not_archived(links: Links, opened: OpenedLog, slots: QuorumSlots) -> str:
+async def _why_not_archived(links: Links, opened: RecoveredLog, slots: QuorumWal) -> str:
     members = slots.leader.configuration.everyone
     surveyed = await survey(links, opened.manifest.current.database_id, members)
     problems = [

@@ -25,10 +25,10 @@ from shalekv.protocol.quorum_records import (
     Elected,
     Greet,
     Greeting,
-    Health,
     Joined,
+    LogEnd,
+    LogHealth,
     LogShape,
-    Mark,
     Record,
     Refusal,
     ToAcceptor,
@@ -47,7 +47,7 @@ class AcceptorState:
     log: LogShape = EMPTY_LOG  # as written; a flush has to make it durable
     committed_lsn: int = 0  # may lag; from the base of the log to its end
     archived_wal_id: int | None = None  # all objects up to it were seen in the archive
-    health: Health = Health.SOUND
+    health: LogHealth = LogHealth.SOUND
     leader: int | None = None  # the stream on which the holder of the promise was elected
     # The last such stream of this promise, also when it has ended, or records were lost (CE10).
     elected_stream: int | None = None
@@ -64,14 +64,14 @@ class Save:
     """Make promise and health durable."""
 
     promise: Ballot
-    health: Health
+    health: LogHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
     """Cut the log behind `last`, durably, before anything is written (CE5)."""
 
-    last: Mark
+    last: LogEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Reset:
     log that was never written to.
     """
 
-    base: Mark
+    base: LogEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommittedUpTo:
     """Records up to `lsn` are committed: they may be archived, and shown to readers (CE7)."""
 
     lsn: int
 
 
-Effect = Save | Truncate | Reset | Write | Flush | Reply | Commit
+Effect = Save | Truncate | Reset | Write | Flush | Reply | CommittedUpTo
 Step = tuple[AcceptorState, Sequence[Effect]]
 
 
@@ -158,13 +158,13 @@ def damaged(state: AcceptorState) -> Step:
     Nothing is taken before a leader has reset the log, and that one has to be elected here again.
     """
     problem = "records were lost here: this member has to be filled again"
-    effects: list[Effect] = [Save(state.promise, Health.DAMAGED)]
+    effects: list[Effect] = [Save(state.promise, LogHealth.DAMAGED)]
     if state.leader is not None:
         effects.append(Reply(state.leader, Refusal(state.promise, problem)))
-    return replace(state, health=Health.DAMAGED, leader=None, sound_from_lsn=None), effects
+    return replace(state, health=LogHealth.DAMAGED, leader=None, sound_from_lsn=None), effects
 
 
-def archived(state: AcceptorState, wal_id: int, base: Mark) -> AcceptorState:
+def archived(state: AcceptorState, wal_id: int, base: LogEnd) -> AcceptorState:
     """All objects up to `wal_id` were seen in the archive; the log is trimmed up to `base`.
 
     REQUIRES: `base` is a committed record of the log that ends an object up to `wal_id`, or its
@@ -222,14 +222,14 @@ def flushed(state: AcceptorState, flushed_lsn: int) -> Step:
     reached = min(flushed_lsn, state.log.last.lsn)
     if state.sound_from_lsn is None or reached < state.sound_from_lsn:
         return state, []
-    sound = replace(state, health=Health.SOUND, sound_from_lsn=None)
-    return sound, [Flush(), Save(state.promise, Health.SOUND)]
+    sound = replace(state, health=LogHealth.SOUND, sound_from_lsn=None)
+    return sound, [Flush(), Save(state.promise, LogHealth.SOUND)]
 
 
 def _vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
     if message.member_id != state.member_id:  # CE8
         return state, [Reply(stream, _another(state))]
-    if state.health is not Health.SOUND:
+    if state.health is not LogHealth.SOUND:
         problem = "records were lost here: this member votes when it has been filled again"
         return state, [Reply(stream, Refusal(state.promise, problem))]
     refusal = _refusal(state, message.ballot)
@@ -247,7 +247,7 @@ def _follow(state: AcceptorState, stream: int, message: Elected) -> Step:
     if refusal is not None:
         return state, [Reply(stream, refusal)]
     effects: list[Effect] = []
-    health = Health.REFILLING if state.health is Health.DAMAGED else state.health
+    health = LogHealth.REFILLING if state.health is LogHealth.DAMAGED else state.health
     log = state.log
     common = _common_end(state, message)
     if common is None:
@@ -269,20 +269,20 @@ def _follow(state: AcceptorState, stream: int, message: Elected) -> Step:
         committed_lsn=committed_lsn,
         leader=stream,
         elected_stream=stream,
-        sound_from_lsn=None if health is Health.SOUND else message.log.last.lsn,
+        sound_from_lsn=None if health is LogHealth.SOUND else message.log.last.lsn,
     )
     effects += [Flush(), Reply(stream, Joined(message.ballot, log.last.lsn))]
     if committed_lsn > state.committed_lsn:
-        effects.append(Commit(committed_lsn))
+        effects.append(CommittedUpTo(committed_lsn))
     return followed, effects
 
 
-def _common_end(state: AcceptorState, message: Elected) -> Mark | None:
+def _common_end(state: AcceptorState, message: Elected) -> LogEnd | None:
     """The last record that the log shares with the elected one, if it is worth anything."""
-    return None if state.health is Health.DAMAGED else state.log.common_end(message.log)
+    return None if state.health is LogHealth.DAMAGED else state.log.common_end(message.log)
 
 
-def _differs_behind(common: Mark, log: LogShape, ballot: Ballot) -> bool:
+def _differs_behind(common: LogEnd, log: LogShape, ballot: Ballot) -> bool:
     """Whether the log has anything behind `common` that the leader does not have (CE4).
 
     What this very leader wrote, on another stream, stays: the message was sent before that (CE10).
@@ -302,7 +302,7 @@ def _refusal_of_elected(state: AcceptorState, stream: int, message: Elected) -> 
     common = _common_end(state, message)
     if common is not None:
         shared_lsn = common.lsn
-    elif state.health is Health.DAMAGED:
+    elif state.health is LogHealth.DAMAGED:
         shared_lsn = message.log.last.lsn
     else:
         shared_lsn = message.log.base.lsn - 1
@@ -340,7 +340,7 @@ def _append(state: AcceptorState, stream: int, message: Append, *, has_room: boo
         reply = Appended(message.ballot, last.lsn, state.archived_wal_id, is_full)
         effects += [Flush(), Reply(stream, reply)]
     if committed_lsn > state.committed_lsn:
-        effects.append(Commit(committed_lsn))
+        effects.append(CommittedUpTo(committed_lsn))
     return appended, effects
 
 

@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from shalekv.errors import IllegalState, InvalidRequest, LeaseLost, LoadUnknown
 from shalekv.protocol.lease import protects
-from shalekv.protocol.manifest import L0, Manifest, PendingLoad, RecentLoad, SortedRun, Tree
+from shalekv.protocol.manifest import L0, Manifest, PendingLoad, RecentLoad, SortedRun, Version
 from shalekv.protocol.sst_table import SstInfo, SstTable
 
 LOAD_ID_BYTES_MAX = 256
@@ -47,10 +47,10 @@ def level_rows(load: CommittedLoad) -> list[SstInfo]:
     return [replace(info, level=L0, min_seq=load.seq, max_seq=load.seq) for info in load.ssts]
 
 
-def load_tree(load: CommittedLoad) -> Tree:
+def load_tree(load: CommittedLoad) -> Version:
     """The load as a tree of one sorted run, to be read as any other."""
     ssts = [replace(info, level=_RUN_LEVEL) for info in level_rows(load)]
-    return Tree(
+    return Version(
         manifest_id=0,
         wal_id=load.wal_id,
         last_seq=load.seq,

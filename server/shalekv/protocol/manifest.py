@@ -197,7 +197,7 @@ class SortedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class Version:
     """The levels of one manifest: exactly the effect of the WAL slots up to `wal_id`."""
 
     manifest_id: int
@@ -208,7 +208,7 @@ class Tree:
     system: Sequence[SstInfo]  # newest first
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Tree:
+    def of(cls, manifest: Manifest) -> Version:
         """The tree of a manifest. `ValueError`: its levels contradict each other."""
         by_level: dict[int, list[SstInfo]] = {}
         for info in manifest.leveled_ssts:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.opening import WriterId, check_owner
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 
 MEMBER_ID_BYTES = 16
 MEMBERS_MAX = 9
@@ -216,7 +216,7 @@ class LogObject(NamedTuple):
 
     wal_id: int
     first_lsn: int
-    last: Mark
+    last: LogEnd
 
 
 def complete_objects(records: Iterable[Record], committed_lsn: int) -> Sequence[LogObject]:
@@ -251,7 +251,7 @@ def archive_tip(listed: Collection[int], known: int | None) -> int | None:
 
 def trim_mark(
     objects: Iterable[LogObject], *, seen_wal_id: int | None, committed_lsn: int
-) -> Mark | None:
+) -> LogEnd | None:
     """The record up to which the log may be dropped; None: nothing may.
 
     `seen_wal_id` is how far this very member has listed the archive, without a hole. Nothing that
@@ -271,15 +271,15 @@ def is_archived(wal_id: int, tip: int | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TakeoverTimer:
     """How long a member has seen the same object wait for whoever is to archive it."""
 
     wal_id: int | None = None  # None: nothing waits
     since_ms: float = 0  # by its own clock of lapsed time
 
-    def looked(self, first_waiting: int | None, now_ms: float) -> Patience:
+    def looked(self, first_waiting: int | None, now_ms: float) -> TakeoverTimer:
         """After a look at the archive, in which this object is the first that is missing."""
-        return self if first_waiting == self.wal_id else Patience(first_waiting, now_ms)
+        return self if first_waiting == self.wal_id else TakeoverTimer(first_waiting, now_ms)
 
     def has_ended(self, now_ms: float, *, takeover_ms: float, place: int) -> bool:
         """Whether it archives now what waits. Those with a lower `place` have tried before it."""

@@ -35,7 +35,7 @@ class Occupant:
     is_fence: bool
 
 
-class Verdict(enum.Enum):
+class SlotVerdict(enum.Enum):
     """What a taken slot means to the writer that wanted it."""
 
     OURS = "ours"
@@ -45,15 +45,15 @@ class Verdict(enum.Enum):
     NEWER = "a newer writer"
 
 
-def judge(occupant: Occupant, own: WriterId) -> Verdict:
-    """Outcomes 2 to 4 of the seed's fencing write; outcome 1, success, is `Verdict.OURS`."""
+def judge(occupant: Occupant, own: WriterId) -> SlotVerdict:
+    """Outcomes 2 to 4 of the seed's fencing write; outcome 1, success, is `SlotVerdict.OURS`."""
     if occupant.owner == own:
-        return Verdict.OURS
+        return SlotVerdict.OURS
     if occupant.owner.epoch > own.epoch:
-        return Verdict.NEWER
+        return SlotVerdict.NEWER
     if occupant.owner.epoch == own.epoch:
-        return Verdict.IMPOSTOR
-    return Verdict.OLDER_FENCE if occupant.is_fence else Verdict.OLDER_DATA
+        return SlotVerdict.IMPOSTOR
+    return SlotVerdict.OLDER_FENCE if occupant.is_fence else SlotVerdict.OLDER_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +98,19 @@ class FenceRun:
         first = max(self.next_slot, manifest.first_uncompacted_wal_id)
         return FenceRun(first=first, width=self.width)
 
-    def after(self, verdict: Verdict, newer_epoch: int, own: WriterId) -> FenceRun:
+    def after(self, verdict: SlotVerdict, newer_epoch: int, own: WriterId) -> FenceRun:
         """The run after an attempt at `next_slot`.
 
         Raises `Fenced` (outcome 4) and `IllegalState` (outcome 3).
         """
         match verdict:
-            case Verdict.OURS:
+            case SlotVerdict.OURS:
                 return replace(self, length=self.length + 1)
-            case Verdict.OLDER_FENCE | Verdict.OLDER_DATA:
+            case SlotVerdict.OLDER_FENCE | SlotVerdict.OLDER_DATA:
                 return FenceRun(first=self.next_slot + 1, width=self.width)
-            case Verdict.NEWER:
+            case SlotVerdict.NEWER:
                 raise fenced(own, newer_epoch, f"WAL slot {self.next_slot}")
-            case Verdict.IMPOSTOR:
+            case SlotVerdict.IMPOSTOR:
                 raise impostor(own, f"WAL slot {self.next_slot}")
 
 
@@ -131,14 +131,14 @@ class Pursuit:
         """At the first gap, of writers with so wide a window."""
         return cls(gap, gap, gap + width)
 
-    def after(self, verdict: Verdict, taken: int, gap: int) -> Pursuit:
+    def after(self, verdict: SlotVerdict, taken: int, gap: int) -> Pursuit:
         """The next aim, when slot `taken` was older; `gap` is by a list that was sent after it.
 
         The list may lag: that slot counts as filled whatever it shows. A fence is of an opener,
         which ends by itself.
         """
         reached = max(gap, taken + 1)
-        if verdict is Verdict.OLDER_FENCE or reached <= self.alive_from:
+        if verdict is SlotVerdict.OLDER_FENCE or reached <= self.alive_from:
             return Pursuit(gap, reached, self.alive_from)
         distance = min(2 * (reached - self.gap), AIM_SLOTS_MAX)
         return Pursuit(gap, max(gap + distance, reached), self.alive_from)
@@ -168,9 +168,9 @@ def loss_of_slot(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced | Il
     Even an object of ours is an impostor's there: it does not hold the bytes that we sent.
     """
     match judge(occupant, own):
-        case Verdict.NEWER:
+        case SlotVerdict.NEWER:
             return fenced(own, occupant.owner.epoch, seen_at)
-        case Verdict.OLDER_DATA:
+        case SlotVerdict.OLDER_DATA:
             return IllegalState(
                 f"{seen_at} holds data of the older epoch {occupant.owner.epoch} although that "
                 "writer was fenced: objects must have been deleted by hand, or the object store "

@@ -16,7 +16,15 @@ from shalekv.protocol.compaction.publish import claim_compactor_epoch
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration, Member, check_members, is_archived
 from shalekv.protocol.opening import WriterId, check_owner
-from shalekv.protocol.quorum_records import Ballot, Elected, Greeting, LogShape, Mark, Record, Vote
+from shalekv.protocol.quorum_records import (
+    Ballot,
+    Elected,
+    Greeting,
+    LogEnd,
+    LogShape,
+    Record,
+    Vote,
+)
 
 
 def epoch_to_claim(manifest_epoch: int, greetings: Iterable[Greeting]) -> int:
@@ -68,7 +76,7 @@ class Candidacy:
         return self.votes[member_id].log
 
 
-def next_object(last: Mark, *, archive_tip: int | None, last_compacted: int | None) -> int:
+def next_object(last: LogEnd, *, archive_tip: int | None, last_compacted: int | None) -> int:
     """The object that a new epoch begins with, behind the log that was chosen.
 
     `archive_tip` is the last object of the archive, `last_compacted` is c: what they count was
@@ -121,7 +129,7 @@ class Leader:
         """What a member is told on a stream on which it has answered, to follow from there on."""
         return Elected(member_id, self.ballot, self.log)
 
-    def trimmed(self, base: Mark) -> Leader:
+    def trimmed(self, base: LogEnd) -> Leader:
         """Without the records up to `base`: nobody is sent them any more.
 
         A member that lacks them begins behind them. REQUIRES: `base` is a committed record of the
@@ -186,7 +194,7 @@ class GroupingPolicy:
     object_bytes: int  # no record goes into an object that would pass this by it, nor one behind it
 
 
-class Place(NamedTuple):
+class ObjectPosition(NamedTuple):
     """What a record has to say of its object."""
 
     wal_id: int
@@ -210,7 +218,7 @@ class Grouping:
     next_wal_id: int  # of the object that would be begun now
     begun: OpenObject | None = None  # whose end is still to come
 
-    def take(self, size_bytes: int, now_ms: float) -> tuple[Place, Grouping]:
+    def take(self, size_bytes: int, now_ms: float) -> tuple[ObjectPosition, Grouping]:
         """The place of a record of so many bytes, and what comes of it."""
         begun = self.begun
         if begun is not None and begun.size_bytes + size_bytes > self.policy.object_bytes:
@@ -220,20 +228,20 @@ class Grouping:
         grown = replace(begun, size_bytes=begun.size_bytes + size_bytes)
         is_full = grown.size_bytes >= self.policy.object_bytes
         ends_object = is_full or now_ms >= self._due_ms(grown)
-        place = Place(grown.wal_id, ends_object)
+        place = ObjectPosition(grown.wal_id, ends_object)
         after = replace(self, next_wal_id=grown.wal_id + 1, begun=None if ends_object else grown)
         return place, after
 
-    def take_alone(self) -> tuple[Place, Grouping]:
+    def take_alone(self) -> tuple[ObjectPosition, Grouping]:
         """The place of a fence or of a load: nothing else is in its object."""
-        place = Place(self.next_wal_id, ends_object=True)
+        place = ObjectPosition(self.next_wal_id, ends_object=True)
         return place, replace(self, next_wal_id=place.wal_id + 1, begun=None)
 
-    def seal(self) -> tuple[Place, Grouping] | None:
+    def seal(self) -> tuple[ObjectPosition, Grouping] | None:
         """The place of an empty record that ends the open object; None: none is open."""
         if self.begun is None:
             return None
-        return Place(self.begun.wal_id, ends_object=True), replace(self, begun=None)
+        return ObjectPosition(self.begun.wal_id, ends_object=True), replace(self, begun=None)
 
     @property
     def seal_due_ms(self) -> float | None:

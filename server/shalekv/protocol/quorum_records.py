@@ -35,7 +35,7 @@ NO_BALLOT = Ballot(0, NO_NONCE)  # of who has promised nothing yet
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogEnd:
     """The end of a log: its last record, without the bytes.
 
     lsn 0: there is none. `wal_id` is None when it is not known which object comes before: a new log
@@ -72,11 +72,11 @@ class Record:
     payload: bytes = b""  # an SST, which is exactly the object if it is alone in it
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> LogEnd:
         """Its place in the log."""
-        return Mark(self.lsn, self.epoch, self.checksum, self.wal_id, self.ends_object)
+        return LogEnd(self.lsn, self.epoch, self.checksum, self.wal_id, self.ends_object)
 
-    def follows(self, mark: Mark) -> bool:
+    def follows(self, mark: LogEnd) -> bool:
         """Whether it can stand behind `mark` (CE11)."""
         return (
             self.lsn == mark.lsn + 1
@@ -85,17 +85,17 @@ class Record:
             and self._continues_object(mark)
         )
 
-    def _continues_object(self, mark: Mark) -> bool:
+    def _continues_object(self, mark: LogEnd) -> bool:
         if mark.wal_id is None or self.wal_id == mark.next_wal_id:
             return True  # even if the one before was left open, by a writer that is gone
         return not mark.ends_object and self.wal_id == mark.wal_id
 
 
-class Section(NamedTuple):
+class EpochSection(NamedTuple):
     """The records of one epoch: from `first_lsn` to `last`."""
 
     first_lsn: int
-    last: Mark
+    last: LogEnd
 
     @property
     def epoch(self) -> int:
@@ -110,11 +110,11 @@ class LogShape:
     `base` is the last record that was trimmed: it is committed and archived, and so is all before.
     """
 
-    base: Mark = Mark()
-    sections: tuple[Section, ...] = ()
+    base: LogEnd = LogEnd()
+    sections: tuple[EpochSection, ...] = ()
 
     @property
-    def last(self) -> Mark:
+    def last(self) -> LogEnd:
         """The end of the log. A log that was trimmed to nothing ends with its base (CE13)."""
         return self.sections[-1].last if self.sections else self.base
 
@@ -134,29 +134,29 @@ class LogShape:
         sections = list(self.sections)
         for record in records:
             if sections and sections[-1].epoch == record.epoch:
-                sections[-1] = Section(sections[-1].first_lsn, record.mark)
+                sections[-1] = EpochSection(sections[-1].first_lsn, record.mark)
             else:
-                sections.append(Section(record.lsn, record.mark))
+                sections.append(EpochSection(record.lsn, record.mark))
         return replace(self, sections=tuple(sections))
 
-    def trimmed(self, base: Mark) -> LogShape:
+    def trimmed(self, base: LogEnd) -> LogShape:
         """Without the records up to `base`, which is one of them."""
         kept = (section for section in self.sections if section.last.lsn > base.lsn)
-        sections = (Section(max(s.first_lsn, base.lsn + 1), s.last) for s in kept)
+        sections = (EpochSection(max(s.first_lsn, base.lsn + 1), s.last) for s in kept)
         return LogShape(base, tuple(sections))
 
-    def truncated(self, last: Mark) -> LogShape:
+    def truncated(self, last: LogEnd) -> LogShape:
         """Without the records behind `last`, which is one of them or the base."""
         return LogShape(self.base, tuple(self._up_to(last)))
 
-    def _up_to(self, last: Mark) -> Iterator[Section]:
+    def _up_to(self, last: LogEnd) -> Iterator[EpochSection]:
         for section in self.sections:
             if section.last.lsn <= last.lsn:
                 yield section
             elif section.first_lsn <= last.lsn:
-                yield Section(section.first_lsn, last)
+                yield EpochSection(section.first_lsn, last)
 
-    def common_end(self, other: LogShape) -> Mark | None:
+    def common_end(self, other: LogShape) -> LogEnd | None:
         """The last record that both logs have; None: what both could have is trimmed in one.
 
         It is the last of a section in one of them, or a base: so its mark is known.
@@ -167,7 +167,7 @@ class LogShape:
                 return mark
         return None
 
-    def _known(self) -> set[Mark]:
+    def _known(self) -> set[LogEnd]:
         return {self.base, *(section.last for section in self.sections)}
 
 
@@ -189,7 +189,7 @@ EMPTY_LOG = LogShape()
 # is acknowledged to the writer all the same.
 
 
-class Health(enum.Enum):
+class LogHealth(enum.Enum):
     """What a member's log is worth. Durable, as its promise is."""
 
     SOUND = "sound"
@@ -210,7 +210,7 @@ class Greeting:
     promise: Ballot
     log: LogShape
     committed_lsn: int
-    health: Health
+    health: LogHealth
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ _GOING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetentionVerdict:
     """What becomes of an object: `detail` says for whom it stays."""
 
     reason: Reason
@@ -317,7 +317,7 @@ class Cutoffs:
 @dataclass(frozen=True, slots=True)
 class _WalKeeper:
     first: int  # this one and all after it stay
-    verdict: Verdict
+    verdict: RetentionVerdict
 
 
 class Retention:
@@ -349,44 +349,44 @@ class Retention:
         self._wal = _wal_keepers(manifest, by_id)
         self._retained = retained
 
-    def judge(self, listed: Listed) -> Verdict:
+    def judge(self, listed: Listed) -> RetentionVerdict:
         """What becomes of this object."""
         if listed.is_foreign:
             is_old = listed.modified_ms < self._cutoffs.foreign_ms
-            return Verdict(Reason.OLD_FOREIGN if is_old else Reason.YOUNG_FOREIGN)
+            return RetentionVerdict(Reason.OLD_FOREIGN if is_old else Reason.YOUNG_FOREIGN)
         if listed.folder is Folder.MANIFEST:
             return self._judge_manifest(listed)
         return self._judge_wal(listed) if listed.folder is Folder.WAL else self._judge_sst(listed)
 
-    def _judge_manifest(self, listed: Listed) -> Verdict:
+    def _judge_manifest(self, listed: Listed) -> RetentionVerdict:
         number = listed.number or 0
         kept = self._manifests.get(number)
         if kept is not None:
             return kept
         if number >= self._manifest_id:  # newer than the one that judges
-            return Verdict(Reason.CURRENT, f"newer than manifest {self._manifest_id}")
+            return RetentionVerdict(Reason.CURRENT, f"newer than manifest {self._manifest_id}")
         # No edit makes an inactive manifest active again, so the raised cutoff has no say here.
         return _unless_young(listed, self._cutoffs.cutoff_ms, Reason.INACTIVE)
 
-    def _judge_wal(self, listed: Listed) -> Verdict:
+    def _judge_wal(self, listed: Listed) -> RetentionVerdict:
         number = listed.number or 0
         for keeper in self._wal:
             if number >= keeper.first:
                 return keeper.verdict
         if self._retained is not None and number >= self._retained:
-            return Verdict(Reason.RETAINED)
+            return RetentionVerdict(Reason.RETAINED)
         if listed.name in self._fences:
-            return Verdict(Reason.FENCE, "keeps stalled writers out")
+            return RetentionVerdict(Reason.FENCE, "keeps stalled writers out")
         return _unless_young(listed, self._sst_cutoff_ms, Reason.BELOW_C)
 
-    def _judge_sst(self, listed: Listed) -> Verdict:
+    def _judge_sst(self, listed: Listed) -> RetentionVerdict:
         sst_id = listed.sst_id or b""
         kept = self._ssts.get(sst_id)
         if kept is not None:
             return kept
         for lease in self._leases:
             if protects(lease.id, sst_id):
-                return Verdict(Reason.LEASE, lease.holder)
+                return RetentionVerdict(Reason.LEASE, lease.holder)
         return _unless_young(listed, self._sst_cutoff_ms, Reason.UNREACHABLE)
 
 
@@ -416,11 +416,11 @@ def _by_id(manifest: Manifest, pins: Iterable[Pins]) -> dict[int, Pins]:
     return by_id
 
 
-def _unless_young(listed: Listed, cutoff_ms: int, going: Reason) -> Verdict:
+def _unless_young(listed: Listed, cutoff_ms: int, going: Reason) -> RetentionVerdict:
     if listed.modified_ms < cutoff_ms:
-        return Verdict(going)
+        return RetentionVerdict(going)
     moment = datetime.fromtimestamp(cutoff_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-    return Verdict(Reason.YOUNG, f"the cutoff is {moment}")
+    return RetentionVerdict(Reason.YOUNG, f"the cutoff is {moment}")
 
 
 def _pinned(manifest: Manifest, *, with_wal: bool = False) -> Iterator[tuple[int, str]]:
@@ -436,28 +436,28 @@ def _pinned(manifest: Manifest, *, with_wal: bool = False) -> Iterator[tuple[int
             yield snapshot.manifest_id, detail
 
 
-def _kept_manifests(manifest: Manifest) -> dict[int, Verdict]:
-    kept = {manifest.manifest_id: Verdict(Reason.CURRENT)}
+def _kept_manifests(manifest: Manifest) -> dict[int, RetentionVerdict]:
+    kept = {manifest.manifest_id: RetentionVerdict(Reason.CURRENT)}
     for manifest_id, detail in _pinned(manifest):
-        kept.setdefault(manifest_id, Verdict(Reason.SNAPSHOT, detail))
+        kept.setdefault(manifest_id, RetentionVerdict(Reason.SNAPSHOT, detail))
     return kept
 
 
-def _kept_ssts(manifest: Manifest, by_id: dict[int, Pins]) -> dict[bytes, Verdict]:
+def _kept_ssts(manifest: Manifest, by_id: dict[int, Pins]) -> dict[bytes, RetentionVerdict]:
     own = by_id[manifest.manifest_id]
-    kept: dict[bytes, Verdict] = {}
+    kept: dict[bytes, RetentionVerdict] = {}
 
-    def keep(ids: bytes, verdict: Verdict) -> None:
+    def keep(ids: bytes, verdict: RetentionVerdict) -> None:
         for sst_id in _ids(ids):
             kept.setdefault(sst_id, verdict)
 
-    keep(own.sst_ids, Verdict(Reason.CURRENT, f"manifest {manifest.manifest_id}"))
+    keep(own.sst_ids, RetentionVerdict(Reason.CURRENT, f"manifest {manifest.manifest_id}"))
     for load_id, ids in own.loads:
-        keep(ids, Verdict(Reason.PENDING_LOAD, load_id))
+        keep(ids, RetentionVerdict(Reason.PENDING_LOAD, load_id))
     # Of the snapshots of one manifest, the first is told.
     for manifest_id, detail in dict(reversed([*_pinned(manifest)])).items():
         pins = by_id[manifest_id]
-        verdict = Verdict(Reason.SNAPSHOT, detail)
+        verdict = RetentionVerdict(Reason.SNAPSHOT, detail)
         keep(pins.sst_ids, verdict)
         for _, ids in pins.loads:
             keep(ids, verdict)
@@ -467,14 +467,14 @@ def _kept_ssts(manifest: Manifest, by_id: dict[int, Pins]) -> dict[bytes, Verdic
 def _wal_keepers(manifest: Manifest, by_id: dict[int, Pins]) -> tuple[_WalKeeper, _WalKeeper]:
     """The current manifest, and whoever keeps the most."""
     own = by_id[manifest.manifest_id]
-    current = _WalKeeper(own.first_wal_id, Verdict(Reason.NOT_BELOW_C, _c_of(own)))
+    current = _WalKeeper(own.first_wal_id, RetentionVerdict(Reason.NOT_BELOW_C, _c_of(own)))
     others = [current]
     for manifest_id, detail in _pinned(manifest, with_wal=True):
         pins = by_id[manifest_id]
-        verdict = Verdict(Reason.NOT_BELOW_C, f"{_c_of(pins)}, snapshot {detail}")
+        verdict = RetentionVerdict(Reason.NOT_BELOW_C, f"{_c_of(pins)}, snapshot {detail}")
         others.append(_WalKeeper(pins.first_wal_id, verdict))
     others += [
-        _WalKeeper(lease.wal_id_min, Verdict(Reason.LEASE, lease.holder))
+        _WalKeeper(lease.wal_id_min, RetentionVerdict(Reason.LEASE, lease.holder))
         for lease in manifest.leases
         if lease.wal_id_min is not None
     ]

@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shalekv.protocol.membership import Configuration
-from shalekv.protocol.quorum_records import Health, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, LogHealth, LogShape, Record
 
 
-class Answer(NamedTuple):
+class MemberTail(NamedTuple):
     """What a member says of its log."""
 
-    health: Health
+    health: LogHealth
     log: LogShape  # as written
     committed_lsn: int
 
 
-def sound_ids(answers: Mapping[bytes, Answer]) -> set[bytes]:
+def sound_ids(answers: Mapping[bytes, MemberTail]) -> set[bytes]:
     """Those whose logs lack nothing that they ever acknowledged."""
-    return {member_id for member_id, each in answers.items() if each.health is Health.SOUND}
+    return {member_id for member_id, each in answers.items() if each.health is LogHealth.SOUND}
 
 
 def newest_of_majority(
-    configuration: Configuration, answers: Mapping[bytes, Answer]
-) -> Mark | None:
+    configuration: Configuration, answers: Mapping[bytes, MemberTail]
+) -> LogEnd | None:
     """The end of a log that has all that was acknowledged before these were asked.
 
     None: too few have answered to tell. The record itself may be acknowledged or not.
@@ -43,7 +43,7 @@ def newest_of_majority(
     return max((answers[member_id].log.last for member_id in sound), key=lambda mark: mark.rank)
 
 
-def furthest_commit(answers: Mapping[bytes, Answer]) -> int:
+def furthest_commit(answers: Mapping[bytes, MemberTail]) -> int:
     """What is committed, as far as any of these knows."""
     return max((each.committed_lsn for each in answers.values()), default=0)
 
@@ -58,12 +58,12 @@ class News(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class AppliedPosition:
     """How far a replica has applied the log."""
 
     wal_id: int | None = None  # the last object that is applied whole; all before it are, too
     # The last record; None: it came with an object, and its lsn is unknown.
-    last: Mark | None = None
+    last: LogEnd | None = None
 
     @property
     def next_wal_id(self) -> int:
@@ -89,14 +89,14 @@ class Position:
             return News.GAP
         return News.KNOWN if record.lsn < last.lsn or record.mark == last else News.OTHER
 
-    def after(self, record: Record) -> Position:
+    def after(self, record: Record) -> AppliedPosition:
         """With one more record. REQUIRES: it is `News.NEXT`."""
         if record.ends_object:
-            return Position(record.wal_id, record.mark)
+            return AppliedPosition(record.wal_id, record.mark)
         # One before that was left open, by a writer that is gone, has ended by that.
-        return Position(record.wal_id - 1 if record.wal_id else None, record.mark)
+        return AppliedPosition(record.wal_id - 1 if record.wal_id else None, record.mark)
 
-    def holds(self, newest: Mark) -> bool:
+    def holds(self, newest: LogEnd) -> bool:
         """Whether all is applied up to `newest`, or whatever is committed instead of it.
 
         REQUIRES: it comes from `newest_of_majority`.
@@ -116,7 +116,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    answers: Mapping[bytes, Answer], position: Position, avoided: Iterable[bytes] = ()
+    answers: Mapping[bytes, MemberTail], position: AppliedPosition, avoided: Iterable[bytes] = ()
 ) -> Choice:
     """The freshest of the sound members that still have what comes next, `avoided` left out."""
     usable = sound_ids(answers).difference(avoided)

@@ -28,7 +28,7 @@ _COUNTER_MIN, _COUNTER_MAX = -(2**63), 2**63 - 1
 _SHOWN_BYTES = 64  # of a key in an error
 
 
-class State(Protocol):
+class DatabaseState(Protocol):
     """What a transaction is decided by: one state of the database at one moment."""
 
     @property
@@ -73,7 +73,7 @@ class SeqCompare(NamedTuple):
     seq: int
     by: Operator = Operator.EQUAL
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: DatabaseState) -> bool:
         found = state.visible(self.key)
         return _TEST[self.by](found.seq if found else 0, self.seq)
 
@@ -85,7 +85,7 @@ class ValueCompare(NamedTuple):
     value: bytes
     by: Operator = Operator.EQUAL
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: DatabaseState) -> bool:
         found = state.visible(self.key)
         if found is None:
             return self.by is Operator.NOT_EQUAL
@@ -98,7 +98,7 @@ class ExistsCompare(NamedTuple):
     key: bytes
     exists: bool
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: DatabaseState) -> bool:
         return (state.visible(self.key) is not None) is self.exists
 
 
@@ -107,7 +107,7 @@ class EmptyCompare(NamedTuple):
 
     keys: KeyRange
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: DatabaseState) -> bool:
         return not state.has_keys(self.keys)
 
 
@@ -226,7 +226,7 @@ class Transaction:
         compared = [each.key for each in self.compares if not isinstance(each, EmptyCompare)]
         return Needs((*compared, *asked), ranges, record_key)
 
-    def decide(self, state: State) -> Decision:
+    def decide(self, state: DatabaseState) -> Decision:
         """What it does to `state`; a refusal is an outcome, too."""
         try:
             failed = next((each for each in self.compares if not each.holds(state)), None)
@@ -239,7 +239,9 @@ class Transaction:
             return Decision(refusal=refusal.with_traceback(None))
         return Decision(refusal=_condition_failed(failed, state))
 
-    def _done(self, operations: Sequence[Operation], state: State, *, succeeded: bool) -> Decision:
+    def _done(
+        self, operations: Sequence[Operation], state: DatabaseState, *, succeeded: bool
+    ) -> Decision:
         draft = _Draft(state)
         results: list[Result] = []
         left_bytes = self.results_bytes_max
@@ -273,7 +275,7 @@ class Transaction:
 class _Draft:
     """The changes so far: what later ones of the same commit see."""
 
-    state: State
+    state: DatabaseState
     changes: dict[bytes, Change] = field(default_factory=dict)
     deleted: list[KeyRange] = field(default_factory=list)
 
@@ -325,7 +327,7 @@ class _Draft:
         return (found.value, found.expire_at_ms) if found else (bytes(COUNTER_BYTES), NO_EXPIRY)
 
 
-def _condition_failed(failed: Compare, state: State) -> ConditionFailed:
+def _condition_failed(failed: Compare, state: DatabaseState) -> ConditionFailed:
     """The refusal of a put or delete, whose preconditions are comparisons of one key."""
     if isinstance(failed, EmptyCompare):
         raise AssertionError("a precondition compares one key")  # noqa: TRY004 (a bug, not an input)

@@ -45,7 +45,7 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CreateRecord:
     """Who creates `destination`: the attempt whose temporary object is `source`.
 
     `is_committed`: the destination has been made, and the source is not needed any more.
@@ -56,7 +56,7 @@ class Record:
     is_committed: bool = False
 
 
-class Standing(enum.Enum):
+class SourceStatus(enum.Enum):
     """What the record of a destination says to the owner of a source. See the table above."""
 
     FREE = "no record"
@@ -66,10 +66,10 @@ class Standing(enum.Enum):
     THEIRS_DONE = "another's, committed"
 
 
-def standing(record: Record | None, source: str) -> Standing:
+def standing(record: CreateRecord | None, source: str) -> SourceStatus:
     """What `record` says to the owner of `source`."""
     if record is None:
-        return Standing.FREE
+        return SourceStatus.FREE
     if record.source == source:
-        return Standing.OURS_DONE if record.is_committed else Standing.OURS
-    return Standing.THEIRS_DONE if record.is_committed else Standing.THEIRS
+        return SourceStatus.OURS_DONE if record.is_committed else SourceStatus.OURS
+    return SourceStatus.THEIRS_DONE if record.is_committed else SourceStatus.THEIRS

@@ -9,8 +9,8 @@ from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.protocol.entry import Entry
 from shalekv.read.memtable import Memtable
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import HeldTree, View
-from shalekv.read.watermark import Progress
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.read.watermark import Watermark
 
 
 class Time(Protocol):
@@ -37,7 +37,7 @@ class ReadEngine(Protocol):
         ...
 
     @property
-    def prefix(self) -> Progress:
+    def prefix(self) -> Watermark:
         """How far the log is shown."""
         ...
 
@@ -47,7 +47,7 @@ class ReadEngine(Protocol):
         ...
 
     @property
-    def held(self) -> HeldTree:
+    def held(self) -> PinnedVersion:
         """The levels that a read uses that begins now."""
         ...
 
@@ -88,11 +88,11 @@ class ReadEngine(Protocol):
         """The same, durable or not. Raises `NotTheWriter` at a replica."""
         ...
 
-    async def committed_view(self) -> View:
+    async def committed_view(self) -> ReadView:
         """The durable prefix, once it covers all that was acknowledged here before this call."""
         ...
 
-    async def newest_view(self) -> View:
+    async def newest_view(self) -> ReadView:
         """Everything that is there, durable or not. Raises `NotTheWriter` at a replica."""
         ...
 
@@ -111,7 +111,7 @@ class ReadEngine(Protocol):
         """Look for news now, and return when that was done, whatever came of it."""
         ...
 
-    async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+    async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         """Why an object of a tree that is read is not there.
 
         `SnapshotNotFound`: the tree was not protected any more, and reads that begin from now on

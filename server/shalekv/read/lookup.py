@@ -14,7 +14,7 @@ from shalekv.format.columns import Section
 from shalekv.format.filter import key_hash
 from shalekv.format.index import BlockHandle
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sst_reader import OPENED_AT_ONCE, LevelSsts, OpenSst
 
@@ -22,7 +22,7 @@ FETCHED_AT_ONCE = 64  # requests of one caller; the read budget bounds those of 
 KEYS_AT_ONCE = 128  # looked at before other tasks have their turn: about 2 ms
 
 
-async def find(ssts: LevelSsts, tree: Tree, key: bytes) -> Entry | None:
+async def find(ssts: LevelSsts, tree: Version, key: bytes) -> Entry | None:
     """The newest version of `key` in the tree; may be a tombstone or expired.
 
     None: there is none, or a range tombstone hides all. Raises `CorruptObject`, `ObjectNotFound`
@@ -46,7 +46,7 @@ async def find(ssts: LevelSsts, tree: Tree, key: bytes) -> Entry | None:
     return None
 
 
-async def find_record(ssts: LevelSsts, tree: Tree, record_key: bytes) -> Entry | None:
+async def find_record(ssts: LevelSsts, tree: Version, record_key: bytes) -> Entry | None:
     """The newest version of a record of the system (see `shalekv.format.records`).
 
     May be a tombstone or expired. Raises what `find` does.
@@ -62,7 +62,7 @@ async def find_record(ssts: LevelSsts, tree: Tree, record_key: bytes) -> Entry |
     return None
 
 
-def may_hold(ssts: LevelSsts, tree: Tree, key: bytes) -> bool:
+def may_hold(ssts: LevelSsts, tree: Version, key: bytes) -> bool:
     """Whether `find` may find `key`, as far as can be told without reading anything."""
     hashed = key_hash(key)
     for info in tree.sources_of(key):
@@ -74,7 +74,7 @@ def may_hold(ssts: LevelSsts, tree: Tree, key: bytes) -> bool:
     return False
 
 
-def may_hold_record(ssts: LevelSsts, tree: Tree, record_key: bytes) -> bool:
+def may_hold_record(ssts: LevelSsts, tree: Version, record_key: bytes) -> bool:
     """The same of `find_record`."""
     hashed = key_hash(record_key)
     for info in tree.system:
@@ -147,7 +147,7 @@ NOT_HIDDEN = -1
 NOWHERE = _Step(None, NOT_HIDDEN)
 
 
-async def find_many(ssts: LevelSsts, tree: Tree, keys: Sequence[bytes]) -> dict[bytes, Entry]:
+async def find_many(ssts: LevelSsts, tree: Version, keys: Sequence[bytes]) -> dict[bytes, Entry]:
     """Of all these keys what `find` finds; those that it does not find are missing.
 
     Reads every block once, and many at a time.
@@ -165,7 +165,7 @@ async def find_many(ssts: LevelSsts, tree: Tree, keys: Sequence[bytes]) -> dict[
 class _Routes:
     """Finds, for each of many keys, the blocks that it may stand in, from newest to oldest."""
 
-    def __init__(self, ssts: LevelSsts, tree: Tree) -> None:
+    def __init__(self, ssts: LevelSsts, tree: Version) -> None:
         self._ssts = ssts
         self._tree = tree
         self._routes: dict[bytes, list[_Step]] = {}

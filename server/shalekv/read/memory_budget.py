@@ -19,7 +19,7 @@ from shalekv.errors import Overloaded, StreamTooSlow
 SMALL_BYTES = 4 * 1024
 
 
-class ResultRoom:
+class MemoryBudget:
     """Counts bytes in and out. What is taken must be given back."""
 
     def __init__(self, bytes_max: int, stalls: Stalls | None = None) -> None:
@@ -111,7 +111,7 @@ class ResultRoom:
 class Share:
     """Share of a room that one stream holds. It is given back once, by the first who does."""
 
-    def __init__(self, room: ResultRoom) -> None:
+    def __init__(self, room: MemoryBudget) -> None:
         """Nothing is taken yet."""
         self._room = room
         self.taken_bytes = 0
@@ -119,7 +119,7 @@ class Share:
     async def take(
         self, needed_bytes: int, wished_bytes: int, *, wait_ms: int, stalls: Stalls | None = None
     ) -> None:
-        """Give back what was taken, and take anew; raises as `ResultRoom.take_when_free`."""
+        """Give back what was taken, and take anew; raises as `MemoryBudget.take_when_free`."""
         self.give_back()
         self.taken_bytes = await self._room.take_when_free(
             needed_bytes, wished_bytes, wait_ms=wait_ms, stalls=stalls

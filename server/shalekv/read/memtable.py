@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from shalekv.clock import Clock
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
-from shalekv.read.sorted_runs import Run, RunMerge, pick_merge
-from shalekv.read.version import View
+from shalekv.read.sorted_runs import MemoryRun, RunMerge, pick_merge
+from shalekv.read.version import ReadView
 
 MERGE_SLICE_COUNT = 2_000  # entries merged between two chances for other tasks: about a millisecond
 # Letting go of a segment takes some 200 ns an entry, in one piece.
@@ -28,17 +28,17 @@ REBUILDS_MAX = 4  # until no range delete came between; the last one lets nothin
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class MemtableSegment:
     """What the commits of one stretch of the log have left."""
 
     newest: dict[bytes, Entry] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[MemoryRun] = field(default_factory=list)
     runs_bytes: int = 0
     tombstones: list[Entry] = field(default_factory=list)  # range tombstones, oldest first
     max_seq: int = 0
     is_closed: bool = False
     # By the identity of a run: what it was merged from, as long as views may have that.
-    merged: dict[int, LeftRun] = field(default_factory=dict)
+    merged: dict[int, RetiredRun] = field(default_factory=dict)
 
     def due_merge(self) -> slice | None:
         """The runs to merge next: of a closed segment all, since no more will come."""
@@ -46,12 +46,12 @@ class Segment:
             return slice(0, len(self.runs)) if len(self.runs) > 1 else None
         return pick_merge([run.tier for run in self.runs])
 
-    def replace(self, picked: slice, merged: Run) -> None:
+    def replace(self, picked: slice, merged: MemoryRun) -> None:
         """Put a run in the place of those that it was merged from."""
         inputs = self.runs[picked]
         self.runs[picked] = [merged]
         self.runs_bytes += merged.size_bytes - sum(run.size_bytes for run in inputs)
-        self.merged[id(merged)] = LeftRun.of(merged, [*map(self._left, inputs)])
+        self.merged[id(merged)] = RetiredRun.of(merged, [*map(self._left, inputs)])
 
     def replaced_bytes(self) -> int:
         """What views that were taken before merges keep in memory, beyond what is here."""
@@ -62,12 +62,12 @@ class Segment:
                 del self.merged[key]
         return replaced_bytes
 
-    def left(self) -> list[LeftRun]:
+    def left(self) -> list[RetiredRun]:
         """All runs, when they are let go of."""
         return [*map(self._left, self.runs)]
 
-    def _left(self, run: Run) -> LeftRun:
-        return self.merged.pop(id(run), None) or LeftRun.of(run)
+    def _left(self, run: MemoryRun) -> RetiredRun:
+        return self.merged.pop(id(run), None) or RetiredRun.of(run)
 
     def forget(self, hidden: Iterable[Entry]) -> None:
         """Let go of what no read will see any more."""
@@ -81,10 +81,10 @@ class Shelf:
     """What was in memory when a load landed: older than the load, so reads meet it below."""
 
     load_seq: int
-    segments: list[Segment]
+    segments: list[MemtableSegment]
     tombstones: RangeTombstones
 
-    def drop_through(self, seq: int) -> list[LeftRun]:
+    def drop_through(self, seq: int) -> list[RetiredRun]:
         """Drop the segments that hold nothing above `seq`; their runs."""
         dropped = [each for each in self.segments if each.max_seq <= seq]
         self.segments = [each for each in self.segments if each.max_seq > seq]
@@ -97,16 +97,16 @@ class Memtable:
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         """An empty memtable, whose segments are closed at `segment_bytes`."""
         self._segment_bytes = segment_bytes
-        self._segments = [Segment()]  # oldest first; the last one grows
+        self._segments = [MemtableSegment()]  # oldest first; the last one grows
         self._shelves: list[Shelf] = []  # oldest first, all older than the segments
         self._landed_tombstones = NONE  # what gets do not see
         self._tombstones = NONE  # what scans do not see: those of the prefix
-        self._ahead: dict[int, Run] = {}  # by identity: landed, but not in the prefix yet
+        self._ahead: dict[int, MemoryRun] = {}  # by identity: landed, but not in the prefix yet
         self._ahead_bytes = 0
         self._dropped_seq = 0  # of the segments that were dropped
         self._merge_due = asyncio.Event()
         self._merging = asyncio.Lock()  # of two merges one would drop what has come meanwhile
-        self._left: list[LeftRun] = []  # that are no longer here
+        self._left: list[RetiredRun] = []  # that are no longer here
 
     @property
     def held_bytes(self) -> int:
@@ -160,7 +160,7 @@ class Memtable:
         """Whether a durable range delete is newer than `entry`."""
         return self._landed_tombstones.hides(entry)
 
-    def land(self, run: Run) -> None:
+    def land(self, run: MemoryRun) -> None:
         """Show the entries of a durable WAL object to gets.
 
         Objects may land out of order; the greater sequence number wins.
@@ -175,7 +175,7 @@ class Memtable:
         if run.range_tombstones:
             self._landed_tombstones = self._landed_tombstones.with_added(run.range_tombstones)
 
-    def extend_prefix(self, run: Run) -> None:
+    def extend_prefix(self, run: MemoryRun) -> None:
         """Show a landed run to scans. REQUIRES: all earlier commits are in the prefix."""
         del self._ahead[id(run)]
         self._ahead_bytes -= run.size_bytes
@@ -200,13 +200,13 @@ class Memtable:
     def close_segment(self) -> None:
         """What comes next goes into a new segment. REQUIRES: nothing has landed ahead."""
         self._segments[-1].is_closed = True
-        self._segments.append(Segment())
+        self._segments.append(MemtableSegment())
         self._merge_due.set()
 
-    def view(self, seq: int, wal_id: int | None) -> View:
+    def view(self, seq: int, wal_id: int | None) -> ReadView:
         """The prefix as it is now, without the levels below it."""
         runs = tuple(run for segment in self._segments for run in segment.runs)
-        return View(seq, wal_id, runs, self._tombstones)
+        return ReadView(seq, wal_id, runs, self._tombstones)
 
     def set_aside(self, load_seq: int) -> None:
         """A load has landed that is newer than everything here: reads meet that before this.
@@ -216,16 +216,16 @@ class Memtable:
         self._segments[-1].is_closed = True
         segments = [segment for segment in self._segments if segment.max_seq]
         self._shelves.append(Shelf(load_seq, segments, self._tombstones))
-        self._segments = [Segment()]
+        self._segments = [MemtableSegment()]
         self._tombstones = self._landed_tombstones = NONE
 
-    def aside(self, load_seq: int) -> View:
+    def aside(self, load_seq: int) -> ReadView:
         """What was set aside when that load landed, and is not dropped."""
         for shelf in self._shelves:
             if shelf.load_seq == load_seq:
                 runs = tuple(run for segment in shelf.segments for run in segment.runs)
-                return View(load_seq - 1, None, runs, shelf.tombstones)
-        return View(load_seq - 1, None, ())
+                return ReadView(load_seq - 1, None, runs, shelf.tombstones)
+        return ReadView(load_seq - 1, None, ())
 
     async def drop_through(self, seq: int, clock: Clock) -> int:
         """Drop the segments that hold nothing above `seq`; how many.
@@ -265,7 +265,7 @@ class Memtable:
         for segment in self._segments:
             self._dropped_seq = max(self._dropped_seq, segment.max_seq)
             self._left += segment.left()
-        self._segments = [Segment()]
+        self._segments = [MemtableSegment()]
         self._tombstones = self._landed_tombstones = NONE
 
     async def merge_when_due(self, clock: Clock) -> None:
@@ -295,7 +295,7 @@ class Memtable:
             segment.replace(picked, merge.result())
             await clock.sleep_ms(0)
 
-    def _due_merges(self) -> Iterator[tuple[Segment, slice]]:
+    def _due_merges(self) -> Iterator[tuple[MemtableSegment, slice]]:
         """From the newest segment on: what was written last is what is read most."""
         for segment in reversed(self._segments):
             picked = segment.due_merge()
@@ -325,15 +325,15 @@ class Memtable:
 
 
 @dataclass(slots=True, eq=False)
-class LeftRun:
+class RetiredRun:
     """A run, and those that it was merged from. It refers to none of them, so that they may go."""
 
-    run: weakref.ref[Run]
+    run: weakref.ref[MemoryRun]
     size_bytes: int
-    inputs: Sequence[LeftRun]
+    inputs: Sequence[RetiredRun]
 
     @classmethod
-    def of(cls, run: Run, inputs: Sequence[LeftRun] = ()) -> LeftRun:
+    def of(cls, run: MemoryRun, inputs: Sequence[RetiredRun] = ()) -> RetiredRun:
         """One that is still there."""
         return cls(weakref.ref(run), run.size_bytes, inputs)
 

@@ -33,7 +33,7 @@ from shalekv.store.opening import open_store
 # first needed, with the settings by which this process reaches its own.
 
 
-class Place(NamedTuple):
+class SstLocation(NamedTuple):
     """Where an SST is, and of which database it says that it is."""
 
     store: CasStore
@@ -45,7 +45,7 @@ class Origins:
 
     def __init__(self, store: CasStore, database_id: bytes, origins: Iterable[Origin] = ()) -> None:
         """`store` and `database_id` are those of the database whose manifests name the SSTs."""
-        self._own = Place(store, database_id)
+        self._own = SstLocation(store, database_id)
         self._origin_of: dict[bytes, Origin] = {}
         self._learnt: dict[tuple[bytes, str, bytes], int] = {}
         self._opened: dict[tuple[str, CasMode], tuple[ObjectStore, CasStore]] = {}
@@ -70,13 +70,13 @@ class Origins:
         origin = self._origin_of.get(sst_id)
         return origin is not None and bool(origin.url)
 
-    def locate(self, sst_id: bytes) -> Place:
+    def locate(self, sst_id: bytes) -> SstLocation:
         """Where the SST is. Raises `InvalidUrl` and `InvalidSetting`."""
         origin = self._origin_of.get(sst_id)
         if origin is None:
             return self._own
         store = self.store_at(origin.url) if origin.url else self._own.store
-        return Place(store, origin.database_id)
+        return SstLocation(store, origin.database_id)
 
     def store_at(self, url: str, cas_mode: CasMode = CasMode.NATIVE) -> CasStore:
         """The store of another database. To read one, its mode does not matter.

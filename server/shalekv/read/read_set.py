@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from shalekv.errors import RangeTooCostly
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.scan import Merge
-from shalekv.read.version import View
+from shalekv.read.version import ReadView
 
 # Keys with a value that are fetched of a range which must be empty: one is enough, unless the
 # transaction is decided again and finds it deleted.
@@ -38,7 +38,7 @@ class RangeBelow:
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class ReadSet:
     """The answers of one tree. REQUIRES: nobody asks for more than was looked up."""
 
     base: Base | None = None  # None: nothing was looked up
@@ -47,11 +47,11 @@ class Below:
     record: Entry | None = None  # of the idempotency key
 
 
-NOTHING_BELOW = Below()
+NOTHING_BELOW = ReadSet()
 
 
 async def range_below(
-    levels: View,
+    levels: ReadView,
     keys: KeyRange,
     *,
     now_ms: int,

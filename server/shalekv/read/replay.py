@@ -18,7 +18,7 @@ from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.read.memtable import Memtable
-from shalekv.read.sorted_runs import Run
+from shalekv.read.sorted_runs import MemoryRun
 from shalekv.store.cas import CasStore
 
 KeepAlive: TypeAlias = Callable[[], Awaitable[None]]
@@ -162,7 +162,7 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
     for entry in found.entries():
         newest.setdefault(entry.key, entry)
     tombstones = list(found.range_tombstones())
-    run = Run.from_newest(newest, max_seq=contents.max_seq, range_tombstones=tombstones)
+    run = MemoryRun.from_newest(newest, max_seq=contents.max_seq, range_tombstones=tombstones)
     replayed.memtable.land(run)
     replayed.memtable.extend_prefix(run)
     for load in loads_of(found):

@@ -9,24 +9,24 @@ from shalekv.concurrency import in_parallel
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.sorted_runs import (
     Cursor,
-    Run,
+    MemoryRun,
     drop_read,
     merge_slice,
     open_cursors,
     skip_hidden,
 )
-from shalekv.read.version import View
+from shalekv.read.version import ReadView
 
 if TYPE_CHECKING:
-    from shalekv.read.source import Source
+    from shalekv.read.source import MergeSource
 
 FIRST_SLICE_COUNT = 64  # a short scan should not merge a thousand entries
 SLICE_COUNT_MAX = 1_024  # bounds the time between two chances for other tasks, about a millisecond
-_NOTHING = Run((), (), 0, 0)
+_NOTHING = MemoryRun((), (), 0, 0)
 
 
 async def scan_slices(
-    view: View, *, start: bytes, end: bytes, reverse: bool, now_ms: int
+    view: ReadView, *, start: bytes, end: bytes, reverse: bool, now_ms: int
 ) -> AsyncGenerator[list[Entry], None]:
     """The visible entries from `start` on and before `end` (empty: no bound), slice by slice.
 
@@ -39,7 +39,7 @@ async def scan_slices(
         yield [entry for entry in merge.slice() if entry.is_visible(now_ms)]
 
 
-def memory_slices(view: View, keys: KeyRange) -> Iterator[list[Entry]]:
+def memory_slices(view: ReadView, keys: KeyRange) -> Iterator[list[Entry]]:
     """The newest version of each key in memory, tombstones and expired ones included.
 
     What a range delete hides is left out. The levels of the view are not looked at.
@@ -53,14 +53,14 @@ class Merge:
     """The merge of all that a view holds in a range: call `fetch` before each `slice`."""
 
     def __init__(
-        self, view: View, keys: KeyRange, *, reverse: bool, with_levels: bool = True
+        self, view: ReadView, keys: KeyRange, *, reverse: bool, with_levels: bool = True
     ) -> None:
         """Nothing is read yet."""
-        sources: Sequence[Source] = ()
+        sources: Sequence[MergeSource] = ()
         if view.held is not None and with_levels and not keys.is_empty:
             sources = view.held.sources(keys, reverse=reverse)
         # Oldest first, as `merge_slice` wants them: of one key the last one counts.
-        self._sources: list[tuple[Cursor, Source]] = [
+        self._sources: list[tuple[Cursor, MergeSource]] = [
             (Cursor(_NOTHING, 0, 0, is_open=True), source) for source in sources
         ]
         in_memory = open_cursors(view.runs, keys.start, keys.end)
@@ -93,14 +93,14 @@ class Merge:
         self._count = min(self._count * 2, SLICE_COUNT_MAX)
         return tombstones.visible(entries)
 
-    async def _refill_all(self, due: list[tuple[Cursor, Source]]) -> None:
+    async def _refill_all(self, due: list[tuple[Cursor, MergeSource]]) -> None:
         async def work() -> None:
             while due:
                 await self._refill(*due.pop())
 
         await in_parallel(work, len(due))
 
-    async def _refill(self, cursor: Cursor, source: Source) -> None:
+    async def _refill(self, cursor: Cursor, source: MergeSource) -> None:
         """The next window that holds a key; what range deletes it tells of counts from now on."""
         while (window := await source.next(self._tombstones)) is not None:
             if window.range_tombstones:

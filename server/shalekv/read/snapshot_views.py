@@ -24,14 +24,14 @@ from shalekv.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
-from shalekv.protocol.manifest import Manifest, Snapshot, Tree
+from shalekv.protocol.manifest import Manifest, Snapshot, Version
 from shalekv.protocol.snapshot import find_snapshot, is_expired, not_found
 from shalekv.read.cache import Cache, Sized
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version import HeldTree, OpenView
-from shalekv.read.version_set import LoadedTree
+from shalekv.read.version import OpenView, PinnedVersion
+from shalekv.read.version_set import LoadedVersion
 from shalekv.settings import LimitSettings
 from shalekv.store.active_manifests import read_pinned
 from shalekv.store.cas import CasStore
@@ -179,13 +179,13 @@ class SnapshotViews:
         manifest = self._manifest.current
         if manifest.manifest_id != snapshot.manifest_id:
             manifest, _ = await read_pinned(self.store, manifest, snapshot.manifest_id)
-        tree = await self.store.runtime.workers.run(Tree.of, manifest)
+        tree = await self.store.runtime.workers.run(Version.of, manifest)
         self._ssts.origins.learn(manifest.origins)
         replayed = await self._replay(manifest)
         memtable = replayed.memtable
-        held = HeldTree(tree, self._ssts, snapshot.id)
+        held = PinnedVersion(tree, self._ssts, snapshot.id)
         for load in replayed.loads:
-            held = LoadedTree(load, memtable.aside(load.seq), held)
+            held = LoadedVersion(load, memtable.aside(load.seq), held)
         view = memtable.view(replayed.last_seq, manifest.wal_id_last_seen)
         if not held.tree.is_empty:
             view = replace(view, held=held)

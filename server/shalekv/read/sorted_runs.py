@@ -31,7 +31,7 @@ def entries_bytes(entries: Sequence[Entry]) -> int:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Run:
+class MemoryRun:
     """Entries in the order of their keys; every key stands here once."""
 
     keys: Sequence[bytes]
@@ -49,7 +49,7 @@ class Run:
     @classmethod
     def from_newest(
         cls, newest: dict[bytes, Entry], *, max_seq: int, range_tombstones: Sequence[Entry] = ()
-    ) -> Run:
+    ) -> MemoryRun:
         """A run of the newest entries of some keys."""
         keys = sorted(newest)
         entries = [newest[key] for key in keys]
@@ -64,7 +64,7 @@ class Cursor:
     the window may be merged before that.
     """
 
-    run: Run
+    run: MemoryRun
     low: int
     high: int
     is_open: bool = False
@@ -75,7 +75,7 @@ class Cursor:
         return self.low >= self.high
 
 
-def open_cursors(runs: Iterable[Run], start: bytes, end: bytes) -> list[Cursor]:
+def open_cursors(runs: Iterable[MemoryRun], start: bytes, end: bytes) -> list[Cursor]:
     """Cursors over the keys from `start` on and before `end` (empty: no end), oldest run first."""
     cursors = []
     for run in runs:
@@ -180,7 +180,7 @@ def _offered(cursors: list[Cursor], target_count: int) -> list[tuple[Cursor, int
     return [(c, n) for c, n in offered if c.is_open or n < c.high - c.low]
 
 
-def _window(run: Run, low: int, high: int) -> Iterable[tuple[bytes, Entry]]:
+def _window(run: MemoryRun, low: int, high: int) -> Iterable[tuple[bytes, Entry]]:
     return zip(run.keys[low:high], run.entries[low:high], strict=True)
 
 
@@ -200,7 +200,7 @@ def _single_slice(cursor: Cursor, target_count: int, *, reverse: bool) -> list[E
 class RunMerge:
     """One run made of several, a slice at a time, without what range tombstones hide."""
 
-    def __init__(self, runs: Sequence[Run], tombstones: RangeTombstones) -> None:
+    def __init__(self, runs: Sequence[MemoryRun], tombstones: RangeTombstones) -> None:
         """REQUIRES: `runs` ordered from oldest to newest."""
         self._cursors = open_cursors(runs, b"", b"")
         self._tombstones = tombstones
@@ -221,9 +221,9 @@ class RunMerge:
         self._size_bytes += entries_bytes(entries)
         return bool(self._cursors)
 
-    def result(self) -> Run:
+    def result(self) -> MemoryRun:
         """REQUIRES: `step` has returned False."""
-        return Run(self._keys, self._entries, self._size_bytes, self._max_seq)
+        return MemoryRun(self._keys, self._entries, self._size_bytes, self._max_seq)
 
 
 def pick_merge(tiers: Sequence[int]) -> slice | None:

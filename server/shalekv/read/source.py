@@ -22,11 +22,11 @@ from shalekv.format.block import Block
 from shalekv.format.columns import Section
 from shalekv.format.statistics import blocks_between
 from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
-from shalekv.protocol.manifest import Tree, overlaps, upper_bound
+from shalekv.protocol.manifest import Version, overlaps, upper_bound
 from shalekv.protocol.range_tombstones import NONE, Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
-from shalekv.read.sorted_runs import SKIPS_MAX, Run, entries_bytes
-from shalekv.read.sst_reader import Fetched, LevelSsts, OpenSst
+from shalekv.read.sorted_runs import SKIPS_MAX, MemoryRun, entries_bytes
+from shalekv.read.sst_reader import FetchedBlocks, LevelSsts, OpenSst
 
 WINDOW_ROWS = 1_024  # decoded at once, unless one block has more: about a millisecond
 KEPT_BLOCKS_MAX = 4  # a request for more than this belongs to a long scan, and is not cached
@@ -34,21 +34,21 @@ KEPT_BLOCKS_MAX = 4  # a request for more than this belongs to a long scan, and 
 AHEAD_COPIES = 2  # as it is stored, and as the entries of a window
 
 NO_BLOCKS = range(0)
-NO_KEYS = Run((), (), 0, 0)
+NO_KEYS = MemoryRun((), (), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MergeWindow:
     """The next keys of a source, ascending, and range tombstones that count from now on."""
 
-    run: Run
+    run: MemoryRun
     range_tombstones: Sequence[Entry]
 
 
-class Source(Protocol):
+class MergeSource(Protocol):
     """A part of what a scan merges."""
 
-    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+    async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
         """The next window; None: there is no more. What `hidden` hides may be left out."""
         ...
 
@@ -68,7 +68,7 @@ class TreeSource:
         self._opened: OpenSst | None = None
         self._untold: Sequence[Entry] = ()  # its range tombstones, until a window tells them
         self._unread = NO_BLOCKS  # blocks of that SST that were not fetched
-        self._fetched: Fetched | None = None
+        self._fetched: FetchedBlocks | None = None
         self._undecoded = NO_BLOCKS  # blocks of those that were
         self._taken_bytes = 0  # of the room that all scans have to read ahead
 
@@ -85,7 +85,7 @@ class TreeSource:
         """What was fetched and is not used up, as it is stored."""
         return 0 if self._fetched is None else self._fetched.size_bytes
 
-    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+    async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
         """The next window; None: there is no more.
 
         What `hidden` hides whole may be left out, unread: range tombstones that the caller knows.
@@ -101,7 +101,7 @@ class TreeSource:
                 return None
         run = self._decode()
         tombstones, self._untold = self._untold, ()
-        return Window(run, tombstones)
+        return MergeWindow(run, tombstones)
 
     async def _open_next(self, hidden: RangeTombstones) -> bool:
         for info in self._infos:
@@ -158,7 +158,7 @@ class TreeSource:
         self._taken_bytes = ahead.take(AHEAD_COPIES * fetched_bytes, 0)
         return count
 
-    def _decode(self) -> Run:
+    def _decode(self) -> MemoryRun:
         """The next of the blocks that were fetched, as one run."""
         fetched, undecoded = self._fetched, self._undecoded
         if fetched is None:
@@ -180,7 +180,9 @@ class TreeSource:
         return _run(blocks, self._keys, fetched.opened.info.max_seq)
 
 
-def tree_sources(ssts: LevelSsts, tree: Tree, keys: KeyRange, *, reverse: bool) -> list[TreeSource]:
+def tree_sources(
+    ssts: LevelSsts, tree: Version, keys: KeyRange, *, reverse: bool
+) -> list[TreeSource]:
     """What has to be merged for the newest versions of `keys`, from oldest to newest.
 
     Nothing is read before the first `next`.
@@ -199,7 +201,7 @@ def tree_sources(ssts: LevelSsts, tree: Tree, keys: KeyRange, *, reverse: bool) 
     return sources
 
 
-def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> Run:
+def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
     """The newest version of each key of these neighbouring blocks."""
     keys: list[bytes] = []
     entries: list[Entry] = []
@@ -216,7 +218,7 @@ def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> Run:
     high = bisect_left(keys, within.end) if within.end else len(keys)
     if high - low < len(keys):
         keys, entries = keys[low:high], entries[low:high]
-    return Run(keys, entries, entries_bytes(entries), max_seq)
+    return MemoryRun(keys, entries, entries_bytes(entries), max_seq)
 
 
 def _entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:

@@ -31,13 +31,13 @@ from shalekv.format.sst import (
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.cache import Cache, Sized
-from shalekv.read.memory_budget import ResultRoom
+from shalekv.read.memory_budget import MemoryBudget
 from shalekv.read.origins import Origins
 from shalekv.read.read_budget import ReadBudget
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache, DiskCounters
-from shalekv.store.disk_cache_folder import Part
+from shalekv.store.disk_cache_folder import CachedPart
 
 # --- read_counters
 # What reading the levels came to: the figures of a status.
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Requests:
+class FetchCounts:
     """What was fetched from the store."""
 
     requests: int = 0
@@ -98,7 +98,7 @@ class Requests:
 
 
 # Reads a range of an SST from the store, and counts it.
-Fetch = Callable[[bytes, ByteRange, Requests], Awaitable[bytes]]
+Fetch = Callable[[bytes, ByteRange, FetchCounts], Awaitable[bytes]]
 # What these pieces hold, one after the other; raises `CorruptObject`.
 Parse = Callable[[Sequence[bytes]], Awaitable[T]]
 
@@ -117,7 +117,7 @@ class Pieces:
         owner_id: bytes,
         sst_id: bytes,
         ranges: Sequence[ByteRange],
-        count: Requests,
+        count: FetchCounts,
         parse: Parse[T],
     ) -> T:
         """What `parse` makes of these ranges, which stand one after the other in the SST.
@@ -128,7 +128,7 @@ class Pieces:
         disk = self._disk
         if disk is None:
             return await parse(await self._complete(sst_id, ranges, [None] * len(ranges), count))
-        parts = [Part(owner_id, sst_id, *at) for at in ranges]
+        parts = [CachedPart(owner_id, sst_id, *at) for at in ranges]
         async with self._budget.room(sum(at.length for at in ranges)):
             kept = await disk.find(parts)
         if any(piece is not None for piece in kept):
@@ -141,9 +141,9 @@ class Pieces:
     async def _parsed(
         self,
         disk: DiskCache,
-        parts: Sequence[Part],
+        parts: Sequence[CachedPart],
         kept: Sequence[bytes | None],
-        count: Requests,
+        count: FetchCounts,
         parse: Parse[T],
     ) -> T:
         ranges = [ByteRange(part.offset, part.length) for part in parts]
@@ -159,7 +159,7 @@ class Pieces:
         sst_id: bytes,
         ranges: Sequence[ByteRange],
         kept: Sequence[bytes | None],
-        count: Requests,
+        count: FetchCounts,
     ) -> Sequence[bytes]:
         """All pieces; those that were not `kept` are fetched."""
         missing = [number for number, piece in enumerate(kept) if piece is None]
@@ -213,7 +213,7 @@ class OpenSst:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedBlocks:
     """Neighbouring blocks of an SST, verified and decompressed when they are asked for."""
 
     opened: OpenSst
@@ -263,10 +263,10 @@ class LevelSsts:
         # the hot path, which needs the filter, asks for the id.
         self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
         self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
-        self.ahead = ResultRoom(settings.scan_ahead_bytes_max)
+        self.ahead = MemoryBudget(settings.scan_ahead_bytes_max)
         self._budget = ReadBudget(settings.read_in_flight_bytes)
-        self._metadata_requests = Requests()
-        self._block_requests = Requests()
+        self._metadata_requests = FetchCounts()
+        self._block_requests = FetchCounts()
         self.disk = disk
         self._pieces = Pieces(self._fetch, disk, self._budget)
 
@@ -375,7 +375,7 @@ class LevelSsts:
         fetched = await self.fetch(opened, numbers, keep=keep)
         return [fetched.block(number) for number in numbers]
 
-    async def fetch(self, opened: OpenSst, numbers: range, *, keep: bool) -> Fetched:
+    async def fetch(self, opened: OpenSst, numbers: range, *, keep: bool) -> FetchedBlocks:
         """The same. Without `keep` they stay as small as they are stored until asked for.
 
         And neither are they looked for on the disk nor kept there: that is for what is read again.
@@ -384,7 +384,7 @@ class LevelSsts:
         find = self._blocks.find if keep else self._blocks.peek
         held = {number: find((id_, number, index.listed_seq)) for number in numbers}
         missing = [number for number, block in held.items() if block is None]
-        fetched = Fetched(opened, {number: block for number, block in held.items() if block})
+        fetched = FetchedBlocks(opened, {number: block for number, block in held.items() if block})
         if not missing:
             return fetched
         # From the first to the last: a few blocks read for nothing cost less than a request.
@@ -459,7 +459,7 @@ class LevelSsts:
         at = _span(opened.index[numbers[0]], opened.index[numbers[-1]])
 
         async def parse(pieces: Sequence[bytes]) -> RangeTombstones:
-            fetched = Fetched(opened, {}, at.start, pieces[0])
+            fetched = FetchedBlocks(opened, {}, at.start, pieces[0])
             found = NONE
             for number in numbers:
                 found = found.with_added(fetched.block(number).columns().entries())
@@ -469,12 +469,12 @@ class LevelSsts:
         return await self._read(opened.info.id, [at], self._metadata_requests, parse)
 
     async def _read(
-        self, sst_id: bytes, ranges: Sequence[ByteRange], count: Requests, parse: Parse[T]
+        self, sst_id: bytes, ranges: Sequence[ByteRange], count: FetchCounts, parse: Parse[T]
     ) -> T:
         owner_id = self.origins.locate(sst_id).database_id
         return await self._pieces.read(owner_id, sst_id, ranges, count, parse)
 
-    async def _fetch(self, sst_id: bytes, at: ByteRange, count: Requests) -> bytes:
+    async def _fetch(self, sst_id: bytes, at: ByteRange, count: FetchCounts) -> bytes:
         async with self._budget.room(at.length):
             count.requests += 1
             reads = self.origins.locate(sst_id).store.reads

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shalekv.protocol.entry import Entry, KeyRange
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read import lookup
-from shalekv.read.sorted_runs import Run
-from shalekv.read.source import Source, tree_sources
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.source import MergeSource, tree_sources
 from shalekv.read.sst_reader import LevelSsts
 
 
-class HeldTree:
+class PinnedVersion:
     """A tree, and the snapshot in the manifest that keeps its objects.
 
     Views, scans and lookups refer to it; when the last of them is gone, so is the reason for its
@@ -26,14 +26,14 @@ class HeldTree:
 
     __slots__ = ("__weakref__", "snapshot_id", "ssts", "tree")
 
-    def __init__(self, tree: Tree, ssts: LevelSsts, snapshot_id: bytes) -> None:
+    def __init__(self, tree: Version, ssts: LevelSsts, snapshot_id: bytes) -> None:
         """REQUIRES: the snapshot names a manifest with the same levels."""
         self.tree = tree
         self.ssts = ssts
         self.snapshot_id = snapshot_id
 
     @property
-    def base(self) -> HeldTree:
+    def base(self) -> PinnedVersion:
         """The tree of a manifest, to which the snapshot belongs."""
         return self
 
@@ -62,7 +62,7 @@ class HeldTree:
         """The same of a key of the system."""
         return bool(self.tree.system) and lookup.may_hold_record(self.ssts, self.tree, record_key)
 
-    def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[Source]:
+    def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
         """What a scan merges, oldest first."""
         return tree_sources(self.ssts, self.tree, keys, reverse=reverse)
 
@@ -72,7 +72,7 @@ class HeldTree:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ReadView:
     """Runs in memory, and the levels below them.
 
     What the levels hold may stand in the runs as well, but nothing between the two is missing.
@@ -80,9 +80,9 @@ class View:
 
     seq: int  # of the last commit that it contains
     wal_id: int | None  # of the last WAL object that it contains
-    runs: tuple[Run, ...]  # oldest first
+    runs: tuple[MemoryRun, ...]  # oldest first
     range_tombstones: RangeTombstones = NONE  # of what is in memory
-    held: HeldTree | None = None  # None: there is nothing in the levels
+    held: PinnedVersion | None = None  # None: there is nothing in the levels
 
     def get(self, key: bytes) -> Entry | None:
         """The version of `key` in memory; may be a tombstone or expired.
@@ -97,19 +97,19 @@ class View:
                 break
         return self.range_tombstones.latest(key, found)
 
-    def below(self, newer: Iterable[Run]) -> View:
+    def below(self, newer: Iterable[MemoryRun]) -> ReadView:
         """This state with newer runs on top of it."""
         added = list(newer)
         tombstones = [entry for run in added for entry in run.range_tombstones]
         return replace(self.without(tombstones), runs=(*self.runs, *added))
 
-    def without(self, tombstones: Sequence[Entry]) -> View:
+    def without(self, tombstones: Sequence[Entry]) -> ReadView:
         """This state without what newer range tombstones hide."""
         if not tombstones:
             return self
         return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
 
-    def above(self, held: HeldTree) -> View:
+    def above(self, held: PinnedVersion) -> ReadView:
         """This state, above what these levels hold."""
         return replace(self, held=held)
 
@@ -118,7 +118,7 @@ class View:
 class OpenView:
     """One state of the database, and the moment at which it is read."""
 
-    view: View
+    view: ReadView
     now_ms: int  # logical time
     # Of lapsed time: everything that was acknowledged before is in it.
     fresh_ms: float = 0.0

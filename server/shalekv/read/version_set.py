@@ -23,17 +23,17 @@ import structlog
 from shalekv.errors import ShaleError
 from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
 from shalekv.protocol.loads import CommittedLoad, level_rows, load_tree
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.snapshot import find_snapshot, has_snapshot, maintain_snapshots
 from shalekv.read import lookup
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import Base, Below
-from shalekv.read.sorted_runs import Run, entries_bytes
-from shalekv.read.source import WINDOW_ROWS, Source, Window, tree_sources
+from shalekv.read.read_set import Base, ReadSet
+from shalekv.read.sorted_runs import MemoryRun, entries_bytes
+from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, tree_sources
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version import HeldTree, View
-from shalekv.read.watermark import Progress
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.read.watermark import Watermark
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import Edit, Landed, named_manifest
 
@@ -47,7 +47,7 @@ from shalekv.store.manifests import Edit, Landed, named_manifest
 # in memory, and the levels (or again such a tree).
 
 
-class Pin:
+class LoadPin:
     """What keeps a snapshot whose manifest names the files of a load: hold it to read them.
 
     Who renews snapshots looks by a weak reference whether anybody still does.
@@ -60,13 +60,17 @@ class Pin:
         self.snapshot_id = snapshot_id
 
 
-class LoadedTree(HeldTree):
+class LoadedVersion(PinnedVersion):
     """A load above what was in memory when it landed, above a tree."""
 
     __slots__ = ("below", "load", "memory", "pin", "run")
 
     def __init__(
-        self, load: CommittedLoad, memory: View, below: HeldTree, pin: Pin | None = None
+        self,
+        load: CommittedLoad,
+        memory: ReadView,
+        below: PinnedVersion,
+        pin: LoadPin | None = None,
     ) -> None:
         """`memory` is all that is older than the load and not in `below`; its own tree is unused.
 
@@ -82,7 +86,7 @@ class LoadedTree(HeldTree):
         self.run = load_tree(load)
 
     @property
-    def base(self) -> HeldTree:
+    def base(self) -> PinnedVersion:
         """The tree of the manifest that stands lowest, to which the snapshot belongs."""
         return self.below.base
 
@@ -133,7 +137,7 @@ class LoadedTree(HeldTree):
         found = self.memory.get(key)
         return found if found is not None and found.seq > self.tree.last_seq else None
 
-    def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[Source]:
+    def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
         """What a scan merges, oldest first."""
         return [
             *self.below.sources(keys, reverse=reverse),
@@ -142,21 +146,26 @@ class LoadedTree(HeldTree):
         ]
 
 
-def memory_sources(view: View, keys: KeyRange, *, reverse: bool) -> list[RunSource]:
+def memory_sources(view: ReadView, keys: KeyRange, *, reverse: bool) -> list[MemorySource]:
     """What is in memory, as sources of a scan, oldest first. The first one tells range deletes."""
     tombstones = _entries_in(view.range_tombstones, keys)
-    sources = [RunSource(run, keys, reverse=reverse) for run in view.runs]
+    sources = [MemorySource(run, keys, reverse=reverse) for run in view.runs]
     if not tombstones:
         return sources
-    nothing = Run((), (), 0, 0)
-    return [RunSource(nothing, keys, reverse=reverse, range_tombstones=tombstones), *sources]
+    nothing = MemoryRun((), (), 0, 0)
+    return [MemorySource(nothing, keys, reverse=reverse, range_tombstones=tombstones), *sources]
 
 
-class RunSource:
+class MemorySource:
     """A run in memory, between two keys."""
 
     def __init__(
-        self, run: Run, keys: KeyRange, *, reverse: bool, range_tombstones: Sequence[Entry] = ()
+        self,
+        run: MemoryRun,
+        keys: KeyRange,
+        *,
+        reverse: bool,
+        range_tombstones: Sequence[Entry] = (),
     ) -> None:
         """`range_tombstones` are told with the first window."""
         self._run = run
@@ -165,7 +174,7 @@ class RunSource:
         self._reverse = reverse
         self._range_tombstones = range_tombstones
 
-    async def next(self, hidden: RangeTombstones = NONE) -> Window | None:
+    async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
         """The next window; None: there is no more. It costs nothing to read what `hidden` hides."""
         del hidden
         tombstones, self._range_tombstones = self._range_tombstones, ()
@@ -180,8 +189,8 @@ class RunSource:
             self._low = high
         run = self._run
         entries = run.entries[low:high]
-        part = Run(run.keys[low:high], entries, entries_bytes(entries), run.max_seq)
-        return Window(part, tombstones)
+        part = MemoryRun(run.keys[low:high], entries, entries_bytes(entries), run.max_seq)
+        return MergeWindow(part, tombstones)
 
 
 def _entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:
@@ -207,7 +216,7 @@ UNSURE_MS, UNSURE_PARTS = 1_000, 100
 NO_SNAPSHOT = b""
 
 
-class EditedManifest(Protocol):
+class PinManifest(Protocol):
     """The manifest, as whoever keeps a tree sees it."""
 
     @property
@@ -220,21 +229,21 @@ class EditedManifest(Protocol):
         ...
 
 
-class TreeKeeper:
+class VersionSet:
     """Keeps the current tree of one serving process."""
 
     def __init__(  # noqa: PLR0913 - what it connects, for a writer and for a replica
         self,
         store: CasStore,
-        manifest: EditedManifest,
-        held: HeldTree,
+        manifest: PinManifest,
+        held: PinnedVersion,
         *,
         loads: Sequence[CommittedLoad],
         memtable: Memtable,
-        prefix: Progress,
+        prefix: Watermark,
         snapshot_ttl_s: int | None,
         on_compacted: Callable[[int], Awaitable[None]],
-        jump: Callable[[Tree], None] | None = None,
+        jump: Callable[[Version], None] | None = None,
         archived: Callable[[], int | None] = lambda: None,
         protected_since_ms: float | None = None,
         believed_ms: Callable[[int, float], int] = lambda told_ms, _took_ms: told_ms,
@@ -260,7 +269,7 @@ class TreeKeeper:
         self._archived = archived
         self._believed_ms = believed_ms
         # By the ids of their snapshots: who reads an older tree, or the files of a load.
-        self._older: dict[bytes, weakref.ref[HeldTree] | weakref.ref[Pin]] = {}
+        self._older: dict[bytes, weakref.ref[PinnedVersion] | weakref.ref[LoadPin]] = {}
         self._older_bases: list[weakref.ref[Base]] = []
         self._table = manifest.current.leveled_ssts
         now_ms = self._clock.monotonic_ms()
@@ -268,14 +277,14 @@ class TreeKeeper:
         self._keeping = asyncio.Lock()
         self._installed = asyncio.Event()
         self._memtable = memtable
-        self._loads: list[tuple[CommittedLoad, Pin | None]] = [(load, None) for load in loads]
+        self._loads: list[tuple[CommittedLoad, LoadPin | None]] = [(load, None) for load in loads]
         self.current = self._with_loads(held)  # the tree that new reads use
         self.lost_count = 0  # how often it was not protected any more, and another was
         # Up to here memory may let go at any moment of what the current tree holds: who decides by
         # the two looks there, and not into memory. 0: memory stays as it is until the tree changes.
         self.leaving_seq = held.tree.last_seq
         self.base = Base()  # what rests on the current tree, and may be decided again, holds this
-        self.nothing = Below(self.base)  # the levels say nothing of what was asked
+        self.nothing = ReadSet(self.base)  # the levels say nothing of what was asked
 
     @property
     def ssts(self) -> LevelSsts:
@@ -304,18 +313,18 @@ class TreeKeeper:
         """Whether the manifest that was seen last does not protect the current tree any more."""
         return self._ttl_s is not None and not self.protects(self.current)
 
-    def keep_pin(self, pin: Pin) -> None:
+    def keep_pin(self, pin: LoadPin) -> None:
         """Renew the snapshot of a load as long as somebody holds the pin."""
         self._older[pin.snapshot_id] = weakref.ref(pin)
 
-    def land_load(self, load: CommittedLoad, pin: Pin | None) -> None:
+    def land_load(self, load: CommittedLoad, pin: LoadPin | None) -> None:
         """A load is durable: reads meet it below what is in memory from now on.
 
         REQUIRES: nothing has landed that is newer, and nothing is in flight.
         """
         self._loads.append((load, pin))
         self._memtable.set_aside(load.seq)
-        self.current = LoadedTree(load, self._memtable.aside(load.seq), self.current, pin)
+        self.current = LoadedVersion(load, self._memtable.aside(load.seq), self.current, pin)
         self._move_base()
 
     async def keep(self) -> None:
@@ -334,7 +343,7 @@ class TreeKeeper:
         async with self._keeping:
             await self._keep(is_forced=True)
 
-    async def leave(self, held: HeldTree) -> None:
+    async def leave(self, held: PinnedVersion) -> None:
         """Read another tree than `held`, of which objects are gone, if it is still the current one.
 
         REQUIRES: `jump` was given. Raises as `keep`.
@@ -386,7 +395,7 @@ class TreeKeeper:
             await self._installed.wait()
             self._installed.clear()
 
-    def protects(self, held: HeldTree) -> bool:
+    def protects(self, held: PinnedVersion) -> bool:
         """Whether the manifest that was seen last has the snapshots of that tree."""
         manifest = self._manifest.current
         return all(has_snapshot(manifest, each) for each in held.snapshot_ids)
@@ -462,7 +471,7 @@ class TreeKeeper:
 
     async def _install(self, manifest: Manifest, snapshot_id: bytes) -> None:
         """Read the levels of `manifest` from now on, and let go of what they hold."""
-        tree = await self._store.runtime.workers.run(Tree.of, manifest)
+        tree = await self._store.runtime.workers.run(Version.of, manifest)
         while not self._has_landed(tree.wal_id):  # another edit came between
             if self._jump is not None:
                 self._jump(tree)
@@ -472,24 +481,24 @@ class TreeKeeper:
             self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
         self._table = manifest.leveled_ssts
         self.ssts.origins.learn(manifest.origins)
-        self.current = self._with_loads(HeldTree(tree, self.ssts, snapshot_id))
+        self.current = self._with_loads(PinnedVersion(tree, self.ssts, snapshot_id))
         self.leaving_seq = tree.last_seq
         self._move_base()
         self._installed.set()
         log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
 
-    def _with_loads(self, held: HeldTree) -> HeldTree:
+    def _with_loads(self, held: PinnedVersion) -> PinnedVersion:
         """The tree of a manifest, and above it the loads that it does not hold."""
         self._loads = [pair for pair in self._loads if pair[0].seq > held.tree.last_seq]
         for load, pin in self._loads:
-            held = LoadedTree(load, self._memtable.aside(load.seq), held, pin)
+            held = LoadedVersion(load, self._memtable.aside(load.seq), held, pin)
         return held
 
     def _move_base(self) -> None:
         """What is decided from now on rests on another tree."""
         self._older_bases.append(weakref.ref(self.base))
         self.base = Base()
-        self.nothing = Below(self.base)
+        self.nothing = ReadSet(self.base)
 
 
 def _with_seen(manifest: Manifest, wal_id: int | None) -> Manifest:

@@ -12,7 +12,7 @@ def _do_nothing() -> None:
     """Whoever applies the log needs not be told."""
 
 
-class Progress:
+class Watermark:
     """The last commit and WAL object of the contiguous prefix that is shown."""
 
     def __init__(self, *, seq: int, wal_id: int | None) -> None:

@@ -14,17 +14,17 @@ from shalekv.format import names
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.protocol.quorum_records import Record
-from shalekv.protocol.tail import News, Position
+from shalekv.protocol.tail import AppliedPosition, News
 from shalekv.read.replay import Replayed, apply_object
-from shalekv.read.version import View
-from shalekv.read.watermark import Progress
+from shalekv.read.version import ReadView
+from shalekv.read.watermark import Watermark
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed
-from shalekv.watch.feed import Position as Shown
+from shalekv.watch.feed import FeedPosition as Shown
 from shalekv.write.quorum.wal import SECTIONS, object_bytes
 from shalekv.write.wal import list_wal
 
@@ -67,7 +67,7 @@ def rest_of_object(found: Sst, *, applied_seq: int, applied_count: int) -> Sst:
 RECORD_BYTES = 200  # of a record, beside its payload
 
 
-class Unarchived:
+class UnarchivedBuffer:
     """The records of the last objects, each object from its first record on."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -114,19 +114,19 @@ def _size(record: Record) -> int:
 # --- apply
 
 
-class Applying:
+class LogApplier:
     """What one replica has applied."""
 
     def __init__(
         self,
         replayed: Replayed,
-        prefix: Progress,
+        prefix: Watermark,
         *,
         epoch: int,
         written_ms: int,
         archived_wal_id: int | None,
         unarchived_bytes_max: int,
-        view: Callable[[], View],
+        view: Callable[[], ReadView],
         on_new_writer: Callable[[], None],
     ) -> None:
         """Nothing behind `prefix` is applied yet; `archived_wal_id` is known to be in the store.
@@ -140,8 +140,8 @@ class Applying:
         self._view = view
         self._on_new_writer = on_new_writer
         self._open_count = 0  # entries applied of an object of which a part is
-        self.position = Position(prefix.wal_id)
-        self.unarchived = Unarchived(unarchived_bytes_max)
+        self.position = AppliedPosition(prefix.wal_id)
+        self.unarchived = UnarchivedBuffer(unarchived_bytes_max)
         self.archived_wal_id = archived_wal_id  # all up to it are in the store
         self.epoch = epoch
         # Logical time of what was applied last. That of the manifest may be later: it says nothing
@@ -177,7 +177,7 @@ class Applying:
             found = rest_of_object(
                 found, applied_seq=self._replayed.last_seq, applied_count=self._open_count
             )
-        self._apply(found, wal_id, Position(wal_id))
+        self._apply(found, wal_id, AppliedPosition(wal_id))
 
     def apply_record(self, record: Record, found: Sst | None) -> None:
         """Apply the next record of the log; `found` is its payload, if it has one.
@@ -197,7 +197,7 @@ class Applying:
             count += found.footer.contents.entry_count
         self._open_count = count
 
-    def jump(self, tree: Tree, *, epoch: int, logical_time_ms: int) -> None:
+    def jump(self, tree: Version, *, epoch: int, logical_time_ms: int) -> None:
         """Go on behind a tree that holds more than was applied: the log up to it may be gone."""
         assert tree.wal_id is not None
         seq, wal_id = self._prefix.seq, self.position.next_wal_id
@@ -207,7 +207,7 @@ class Applying:
         self.epoch = max(self.epoch, epoch)
         replayed.memtable.drop_all()
         self.note_archived(tree.wal_id)
-        self._reach(Position(tree.wal_id))
+        self._reach(AppliedPosition(tree.wal_id))
         self.feed.jumped(seq, wal_id)
 
     def note_archived(self, wal_id: int) -> None:
@@ -216,7 +216,7 @@ class Applying:
             self.archived_wal_id = wal_id
         self.unarchived.drop_through(wal_id)
 
-    def _apply(self, found: Sst, wal_id: int, position: Position) -> None:
+    def _apply(self, found: Sst, wal_id: int, position: AppliedPosition) -> None:
         before = self._view() if self.feed.wants_previous else None
         replayed = self._replayed
         apply_object(found, replayed)
@@ -246,7 +246,7 @@ class Applying:
             return Shown(seq, position.next_wal_id, is_open=True)
         return Shown(seq, position.wal_id)
 
-    def _reach(self, position: Position) -> None:
+    def _reach(self, position: AppliedPosition) -> None:
         self.position = position
         self._prefix.advance(self._replayed.last_seq, position.wal_id)
 
@@ -258,11 +258,11 @@ class Applying:
 ARCHIVE_MS = 10_000  # for so long it is waited that something is archived
 
 
-class ArchiveSeen:
+class ArchiveCursor:
     """The archive, as one replica knows it."""
 
     def __init__(
-        self, store: CasStore, stored: StoredManifest, applying: Applying, *, interval_ms: float
+        self, store: CasStore, stored: StoredManifest, applying: LogApplier, *, interval_ms: float
     ) -> None:
         """Who waits for the archive looks every `interval_ms`."""
         self._store = store

@@ -21,14 +21,14 @@ from shalekv.errors import (
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.read.replay import Replayed, apply_in_order
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import HeldTree, View
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, TreeKeeper
-from shalekv.replica.apply import Applying, ArchiveSeen
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.read.version_set import LEAVE_TIMEOUT_MS, VersionSet
+from shalekv.replica.apply import ArchiveCursor, LogApplier
 from shalekv.replica.follow import Follower, TailedReplica
-from shalekv.replica.join import Joined
+from shalekv.replica.join import JoinedReplica
 from shalekv.replica.tail import Tailing
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.cas import CasStore
@@ -64,7 +64,7 @@ class ReaderEngine:
     def __init__(
         self,
         store: CasStore,
-        joined: Joined,
+        joined: JoinedReplica,
         settings: ReaderSettings,
         limits: LimitSettings,
         links: Links | None = None,
@@ -92,7 +92,7 @@ class ReaderEngine:
             land_load=lambda load: self.levels.land_load(load, None),
         )
         self.time = ReplicaTime(self._replayed)
-        self.applying = Applying(
+        self.applying = LogApplier(
             self._replayed,
             self.prefix,
             epoch=joined.epoch,
@@ -102,7 +102,7 @@ class ReaderEngine:
             view=self._view,
             on_new_writer=self._manifest_asked.set,  # which tells where it is
         )
-        self._archive = ArchiveSeen(
+        self._archive = ArchiveCursor(
             store, joined.manifest, self.applying, interval_ms=settings.poll_interval_ms
         )
         self.levels = self._tree_keeper(joined)
@@ -114,11 +114,11 @@ class ReaderEngine:
             self.follower.tailing = self._tailing(links)
         self.prefix.on_wait = self.follower.hurry
 
-    def _tree_keeper(self, joined: Joined) -> TreeKeeper:
-        return TreeKeeper(
+    def _tree_keeper(self, joined: JoinedReplica) -> VersionSet:
+        return VersionSet(
             self._store,
             joined.manifest,
-            HeldTree(joined.tree, joined.ssts, joined.snapshot_id),
+            PinnedVersion(joined.tree, joined.ssts, joined.snapshot_id),
             loads=(),
             memtable=self.memtable,
             prefix=self.prefix,
@@ -144,7 +144,7 @@ class ReaderEngine:
         return self.manifest.current.database_id
 
     @property
-    def held(self) -> HeldTree:
+    def held(self) -> PinnedVersion:
         """The levels that a read uses that begins now."""
         return self.levels.current
 
@@ -207,11 +207,11 @@ class ReaderEngine:
         del key
         raise self.refusal("a read at UNCOMMITTED")
 
-    async def committed_view(self) -> View:
+    async def committed_view(self) -> ReadView:
         """What was applied."""
         return self._view()
 
-    async def newest_view(self) -> View:
+    async def newest_view(self) -> ReadView:
         """Raises `NotTheWriter`."""
         raise self.refusal("a read at UNCOMMITTED")
 
@@ -224,7 +224,7 @@ class ReaderEngine:
         self.check_serving()
         await self.follower.look()
 
-    async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+    async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         """Why an object of a tree that is read is not there."""
         try:
             await self.manifest.refresh()
@@ -313,7 +313,7 @@ class ReaderEngine:
             raise failure
 
     async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
-        """Remove the snapshots of this process, as `TreeKeeper.close`.
+        """Remove the snapshots of this process, as `VersionSet.close`.
 
         REQUIRES: nobody reads any more.
         """
@@ -360,12 +360,12 @@ class ReaderEngine:
         self._ended = self._ended or error
         self._closed.set()
 
-    def _view(self) -> View:
+    def _view(self) -> ReadView:
         held = self.levels.current
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         return view if held.tree.is_empty else view.above(held)
 
-    def _jump(self, tree: Tree) -> None:
+    def _jump(self, tree: Version) -> None:
         """Go on behind a tree that holds more than was applied: the log up to it may be gone."""
         if tree.wal_id is None:
             return

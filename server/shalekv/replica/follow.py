@@ -23,18 +23,18 @@ from dataclasses import dataclass
 
 import structlog
 
-from shalekv.concurrency import IdlePoll, Looks
+from shalekv.concurrency import IdlePoll, SingleFlight
 from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError, StoreError
 from shalekv.format import names
 from shalekv.format.columns import Section
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.quorum_records import Record
-from shalekv.protocol.tail import News, Position
+from shalekv.protocol.tail import AppliedPosition, News
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import read_slot
-from shalekv.read.version_set import TreeKeeper
-from shalekv.replica.apply import Applying
+from shalekv.read.version_set import VersionSet
+from shalekv.replica.apply import LogApplier
 from shalekv.replica.tail import Tailing
 from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore
@@ -66,9 +66,9 @@ class Follower:
         self,
         store: CasStore,
         stored: StoredManifest,
-        levels: TreeKeeper,
+        levels: VersionSet,
         memtable: Memtable,
-        applying: Applying,
+        applying: LogApplier,
         settings: ReaderSettings,
     ) -> None:
         """Whatever is found is for `applying`, into `memtable`."""
@@ -84,7 +84,7 @@ class Follower:
         self._poll = IdlePoll(
             settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
         )
-        self._looks = Looks()
+        self._looks = SingleFlight()
         self._last_look_ms = -math.inf
         self._corrupt_looks = 0
         self._gap_since_ms: float | None = None
@@ -361,7 +361,7 @@ class TailedReplica:
 
     def __init__(
         self,
-        applying: Applying,
+        applying: LogApplier,
         follower: Follower,
         *,
         database_id: bytes,
@@ -374,7 +374,7 @@ class TailedReplica:
         self._see_archive = see_archive
 
     @property
-    def position(self) -> Position:
+    def position(self) -> AppliedPosition:
         """How far it is."""
         return self._applying.position
 

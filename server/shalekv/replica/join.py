@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shalekv.errors import ShaleError
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.read.memtable import Memtable
 from shalekv.read.origins import check_pins
 from shalekv.read.replay import read_slot
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import NO_SNAPSHOT
-from shalekv.read.watermark import Progress
+from shalekv.read.watermark import Watermark
 from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, named_manifest
@@ -29,14 +29,14 @@ from shalekv.write.snapshots import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedReplica:
     """What a replica begins with: a tree that is protected, and where the log goes on."""
 
     manifest: StoredManifest
-    tree: Tree
+    tree: Version
     ssts: LevelSsts
     memtable: Memtable
-    progress: Progress
+    progress: Watermark
     snapshot_id: bytes
     snapshot_ttl_s: int | None  # None: nothing is protected
     protected_since_ms: float
@@ -51,7 +51,7 @@ async def join(
     stored: StoredManifest,
     settings: ReaderSettings,
     open_ssts: Callable[[Manifest], LevelSsts],
-) -> Joined:
+) -> JoinedReplica:
     """Join a database as a replica; `open_ssts` opens the SSTs of this manifest.
 
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
@@ -70,16 +70,16 @@ async def join(
         snapshot_id, ttl_s = NO_SNAPSHOT, None
         manifest = stored.current
         last_wal_id = await snapshots.last_contiguous(manifest)
-    tree = await store.runtime.workers.run(Tree.of, manifest)
+    tree = await store.runtime.workers.run(Version.of, manifest)
     ssts = open_ssts(manifest)
     ssts.origins.learn(manifest.origins)
     epoch, written_ms = await _last_writer(store, manifest, last_wal_id)
-    return Joined(
+    return JoinedReplica(
         manifest=stored,
         tree=tree,
         ssts=ssts,
         memtable=Memtable(),
-        progress=Progress(seq=tree.last_seq, wal_id=tree.wal_id),
+        progress=Watermark(seq=tree.last_seq, wal_id=tree.wal_id),
         snapshot_id=snapshot_id,
         snapshot_ttl_s=ttl_s,
         protected_since_ms=began_ms,

@@ -25,11 +25,11 @@ from shalekv.clock import Clock
 from shalekv.errors import CorruptObject, IllegalState, NotAMember, RecordTrimmed, ShaleError
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.protocol.tail import (
-    Answer,
+    AppliedPosition,
+    MemberTail,
     News,
-    Position,
     choose,
     furthest_commit,
     newest_of_majority,
@@ -50,7 +50,7 @@ class Tailed(Protocol):
     """What is kept up to date."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> AppliedPosition:
         """How far it is."""
         ...
 
@@ -74,7 +74,7 @@ class Tailed(Protocol):
 class _Proof(NamedTuple):
     """When all up to `newest` is applied, all is that was acknowledged before `asked_ms`."""
 
-    newest: Mark
+    newest: LogEnd
     asked_ms: float
     configuration: Configuration
 
@@ -276,7 +276,7 @@ class Tailing:
         self._heard_lsn, self._due = 0, None
         first_wal_id = self._tailed.position.next_wal_id
         pieces = self._links.tail(address, self._stored.current.database_id, first_wal_id)
-        last: Mark | None = None
+        last: LogEnd | None = None
         try:
             async for piece in pieces:
                 self._begin_piece(member_id, piece)
@@ -299,7 +299,7 @@ class Tailing:
         loop_s = asyncio.get_running_loop().time()
         following.scope.reschedule(loop_s + SILENCE_MS / 1_000)
 
-    async def _take(self, piece: TailPiece, last: Mark | None) -> Mark | None:
+    async def _take(self, piece: TailPiece, last: LogEnd | None) -> LogEnd | None:
         """Apply what is news; the last record of the tail so far."""
         for record in piece.records:
             if last is not None and not record.follows(last):
@@ -344,7 +344,7 @@ class Tailing:
 class Asked(NamedTuple):
     """What came of it."""
 
-    answers: Mapping[bytes, Answer]  # by member
+    answers: Mapping[bytes, MemberTail]  # by member
     silent: Collection[bytes]  # they were not reached, or are no members any more
 
 
@@ -355,7 +355,7 @@ async def ask_members(
 
     After `wait_ms` whoever has not answered is `silent`; who was not waited for is neither.
     """
-    answers: dict[bytes, Answer] = {}
+    answers: dict[bytes, MemberTail] = {}
     silent: set[bytes] = set()
     everyone = configuration.everyone
     enough = asyncio.Event()
@@ -382,7 +382,7 @@ async def ask_members(
     return Asked(answers, silent)
 
 
-async def _ask(links: Links, member: Member, database_id: bytes) -> Answer | None:
+async def _ask(links: Links, member: Member, database_id: bytes) -> MemberTail | None:
     """None: it is not there, or is another one now."""
     try:
         status = await links.status(member.address, database_id)
@@ -390,5 +390,5 @@ async def _ask(links: Links, member: Member, database_id: bytes) -> Answer | Non
         return None
     for each in status.members:
         if each.member_id == member.id and each.place.database_id == database_id:
-            return Answer(each.health, each.log, each.committed_lsn)
+            return MemberTail(each.health, each.log, each.committed_lsn)
     return None

@@ -28,7 +28,7 @@ from shalekv.errors import (
     ShaleError,
     StreamTooSlow,
 )
-from shalekv.read.memory_budget import ResultRoom
+from shalekv.read.memory_budget import MemoryBudget
 from shalekv.rpc.call_counts import CallCounts, MethodCount, TimedCall
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, row_of, status_of, status_of_bug
@@ -44,7 +44,7 @@ from shalekv.v1 import kv_pb2
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class CurrentMethods(grpc.GenericRpcHandler):
+class SwitchableHandler(grpc.GenericRpcHandler):
     """Those of whatever is served now; a call that has begun keeps its own."""
 
     def __init__(self) -> None:
@@ -166,14 +166,14 @@ class Adapter:
         *,
         calls_max: int,
         limits: LimitSettings | None = None,
-        session_room: ResultRoom | None = None,
+        session_room: MemoryBudget | None = None,
     ) -> None:
         """At most `calls_max` calls are in progress; more are refused with `Overloaded`.
 
         All sessions share `session_room`.
         """
         limits = limits or LimitSettings()
-        self._session_room = session_room or ResultRoom(limits.sessions_bytes_max)
+        self._session_room = session_room or MemoryBudget(limits.sessions_bytes_max)
         self._stalled_ms = limits.result_stalled_ms
         self._runtime = runtime
         self.counts = CallCounts()

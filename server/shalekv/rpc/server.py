@@ -41,10 +41,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 from shalekv.errors import ShaleError
-from shalekv.read.memory_budget import ResultRoom, Stalls
+from shalekv.read.memory_budget import MemoryBudget, Stalls
 from shalekv.rpc import methods
 from shalekv.rpc import methods as admin
-from shalekv.rpc.adapter import Adapter, CurrentMethods
+from shalekv.rpc.adapter import Adapter, SwitchableHandler
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, KvService, WatchService
@@ -142,12 +142,12 @@ def _code(context: _Context) -> str:
 # The whole server, and `shalekv.v1.KV`, are SERVING while both hold, or the first at a reader.
 
 
-SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["HealthService"].full_name
 WHOLE_SERVER = ""
 WATCHERS_S = 1.0  # for those who watch, to be told
 
 
-class Health:
+class HealthService:
     """Answers Check and Watch."""
 
     def __init__(self) -> None:
@@ -308,11 +308,11 @@ class Server:
         self._limits = limits or LimitSettings()
         self._runtime = runtime
         stalls = Stalls(runtime.clock, self._limits.result_stalled_ms)
-        self.session_room = ResultRoom(self._limits.sessions_bytes_max, stalls)
+        self.session_room = MemoryBudget(self._limits.sessions_bytes_max, stalls)
         self._calls_max = settings.concurrent_calls_max
         self._adapter = self._new_adapter()
-        self._methods = CurrentMethods()
-        self._health = Health()
+        self._methods = SwitchableHandler()
+        self._health = HealthService()
         self._has_debug_services = settings.debug_services
         self._is_started = self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from shalekv.concurrency import Turns
+from shalekv.concurrency import FifoLock
 from shalekv.errors import InvalidRequest, ShaleError, StreamTooSlow
-from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
+from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.rpc.call_counts import CallCounts
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
@@ -45,7 +45,7 @@ class Session:
         limits: LimitSettings,
         call: Call,
         *,
-        room: ResultRoom | None = None,
+        room: MemoryBudget | None = None,
         describe: Describe,
         counts: CallCounts,
         now_ms: Callable[[], float],
@@ -55,8 +55,8 @@ class Session:
         `now_ms` is the clock of deadlines. All sessions of a server share `room`.
         """
         self._limits = limits
-        self._all = room or ResultRoom(limits.sessions_bytes_max)
-        self._call = Call(peer=call.peer, line=Turns())
+        self._all = room or MemoryBudget(limits.sessions_bytes_max)
+        self._call = Call(peer=call.peer, line=FifoLock())
         self._end_call = call.end
         self._describe = describe
         self._methods: dict[str, _Method] = {

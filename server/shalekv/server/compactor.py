@@ -28,13 +28,13 @@ from shalekv.errors import (
     StoreError,
     Superseded,
 )
-from shalekv.jobs.compact.claim import Leases, claim_compaction
+from shalekv.jobs.compact.claim import CompactorLeases, claim_compaction
 from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner
 from shalekv.jobs.compact.run import Compactions, MergeSlots, list_backlog
 from shalekv.protocol.compaction.jobs import MergeJob, WalJob
 from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.protocol.compaction.publish import CompactorId, reservations
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.runtime import Runtime
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
@@ -55,7 +55,7 @@ class Compactor:
         self,
         store: CasStore,
         manifest: CompactedManifest,
-        leases: Leases,
+        leases: CompactorLeases,
         settings: CompactSettings,
         *,
         hurry: asyncio.Event,
@@ -106,7 +106,7 @@ class Compactor:
         taken over from `after`.
         """
         cas = CasStore(store, runtime, settings.store)
-        leases = Leases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
+        leases = CompactorLeases(cas, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
         manifest = await claim_compaction(cas, leases, after=after)
         log.info("compacting", epoch=manifest.own.epoch, url=store.url)
         return cls(
@@ -215,7 +215,7 @@ class Compactor:
             self._hurried_until = first + wal.filled
         reserved = [lease.reserved_seq or 0 for lease in reservations(manifest, now_ms)]
         return CompactionState(
-            Tree.of(manifest),
+            Version.of(manifest),
             wal,
             is_hurried=first < self._hurried_until,
             now_ms=now_ms,
@@ -233,7 +233,7 @@ class Compactor:
             self._asked_at_ms, passed_ms = self._clock.monotonic_ms(), 0.0
         return self._store_now_ms + int(passed_ms)
 
-    async def _merge(self, job: MergeJob, manifest: Manifest, tree: Tree) -> None:
+    async def _merge(self, job: MergeJob, manifest: Manifest, tree: Version) -> None:
         """Merge beside the loop, which hears of the end."""
         try:
             await self._compactions.run(job, manifest, tree, self._is_hurried)

@@ -15,7 +15,7 @@ from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.engine import ReadEngine
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import OpenView, View
+from shalekv.read.version import OpenView, ReadView
 from shalekv.server.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
@@ -94,7 +94,7 @@ class SnapshotReads:
             raise InvalidRequest("header.min_seq", problem)
         return opened
 
-    def header(self, view: View) -> kv_pb2.ReplyHeader:
+    def header(self, view: ReadView) -> kv_pb2.ReplyHeader:
         """The header of a reply that tells of the view: a snapshot does not grow old."""
         header = self._header(view.seq, view.wal_id)
         header.staleness_ms = 0

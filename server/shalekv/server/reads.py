@@ -10,7 +10,7 @@ from shalekv.errors import ObjectNotFound, ReplyTooLarge, SnapshotNotFound
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.transaction import RESULT_FRAME_BYTES
 from shalekv.read.engine import ReadEngine
-from shalekv.read.version import HeldTree
+from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
 from shalekv.server.freshness import Freshness, SnapshotReads
@@ -207,7 +207,7 @@ class Reads:
 
     async def _read_below(
         self,
-        held: HeldTree,
+        held: PinnedVersion,
         keys: Sequence[bytes],
         known: dict[bytes, Entry | None],
         answer: Callable[[Lookup], ReadReplyT],

@@ -21,7 +21,7 @@ from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, PageExpired, StreamTooSlow
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.engine import ReadEngine
-from shalekv.read.memory_budget import ResultRoom, Share, Stalls
+from shalekv.read.memory_budget import MemoryBudget, Share, Stalls
 from shalekv.read.scan import scan_slices
 from shalekv.read.version import OpenView
 from shalekv.server import requests
@@ -241,7 +241,7 @@ class Outlet:
 
     def __init__(
         self,
-        room: ResultRoom,
+        room: MemoryBudget,
         *,
         message_bytes: int,
         wait_ms: int,
@@ -351,7 +351,7 @@ class Scans:
         self._views = OpenViews(limits, random)
         self._stalls = Stalls(clock, limits.result_stalled_ms)
         # For messages that were not taken.
-        self.room = ResultRoom(limits.result_bytes_max, self._stalls)
+        self.room = MemoryBudget(limits.result_bytes_max, self._stalls)
         self._database_id = engine.database_id
         # Since when a message waits to be taken; None: it is being read. In the order of beginning.
         self._open_scans: dict[OpenScan, float | None] = {}

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from shalekv.concurrency import Turns
+from shalekv.concurrency import FifoLock
 from shalekv.errors import ShaleError
 from shalekv.v1 import admin_pb2, kv_pb2
 
@@ -33,7 +33,7 @@ class Call:
 
     peer: str = ""  # for logs
     deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
-    line: Turns | None = None  # in which the writes of one session take effect; None: in none
+    line: FifoLock | None = None  # in which the writes of one session take effect; None: in none
     # Ends a stream with an error although its client does not take what was written before.
     end: Callable[[ShaleError], None] | None = None
 
@@ -133,7 +133,7 @@ class DuplexStream(Protocol):
         ...
 
 
-class WatchStream(DuplexStream, Protocol):
+class WatchStreamService(DuplexStream, Protocol):
     """One stream of watches."""
 
     async def leave(self) -> None:
@@ -144,7 +144,9 @@ class WatchStream(DuplexStream, Protocol):
 class WatchService(Protocol):
     """Answers `KV.Watch`."""
 
-    def open(self, describe: Callable[[BaseException], kv_pb2.OperationError]) -> WatchStream:
+    def open(
+        self, describe: Callable[[BaseException], kv_pb2.OperationError]
+    ) -> WatchStreamService:
         """A new stream; `describe` makes of an error what a client is told of it."""
         ...
 

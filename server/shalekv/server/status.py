@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from shalekv.clock import Clock
-from shalekv.protocol.compaction.policy import Shape, debt_bytes
+from shalekv.protocol.compaction.policy import LevelTargets, debt_bytes
 from shalekv.protocol.manifest import (
     LevelSize,
     Manifest,
@@ -27,11 +27,11 @@ from shalekv.protocol.retention import Pinned
 from shalekv.protocol.sst_table import SstTable
 from shalekv.read.engine import ReadEngine, Time
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version_set import TreeKeeper
-from shalekv.read.watermark import Progress
+from shalekv.read.version_set import VersionSet
+from shalekv.read.watermark import Watermark
 from shalekv.server.scans import Scans
 from shalekv.settings import CompactorSettings, StoreSettings
-from shalekv.settings.budget import MemoryBudget
+from shalekv.settings.budget import MemoryShares
 from shalekv.store.api import RequestKind
 from shalekv.store.counting import Count, Operation
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
@@ -104,7 +104,7 @@ def _member(report: MemberReport) -> admin_pb2.QuorumMemberStatus:
 class MemoryUse:
     """A budget, and who measures what its parts use."""
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryShares) -> None:
         """A part that nobody measures is told as unused."""
         self.budget = budget
         self._measures: dict[str, Callable[[], int]] = {}
@@ -253,12 +253,12 @@ class ReportedEngine(Protocol):
         ...
 
     @property
-    def levels(self) -> TreeKeeper:
+    def levels(self) -> VersionSet:
         """The levels that it reads."""
         ...
 
     @property
-    def prefix(self) -> Progress:
+    def prefix(self) -> Watermark:
         """How far the log is shown."""
         ...
 
@@ -331,7 +331,7 @@ class LevelsReport:
         status.uncompacted_bytes = engine.memory_bytes
         status.debt_bytes = debt_bytes(
             tree,
-            Shape.of(tree, self._compactor),
+            LevelTargets.of(tree, self._compactor),
             wal_bytes=engine.memory_bytes,
             is_l0_due=len(tree.l0) >= self._compactor.l0_trigger_count,
         )

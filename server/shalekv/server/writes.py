@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias
 
 from shalekv.clock import Clock
-from shalekv.concurrency import Turns, Waiter, fail
+from shalekv.concurrency import FifoLock, Waiter, fail
 from shalekv.errors import (
     ConditionFailed,
     CounterOverflow,
@@ -21,7 +21,7 @@ from shalekv.errors import (
 )
 from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.protocol.transaction import Change, Decision, Needs
-from shalekv.read.read_set import NOTHING_BELOW, Below
+from shalekv.read.read_set import NOTHING_BELOW, ReadSet
 from shalekv.server import requests
 from shalekv.server.requests import (
     ARCHIVED,
@@ -46,13 +46,13 @@ from shalekv.write.commit import (
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Pending, Remembered
 from shalekv.write.pending_replies import still_unknown
-from shalekv.write.wal import LogSlots
+from shalekv.write.wal import WriteAheadLog
 
 # --- archived
 # Replies that are given when what they tell of is in the object store.
 
 
-async def archived_reply(slots: LogSlots, answer: Awaitable[ReplyT]) -> ReplyT:
+async def archived_reply(slots: WriteAheadLog, answer: Awaitable[ReplyT]) -> ReplyT:
     """The answer, when the object that it names is in the store, and all before it."""
     try:
         reply = await answer
@@ -93,7 +93,7 @@ class _Write(Generic[ReplyT]):
     form: ReplyForm[ReplyT]
     durability: DurabilityValue
     size_bytes: int
-    submit: Callable[[Settled, Claim | None, Below], Commit]
+    submit: Callable[[Settled, Claim | None, ReadSet], Commit]
     needs: Needs
     is_confirmed: bool  # the database must still be ours when it is told that nothing was written
     # How it becomes files of the levels, instead of being submitted; None: it does not.
@@ -119,11 +119,11 @@ class _Loose:
     A full memtable becomes smaller when nobody holds an older base, so who waits for room must not.
     """
 
-    def __init__(self, below: Below) -> None:
+    def __init__(self, below: ReadSet) -> None:
         self._below = replace(below, base=None)
         self._base = weakref.ref(below.base) if below.base is not None else None
 
-    def held(self) -> Below:
+    def held(self) -> ReadSet:
         """The same, held again; without a base if that is gone, and the answers with it."""
         return replace(self._below, base=self._base() if self._base is not None else None)
 
@@ -142,7 +142,7 @@ class Writing:
         self._engine = engine
         self._clock = clock
         self._header = header
-        self._turns = Turns()
+        self._turns = FifoLock()
         self._patience = engine.log.patience
         self._is_quorum = engine.log.is_quorum
         self._durable = QUORUM if self._is_quorum else DURABLE
@@ -161,7 +161,7 @@ class Writing:
         engine = self._engine
         size_bytes = changes_bytes(changes)
 
-        def submit(settle: Settled, claim: Claim | None, _below: Below) -> Commit:
+        def submit(settle: Settled, claim: Claim | None, _below: ReadSet) -> Commit:
             return engine.log.submit(changes, settle, claim=claim)
 
         def load(settle: Settled, claim: Claim | None) -> Awaitable[Commit]:
@@ -203,7 +203,7 @@ class Writing:
             durability = self._durable if durability == MEMORY else durability
         key = request.header.idempotency_key
 
-        def submit(settle: Settled, claim: Claim | None, below: Below) -> Commit:
+        def submit(settle: Settled, claim: Claim | None, below: ReadSet) -> Commit:
             return log.transact(
                 order.transaction, settle, size_bytes=order.size_bytes, below=below, claim=claim
             )
@@ -236,12 +236,12 @@ class Writing:
         engine.log.check_available()
         below = engine.below.now(write.needs)
         if below is None or line or write.load is not None:
-            return self._submit_when_looked_up(write, Turns() if line is None else line)
+            return self._submit_when_looked_up(write, FifoLock() if line is None else line)
         if not self._turns and engine.admission.try_admit(write.size_bytes):
             return self._submit(write, below)
         return self._submit_when_admitted(write, _Loose(below))
 
-    async def _submit_when_looked_up(self, write: _Write[ReplyT], line: Turns) -> ReplyT:
+    async def _submit_when_looked_up(self, write: _Write[ReplyT], line: FifoLock) -> ReplyT:
         with line.take() as turn:
             loose = _Loose(await self._look_below(write))
             await turn
@@ -282,7 +282,7 @@ class Writing:
             pending = self._begin(write)
         return await self._submit_load(write, write.load, pending)
 
-    def _look_below(self, write: _Write[ReplyT]) -> Awaitable[Below]:
+    def _look_below(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
         """Ask the levels before anything of a write is applied."""
         look = self._engine.below.look(write.needs)
         return requests.answer_in_time(look, write.call, self._clock, self._store)
@@ -299,7 +299,7 @@ class Writing:
             admission.release(write.size_bytes)
             raise
 
-    def _submit(self, write: _Write[ReplyT], below: Below) -> Answer[ReplyT]:
+    def _submit(self, write: _Write[ReplyT], below: ReadSet) -> Answer[ReplyT]:
         """Order an admitted write. Its future is this call's own: cancelling it harms nobody."""
         begun = self._begin(write)
         try:

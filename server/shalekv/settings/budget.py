@@ -74,7 +74,7 @@ FROM_THE_BUDGET = frozenset((each.group, each.name) for each in (*_SHARES, *_FOL
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBudget:
+class MemoryShares:
     """The parts of the budget, by the names of their settings, in bytes."""
 
     memory_bytes: int
@@ -86,11 +86,11 @@ class MemoryBudget:
         return sum(self.parts.values())
 
 
-def memory_budget(settings: ServingSettings) -> MemoryBudget:
+def memory_budget(settings: ServingSettings) -> MemoryShares:
     """The parts as `settings` have them."""
     shares = [share for share in _SHARES if hasattr(settings, share.group)]
     parts = {share.name: _value(settings, share.group, share.name) for share in shares}
-    return MemoryBudget(settings.memory.memory_bytes, parts)
+    return MemoryShares(settings.memory.memory_bytes, parts)
 
 
 def with_memory_shares(settings: ServingT) -> ServingT:

@@ -20,7 +20,7 @@ import structlog
 
 from shalekv.runtime import Runtime
 from shalekv.settings import MIB, DiskCacheSettings
-from shalekv.store.disk_cache_folder import SHARDS, Ages, Part, PartFolder, on_disk
+from shalekv.store.disk_cache_folder import SHARDS, Ages, CachedPart, PartFolder, on_disk
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 
 log = structlog.get_logger()
@@ -70,7 +70,7 @@ class DiskCache:
         token = f"{runtime.random.getrandbits(64):016x}"
         self._folder = PartFolder(path, token, filesystem=filesystem)
         self._batch_bytes_max = bytes_max // BATCH_PARTS
-        self._pending: dict[Part, bytes] = {}
+        self._pending: dict[CachedPart, bytes] = {}
         self._pending_bytes = 0
         self._is_pending = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -87,7 +87,7 @@ class DiskCache:
         """Memory of parts that wait to be written."""
         return self._pending_bytes
 
-    async def find(self, parts: Sequence[Part]) -> list[bytes | None]:
+    async def find(self, parts: Sequence[CachedPart]) -> list[bytes | None]:
         """The parts that are here, in this order; None for the others. Raises nothing."""
         counts = self._counts
         found = [self._pending.get(part) for part in parts]
@@ -107,7 +107,7 @@ class DiskCache:
         counts.hit_bytes += sum(map(len, hits))
         return found
 
-    def keep(self, part: Part, data: bytes) -> None:
+    def keep(self, part: CachedPart, data: bytes) -> None:
         """Write the part in a while, if that is possible. Raises nothing.
 
         REQUIRES: `data` is known to be what the SST holds.
@@ -124,7 +124,7 @@ class DiskCache:
         self._pending_bytes += len(data)
         self._is_pending.set()
 
-    async def forget(self, parts: Sequence[Part]) -> None:
+    async def forget(self, parts: Sequence[CachedPart]) -> None:
         """Delete parts that turned out to be damaged. Raises nothing."""
         for part in parts:
             self._drop_pending(part)
@@ -149,9 +149,9 @@ class DiskCache:
             self._is_pending.clear()
         return True
 
-    def _batch(self) -> list[tuple[Part, bytes]]:
+    def _batch(self) -> list[tuple[CachedPart, bytes]]:
         """What waits longest: as much as one call should write, and at least one part."""
-        batch: list[tuple[Part, bytes]] = []
+        batch: list[tuple[CachedPart, bytes]] = []
         batch_bytes = 0
         for part, data in self._pending.items():
             batch_bytes += on_disk(part.file_bytes)
@@ -160,7 +160,7 @@ class DiskCache:
             batch.append((part, data))
         return batch
 
-    async def _keep_on_disk(self, batch: Sequence[tuple[Part, bytes]]) -> bool:
+    async def _keep_on_disk(self, batch: Sequence[tuple[CachedPart, bytes]]) -> bool:
         """Write parts that wait, and let go of them. False: they wait on, for another process."""
         try:
             held_bytes = await self._write(batch)
@@ -182,7 +182,7 @@ class DiskCache:
             self._drop_pending(part)
         return True
 
-    async def _write(self, batch: Sequence[tuple[Part, bytes]]) -> int | None:
+    async def _write(self, batch: Sequence[tuple[CachedPart, bytes]]) -> int | None:
         """What is kept now; None: another process makes room for it, or finds out if there is."""
         run, folder = self._runtime.workers.run, self._folder
         is_scan_due = not batch or self._written_since_scan_bytes * SCAN_PARTS > self.bytes_max
@@ -221,7 +221,7 @@ class DiskCache:
         self._written_since_scan_bytes = 0
         return True
 
-    def _drop_pending(self, part: Part) -> None:
+    def _drop_pending(self, part: CachedPart) -> None:
         data = self._pending.pop(part, None)
         if data is not None:
             self._pending_bytes -= len(data)
@@ -244,7 +244,7 @@ class DiskCache:
         self._pending_bytes = 0
 
 
-def _size_on_disk(batch: Sequence[tuple[Part, bytes]]) -> int:
+def _size_on_disk(batch: Sequence[tuple[CachedPart, bytes]]) -> int:
     return sum(on_disk(part.file_bytes) for part, _ in batch)
 
 

@@ -54,7 +54,7 @@ _KEY = struct.Struct("<16s16sQQ")
 _OURS = re.compile(r"[0-9a-f]{32}(\.[0-9a-f]+-[0-9a-f]+\.tmp)?", re.ASCII)
 
 
-class Part(NamedTuple):
+class CachedPart(NamedTuple):
     """`length` bytes of an SST from byte `offset` on. Ids are never used again, so they stay."""
 
     database_id: bytes
@@ -73,13 +73,13 @@ class Part(NamedTuple):
         return HEADER_BYTES + self.length
 
 
-def to_file(part: Part, data: bytes) -> bytes:
+def to_file(part: CachedPart, data: bytes) -> bytes:
     """The contents of the file that keeps `data`."""
     head = MAGIC + _KEY.pack(*part)
     return b"".join((head, crc32c(data, crc32c(head)).to_bytes(4, "little"), data))
 
 
-def from_file(part: Part, contents: bytes) -> bytes | None:
+def from_file(part: CachedPart, contents: bytes) -> bytes | None:
     """The part that `to_file` was given; None: these are not its bytes."""
     head = MAGIC + _KEY.pack(*part)
     if len(contents) != part.file_bytes or not contents.startswith(head):
@@ -197,7 +197,7 @@ class PartFolder:
         self._reads = 0
         self._scanned_ms = 0  # what was not used since then is marked as used when it is
 
-    def read(self, parts: Sequence[Part]) -> Looked:
+    def read(self, parts: Sequence[CachedPart]) -> Looked:
         """The parts that are here. Raises nothing: what cannot be read is not here."""
         looked = Looked([])
         if self._reads % EPOCH_READS == 0:
@@ -238,13 +238,13 @@ class PartFolder:
             filesystem.close(descriptor)
         return b"".join(pieces)
 
-    def delete(self, parts: Sequence[Part]) -> None:
+    def delete(self, parts: Sequence[CachedPart]) -> None:
         """Delete these, if they are here and may be deleted."""
         for part in parts:
             with contextlib.suppress(OSError):
                 self._filesystem.unlink(self._path(part))
 
-    def write(self, batch: Sequence[tuple[Part, bytes]], bytes_max: int) -> int | None:
+    def write(self, batch: Sequence[tuple[CachedPart, bytes]], bytes_max: int) -> int | None:
         """Keep these parts: bytes that are kept by all now, about. Raises `OSError`.
 
         None: nothing was written, because there is no room, or nobody knows whether there is.
@@ -360,6 +360,6 @@ class PartFolder:
         with contextlib.suppress(OSError):  # then the last one that was seen counts
             self._scanned_ms = self._filesystem.stat(self._lock).modified_ms
 
-    def _path(self, part: Part) -> Path:
+    def _path(self, part: CachedPart) -> Path:
         name = part.file_name
         return self._root / name[:2] / name

@@ -32,11 +32,11 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
             "stores without them"
         )
     from shalekv.store.two_phase.opening import (  # noqa: PLC0415 (brings drivers)
-        BelongingStore,
+        OwnedStore,
         open_records,
     )
 
-    return BelongingStore(store, open_records(runtime, settings), runtime)
+    return OwnedStore(store, open_records(runtime, settings), runtime)
 
 
 def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:

@@ -16,12 +16,12 @@ from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, ShaleError, WalCollected
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.read.version import HeldTree
-from shalekv.watch.change_event import AppliedObject, Previous, SeenCommit
-from shalekv.watch.feed import CommitFeed, Lately, Position
+from shalekv.read.version import PinnedVersion
+from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous
+from shalekv.watch.feed import CommitFeed, FeedPosition, RecentCommits
 from shalekv.watch.history import READ_AT_ONCE, History
 from shalekv.watch.previous import Met
-from shalekv.watch.subscriptions import Audience, Topic, Watcher
+from shalekv.watch.subscriptions import Subscriptions, Topic, Watcher
 
 TURNS = 4  # passes that have WAL objects in memory at the same time
 # For so long a pass waits for room to tell what it has in memory; then it reads it once more when
@@ -32,7 +32,7 @@ PASSES_MAX = 3
 MET_BYTES_MAX = 32 << 20  # of values that one pass remembers to tell them as values before
 
 
-class Follower(Watcher, Protocol):
+class WaitingWatch(Watcher, Protocol):
     """A watch that can wait for room, and for what has to be read first."""
 
     @property
@@ -45,7 +45,7 @@ class Follower(Watcher, Protocol):
         """Whether it is closed, and told nothing more."""
         ...
 
-    async def take(self, commit: SeenCommit) -> None:
+    async def take(self, commit: ChangeEvent) -> None:
         """The same as `tell`, when there is room for it."""
         ...
 
@@ -53,7 +53,7 @@ class Follower(Watcher, Protocol):
         """All commits from `next_seq` on are there to be read."""
         ...
 
-    def caught_up(self, position: Position) -> None:
+    def caught_up(self, position: FeedPosition) -> None:
         """It was told everything up to there, and is told by the feed from now on."""
         ...
 
@@ -66,7 +66,11 @@ class CatchUp:
     """Lets watches read what they have missed."""
 
     def __init__(
-        self, feed: CommitFeed, history: History, hold: Callable[[], HeldTree | None], clock: Clock
+        self,
+        feed: CommitFeed,
+        history: History,
+        hold: Callable[[], PinnedVersion | None],
+        clock: Clock,
     ) -> None:
         """`hold` is the tree that reads use now: what it needs is not deleted while it is held."""
         self._feed = feed
@@ -77,7 +81,7 @@ class CatchUp:
 
     async def run(
         self,
-        followers: Iterable[Follower],
+        followers: Iterable[WaitingWatch],
         first_wal_id: int | None,
         has_room: Callable[[], Awaitable[None]],
     ) -> None:
@@ -94,7 +98,7 @@ class CatchUp:
                     first_wal_id, left = await self._located(left)
                 for follower in left:
                     follower.begins()
-                reading = _Reading(left, self._hold(), self._history, self._clock)
+                reading = _WalPass(left, self._hold(), self._history, self._clock)
                 await self._read(reading, reading.first(first_wal_id), has_room)
             except ShaleError as error:
                 left = await self._failed(error, left, is_last=passes == PASSES_MAX)
@@ -102,7 +106,7 @@ class CatchUp:
             else:
                 return
 
-    async def _located(self, followers: list[Follower]) -> tuple[int, list[Follower]]:
+    async def _located(self, followers: list[WaitingWatch]) -> tuple[int, list[WaitingWatch]]:
         """Where those begin that can."""
         position = self._feed.position
         left = [each for each in followers if not each.is_over]
@@ -120,11 +124,13 @@ class CatchUp:
         return position.next_wal_id, left
 
     async def _read(
-        self, reading: _Reading, wal_id: int, has_room: Callable[[], Awaitable[None]]
+        self, reading: _WalPass, wal_id: int, has_room: Callable[[], Awaitable[None]]
     ) -> None:
-        told = Position(min((each.next_seq for each in reading.followers()), default=0) - 1, None)
+        told = FeedPosition(
+            min((each.next_seq for each in reading.followers()), default=0) - 1, None
+        )
         with ExitStack() as kept:
-            lately: Lately | None = None  # what comes while the last is read
+            lately: RecentCommits | None = None  # what comes while the last is read
             while followers := reading.followers():
                 wal_id = self._history.next_slot(wal_id)
                 position = self._feed.position
@@ -152,7 +158,7 @@ class CatchUp:
                         keeping = self._feed.lately(wants_previous=reading.wants_previous)
                         lately = kept.enter_context(keeping)
 
-    async def _tell(self, reading: _Reading, slots: range) -> tuple[CommittedLoad | None, int]:
+    async def _tell(self, reading: _WalPass, slots: range) -> tuple[CommittedLoad | None, int]:
         """Tell what stands in these slots up to the first load; that load, and what comes next."""
         for obj in await self._history.read(slots):
             if obj.load is not None:
@@ -166,12 +172,12 @@ class CatchUp:
         return None, slots.stop
 
     async def _failed(
-        self, error: ShaleError, followers: Sequence[Follower], *, is_last: bool
-    ) -> list[Follower]:
+        self, error: ShaleError, followers: Sequence[WaitingWatch], *, is_last: bool
+    ) -> list[WaitingWatch]:
         """Tell why a pass has ended; those are left that do not need what is gone."""
         next_seq = min(each.next_seq for each in followers)
         reason = await self._reason(error, next_seq)
-        left: list[Follower] = []
+        left: list[WaitingWatch] = []
         for each in followers:
             if each.is_over:
                 continue
@@ -192,20 +198,20 @@ class CatchUp:
         return error
 
 
-class _Reading:
+class _WalPass:
     """One pass through the WAL for some watches."""
 
     def __init__(
         self,
-        followers: Sequence[Follower],
-        held: HeldTree | None,
+        followers: Sequence[WaitingWatch],
+        held: PinnedVersion | None,
         history: History,
         clock: Clock,
     ) -> None:
-        self._followers: Sequence[Follower] = followers
+        self._followers: Sequence[WaitingWatch] = followers
         self._history = history
         self._clock = clock
-        self._audience: Audience[Follower] = Audience()
+        self._audience: Subscriptions[WaitingWatch] = Subscriptions()
         for follower in followers:
             if not follower.is_over:
                 self._audience.add(follower)
@@ -225,7 +231,7 @@ class _Reading:
         """Whether any of them wants the values before."""
         return self._audience.wants_previous
 
-    def followers(self) -> list[Follower]:
+    def followers(self) -> list[WaitingWatch]:
         """Those that are left."""
         return [each for each in self._followers if not each.is_over]
 
@@ -262,12 +268,12 @@ class _Reading:
             self._met.rest_on_base()
             self._rests_on_base = True
 
-    async def _tell_commit(self, watchers: Iterable[Follower], commit: SeenCommit) -> None:
+    async def _tell_commit(self, watchers: Iterable[WaitingWatch], commit: ChangeEvent) -> None:
         for follower in watchers:
             if not follower.is_over and follower.next_seq <= commit.seq:
                 await follower.take(commit)
 
-    async def _tell_load(self, load: CommittedLoad, topic: Topic[Follower]) -> None:
+    async def _tell_load(self, load: CommittedLoad, topic: Topic[WaitingWatch]) -> None:
         followers = topic.everybody()
         if not topic.asking and not any(each.next_seq <= load.seq for each in followers):
             return
@@ -279,7 +285,7 @@ class _Reading:
                     seq = each.next_seq
                     each.fail(WalCollected(start_seq=seq, oldest_seq=load.seq + 1))
 
-    async def _tell_parts(self, load: CommittedLoad, topic: Topic[Follower]) -> None:
+    async def _tell_parts(self, load: CommittedLoad, topic: Topic[WaitingWatch]) -> None:
         untold: Sequence[Entry] = ()
         parts = self._history.load_parts(load, topic.keys)
         async with aclosing(parts):
@@ -291,14 +297,19 @@ class _Reading:
             await self._tell_part(load, topic, untold, more=False)
 
     async def _tell_part(
-        self, load: CommittedLoad, topic: Topic[Follower], entries: Sequence[Entry], *, more: bool
+        self,
+        load: CommittedLoad,
+        topic: Topic[WaitingWatch],
+        entries: Sequence[Entry],
+        *,
+        more: bool,
     ) -> None:
         if topic.watchers:
-            commit = SeenCommit(load.seq, load.wal_id, entries, more=more)
+            commit = ChangeEvent(load.seq, load.wal_id, entries, more=more)
             await self._tell_commit((*topic.watchers,), commit)
         if topic.asking:
             met = self._met
             previous: list[Previous] = [met.previous(entry.key) for entry in entries]
-            commit = SeenCommit(load.seq, load.wal_id, entries, previous, met.held, more=more)
+            commit = ChangeEvent(load.seq, load.wal_id, entries, previous, met.held, more=more)
             await self._tell_commit((*topic.asking,), commit)
             met.add_later(entries)

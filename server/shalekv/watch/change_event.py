@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.read.version import HeldTree
+from shalekv.read.version import PinnedVersion
 
 COMMIT_OVERHEAD_BYTES = 400  # of a commit that waits to be taken: objects and slots, its header
 CHANGE_OVERHEAD_BYTES = 40  # of a change: slots, tags and lengths
@@ -37,14 +37,14 @@ Previous: TypeAlias = "Entry | Lack | None"  # None: there was none
 
 
 @dataclass(slots=True, eq=False)
-class SeenCommit:
+class ChangeEvent:
     """One commit, or a part of it, shared by all watches with the same range."""
 
     seq: int
     wal_id: int
     changes: Sequence[Entry]  # range deletes first, clipped to the range; each by key
     previous: list[Previous] | None = None  # of each change; None: nobody asked
-    held: HeldTree | None = None  # where to look for what was not read
+    held: PinnedVersion | None = None  # where to look for what was not read
     more: bool = False  # another part follows
     size_bytes: int = field(init=False)
     encoded: bytes | None = None  # kept by whoever was the first to need it

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from shalekv.read.version import View
+from shalekv.read.version import ReadView
 from shalekv.watch.change_event import AppliedObject, changes_bytes
 from shalekv.watch.previous import Before
-from shalekv.watch.subscriptions import Audience, Watcher
+from shalekv.watch.subscriptions import Subscriptions, Watcher
 
 # --- lately
 # What was applied lately: kept for watches that have read almost all that comes before it.
@@ -27,17 +27,17 @@ from shalekv.watch.subscriptions import Audience, Watcher
 KEPT_BYTES_MAX = 8 << 20  # what is read takes milliseconds: more than that is read once more
 
 
-class Lately:
+class RecentCommits:
     """Everything that was applied after commit `seq`."""
 
     def __init__(self, seq: int, *, wants_previous: bool) -> None:
         """Nothing yet. `wants_previous`: the states before are needed."""
         self.seq = seq
         self.wants_previous = wants_previous
-        self._kept: deque[tuple[AppliedObject, View | None]] = deque()
+        self._kept: deque[tuple[AppliedObject, ReadView | None]] = deque()
         self._size_bytes = 0
 
-    def add(self, obj: AppliedObject, before: View | None) -> None:
+    def add(self, obj: AppliedObject, before: ReadView | None) -> None:
         """The next that was applied; of a load, which has to be read, nothing is kept."""
         size_bytes = changes_bytes(obj.points) + changes_bytes(obj.range_tombstones)
         if obj.load is not None or self._size_bytes + size_bytes > KEPT_BYTES_MAX:
@@ -52,7 +52,7 @@ class Lately:
         self._kept.clear()
         self._size_bytes = 0
 
-    def after(self, seq: int) -> Iterator[tuple[AppliedObject, View | None]]:
+    def after(self, seq: int) -> Iterator[tuple[AppliedObject, ReadView | None]]:
         """What was applied after this commit. REQUIRES: it is not before `self.seq`."""
         for obj, before in self._kept:
             if obj.max_seq > seq:
@@ -62,7 +62,7 @@ class Lately:
 # --- feed
 
 
-class Position(NamedTuple):
+class FeedPosition(NamedTuple):
     """How far a server has come."""
 
     seq: int  # of the last commit
@@ -80,11 +80,11 @@ class Position(NamedTuple):
 class CommitFeed:
     """Those who watch the prefix of one engine."""
 
-    def __init__(self, position: Callable[[], Position]) -> None:
+    def __init__(self, position: Callable[[], FeedPosition]) -> None:
         """`position` is that of the prefix at this moment."""
         self._position = position
-        self._audience: Audience[Watcher] = Audience()
-        self._lately: list[Lately] = []
+        self._audience: Subscriptions[Watcher] = Subscriptions()
+        self._lately: list[RecentCommits] = []
 
     @property
     def is_idle(self) -> bool:
@@ -97,16 +97,16 @@ class CommitFeed:
         return self._audience.wants_previous or any(each.wants_previous for each in self._lately)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> FeedPosition:
         """How far the engine has come. Whoever joins now is told of all that comes after it."""
         return self._position()
 
     @property
-    def audience(self) -> Audience[Watcher]:
+    def audience(self) -> Subscriptions[Watcher]:
         """Those who watch."""
         return self._audience
 
-    def join(self, watcher: Watcher) -> Position:
+    def join(self, watcher: Watcher) -> FeedPosition:
         """Tell `watcher` of every commit from now on; how far the engine has come."""
         self._audience.add(watcher)
         return self._position()
@@ -116,21 +116,21 @@ class CommitFeed:
         self._audience.remove(watcher)
 
     @contextmanager
-    def lately(self, *, wants_previous: bool) -> Iterator[Lately]:
+    def lately(self, *, wants_previous: bool) -> Iterator[RecentCommits]:
         """What is applied from now on, as long as the context lasts."""
-        lately = Lately(self._position().seq, wants_previous=wants_previous)
+        lately = RecentCommits(self._position().seq, wants_previous=wants_previous)
         self._lately.append(lately)
         try:
             yield lately
         finally:
             self._lately.remove(lately)
 
-    def hand_over(self, watchers: Iterable[Watcher], lately: Lately, seq: int) -> None:
+    def hand_over(self, watchers: Iterable[Watcher], lately: RecentCommits, seq: int) -> None:
         """Tell what was applied after commit `seq`, and let those watch who have room for it.
 
         REQUIRES: all up to `seq` was told, and `lately` has what follows.
         """
-        left: Audience[Watcher] = Audience()
+        left: Subscriptions[Watcher] = Subscriptions()
         for watcher in watchers:
             self._audience.add(watcher)
             left.add(watcher)
@@ -141,7 +141,7 @@ class CommitFeed:
                     if not all(watcher.tell(commit) for commit in commits):
                         left.remove(watcher)
 
-    def applied(self, obj: AppliedObject, before: View | None) -> None:
+    def applied(self, obj: AppliedObject, before: ReadView | None) -> None:
         """A WAL object has become part of the prefix.
 
         `before` is the state just before it, needed only if `wants_previous`. REQUIRES: called in

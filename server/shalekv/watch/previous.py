@@ -8,8 +8,8 @@ from typing import Protocol
 from shalekv.errors import StoreError
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.range_tombstones import NONE
-from shalekv.read.version import HeldTree, View
-from shalekv.watch.change_event import AppliedObject, Lack, Previous, SeenCommit
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.watch.change_event import AppliedObject, ChangeEvent, Lack, Previous
 
 ENTRY_BYTES = 320  # of an entry that is remembered, beside its bytes
 
@@ -18,7 +18,7 @@ class Outside(Protocol):
     """The state before a WAL object."""
 
     @property
-    def held(self) -> HeldTree | None:
+    def held(self) -> PinnedVersion | None:
         """Where to look for what is `UNREAD`."""
         ...
 
@@ -30,7 +30,7 @@ class Outside(Protocol):
 class Before:
     """The state before a WAL object, by the view of that moment."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: ReadView) -> None:
         """Of the prefix as it was."""
         self._view = view
         self.held = view.held
@@ -56,7 +56,7 @@ class Met:
     What was never met is in the tree, if all was read that comes after the tree.
     """
 
-    def __init__(self, base: HeldTree | None, *, size_bytes_max: int) -> None:
+    def __init__(self, base: PinnedVersion | None, *, size_bytes_max: int) -> None:
         """`base` is not asked before `rest_on_base` was called.
 
         When what was met takes more than `size_bytes_max`, it is forgotten.
@@ -68,7 +68,7 @@ class Met:
         self._size_bytes_max = size_bytes_max
         self._later: list[Entry] = []
         self._later_bytes = 0
-        self.held: HeldTree | None = None
+        self.held: PinnedVersion | None = None
 
     def rest_on_base(self) -> None:
         """What was read begins before the end of the tree, and now goes on behind it."""
@@ -154,16 +154,16 @@ class Inside:
         )
 
 
-async def look_up(commits: Sequence[SeenCommit]) -> None:
+async def look_up(commits: Sequence[ChangeEvent]) -> None:
     """Read what of the values before these commits stands in the levels.
 
     Where it cannot be read any more, nobody knows it. Raises `CorruptObject`.
     """
-    wanted: dict[HeldTree, set[bytes]] = {}
+    wanted: dict[PinnedVersion, set[bytes]] = {}
     for commit in commits:
         if commit.held is not None:
             wanted.setdefault(commit.held, set()).update(_unread(commit))
-    found: dict[HeldTree, dict[bytes, Entry] | None] = {}
+    found: dict[PinnedVersion, dict[bytes, Entry] | None] = {}
     for held, keys in wanted.items():
         try:
             found[held] = await held.find_many([*keys])
@@ -174,12 +174,12 @@ async def look_up(commits: Sequence[SeenCommit]) -> None:
             _fill(commit, found.get(commit.held))
 
 
-def _unread(commit: SeenCommit) -> list[bytes]:
+def _unread(commit: ChangeEvent) -> list[bytes]:
     pairs = zip(commit.changes, commit.previous or (), strict=True)
     return [entry.key for entry, previous in pairs if previous is Lack.UNREAD]
 
 
-def _fill(commit: SeenCommit, found: dict[bytes, Entry] | None) -> None:
+def _fill(commit: ChangeEvent, found: dict[bytes, Entry] | None) -> None:
     """Put in what was found; None: it could not be read."""
     commit.previous = [
         (Lack.UNKNOWN if found is None else found.get(entry.key))

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from shalekv.clock import Clock
 from shalekv.errors import ShaleError
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
+from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX
 from shalekv.v1 import kv_pb2
-from shalekv.watch.change_event import Lack, Previous, SeenCommit
+from shalekv.watch.change_event import ChangeEvent, Lack, Previous
 from shalekv.watch.previous import look_up
 from shalekv.watch.watch import Watch
 
@@ -38,7 +38,7 @@ _PUT = kv_pb2.WatchChange.KIND_PUT
 
 
 def commit_replies(
-    header: kv_pb2.ReplyHeader, watch_id: int, commit: SeenCommit, now_ms: int
+    header: kv_pb2.ReplyHeader, watch_id: int, commit: ChangeEvent, now_ms: int
 ) -> Iterator[bytes]:
     """The replies that tell of a commit: several if it does not fit into one message.
 
@@ -50,7 +50,7 @@ def commit_replies(
         yield b"".join((frame, _COMMIT_TAG, _varint(len(body)), body))
 
 
-def _bodies(commit: SeenCommit, now_ms: int) -> Iterator[bytes]:
+def _bodies(commit: ChangeEvent, now_ms: int) -> Iterator[bytes]:
     """The same commit as one message or more."""
     if commit.encoded is not None:
         yield commit.encoded
@@ -75,7 +75,7 @@ def _bodies(commit: SeenCommit, now_ms: int) -> Iterator[bytes]:
     yield body
 
 
-def _changes(commit: SeenCommit, now_ms: int) -> Iterator[kv_pb2.WatchChange]:
+def _changes(commit: ChangeEvent, now_ms: int) -> Iterator[kv_pb2.WatchChange]:
     if commit.previous is None:
         yield from map(_change, commit.changes)
         return
@@ -131,7 +131,7 @@ LOOKED_UP_AT_ONCE = 64  # commits whose values before are read together
 
 class _Waiting(NamedTuple):
     watch: Watch | None  # None: of a watch that never was
-    event: SeenCommit | kv_pb2.WatchReply
+    event: ChangeEvent | kv_pb2.WatchReply
     size_bytes: int
 
 
@@ -140,7 +140,7 @@ class WatchQueue:
 
     def __init__(
         self,
-        room: ResultRoom,
+        room: MemoryBudget,
         stream_bytes_max: int,
         clock: Clock,
         *,
@@ -186,7 +186,7 @@ class WatchQueue:
         since_ms = self._untaken_since_ms
         return 0.0 if since_ms is None else self._clock.monotonic_ms() - since_ms
 
-    def put_commit(self, watch: Watch, commit: SeenCommit) -> None:
+    def put_commit(self, watch: Watch, commit: ChangeEvent) -> None:
         """Let a commit, or a part of it, wait; there should be room."""
         self._put(_Waiting(watch, commit, commit.size_bytes))
 
@@ -200,7 +200,7 @@ class WatchQueue:
         first: dict[Watch, int] = {}
         kept: deque[_Waiting] = deque()
         for each in self._waiting:
-            if isinstance(each.event, SeenCommit):
+            if isinstance(each.event, ChangeEvent):
                 self._hold(-each.size_bytes)
                 if each.watch is not None:
                     first.setdefault(each.watch, each.event.seq)
@@ -265,13 +265,13 @@ class WatchQueue:
         unread = [
             each.event
             for each in islice(self._waiting, LOOKED_UP_AT_ONCE)
-            if isinstance(each.event, SeenCommit) and each.event.held is not None
+            if isinstance(each.event, ChangeEvent) and each.event.held is not None
         ]
         await look_up(unread)
 
     def _encoded(self, taken: _Waiting) -> Iterator[bytes]:
         watch, event = taken.watch, taken.event
-        if isinstance(event, SeenCommit):
+        if isinstance(event, ChangeEvent):
             if watch is not None and not watch.is_cancelled:
                 yield from commit_replies(self._header(), watch.watch_id, event, self._now_ms())
             return
@@ -280,4 +280,4 @@ class WatchQueue:
 
 
 def _is_unread(waiting: _Waiting) -> bool:
-    return isinstance(waiting.event, SeenCommit) and waiting.event.held is not None
+    return isinstance(waiting.event, ChangeEvent) and waiting.event.held is not None

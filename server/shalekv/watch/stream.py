@@ -19,17 +19,17 @@ from shalekv.errors import (
     WatchTooSlow,
 )
 from shalekv.protocol.entry import KeyRange
-from shalekv.read.memory_budget import ResultRoom
-from shalekv.read.version import HeldTree
+from shalekv.read.memory_budget import MemoryBudget
+from shalekv.read.version import PinnedVersion
 from shalekv.settings import WatchSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.catch_up import CatchUp
-from shalekv.watch.change_event import SeenCommit
+from shalekv.watch.change_event import ChangeEvent
 from shalekv.watch.consumers import ConsumerLeases, WatchConsumer
-from shalekv.watch.feed import CommitFeed, Position
+from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.watch.history import History
 from shalekv.watch.queue import EVENT_BYTES, WatchQueue
-from shalekv.watch.watch import State, Watch
+from shalekv.watch.watch import Watch, WatchState
 
 # --- watch_share
 # What all watches of a process share: where commits come from, bounds, consumers, counts.
@@ -61,7 +61,7 @@ class WatchShare:
         self.catch_up = catch_up
         self.settings = settings
         self.clock = clock
-        self.room = ResultRoom(settings.watch_bytes_max)
+        self.room = MemoryBudget(settings.watch_bytes_max)
         self.streams: dict[WatchStream, None] = {}
         self.watch_count = 0
         self.commits_told = 0
@@ -174,7 +174,7 @@ class Upkeep:
 
     def lag(self, watch: Watch) -> None:
         """The watch has to read from the store, when there is room."""
-        watch.state = State.BEHIND
+        watch.state = WatchState.BEHIND
         self._behind[watch] = None
         self._fell_behind.set()
 
@@ -208,7 +208,7 @@ class Upkeep:
 
     def _look_after(self, watch: Watch, now_ms: float) -> None:
         is_idle = now_ms - watch.told_ms >= self._share.settings.watch_progress_ms
-        if is_idle and watch.state is State.FOLLOWING and self._queue.has_room(EVENT_BYTES):
+        if is_idle and watch.state is WatchState.FOLLOWING and self._queue.has_room(EVENT_BYTES):
             watch.tell_progress(self._share.feed.position)
         if watch.consumer is not None and watch.has_begun and watch.consumer.is_due:
             self.begin(self._renew(watch))
@@ -255,7 +255,7 @@ class WatchStream:
         self._is_refused = False
         share.streams[self] = None
 
-    def count(self, state: State) -> int:
+    def count(self, state: WatchState) -> int:
         """Watches in this state."""
         return sum(watch.state is state for watch in self._watches.values())
 
@@ -317,7 +317,7 @@ class WatchStream:
         """Wait until it may."""
         await self._queue.wait_for_room(size_bytes)
 
-    def tell_commit(self, watch: Watch, commit: SeenCommit) -> None:
+    def tell_commit(self, watch: Watch, commit: ChangeEvent) -> None:
         """Let a commit wait to be taken."""
         self._queue.put_commit(watch, commit)
         if not commit.more:
@@ -330,7 +330,7 @@ class WatchStream:
         self._queue.put_event(watch, reply)
         watch.told_ms = self._share.clock.monotonic_ms()
 
-    def tell_progress(self, watch: Watch, position: Position) -> None:
+    def tell_progress(self, watch: Watch, position: FeedPosition) -> None:
         """Tell that all up to there was told."""
         reply = kv_pb2.WatchReply(watch_id=watch.watch_id, progress_seq=position.seq)
         self._queue.put_event(watch, reply)
@@ -421,7 +421,7 @@ class WatchStream:
             return
         watch.begins()
         feed.join(watch)
-        watch.state = State.FOLLOWING
+        watch.state = WatchState.FOLLOWING
 
     async def _open_for_consumer(self, watch: Watch) -> None:
         """First the lease, then what it keeps."""
@@ -440,7 +440,7 @@ class WatchStream:
             watch.consumer.note(seq, wal_id)
 
     def _end(self, watch: Watch) -> None:
-        watch.state = State.OVER
+        watch.state = WatchState.OVER
         self._share.feed.leave(watch)
         self._share.watch_count -= 1
         del self._watches[watch.watch_id]
@@ -477,7 +477,7 @@ class Watches:
         settings: WatchSettings,
         clock: Clock,
         *,
-        hold: Callable[[], HeldTree],
+        hold: Callable[[], PinnedVersion],
         header: Callable[[int, int | None], kv_pb2.ReplyHeader],
         now_ms: Callable[[], int],
         watched_range: WatchedRange,
@@ -519,7 +519,7 @@ class Watches:
             buffered_bytes=share.room.used_bytes,
             buffered_bytes_max=self._settings.watch_stream_bytes_max,
             commits_told=share.commits_told,
-            catching_up=sum(stream.count(State.BEHIND) for stream in share.streams),
+            catching_up=sum(stream.count(WatchState.BEHIND) for stream in share.streams),
             cut=share.cut_count,
         )
 

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.watch.change_event import AppliedObject, Previous, SeenCommit
+from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous
 from shalekv.watch.index import RangeIndex
 from shalekv.watch.previous import Inside, Outside
 
@@ -25,7 +25,7 @@ class Watcher(Protocol):
         """Whether it is told the values before. Never changes."""
         ...
 
-    def tell(self, commit: SeenCommit) -> bool:
+    def tell(self, commit: ChangeEvent) -> bool:
         """The next commit to the range; whether the watcher wants to hear more.
 
         It neither waits nor raises. Who has fallen behind returns False, and has left.
@@ -61,7 +61,7 @@ class Topic(Generic[W]):
         return (*self.watchers, *self.asking)
 
 
-class Audience(Generic[W]):
+class Subscriptions(Generic[W]):
     """Those who watch."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Audience(Generic[W]):
 
     def commits_of(
         self, obj: AppliedObject, outside: Outside | None
-    ) -> Iterator[tuple[Sequence[W], list[SeenCommit]]]:
+    ) -> Iterator[tuple[Sequence[W], list[ChangeEvent]]]:
         """Who is to be told of which commits of an object, those of each in their order.
 
         `outside` is the state before, if anybody wants that. A load is none of its commits.
@@ -133,7 +133,7 @@ class Audience(Generic[W]):
                 by_seq.setdefault(entry.seq, []).append((entry, at))
             commits = sorted(by_seq.items())
             if topic.watchers:
-                seen = [SeenCommit(seq, obj.wal_id, [e for e, _ in c]) for seq, c in commits]
+                seen = [ChangeEvent(seq, obj.wal_id, [e for e, _ in c]) for seq, c in commits]
                 yield (*topic.watchers,), seen
             if topic.asking and inside is not None and outside is not None:
                 asked = [_asked(seq, obj.wal_id, c, inside, outside) for seq, c in commits]
@@ -162,9 +162,9 @@ def _asked(
     changes: Sequence[tuple[Entry, int]],
     inside: Inside,
     outside: Outside,
-) -> SeenCommit:
+) -> ChangeEvent:
     previous: list[Previous] = [None if at < 0 else inside.previous(at) for _, at in changes]
-    return SeenCommit(seq, wal_id, [entry for entry, _ in changes], previous, outside.held)
+    return ChangeEvent(seq, wal_id, [entry for entry, _ in changes], previous, outside.held)
 
 
 def _clipped(tombstone: Entry, keys: KeyRange) -> Entry:

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from shalekv.errors import ShaleError
 from shalekv.protocol.entry import KeyRange
-from shalekv.watch.change_event import SeenCommit
+from shalekv.watch.change_event import ChangeEvent
 from shalekv.watch.consumers import WatchConsumer
-from shalekv.watch.feed import Position
+from shalekv.watch.feed import FeedPosition
 
 
-class State(enum.Enum):
+class WatchState(enum.Enum):
     """Who tells a watch what comes next."""
 
     OPENING = enum.auto()  # nobody yet
@@ -32,7 +32,7 @@ class Teller(Protocol):
         """Wait until it may."""
         ...
 
-    def tell_commit(self, watch: Watch, commit: SeenCommit) -> None:
+    def tell_commit(self, watch: Watch, commit: ChangeEvent) -> None:
         """Let it wait to be taken."""
         ...
 
@@ -40,7 +40,7 @@ class Teller(Protocol):
         """Tell where the watch begins."""
         ...
 
-    def tell_progress(self, watch: Watch, position: Position) -> None:
+    def tell_progress(self, watch: Watch, position: FeedPosition) -> None:
         """Tell that all up to there was told."""
         ...
 
@@ -87,7 +87,7 @@ class Watch:
         self.wants_previous = wants_previous
         self.next_seq = next_seq
         self.consumer = consumer
-        self.state = State.OPENING
+        self.state = WatchState.OPENING
         self.is_cancelled = False  # by its client, who is told nothing more
         self.has_begun = False  # and its client knows where
         self.first_wal_id: int | None = None  # where it has to read on, if it has fallen behind
@@ -96,9 +96,9 @@ class Watch:
     @property
     def is_over(self) -> bool:
         """Whether it is closed."""
-        return self.state is State.OVER
+        return self.state is WatchState.OVER
 
-    def tell(self, commit: SeenCommit) -> bool:
+    def tell(self, commit: ChangeEvent) -> bool:
         """The next commit from the feed; False: there is no room, and it has left the feed."""
         if commit.seq < self.next_seq:
             return True
@@ -108,13 +108,13 @@ class Watch:
         self._put(commit)
         return True
 
-    async def take(self, commit: SeenCommit) -> None:
+    async def take(self, commit: ChangeEvent) -> None:
         """The next commit that was read, when there is room for it."""
         await self._stream.wait_for_room(commit.size_bytes)
         if not self.is_over:
             self._put(commit)
 
-    def _put(self, commit: SeenCommit) -> None:
+    def _put(self, commit: ChangeEvent) -> None:
         self._stream.tell_commit(self, commit)
         if not commit.more:
             self.next_seq = commit.seq + 1
@@ -131,13 +131,13 @@ class Watch:
             self.has_begun = True
             self._stream.tell_opened(self)
 
-    def caught_up(self, position: Position) -> None:
+    def caught_up(self, position: FeedPosition) -> None:
         """The feed tells it what comes next."""
-        self.state = State.FOLLOWING
+        self.state = WatchState.FOLLOWING
         self.next_seq = max(self.next_seq, position.seq + 1)
         self.tell_progress(position)
 
-    def tell_progress(self, position: Position) -> None:
+    def tell_progress(self, position: FeedPosition) -> None:
         """All up to there was told, unless it begins in the future."""
         if self.next_seq <= position.seq + 1:
             self._stream.tell_progress(self, position)

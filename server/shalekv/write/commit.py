@@ -21,13 +21,13 @@ from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.transaction import (
     RESULT_FRAME_BYTES,
     Change,
+    DatabaseState,
     Decision,
     Read,
-    State,
     Transaction,
 )
-from shalekv.read.read_set import NOTHING_BELOW, Below
-from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, Run
+from shalekv.read.read_set import NOTHING_BELOW, ReadSet
+from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
 
 # What a commit takes beside its entries until it is durable, measured: itself, the reply that is
 # waited for, and what completes it.
@@ -133,7 +133,7 @@ class Commit:
         settle: Settled,
         *,
         size_bytes: int,
-        below: Below = NOTHING_BELOW,
+        below: ReadSet = NOTHING_BELOW,
         claim: Claim | None = None,
     ) -> Commit:
         """A commit that does what `transaction` decides, which takes `size_bytes` at most.
@@ -175,7 +175,7 @@ class Commit:
             return True
         return self.transaction is not None and self.transaction.rests_on_state
 
-    def decide(self, state: State) -> None:
+    def decide(self, state: DatabaseState) -> None:
         """Let the transaction decide, if there is one, what is changed in `state`."""
         if self.transaction is None:
             return
@@ -279,7 +279,7 @@ class Group:
         self.max_seq = next(commit.seq for commit in reversed(commits) if commit.writes)
         newest = {entry.key: entry for commit in commits for entry in commit.entries}
         tombstones = [entry for commit in commits for entry in commit.range_tombstones]
-        self.run = Run.from_newest(newest, max_seq=self.max_seq, range_tombstones=tombstones)
+        self.run = MemoryRun.from_newest(newest, max_seq=self.max_seq, range_tombstones=tombstones)
         for commit in commits:
             commit.take_slot(wal_id)
         self.load = self._load()

@@ -24,13 +24,13 @@ from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import Below
+from shalekv.read.read_set import ReadSet
 from shalekv.read.snapshot_views import SnapshotViews
-from shalekv.read.version import HeldTree, View
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, TreeKeeper
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.read.version_set import LEAVE_TIMEOUT_MS, VersionSet
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.watch.change_event import AppliedObject
-from shalekv.watch.feed import CommitFeed, Position
+from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.write.admission import Admission, FlushPolicy
 from shalekv.write.commit import Group
 from shalekv.write.expiry_sweep import ExpirySweep
@@ -38,20 +38,20 @@ from shalekv.write.group_commit import GroupCommit
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.ingest import Loads
 from shalekv.write.ownership import Ownership
-from shalekv.write.pending_writes import NewestState, Overlay
-from shalekv.write.prefetch import LookBelow
-from shalekv.write.recovery import OpenedLog
-from shalekv.write.wal import LogSlots
-from shalekv.write.watermark import Prefix
+from shalekv.write.pending_writes import NewestState, PendingWrites
+from shalekv.write.prefetch import Prefetch
+from shalekv.write.recovery import RecoveredLog
+from shalekv.write.wal import WriteAheadLog
+from shalekv.write.watermark import DurableWatermark
 
 # --- showing
 # How a writer shows that the prefix has grown: to scans, and to those who watch.
 
 
-class Showing:
+class CommitPublisher:
     """Shows the groups of one writer when all before them are durable."""
 
-    def __init__(self, memtable: Memtable, feed: CommitFeed, view: Callable[[], View]) -> None:
+    def __init__(self, memtable: Memtable, feed: CommitFeed, view: Callable[[], ReadView]) -> None:
         """`view` is the state of the prefix, its levels included."""
         self._memtable = memtable
         self._feed = feed
@@ -77,7 +77,7 @@ class Showing:
 log = structlog.get_logger()
 
 
-async def commit_to_the_end(commits: GroupCommit, slots: LogSlots) -> None:
+async def commit_to_the_end(commits: GroupCommit, slots: WriteAheadLog) -> None:
     """Run the log until it is closed or stopped; if it was closed, until all of it is archived.
 
     Then whoever reads the object store alone finds all that was acknowledged. Where that cannot be,
@@ -111,7 +111,7 @@ async def bound_the_end(
 
 
 async def reason_missing(
-    missing: ObjectNotFound, held: HeldTree, ownership: Ownership, levels: TreeKeeper
+    missing: ObjectNotFound, held: PinnedVersion, ownership: Ownership, levels: VersionSet
 ) -> ShaleError:
     """`SnapshotNotFound` when nothing protects `held` any more; else `missing`, or a worse one."""
     try:
@@ -146,7 +146,7 @@ class WriterEngine:
 
     def __init__(
         self,
-        opened: OpenedLog,
+        opened: RecoveredLog,
         settings: WriterSettings,
         clock: Clock,
         *,
@@ -167,7 +167,9 @@ class WriterEngine:
         self.admission = Admission(
             settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
         )
-        self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.prefix = DurableWatermark(
+            self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
+        )
         self.feed = CommitFeed(self._position)
         self.prefix.show = self._showing().show
         self.skip_memtable_bytes = settings.skip_memtable_bytes
@@ -179,7 +181,7 @@ class WriterEngine:
         self.ownership = Ownership(
             opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
         )
-        self.levels = TreeKeeper(
+        self.levels = VersionSet(
             opened.store,
             opened.manifest,
             opened.held,
@@ -205,11 +207,11 @@ class WriterEngine:
         self.log.land_load = self._land_load
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
-    def _showing(self) -> Showing:
-        return Showing(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
+    def _showing(self) -> CommitPublisher:
+        return CommitPublisher(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
 
-    def _look_below(self) -> LookBelow:
-        return LookBelow(
+    def _look_below(self) -> Prefetch:
+        return Prefetch(
             levels=self.levels,
             log=self.log,
             memtable=self.memtable,
@@ -219,7 +221,7 @@ class WriterEngine:
             reason_of=self._reason_of,
         )
 
-    def _loads(self, opened: OpenedLog, levels: LevelSettings) -> Loads:
+    def _loads(self, opened: RecoveredLog, levels: LevelSettings) -> Loads:
         """The loads of this opening, beginning with those that were replayed."""
         loads = Loads(
             opened.store,
@@ -242,19 +244,19 @@ class WriterEngine:
         return self.manifest.current.database_id
 
     @property
-    def held(self) -> HeldTree:
+    def held(self) -> PinnedVersion:
         """The levels that a read uses that begins now."""
         return self.levels.current
 
-    def _position(self) -> Position:
-        return Position(self.prefix.seq, self.prefix.wal_id, is_open=self.slots.is_quorum)
+    def _position(self) -> FeedPosition:
+        return FeedPosition(self.prefix.seq, self.prefix.wal_id, is_open=self.slots.is_quorum)
 
     async def held_object(self, wal_id: int) -> Sst | None:
         """What has landed of a WAL object that may not be in the store; None: it is there."""
         return await self.slots.held(wal_id)
 
     async def archive(self) -> None:
-        """Return when all that has landed is in the store. Raises as `LogSlots.archive`."""
+        """Return when all that has landed is in the store. Raises as `WriteAheadLog.archive`."""
         await self.slots.archive()
 
     @property
@@ -295,19 +297,19 @@ class WriterEngine:
         """The newest version of `key` in memory, durable or not; None: the levels count."""
         return self.log.overlay.get(key)
 
-    async def committed_view(self) -> View:
+    async def committed_view(self) -> ReadView:
         """The durable prefix, once it covers all that was acknowledged before this call."""
         await self.prefix.cover(self.prefix.landed_seq)
         return self._view(self.prefix.seq)
 
-    async def newest_view(self) -> View:
+    async def newest_view(self) -> ReadView:
         """Everything that is there at this moment, durable or not."""
         view = self._view(self.newest_seq)
         landed_ahead = [group.run for group in self.prefix.landed_ahead()]
         not_durable = await self.log.overlay.runs(self._clock, max_seq=view.seq)  # as it is now
         return view.below([*landed_ahead, *not_durable])
 
-    def _view(self, seq: int) -> View:
+    def _view(self, seq: int) -> ReadView:
         held = self.levels.current
         view = self.memtable.view(seq, self.prefix.wal_id)
         return view if held.tree.is_empty else view.above(held)
@@ -327,7 +329,7 @@ class WriterEngine:
     async def catch_up(self) -> None:
         """There is no news that this writer has not made itself."""
 
-    async def explain(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+    async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         """Why an object of a tree that is read is not there.
 
         Either this process was stopped until its snapshot had expired: then a new tree is read
@@ -341,10 +343,10 @@ class WriterEngine:
                 return error
         return reason
 
-    async def _reason_of(self, missing: ObjectNotFound, held: HeldTree) -> ShaleError:
+    async def _reason_of(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         return await reason_missing(missing, held, self.ownership, self.levels)
 
-    def _newest_state(self, overlay: Overlay, below: Below) -> NewestState:
+    def _newest_state(self, overlay: PendingWrites, below: ReadSet) -> NewestState:
         """What a transaction meets that comes after everything in the overlay."""
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         durable = view.below(group.run for group in self.prefix.landed_ahead())
@@ -401,7 +403,7 @@ class WriterEngine:
             self.log.stop(error)
 
     async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
-        """Remove the snapshots of this process, as `TreeKeeper.close`.
+        """Remove the snapshots of this process, as `VersionSet.close`.
 
         REQUIRES: nobody reads any more.
         """

@@ -26,21 +26,21 @@ from shalekv.format.columns import Columns, Section
 from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
 from shalekv.protocol.expiring import Expiring, ExpiringValues
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Expire, Needs, Transaction
 from shalekv.read.memtable import Memtable
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.read.sst_reader import OpenSst
-from shalekv.read.version import HeldTree
-from shalekv.read.version_set import TreeKeeper
+from shalekv.read.version import PinnedVersion
+from shalekv.read.version_set import VersionSet
 from shalekv.settings import WriterSettings
 from shalekv.write.admission import Admission
 from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, Receipt, Settled
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
-from shalekv.write.prefetch import LookBelow
-from shalekv.write.watermark import Prefix
+from shalekv.write.prefetch import Prefetch
+from shalekv.write.watermark import DurableWatermark
 
 # --- expiry_scan
 # Looks through SSTs for values that have expired: those that the writer does not keep in mind.
@@ -58,7 +58,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SstContents:
     """What an SST held when it was read."""
 
     through_seq: int  # what is newer was kept in mind then, and was not looked for
@@ -70,7 +70,7 @@ class ExpiryScan:
 
     def __init__(
         self,
-        levels: TreeKeeper,
+        levels: VersionSet,
         values: ExpiringValues,
         clock: Clock,
         *,
@@ -83,7 +83,7 @@ class ExpiryScan:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._now_ms = now_ms
-        self._seen: dict[bytes, _Seen] = {}
+        self._seen: dict[bytes, _SstContents] = {}
 
     async def expired(self) -> AsyncGenerator[Sequence[bytes], None]:
         """Keys with a version that has expired, some at once, until all SSTs are looked through.
@@ -115,7 +115,7 @@ class ExpiryScan:
             except ObjectNotFound as missing:  # this process was stopped for long: the next time
                 log.warning("an SST could not be looked through", error=str(missing))
                 continue
-            self._seen[info.id] = _Seen(through_seq, due_ms)
+            self._seen[info.id] = _SstContents(through_seq, due_ms)
 
     def _is_due(self, info: SstInfo, through_seq: int, now_ms: int) -> bool:
         if info.min_seq > through_seq:
@@ -127,7 +127,7 @@ class ExpiryScan:
             return True
         return seen.due_ms <= now_ms
 
-    async def _read(self, held: HeldTree, info: SstInfo) -> AsyncGenerator[Columns, None]:
+    async def _read(self, held: PinnedVersion, info: SstInfo) -> AsyncGenerator[Columns, None]:
         opened = await held.ssts.metadata(info)  # with the filter: what is found is looked up
         for numbers in _groups(opened):
             fetched = await held.ssts.fetch(opened, numbers, keep=True)
@@ -138,7 +138,7 @@ class ExpiryScan:
             await self._clock.sleep_ms(_MS_PER_S * size_bytes / self._bytes_per_s)
 
 
-def ssts(tree: Tree) -> Iterator[SstInfo]:
+def ssts(tree: Version) -> Iterator[SstInfo]:
     """Those that hold keys of clients."""
     return chain(tree.l0, *(run.ssts for run in tree.runs))
 
@@ -183,11 +183,11 @@ class SweptEngine(Protocol):
     """What a sweep needs of the engine of a writer."""
 
     admission: Admission
-    below: LookBelow
-    levels: TreeKeeper
+    below: Prefetch
+    levels: VersionSet
     log: GroupCommit
     memtable: Memtable
-    prefix: Prefix
+    prefix: DurableWatermark
     time: LogicalTime
 
     @property

@@ -10,7 +10,7 @@ once.
 
 With a quorum a group is a record that a majority gets, several in one object. They land in their
 order, and none is displaced. While no majority answers nothing more is accepted; what had been goes
-on, without those who waited for it (`Patience`).
+on, without those who waited for it (`PendingReplies`).
 
 A transaction is decided when it is submitted, by the newest state in memory. Since it rests on
 commits that are not durable yet, it is not uploaded, or answered, before they are; with a quorum
@@ -30,16 +30,16 @@ from shalekv.clock import Clock
 from shalekv.errors import OutcomeUnknown, ShaleError, Stopping
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import PendingLoad
-from shalekv.protocol.opening import Verdict, judge, loss_of_slot
-from shalekv.protocol.transaction import Change, State, Transaction
+from shalekv.protocol.opening import SlotVerdict, judge, loss_of_slot
+from shalekv.protocol.transaction import Change, DatabaseState, Transaction
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import NOTHING_BELOW, Below
+from shalekv.read.read_set import NOTHING_BELOW, ReadSet
 from shalekv.write.admission import Admission, FlushPolicy
 from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, outcome_unknown
-from shalekv.write.pending_replies import Patience
-from shalekv.write.pending_writes import Overlay
-from shalekv.write.wal import LogSlots
-from shalekv.write.watermark import Prefix
+from shalekv.write.pending_replies import PendingReplies
+from shalekv.write.pending_writes import PendingWrites
+from shalekv.write.wal import WriteAheadLog
+from shalekv.write.watermark import DurableWatermark
 
 # --- lost_writes
 # The log line of each write that was accepted and will not be acknowledged.
@@ -162,12 +162,12 @@ class GroupCommit:
     def __init__(
         self,
         *,
-        slots: LogSlots,
+        slots: WriteAheadLog,
         memtable: Memtable,
         admission: Admission,
-        prefix: Prefix,
+        prefix: DurableWatermark,
         policy: FlushPolicy,
-        state: Callable[[Overlay, Below], State],
+        state: Callable[[PendingWrites, ReadSet], DatabaseState],
         clock: Clock,
         next_seq: int,
     ) -> None:
@@ -193,11 +193,11 @@ class GroupCommit:
         self._stopped_by: ShaleError | None = None
         self.is_closing = False  # closed by its owner, not stopped by an error
         self.ended = asyncio.Event()  # nothing more is accepted
-        self.overlay = Overlay(memtable)
+        self.overlay = PendingWrites(memtable)
         self.next_seq = next_seq
         self.next_wal_id = prefix.next_wal_id  # after the last object that a group went into
         slots.begin(self.next_wal_id)
-        self.patience = Patience(self._explain)  # those who wait for commits
+        self.patience = PendingReplies(self._explain)  # those who wait for commits
         slots.on_unavailable = self.patience.lose
         self.land_load: Callable[[CommittedLoad], None] = lambda _: None  # to be set by its owner
         self.landed: Callable[[Group], None] = lambda _: None  # the same: the memtable has it
@@ -250,7 +250,7 @@ class GroupCommit:
         settle: Settled,
         *,
         size_bytes: int,
-        below: Below = NOTHING_BELOW,
+        below: ReadSet = NOTHING_BELOW,
         claim: Claim | None = None,
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
@@ -440,7 +440,7 @@ class GroupCommit:
         own = self._slots.own
         if occupant is None:
             self._land(group)
-        elif judge(occupant, own) is Verdict.OLDER_FENCE:
+        elif judge(occupant, own) is SlotVerdict.OLDER_FENCE:
             self._displace(group)
         else:
             lost = loss_of_slot(occupant, own, f"WAL slot {group.wal_id}")

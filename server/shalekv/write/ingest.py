@@ -50,7 +50,7 @@ from shalekv.protocol.opening import WriterId
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.protocol.transaction import Change
-from shalekv.read.version_set import Pin
+from shalekv.read.version_set import LoadPin
 from shalekv.settings import LevelSettings
 from shalekv.store.cas import CasStore, Taken
 from shalekv.store.manifests import FencedManifest
@@ -125,7 +125,7 @@ _KEY = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Authorship:
+class FileOwner:
     """Who writes files, of which database, under ids of which stem, and as of which time."""
 
     database_id: bytes
@@ -136,7 +136,7 @@ class Authorship:
 
 def encode_batch(
     changes: Sequence[Change],
-    author: Authorship,
+    author: FileOwner,
     settings: LevelSettings,
     random_bytes: Callable[[int], bytes],
 ) -> list[FinishedSst]:
@@ -164,7 +164,7 @@ def encode_batch(
 
 
 def _begin(
-    author: Authorship, settings: LevelSettings, random_bytes: Callable[[int], bytes]
+    author: FileOwner, settings: LevelSettings, random_bytes: Callable[[int], bytes]
 ) -> SstWriter:
     sst_id = leased_sst_id(author.stem_id, random_bytes(SST_RANDOM_BYTES))
     properties = SstProperties(
@@ -218,7 +218,7 @@ class Loads:
         *,
         time: LogicalTime,
         snapshot_ttl_s: int,
-        keep: Callable[[Pin], None],
+        keep: Callable[[LoadPin], None],
         wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
         """`keep` renews the snapshot of a pin as long as it lives.
@@ -238,13 +238,13 @@ class Loads:
         self._wait_for_room = wait_for_room
         self._committed: dict[str, CommittedLoad] = {}  # and not compacted
         self._on_their_way: dict[str, asyncio.Event] = {}  # set when it is known what became of it
-        self._pins: dict[str, Pin] = {}  # of loads that were registered and have not landed
+        self._pins: dict[str, LoadPin] = {}  # of loads that were registered and have not landed
         self._abandoned: set[str] = set()  # registered, and will never be submitted
         self._abandoned_some = asyncio.Event()
         self._encoding = asyncio.Lock()  # one batch at a time: it is in memory twice
         self._editing = asyncio.Lock()
 
-    def land(self, load: CommittedLoad) -> Pin | None:
+    def land(self, load: CommittedLoad) -> LoadPin | None:
         """The record of a load is durable. Who reads its files must hold the pin."""
         if not load.load_id.startswith(OWN_PREFIX):  # nobody asks for those
             self._committed[load.load_id] = load
@@ -373,7 +373,7 @@ class Loads:
     async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
         random = self._store.runtime.random
         now_ms = await self._store.reads.now_ms()
-        author = Authorship(
+        author = FileOwner(
             database_id=self._manifest.current.database_id,
             own=self._manifest.own,
             stem_id=new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)),
@@ -397,7 +397,7 @@ class Loads:
 
     async def _register(self, load: PendingLoad, *, oldest_ms: int) -> None:
         """Make the load pending, and a snapshot of a manifest in which it is."""
-        pin = Pin(self._store.runtime.random.randbytes(ID_BYTES))
+        pin = LoadPin(self._store.runtime.random.randbytes(ID_BYTES))
         expire_time_s = self._time.store_now_ms // 1_000 + self._snapshot_ttl_s
 
         def edit(manifest: Manifest) -> Manifest:

@@ -25,7 +25,7 @@ from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.opening import (
     FenceRun,
     Pursuit,
-    Verdict,
+    SlotVerdict,
     WriterId,
     check_run_counts,
     claim_epoch,
@@ -41,13 +41,13 @@ from shalekv.write.logical_time import first_time
 from shalekv.write.quorum.links import Links
 from shalekv.write.recovery import (
     FencedLog,
-    OpenedLog,
+    RecoveredLog,
     WalKeeper,
     opening_deadline,
     replay_log,
     serve_replayed,
 )
-from shalekv.write.wal import WalFolder, WalSlots, list_wal
+from shalekv.write.wal import ObjectStoreWal, WalFolder, list_wal
 
 FILLS_MAX = 8  # slots that are filled at once
 
@@ -64,7 +64,7 @@ async def open_log(
     disk: DiskCache | None = None,
     links: Links | None = None,
     quorum: QuorumSettings | None = None,
-) -> OpenedLog:
+) -> RecoveredLog:
     """Take over the database in `store`. `address` is where this writer can be reached.
 
     `links` lead to the safekeepers, of a database that has its WAL there.
@@ -116,12 +116,12 @@ async def _open_fenced(
     keeper: WalKeeper,
     cache: CacheSettings | None,
     disk: DiskCache | None,
-) -> OpenedLog:
+) -> RecoveredLog:
     """What follows when the epoch is won: fence, replay, and say so."""
     own, time = manifest.own, keeper.time
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     time.raise_to(manifest.current.logical_time_ms)
-    slots = WalSlots(
+    slots = ObjectStoreWal(
         store,
         own,
         database_id=manifest.current.database_id,
@@ -185,7 +185,7 @@ async def _win_epoch(
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
 
 
-async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> FenceRun:
+async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWal) -> FenceRun:
     """Put fences into the WAL until no older writer can pass them (I3, F1).
 
     A compactor may merge the first fences before the last ones are there, each time anew (I13).
@@ -204,10 +204,10 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: WalSlots) -> 
                 # The store did not answer, and the slot was compacted since: whether it is ours or
                 # not, the run does not count any more, and another begins behind c.
                 break
-            verdict = Verdict.OURS if occupant is None else judge(occupant, slots.own)
+            verdict = SlotVerdict.OURS if occupant is None else judge(occupant, slots.own)
             newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
             run = run.after(verdict, newer_epoch, slots.own)
-            if verdict in (Verdict.OLDER_DATA, Verdict.OLDER_FENCE):
+            if verdict in (SlotVerdict.OLDER_DATA, SlotVerdict.OLDER_FENCE):
                 folder = await _list_from(store, manifest, pursuit.gap)
                 pursuit = pursuit.after(verdict, run.first - 1, folder.first_gap)
                 run = await _aim(store, manifest, pursuit, width)
@@ -246,7 +246,7 @@ async def _list_from(store: CasStore, manifest: FencedManifest, slot: int) -> Wa
     return await list_wal(store, max(slot, manifest.current.first_uncompacted_wal_id))
 
 
-async def _fill_before(slots: WalSlots, run: FenceRun, folder: WalFolder) -> None:
+async def _fill_before(slots: ObjectStoreWal, run: FenceRun, folder: WalFolder) -> None:
     """Fill what an older writer has left empty before `run`: the log has no gaps (I4)."""
     empty = [slot for slot in range(folder.first_gap, run.first) if slot not in folder.filled]
 

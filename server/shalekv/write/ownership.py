@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from shalekv.concurrency import Looks
+from shalekv.concurrency import SingleFlight
 from shalekv.errors import ShaleError, Stopping, StoreError
 from shalekv.store.manifests import FencedManifest
 
@@ -37,7 +37,7 @@ class Ownership:
         self._manifest = manifest
         self._poll_ms = poll_ms
         self._on_seen = on_seen
-        self._looks = Looks()
+        self._looks = SingleFlight()
 
     async def run(self) -> ShaleError:
         """Look until the database is no longer ours, or is damaged: the error that tells.

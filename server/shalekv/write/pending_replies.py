@@ -15,7 +15,7 @@ from shalekv.errors import OutcomeUnknown, WriteTimedOut
 TICK_MS = 10
 
 
-class Patience:
+class PendingReplies:
     """Calls that wait for commits of one log."""
 
     def __init__(self, explain: Callable[[], str]) -> None:

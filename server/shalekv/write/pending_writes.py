@@ -10,16 +10,16 @@ from shalekv.clock import Clock
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import NOTHING_BELOW, Below, check_cost
+from shalekv.read.read_set import NOTHING_BELOW, ReadSet, check_cost
 from shalekv.read.scan import memory_slices
-from shalekv.read.sorted_runs import Run
-from shalekv.read.version import View
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.version import ReadView
 from shalekv.write.commit import Commit
 
 SORTED_AT_ONCE_COUNT = 2_000  # entries sorted between two chances for other tasks
 
 
-class Overlay:
+class PendingWrites:
     """Lies over the memtable for those who read at UNCOMMITTED."""
 
     def __init__(self, memtable: Memtable) -> None:
@@ -97,15 +97,15 @@ class Overlay:
         self._tombstones = NONE.with_added(self.range_tombstones)
         self._durable_count = 0
 
-    async def runs(self, clock: Clock, *, max_seq: int) -> list[Run]:
+    async def runs(self, clock: Clock, *, max_seq: int) -> list[MemoryRun]:
         """Runs of what it holds at the moment of the call, letting other tasks run.
 
         `max_seq` is the greatest sequence number of all commits so far.
         """
         entries = iter(list(self._newest.items()))
-        runs = [Run.from_newest({}, max_seq=max_seq, range_tombstones=self.range_tombstones)]
+        runs = [MemoryRun.from_newest({}, max_seq=max_seq, range_tombstones=self.range_tombstones)]
         while part := dict(islice(entries, SORTED_AT_ONCE_COUNT)):
-            runs.append(Run.from_newest(part, max_seq=max_seq))
+            runs.append(MemoryRun.from_newest(part, max_seq=max_seq))
             await clock.sleep_ms(0)
         return runs
 
@@ -118,11 +118,11 @@ class Overlay:
 class NewestState:
     """Implements `protocol.transaction.State` for one moment: ask before anything else runs."""
 
-    overlay: Overlay
-    durable: View  # whose runs hold all keys in memory that the overlay does not
+    overlay: PendingWrites
+    durable: ReadView  # whose runs hold all keys in memory that the overlay does not
     now_ms: int
     compare_count_max: int
-    below: Below = NOTHING_BELOW
+    below: ReadSet = NOTHING_BELOW
 
     def visible(self, key: bytes) -> Entry | None:
         """The version of `key` that has a value now."""

@@ -10,25 +10,25 @@ from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import Needs
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import Below, RangeBelow, range_below
-from shalekv.read.version import HeldTree
-from shalekv.read.version_set import TreeKeeper
+from shalekv.read.read_set import RangeBelow, ReadSet, range_below
+from shalekv.read.version import PinnedVersion
+from shalekv.read.version_set import VersionSet
 from shalekv.write.group_commit import GroupCommit
-from shalekv.write.pending_writes import NewestState, Overlay
+from shalekv.write.pending_writes import NewestState, PendingWrites
 
-ReasonOf: TypeAlias = Callable[[ObjectNotFound, HeldTree], Awaitable[ShaleError]]
+ReasonOf: TypeAlias = Callable[[ObjectNotFound, PinnedVersion], Awaitable[ShaleError]]
 
 
-class LookBelow:
+class Prefetch:
     """The look-ups of one writer."""
 
     def __init__(
         self,
         *,
-        levels: TreeKeeper,
+        levels: VersionSet,
         log: GroupCommit,
         memtable: Memtable,
-        state: Callable[[Overlay, Below], NewestState],
+        state: Callable[[PendingWrites, ReadSet], NewestState],
         now_ms: Callable[[], int],
         compare_count_max: int,
         reason_of: ReasonOf,
@@ -42,7 +42,7 @@ class LookBelow:
         self._compare_count_max = compare_count_max
         self._reason_of = reason_of
 
-    def now(self, needs: Needs) -> Below | None:
+    def now(self, needs: Needs) -> ReadSet | None:
         """What the levels say of what a write needs, if that is known without reading them."""
         if self._log.is_loading and (needs.keys or needs.ranges):
             return None
@@ -56,7 +56,7 @@ class LookBelow:
                 return None
         return self._levels.nothing
 
-    async def look(self, needs: Needs) -> Below:
+    async def look(self, needs: Needs) -> ReadSet:
         """What the levels say of what a write needs; `is_current` tells for how long that holds."""
         while True:
             if needs.keys or needs.ranges:
@@ -70,11 +70,11 @@ class LookBelow:
             except ObjectNotFound as missing:
                 # Not `explain`: a new tree is waited for until nobody holds `base` any more.
                 raise await self._reason_of(missing, held) from missing
-            below = Below(base, found, ranges, record)
+            below = ReadSet(base, found, ranges, record)
             if self.is_current(below, needs):
                 return below
 
-    async def _range_below(self, held: HeldTree, keys: KeyRange) -> RangeBelow:
+    async def _range_below(self, held: PinnedVersion, keys: KeyRange) -> RangeBelow:
         overlay = self._log.overlay
         in_memory = self._state(overlay, self._levels.nothing).durable
         return await range_below(
@@ -94,7 +94,7 @@ class LookBelow:
         found = self._memtable.get(key)
         return found is not None and found.seq > self._levels.leaving_seq
 
-    def is_current(self, below: Below, needs: Needs) -> bool:
+    def is_current(self, below: ReadSet, needs: Needs) -> bool:
         """Whether memory holds all that came after the tree that `below` is of."""
         if below.base is not self._levels.base:
             return not (needs.keys or needs.ranges or needs.record_key)

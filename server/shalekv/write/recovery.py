@@ -11,33 +11,33 @@ from functools import partial
 from shalekv.errors import ManifestConflict
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad, drop_unrecorded
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.opening import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version import HeldTree
+from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import SNAPSHOT_ID_BYTES
 from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.manifests import FencedManifest, named_manifest
 from shalekv.write.logical_time import LogicalTime
-from shalekv.write.wal import LogSlots
+from shalekv.write.wal import WriteAheadLog
 
 # --- opened_log
 # What an opening for writing ends with, and a writer starts from.
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedLog:
+class RecoveredLog:
     """A log that is fenced and replayed."""
 
     store: CasStore
     manifest: FencedManifest
-    held: HeldTree  # the levels
-    slots: LogSlots
+    held: PinnedVersion  # the levels
+    slots: WriteAheadLog
     memtable: Memtable
     time: LogicalTime
     last_wal_id: int
@@ -98,7 +98,7 @@ class FencedLog:
     """A log that nobody older can add to any more, and what was replayed of it."""
 
     replayed: Replayed
-    slots: LogSlots
+    slots: WriteAheadLog
     time: LogicalTime
     last_wal_id: int
     last_stored_wal_id: int | None  # the end of what the object store has of it
@@ -142,7 +142,7 @@ async def serve_replayed(
     log: FencedLog,
     cache: CacheSettings | None,
     disk: DiskCache | None,
-) -> OpenedLog:
+) -> RecoveredLog:
     """Say in the manifest that this writer serves, and give it what it starts from."""
     replayed = log.replayed
     log.time.raise_to(replayed.logical_time_ms)
@@ -155,7 +155,7 @@ async def serve_replayed(
     held = await _serve_levels(
         store, manifest, settings, log.time, cache, disk, finish=finish, loads=loads
     )
-    return OpenedLog(
+    return RecoveredLog(
         store=store,
         held=held,
         manifest=manifest,
@@ -181,7 +181,7 @@ async def _serve_levels(
     *,
     finish: Callable[..., Manifest],
     loads: Sequence[str],
-) -> HeldTree:
+) -> PinnedVersion:
     """The last edit of an opening, and the levels that it protects.
 
     Of the loads that are pending, those that no record commits (`loads` are the others) go.
@@ -200,11 +200,11 @@ async def _serve_levels(
         )
     # The levels may hold more by now than those that the replay went on from: never less.
     named = await named_manifest(store, served, snapshot_id)
-    tree = await store.runtime.workers.run(Tree.of, named)
+    tree = await store.runtime.workers.run(Version.of, named)
     cache = cache or CacheSettings()
     ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
     ssts.origins.learn(named.origins)
-    return HeldTree(tree, ssts, snapshot_id)
+    return PinnedVersion(tree, ssts, snapshot_id)
 
 
 @asynccontextmanager

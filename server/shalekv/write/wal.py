@@ -48,7 +48,7 @@ class QuorumReport:
     problem: str = ""  # why no writes are accepted
 
 
-class LogSlots(Protocol):
+class WriteAheadLog(Protocol):
     """Where `GroupCommit` puts its groups."""
 
     on_unavailable: Callable[[], None]  # to be set by who waits for groups, see `check_available`
@@ -98,7 +98,7 @@ class LogSlots(Protocol):
         order in which groups were taken, whenever they come here. Repeats until the outcome is
         known.
         Raises `Fenced` when another writer has taken over (then the outcome is not known), and
-        as `WalSlots.create`.
+        as `ObjectStoreWal.create`.
         """
         ...
 
@@ -148,7 +148,7 @@ COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 m
 EPOCH_METADATA = "writer_epoch"  # user metadata that seed 000, "Attributes", demands
 
 
-class WalSlots:
+class ObjectStoreWal:
     """The WAL of one database, as one writer sees it."""
 
     def __init__(

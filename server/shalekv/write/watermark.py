@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shalekv.read.memtable import Memtable
-from shalekv.read.watermark import Progress
+from shalekv.read.watermark import Watermark
 from shalekv.write.commit import Group
 
 
-class Prefix(Progress):
+class DurableWatermark(Watermark):
     """Follows the groups of one log in their order."""
 
     def __init__(self, memtable: Memtable, *, seq: int, wal_id: int | None) -> None:

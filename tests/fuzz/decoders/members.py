@@ -44,8 +44,8 @@ from shalekv.protocol.quorum_records import (
     Elected,
     Greet,
     Greeting,
-    Health,
     Joined,
+    LogHealth,
     Refusal,
     Vote,
     VoteRequest,
@@ -64,7 +64,7 @@ TO_ACCEPTOR = (
     Append(BALLOT, (RECORD, BOUNDARY), 5, ID, (TARGET, TARGET), (TARGET,)),
 )
 TO_PROPOSER = (
-    Greeting(ID, BALLOT, SHAPE, 5, Health.REFILLING),
+    Greeting(ID, BALLOT, SHAPE, 5, LogHealth.REFILLING),
     Vote(BALLOT, SHAPE, 5),
     Joined(BALLOT, 9),
     Appended(BALLOT, 9, 3, is_full=True),

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from shalekv.cli.commands.txn import NotationError, parse_compares, parse_operations, parse_script
 from shalekv.cli.console.keys import Encoding
-from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.formats import FileFormat
 from shalekv.cli.load.ledger import LoadState, StateMismatch, read_state, write_state
 from shalekv.cli.load.lines import BadInput
-from shalekv.cli.load.source import Reading, Source, read_batches
+from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv.cli.process.supervisor import parse_report, report_line
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
 from shalekv.format.backup import (
+    BackupMark,
     LevelCopy,
-    Mark,
+    MarkPurpose,
     WalCopy,
-    Work,
     backup_name,
     is_backup_id,
     new_backup_id,
@@ -49,7 +49,7 @@ from shalekv.protocol.membership import Member
 from shalekv.server.election.elector import parse_place
 from shalekv.server.requests import PageToken, decode_page_token
 from shalekv.store.api import RequestKind
-from shalekv.store.disk_cache_folder import Part, from_file, to_file
+from shalekv.store.disk_cache_folder import CachedPart, from_file, to_file
 from shalekv.store.url import parse_url
 from shalekv.v1 import kv_pb2
 from shalekv_client import SessionToken
@@ -62,7 +62,7 @@ KEYS = KeyRange(b"a", b"q")
 SNAPSHOT_ID = b"id of a snapshot"
 LIMITS = BatchLimits(count_max=4, bytes_max=64)
 NOW_MS = 1_700_000_000_000
-PART = Part(DATABASE_ID, SST_ID, 4096, 11)
+PART = CachedPart(DATABASE_ID, SST_ID, 4096, 11)
 BACKUP_ID = new_backup_id(1_769_832_000_123, b"rand")
 STATE = LoadState("0" * 32, {"path": "a.tsv"}, "d" * 32, line=7, offset_bytes=99, rows=6)
 
@@ -93,7 +93,7 @@ NAMES = (
     _named(parse_level_name, level_name(SST_ID)),
     _named(parse_temporary_name, str(TemporaryName(wal_name(7), SST_ID, 0xC0FFEE))),
     _named(parse_backup_name, backup_name(BACKUP_ID)),
-    _named(parse_mark, str(Mark(BACKUP_ID, Work.CREATION, BACKUP_ID))),
+    _named(parse_mark, str(BackupMark(BACKUP_ID, MarkPurpose.CREATION, BACKUP_ID))),
     _named(parse_copy, str(LevelCopy(SST_ID, 0xC0FFEE)), str(WalCopy(7, b"identifies bytes", 1))),
     Decoder(
         name="id of a backup",
@@ -152,10 +152,10 @@ def _state(data: bytes) -> object:
         return read_state(Path(file.name), STATE.origin)
 
 
-def pairs_of(data: bytes, file_format: FileFormat | None) -> list[Rows]:
+def pairs_of(data: bytes, file_format: FileFormat | None) -> list[RowBatch]:
     """What `load` reads, as far as to the messages that it would send."""
-    reading = Reading(file_format)
-    source = Source(io.BytesIO(data))
+    reading = InputOptions(file_format)
+    source = InputSource(io.BytesIO(data))
     found = [*read_batches(source, reading, LIMITS, now_ms=lambda: NOW_MS, bad_rows_end_it=False)]
     for batch in found:
         for put in batch.puts:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shalekv.settings import MIB
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import FOLDER, Part, is_ours, on_disk
+from shalekv.store.disk_cache_folder import FOLDER, CachedPart, is_ours, on_disk
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 
@@ -16,11 +16,11 @@ DATABASE_ID = bytes(range(16))
 BYTES_MAX = 1 * MIB
 
 
-def part(number: int, length: int = 8_000, *, database_id: bytes = DATABASE_ID) -> Part:
-    return Part(database_id, number.to_bytes(16, "big"), 7 * number, length)
+def part(number: int, length: int = 8_000, *, database_id: bytes = DATABASE_ID) -> CachedPart:
+    return CachedPart(database_id, number.to_bytes(16, "big"), 7 * number, length)
 
 
-def data_of(wanted: Part) -> bytes:
+def data_of(wanted: CachedPart) -> bytes:
     return shake_128(repr(wanted).encode()).digest(wanted.length)
 
 
@@ -36,13 +36,13 @@ def open_cache(
     return DiskCache(path, bytes_max, inline_runtime(seed, clock), filesystem=filesystem)
 
 
-async def kept(cache: DiskCache, *parts: Part) -> None:
+async def kept(cache: DiskCache, *parts: CachedPart) -> None:
     for each in parts:
         cache.keep(each, data_of(each))
     await cache.flush()
 
 
-async def finds(cache: DiskCache, wanted: Part) -> bool:
+async def finds(cache: DiskCache, wanted: CachedPart) -> bool:
     found = (await cache.find([wanted]))[0]
     assert found is None or found == data_of(wanted)
     return found is not None

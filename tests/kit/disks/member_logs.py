@@ -9,7 +9,7 @@ from shalekv.errors import CorruptObject
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.acceptor import Flush, Reset, Save, Write
-from shalekv.protocol.quorum_records import Ballot, Health, Mark, Record
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, Record
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from shalekv.store.safekeeper_log.files import Files
 from shalekv.store.safekeeper_log.folder import create_log, open_log
@@ -25,7 +25,7 @@ ALL = 1 << 30
 
 
 def records_after(
-    mark: Mark, payloads: Iterable[bytes], *, epoch: int = 1, ends_object: bool = True
+    mark: LogEnd, payloads: Iterable[bytes], *, epoch: int = 1, ends_object: bool = True
 ) -> tuple[Record, ...]:
     records = []
     for payload in payloads:
@@ -44,7 +44,7 @@ def payloads(count: int, size_bytes: int = 100) -> list[bytes]:
     return [bytes([number % 251]) * size_bytes for number in range(count)]
 
 
-RECORDS = records_after(Mark(), payloads(7), epoch=1)
+RECORDS = records_after(LogEnd(), payloads(7), epoch=1)
 
 
 def new_log(
@@ -86,7 +86,7 @@ def disk_with_records(count: int = len(RECORDS)) -> CrashingDisk:
     """A disk with a log that was closed: `PROMISE`, and so many of `RECORDS`, one by one."""
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
-    log.perform([Save(PROMISE, Health.SOUND)])
+    log.perform([Save(PROMISE, LogHealth.SOUND)])
     for record in RECORDS[:count]:
         write(log, [record])
     log.close()
@@ -109,13 +109,13 @@ def check_found(disk: CrashingDisk) -> str:
     assert found == list(RECORDS[: len(found)])
     assert log.recovered.log.last.lsn == len(found)
     assert log.recovered.promise == PROMISE
-    if log.recovered.health is not Health.DAMAGED:
-        assert log.recovered.health is Health.SOUND
+    if log.recovered.health is not LogHealth.DAMAGED:
+        assert log.recovered.health is LogHealth.SOUND
         assert len(found) == len(RECORDS)
         return "all"
     again = old_log(FOLDER, filesystem=disk)
-    assert again.recovered.health is Health.DAMAGED
-    again.perform([Reset(RECORDS[3].mark), Save(PROMISE, Health.REFILLING), Flush()])
+    assert again.recovered.health is LogHealth.DAMAGED
+    again.perform([Reset(RECORDS[3].mark), Save(PROMISE, LogHealth.REFILLING), Flush()])
     write(again, RECORDS[4:])
     assert again.read(5, ALL, ALL) == list(RECORDS[4:])
     assert again.durable_lsn == len(RECORDS)

@@ -11,7 +11,7 @@ from typing import Any
 from shalekv.clock import LoopClock
 from shalekv.format import backup, names
 from shalekv.format.backup import Backup
-from shalekv.jobs.backup.copy import CopyLimits, Damage, Verification
+from shalekv.jobs.backup.copy import BackupVerification, CopyLimits, Damage
 from shalekv.jobs.backup.create import BackupCreation
 from shalekv.jobs.backup.repository import Deletion, Repository
 from shalekv.jobs.backup.restore import Restoration
@@ -166,7 +166,7 @@ async def _fit() -> None:
 
 async def verify(repository: Place) -> list[Damage]:
     there = Repository(repository.cas())
-    return await Verification(there).run(await there.ids())
+    return await BackupVerification(there).run(await there.ids())
 
 
 def deletion(repository: Place, *, is_abandoning: bool = False) -> Deletion:

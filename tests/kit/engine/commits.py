@@ -9,11 +9,11 @@ from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
 from shalekv.protocol.transaction import Change
 from shalekv.read.memtable import Memtable
 from shalekv.read.scan import scan_slices
-from shalekv.read.sorted_runs import Run
-from shalekv.read.version import View
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.version import ReadView
 from shalekv.write.commit import Commit, Group, Receipt
-from shalekv.write.pending_writes import NewestState, Overlay
-from shalekv.write.watermark import Prefix
+from shalekv.write.pending_writes import NewestState, PendingWrites
+from shalekv.write.watermark import DurableWatermark
 from tests.kit.inline_runtime import InlineClock, finish, gathered
 
 NOW_MS = 1_000
@@ -39,17 +39,17 @@ def group_of(wal_id: int, *commits: Commit) -> Group:
     return Group(wal_id, commits)
 
 
-def run_of(seq: int, *changes: Change) -> Run:
+def run_of(seq: int, *changes: Change) -> MemoryRun:
     return group_of(0, commit_of(seq, *changes)).run
 
 
-def range_delete(seq: int, *ranges: tuple[bytes, bytes]) -> Run:
+def range_delete(seq: int, *ranges: tuple[bytes, bytes]) -> MemoryRun:
     """The run of a commit that deletes these ranges."""
     tombstones = [Entry(start, seq, Kind.RANGE_TOMBSTONE, end) for start, end in ranges]
-    return Run.from_newest({}, max_seq=seq, range_tombstones=tombstones)
+    return MemoryRun.from_newest({}, max_seq=seq, range_tombstones=tombstones)
 
 
-def landed(*runs: Run, into: Memtable | None = None) -> Memtable:
+def landed(*runs: MemoryRun, into: Memtable | None = None) -> Memtable:
     """A memtable in which these runs have landed in their order, without a gap."""
     memtable = Memtable() if into is None else into
     for run in runs:
@@ -68,7 +68,12 @@ def merge(memtable: Memtable) -> None:
 
 
 def read(
-    view: View, *, start: bytes = b"", end: bytes = b"", reverse: bool = False, now_ms: int = NOW_MS
+    view: ReadView,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    reverse: bool = False,
+    now_ms: int = NOW_MS,
 ) -> list[tuple[bytes, bytes]]:
     """The keys and values that a scan of `view` yields."""
     slices = slices_of(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
@@ -76,7 +81,12 @@ def read(
 
 
 def slices_of(
-    view: View, *, start: bytes = b"", end: bytes = b"", reverse: bool = False, now_ms: int = NOW_MS
+    view: ReadView,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    reverse: bool = False,
+    now_ms: int = NOW_MS,
 ) -> list[list[Entry]]:
     """The slices of a scan of what is in memory."""
     slices = scan_slices(view, start=start, end=end, reverse=reverse, now_ms=now_ms)
@@ -100,7 +110,9 @@ def keys_of(entries: Sequence[Entry]) -> list[bytes]:
     return [entry.key for entry in entries]
 
 
-def newest_state(overlay: Overlay, memtable: Memtable, prefix: Prefix) -> NewestState:
+def newest_state(
+    overlay: PendingWrites, memtable: Memtable, prefix: DurableWatermark
+) -> NewestState:
     landed_ahead = [group.run for group in prefix.landed_ahead()]
     view = memtable.view(prefix.seq, prefix.wal_id).below(landed_ahead)
     return NewestState(overlay, view, NOW_MS, compare_count_max=1_000)

@@ -12,15 +12,15 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.names import wal_name
 from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, record_key
 from shalekv.format.sst_writer import encode_sst
-from shalekv.jobs.compact.claim import Leases
-from shalekv.jobs.compact.outputs import Authorship
-from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
+from shalekv.jobs.compact.claim import CompactorLeases
+from shalekv.jobs.compact.outputs import OutputOwner
+from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.jobs.compact.run import Compactions
 from shalekv.protocol.compaction.jobs import Job, MergeJob, OlderKeys, Result, WalJob
 from shalekv.protocol.compaction.publish import CompactorId, claim_compactor_epoch
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, SortedRun, Tree
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, SortedRun, Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.server.database import create_database
 from shalekv.settings import (
@@ -39,7 +39,7 @@ from tests.kit.engine.naive_merge import NaiveTree
 STORE_NOW_MS = 1_700_000_000_000
 NONCE = b"compactor-nonce!"
 # A compactor of the database of zeros.
-AUTHOR = Authorship(
+AUTHOR = OutputOwner(
     bytes(16), CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), logical_time_ms=1
 )
 
@@ -85,7 +85,7 @@ class SplitParts(OwnProcessParts):
         self.counts: list[int] = []
 
     async def run(
-        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+        self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
         self.counts.append(len(parts))
         return await super().run(parts, is_lifted)
@@ -126,7 +126,7 @@ class CompactedDatabase:
             lambda current: current.compactor_nonce == NONCE,
         )
         manifest = CompactedManifest(stored, CompactorId(1, NONCE))
-        leases = Leases(cas, ttl_s=600, holder="test")
+        leases = CompactorLeases(cas, ttl_s=600, holder="test")
         parts = SplitParts(cas)
         compactions = Compactions(cas, manifest, leases, settings, parts)
         return cls(store, clock, cas, stored, settings, compactions, parts)
@@ -166,7 +166,7 @@ class CompactedDatabase:
     async def run(self, job: Job) -> Result:
         """Run a job, picked by the test, and publish its result."""
         manifest = await self.stored.refresh()
-        return await self.compactions.run(job, manifest, Tree.of(manifest), lambda: False)
+        return await self.compactions.run(job, manifest, Version.of(manifest), lambda: False)
 
     async def compact_wal(self, slots: range | None = None) -> Result:
         """Merge these slots of the WAL into L0; by default all that are not compacted."""
@@ -181,8 +181,8 @@ class CompactedDatabase:
         assert job is not None
         return await self.run(job)
 
-    async def tree(self) -> Tree:
-        return Tree.of(await self.stored.refresh())
+    async def tree(self) -> Version:
+        return Version.of(await self.stored.refresh())
 
     async def read(self) -> NaiveTree:
         """The current levels, read without any of the engine."""
@@ -213,12 +213,12 @@ class CompactedDatabase:
 def whole_part(
     sources: Sequence[Sequence[SstInfo]],
     *,
-    author: Authorship = AUTHOR,
+    author: OutputOwner = AUTHOR,
     levels: LevelSettings | None = None,
     memory_bytes: int = 1 << 20,
-) -> Part:
+) -> MergePart:
     """The part of a merge into level 1 that has all keys, at any pace."""
-    return Part(
+    return MergePart(
         author=author,
         target_level=1,
         sources=sources,
@@ -249,7 +249,7 @@ def record(client_key: bytes, expire_at_ms: int, reply: bytes = b"") -> Entry:
     return Entry(record_key(client_key), 0, Kind.PUT, value, expire_at_ms)
 
 
-def merge_job(tree: Tree, source_level: int, target_level: int, count: int) -> MergeJob | None:
+def merge_job(tree: Version, source_level: int, target_level: int, count: int) -> MergeJob | None:
     """A job as the policy may pick it: `count` SSTs of a level, in a row; None: there are none."""
     if source_level == SYSTEM_LEVEL:
         sources = tree.system[:count]

@@ -21,8 +21,8 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.write.commit import Commit, WalContents
 from shalekv.write.opening import open_log
-from shalekv.write.recovery import OpenedLog
-from shalekv.write.wal import WalSlots
+from shalekv.write.recovery import RecoveredLog
+from shalekv.write.wal import ObjectStoreWal
 from tests.kit.engine.commits import commit_of, group_of, nothing_compacted, read
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.inline_runtime import gathered
@@ -51,7 +51,7 @@ class Database:
 
     async def open(
         self, store: ObjectStore | None = None, *, k: int = 1, **settings: Any
-    ) -> OpenedLog:
+    ) -> RecoveredLog:
         """Open it for writing with `k` uploads in flight."""
         writer = WriterSettings.model_validate({"max_parallel_writes": k} | settings)
         cas = CasStore(store or self.store, self.runtime(), StoreSettings())
@@ -77,7 +77,7 @@ class Database:
     async def fill_with(self, wal_id: int, owner: WriterId, *commits: Commit) -> None:
         """Put an object of `owner` with these commits into a slot; none: a fence."""
         cas = CasStore(self.store, self.runtime(), StoreSettings())
-        slots = WalSlots(
+        slots = ObjectStoreWal(
             cas,
             owner,
             database_id=(await self.manifest()).database_id,
@@ -111,5 +111,5 @@ class Database:
         return decode_manifest(name, self.data(name))
 
 
-def contents(opened: OpenedLog) -> list[tuple[bytes, bytes]]:
+def contents(opened: RecoveredLog) -> list[tuple[bytes, bytes]]:
     return read(opened.memtable.view(opened.last_seq, opened.last_wal_id))

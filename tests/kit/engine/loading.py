@@ -18,16 +18,16 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
-from shalekv.read.version_set import Pin
+from shalekv.read.version_set import LoadPin
 from shalekv.settings import KIB, LevelCodec, LevelSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.admission import Admission, FlushPolicy
 from shalekv.write.commit import changes_bytes
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.ingest import Loads
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
-from shalekv.write.watermark import Prefix
+from shalekv.write.watermark import DurableWatermark
 from tests.kit.engine.commits import newest_state
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Told, yielding_runtime
@@ -41,13 +41,15 @@ SETTINGS = LevelSettings(
 class LoadingWriter:
     """The log of an opening, with its loads."""
 
-    def __init__(self, database: Database, opened: OpenedLog, store: FaultyStore) -> None:
+    def __init__(self, database: Database, opened: RecoveredLog, store: FaultyStore) -> None:
         self.database = database
         self.opened = opened
         self.store = store
         self.memtable = Memtable()
         self.admission = Admission(WriterSettings(), memtable_bytes=lambda: 0)
-        self.prefix = Prefix(self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.prefix = DurableWatermark(
+            self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
+        )
         self.log = GroupCommit(
             slots=opened.slots,
             memtable=self.memtable,
@@ -58,8 +60,8 @@ class LoadingWriter:
             clock=LoopClock(),
             next_seq=opened.first_seq,
         )
-        self.kept: list[Pin] = []
-        self.landed: list[tuple[CommittedLoad, Pin | None]] = []
+        self.kept: list[LoadPin] = []
+        self.landed: list[tuple[CommittedLoad, LoadPin | None]] = []
         self.loads = Loads(
             opened.store,
             opened.manifest,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from shalekv.format.names import level_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.api import ObjectStore
 
@@ -73,7 +73,7 @@ async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst
 class NaiveTree:
     """All entries of all SSTs of one manifest, in memory."""
 
-    def __init__(self, tree: Tree, entries: dict[bytes, list[Entry]]) -> None:
+    def __init__(self, tree: Version, entries: dict[bytes, list[Entry]]) -> None:
         self.tree = tree
         self._entries = entries
         self._versions = {sst_id: Versions(of_sst) for sst_id, of_sst in entries.items()}
@@ -84,7 +84,7 @@ class NaiveTree:
         for info in manifest.leveled_ssts:
             sst = await read_sst(store, info, manifest.database_id)
             entries[info.id] = [*sst.entries(), *sst.range_tombstones(), *sst.system_entries()]
-        return cls(Tree.of(manifest), entries)
+        return cls(Version.of(manifest), entries)
 
     def entries(self) -> list[Entry]:
         return [entry for of_sst in self._entries.values() for entry in of_sst]

@@ -18,7 +18,7 @@ from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.read.scan import scan_slices
-from shalekv.read.version import View
+from shalekv.read.version import ReadView
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.server.service import Call
@@ -191,6 +191,6 @@ async def everything(name: str = "parent") -> Place:
     return parent
 
 
-async def _scanned(view: View, now_ms: int) -> list[Row]:
+async def _scanned(view: ReadView, now_ms: int) -> list[Row]:
     slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=now_ms)
     return [(e.key, e.value, e.seq) async for part in slices for e in part]

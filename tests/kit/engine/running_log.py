@@ -22,8 +22,8 @@ from shalekv.store.cas import CasStore
 from shalekv.write.admission import Admission, FlushPolicy
 from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
 from shalekv.write.group_commit import GroupCommit
-from shalekv.write.wal import WalSlots
-from shalekv.write.watermark import Prefix
+from shalekv.write.wal import ObjectStoreWal
+from shalekv.write.watermark import DurableWatermark
 from tests.kit.engine.commits import NOW_MS, newest_state, nothing_compacted, pairs, put
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.store import HeldStore
@@ -56,9 +56,9 @@ def yielding_runtime(seed: int = 7) -> Runtime:
     return Runtime(YieldingClock(), Random(seed), InlineWorkers())
 
 
-def slots_on(store: ObjectStore, own: WriterId) -> WalSlots:
+def slots_on(store: ObjectStore, own: WriterId) -> ObjectStoreWal:
     cas = CasStore(store, yielding_runtime(), StoreSettings())
-    return WalSlots(
+    return ObjectStoreWal(
         cas,
         own,
         database_id=DATABASE_ID,
@@ -131,7 +131,7 @@ class RunningLog:
         self.admission = Admission(
             WriterSettings(), memtable_bytes=lambda: self.memtable.size_bytes
         )
-        self.prefix = Prefix(self.memtable, seq=50, wal_id=9)
+        self.prefix = DurableWatermark(self.memtable, seq=50, wal_id=9)
         self.log = GroupCommit(
             slots=slots_on(self.store, OWN),
             memtable=self.memtable,

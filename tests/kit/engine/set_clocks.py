@@ -12,7 +12,7 @@ from shalekv.settings import CLOCK_JUMP_MAX_S, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.write.opening import open_log
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.recovery import RecoveredLog
 from shalekv.write.repair_time import TimeFound, repair_time
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.quorum.links import InProcessLinks
@@ -67,7 +67,7 @@ class ClockedDatabase(QuorumDatabase):
     def cas(self) -> CasStore:
         return CasStore(self.another_store(), self.runtime(), StoreSettings())
 
-    async def open_at(self, links: InProcessLinks | None = None, **settings: Any) -> OpenedLog:
+    async def open_at(self, links: InProcessLinks | None = None, **settings: Any) -> RecoveredLog:
         """Open it for writing, by the clocks as they are set."""
         writer = WriterSettings.model_validate({"flush_interval_ms": 0} | settings)
         return await open_log(self.cas(), writer, address="here:1", links=links)

@@ -17,7 +17,7 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read.sst_reader import LevelSsts
@@ -86,14 +86,14 @@ class Levels:
         self.objects.remove(name)
         assert finish(self.store.create(name, data)) == Created()
 
-    def tree(self) -> Tree:
+    def tree(self) -> Version:
         manifest = Manifest(
             database_id=DATABASE_ID,
             manifest_id=1,
             write_id=bytes(16),
             leveled_ssts=SstTable.from_infos(self.infos),
         )
-        return Tree.of(manifest)
+        return Version.of(manifest)
 
     def open(self, disk: DiskCache | None = None, /, **settings: Any) -> LevelSsts:
         values = {"metadata_cache_bytes": 64 * MIB, "block_cache_bytes": 64 * MIB} | settings

@@ -25,7 +25,7 @@ from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import FindingKind
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.quorum_records import Health
+from shalekv.protocol.quorum_records import LogHealth
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
@@ -90,7 +90,7 @@ TINY = {
 
 
 def is_sound(held: MemberStatus | None) -> bool:
-    return held is not None and held.health is Health.SOUND
+    return held is not None and held.health is LogHealth.SOUND
 
 
 class Cluster:

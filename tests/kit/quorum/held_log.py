@@ -18,7 +18,7 @@ from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Member
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogShape, Record
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.settings import ArchivingSettings, StoreSettings
@@ -82,7 +82,7 @@ class HeldLog:
         self.archiver_id = appointed
         self.archiving = Archiving()
         self.is_room_wanted = False
-        self.trims: list[Mark] = []
+        self.trims: list[LogEnd] = []
         self.dies_at_trim = False
         self._records: dict[int, Record] = {}
         self._is_retired = False
@@ -102,7 +102,7 @@ class HeldLog:
     def note_looking(self) -> None:
         self.is_room_wanted = False
 
-    def reset(self, base: Mark) -> None:
+    def reset(self, base: LogEnd) -> None:
         self._records.clear()
         self.state = replace(self.state, log=LogShape(base), committed_lsn=base.lsn)
         self._wake()
@@ -131,7 +131,7 @@ class HeldLog:
                 return
             await self._changed.wait()
 
-    async def note_archived(self, wal_id: int, base: Mark) -> None:
+    async def note_archived(self, wal_id: int, base: LogEnd) -> None:
         assert base.lsn <= self.state.committed_lsn
         if base.lsn > self.state.log.base.lsn:
             assert base == self._records[base.lsn].mark
@@ -179,7 +179,7 @@ class Written:
             if sign == ".":
                 continue
             wal_id = wal_id if sign == "-" else int(sign)
-            mark = self.records[-1].mark if self.records else Mark()
+            mark = self.records[-1].mark if self.records else LogEnd()
             payload = b"" if sign == "-" else self._payload(wal_id, mark.lsn + 1)
             self.records.append(
                 make_record(

@@ -20,8 +20,8 @@ from shalekv.write.commit import Receipt, changes_bytes
 from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import DatabasePlace
-from shalekv.write.quorum.wal import QuorumSlots
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.quorum.wal import QuorumWal
+from shalekv.write.recovery import RecoveredLog
 from tests.kit.engine.commits import read
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Write
@@ -105,7 +105,7 @@ class QuorumDatabase(Database):
             await self.nodes.archive(cas, self.database_id)
             await LoopClock().sleep_ms(ARCHIVE_EVERY_MS)
 
-    async def opened(self, links: InProcessLinks | None = None, **quorum: Any) -> OpenedLog:
+    async def opened(self, links: InProcessLinks | None = None, **quorum: Any) -> RecoveredLog:
         return await open_log(
             self.cas(),
             WriterSettings(flush_interval_ms=0),
@@ -146,15 +146,15 @@ class QuorumDatabase(Database):
 class Writing:
     """A writer that runs."""
 
-    def __init__(self, opened: OpenedLog, links: InProcessLinks) -> None:
+    def __init__(self, opened: RecoveredLog, links: InProcessLinks) -> None:
         self.opened = opened
         self.links = links
         self.engine = WriterEngine(opened, WriterSettings(flush_interval_ms=0), LoopClock())
         self.ended_by: ShaleError | None = None
 
     @property
-    def slots(self) -> QuorumSlots:
-        assert isinstance(self.opened.slots, QuorumSlots)
+    def slots(self) -> QuorumWal:
+        assert isinstance(self.opened.slots, QuorumWal)
         return self.opened.slots
 
     @property

@@ -14,7 +14,7 @@ from shalekv.errors import DatabaseExists, NotAMember
 from shalekv.protocol import acceptor
 from shalekv.protocol.acceptor import (
     AcceptorState,
-    Commit,
+    CommittedUpTo,
     Flush,
     Reply,
     Reset,
@@ -34,8 +34,8 @@ from shalekv.protocol.quorum_records import (
     Append,
     Appended,
     Archived,
-    Health,
     Joined,
+    LogHealth,
     LogShape,
     Record,
     RelayTarget,
@@ -169,7 +169,7 @@ class KeptLog:
         log = LogShape(self.state.log.base)
         self.records.clear()
         self.state = AcceptorState(
-            self.state.member_id, self.state.promise, log, log.base.lsn, health=Health.DAMAGED
+            self.state.member_id, self.state.promise, log, log.base.lsn, health=LogHealth.DAMAGED
         )
 
     def _perform(self, step: acceptor.Step) -> None:
@@ -185,7 +185,7 @@ class KeptLog:
                     self.records.clear()
                 case Write():
                     self.records += effect.records
-                case Save() | Flush() | Commit():
+                case Save() | Flush() | CommittedUpTo():
                     pass  # in memory all is durable at once, and tails look by themselves
 
     def _note(self, stream: int, reply: ToProposer) -> None:

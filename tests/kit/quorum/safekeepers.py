@@ -22,8 +22,8 @@ from shalekv.protocol.quorum_records import (
     Greet,
     Greeting,
     Joined,
+    LogEnd,
     LogShape,
-    Mark,
     Record,
     RelayTarget,
     ToProposer,
@@ -154,7 +154,7 @@ def flushed_lsn(reply: ToProposer) -> int:
     return reply.flushed_lsn
 
 
-def last_of(records: Iterable[Record]) -> Mark:
+def last_of(records: Iterable[Record]) -> LogEnd:
     return [*records][-1].mark
 
 

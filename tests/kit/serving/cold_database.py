@@ -11,8 +11,8 @@ from random import Random
 from shalekv.format.columns import Columns, Section
 from shalekv.format.manifest import encode_manifest
 from shalekv.format.names import manifest_name
-from shalekv.jobs.compact.outputs import Authorship, LevelWriter
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.outputs import LevelWriter, OutputOwner
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import Kind
 from shalekv.protocol.lease import RANDOM_BYTES, new_lease_id
@@ -73,8 +73,8 @@ async def write_cold_database(
     """Levels of about so many bytes, which do not compress, and puts that are not merged yet."""
     cas = CasStore(store, runtime, settings.store)
     lease_id = new_lease_id(1, bytes(RANDOM_BYTES))
-    author = Authorship(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
-    writer = LevelWriter(cas, author, settings.levels, Pace(runtime.clock, 0))
+    author = OutputOwner(DATABASE_ID, CompactorId(1, bytes(16)), lease_id, 1)
+    writer = LevelWriter(cas, author, settings.levels, TokenBucket(runtime.clock, 0))
     lowest_bytes = total_bytes / sum(1 / part for _, part in PARTS)
     keys = int(lowest_bytes) // (KEY_BYTES + value_bytes)
     infos: list[SstInfo] = []

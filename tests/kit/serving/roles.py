@@ -16,7 +16,7 @@ from shalekv.server.service import Answer, Call, KvService
 from shalekv.server.status import MemoryUse, StorePlace, StoreUse
 from shalekv.server.writer_service import WriterAdmin, WriterKv
 from shalekv.settings import LimitSettings, WriterSettings
-from shalekv.settings.budget import MemoryBudget
+from shalekv.settings.budget import MemoryShares
 from shalekv.v1 import kv_pb2
 from shalekv.write.engine import WriterEngine
 from tests.kit.engine.databases import Database
@@ -92,7 +92,7 @@ class Serving(Calls):
         self.faulty = faulty  # what the engine asks: it passes all on to `store`
         self.engine = engine
         self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
-        memory = MemoryUse(MemoryBudget(0, {}))
+        memory = MemoryUse(MemoryShares(0, {}))
         use = StoreUse(StorePlace(store.url), clock)
         self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
 

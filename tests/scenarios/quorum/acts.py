@@ -11,7 +11,7 @@ from shalekv import errors
 from shalekv.protocol import membership, opening, proposer
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member
-from shalekv.protocol.opening import FenceRun, Verdict
+from shalekv.protocol.opening import FenceRun, SlotVerdict
 from shalekv.protocol.quorum_records import Append, Elected, Record
 from tests.scenarios.quorum.openings import NODE, NODES, WRITER, fills, sentence
 from tests.scenarios.quorum.stage import Stage
@@ -346,4 +346,4 @@ def fences(stage: Stage, writer: str) -> None:
     it = stage.writer(writer)
     run = FenceRun(first=it.slot, width=stage.bucket.manifest.fence_width)
     puts(stage, writer, "fence", None)
-    stage.runs[writer] = run.after(Verdict.OURS, 0, it.own).proven_by(stage.bucket.manifest)
+    stage.runs[writer] = run.after(SlotVerdict.OURS, 0, it.own).proven_by(stage.bucket.manifest)

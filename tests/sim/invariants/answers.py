@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shalekv.v1 import kv_pb2
-from tests.kit.model import Version, decide, keys_of, rests_on_state
+from tests.kit.model import KeyVersion, decide, keys_of, rests_on_state
 from tests.sim.errors import Violation
 from tests.sim.history import Attempt, Got, Operation, Outcome, ReadOp, Seen, Told
 from tests.sim.invariants.catalogue import checks
@@ -203,7 +203,7 @@ def check_i14_scans(order: SerialOrder) -> None:
             raise Violation(problem, at_us=scan.replied_us)
 
 
-def _shows(order: SerialOrder, read: ReadOp, version: Version) -> bool:
+def _shows(order: SerialOrder, read: ReadOp, version: KeyVersion) -> bool:
     moments = order.moments(
         [read.key],
         version.seq,
@@ -331,7 +331,7 @@ def _found(problem: str, seen: Seen) -> Violation:
     return Violation(f"I6: {problem}", at_us=seen.replied_us)
 
 
-def _is_shown(shown: Got, version: Version) -> bool:
+def _is_shown(shown: Got, version: KeyVersion) -> bool:
     return (shown.value, shown.seq, shown.expire_at_ms) == (
         version.value,
         version.seq,

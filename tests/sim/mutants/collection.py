@@ -20,7 +20,7 @@ from shalekv.protocol.compaction import publish
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.range_tombstones import RangeTombstones
-from shalekv.protocol.retention import Listed, Pins, Reason, Verdict, expire
+from shalekv.protocol.retention import Listed, Pins, Reason, RetentionVerdict, expire
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import sst_reader
@@ -132,7 +132,7 @@ def _snapshot_expired_at_once(snapshot: Snapshot, now_s: float) -> bool:
     return snapshot.snapshot_expire_time_s != NEVER and snapshot.snapshot_expire_time_s <= now_s
 
 
-def _young_is_old(listed: Listed, cutoff_ms: int, going: Reason) -> Verdict:
+def _young_is_old(listed: Listed, cutoff_ms: int, going: Reason) -> RetentionVerdict:
     return _real_unless_young(listed, cutoff_ms + 1, going)
 
 

@@ -16,14 +16,14 @@ from shalekv.protocol.compaction import publish
 from shalekv.protocol.compaction.jobs import OlderKeys, Result, WalResult
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import NO_EXPIRY
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import version_set
 from shalekv.read.replay import read_slot
-from shalekv.read.version_set import TreeKeeper
-from shalekv.read.watermark import Progress
-from shalekv.replica.apply import Applying
+from shalekv.read.version_set import VersionSet
+from shalekv.read.watermark import Watermark
+from shalekv.replica.apply import LogApplier
 from shalekv.replica.follow import Follower
 from shalekv.server.freshness import Freshness
 from shalekv.server.service import Call
@@ -71,22 +71,22 @@ async def _not_waited(self: Freshness, _header: kv_pb2.RequestHeader, _call: Cal
 _real_judge = Freshness.judge
 
 
-def _anything(self: Progress, seq: int, wal_id: int | None) -> None:
+def _anything(self: Watermark, seq: int, wal_id: int | None) -> None:
     self.seq = self.landed_seq = seq
     self.wal_id = wal_id
     self._wake()
 
 
-def _back_to_the_tree(self: Applying, tree: Tree, *, epoch: int, logical_time_ms: int) -> None:
+def _back_to_the_tree(self: LogApplier, tree: Version, *, epoch: int, logical_time_ms: int) -> None:
     _real_jump(self, tree, epoch=epoch, logical_time_ms=logical_time_ms)
     self._replayed.last_seq = tree.last_seq
     self._prefix.advance(tree.last_seq, tree.wal_id)
 
 
-_real_jump = Applying.jump
+_real_jump = LogApplier.jump
 
 
-async def _leave_what_was_applied(self: TreeKeeper, *, is_forced: bool = False) -> None:
+async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool = False) -> None:
     """When the snapshot was lost, all is begun anew with the tree that is protected then."""
     is_lost, jump = self.is_lost, self._jump
     await _real_keep_forced(self, is_forced=is_forced)
@@ -94,7 +94,7 @@ async def _leave_what_was_applied(self: TreeKeeper, *, is_forced: bool = False) 
         jump(self.current.tree)
 
 
-_real_keep_forced = TreeKeeper._keep
+_real_keep_forced = VersionSet._keep
 
 REPLICAS = (
     mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=22),
@@ -102,9 +102,9 @@ REPLICAS = (
     mutant("min_seq ignored", (Freshness, "judge", _any_seq), (Freshness, "reach", _not_waited)),
     mutant(
         "a replica goes backwards",
-        (TreeKeeper, "_keep", _leave_what_was_applied),
-        (Applying, "jump", _back_to_the_tree),
-        (Progress, "advance", _anything),
+        (VersionSet, "_keep", _leave_what_was_applied),
+        (LogApplier, "jump", _back_to_the_tree),
+        (Watermark, "advance", _anything),
         test="tests/unit/replica/test_engine.py::"
         "test_lost_snapshot_takes_nothing_back_and_is_made_again",
     ),
@@ -112,8 +112,8 @@ REPLICAS = (
 
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
-_real_keep = TreeKeeper.keep
-_real_edit = TreeKeeper._edit
+_real_keep = VersionSet.keep
+_real_edit = VersionSet._edit
 _real_newest = merge.newest
 _real_write = wal_job._write
 
@@ -126,12 +126,12 @@ def _no_range_below(_self: OlderKeys, _start: bytes, _end: bytes) -> bool:
     return False
 
 
-async def _drop_at_once(self: TreeKeeper) -> None:
+async def _drop_at_once(self: VersionSet) -> None:
     await self._on_compacted(self._manifest.current.last_compacted_seq)
     await _real_keep(self)
 
 
-async def _edit_without_snapshot(self: TreeKeeper, dead: set[bytes], _created: object) -> Manifest:
+async def _edit_without_snapshot(self: VersionSet, dead: set[bytes], _created: object) -> Manifest:
     return await _real_edit(self, dead, None)
 
 
@@ -232,10 +232,10 @@ LEVELS = (
     mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=23),
     mutant(
         "forget the snapshot's expiry renewal",
-        (TreeKeeper, "is_renewal_due", property(lambda _self: False)),
+        (VersionSet, "is_renewal_due", property(lambda _self: False)),
     ),
-    mutant("memory lets go early", (TreeKeeper, "keep", _drop_at_once), hint=26),
-    mutant("a tree without a snapshot", (TreeKeeper, "_edit", _edit_without_snapshot)),
+    mutant("memory lets go early", (VersionSet, "keep", _drop_at_once), hint=26),
+    mutant("a tree without a snapshot", (VersionSet, "_edit", _edit_without_snapshot)),
     mutant(
         "a tree newer than its snapshot",
         (version_set, "named_manifest", _the_newest_will_do),

@@ -20,23 +20,23 @@ from shalekv.protocol.membership import LogObject, complete_objects, is_archived
 from shalekv.protocol.membership import Member as Named
 from shalekv.protocol.opening import WriterId
 from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
-from shalekv.protocol.quorum_records import Ballot, Health, ToProposer
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.quorum_records import Ballot, LogHealth, ToProposer
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.server import database
 from shalekv.server.safekeeper import service
 from shalekv.server.safekeeper.log_objects import LogObjects
-from shalekv.server.safekeeper.member import Member
-from shalekv.server.safekeeper.membership_status import Held, Standing
+from shalekv.server.safekeeper.member import LocalMember
+from shalekv.server.safekeeper.membership_status import Held, MembershipStatus
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog
-from shalekv.store.two_phase.store import Abandoning, Creating, Recovering, TwoPhaseStore, _Again
+from shalekv.store.two_phase.store import Abandoning, Creating, Repair, TwoPhaseStore, _Again
 from shalekv.write.quorum import opening
 from shalekv.write.quorum.links import DatabasePlace, Links, TailPiece
 from tests.sim.planting import mutant
 
 
-async def commit_first(self: Creating, own: Record) -> CreateOutcome:
+async def commit_first(self: Creating, own: CreateRecord) -> CreateOutcome:
     try:
         is_ours = await self._records.commit(own)
         await self._plain.copy(own.source, own.destination.name)
@@ -48,21 +48,21 @@ async def commit_first(self: Creating, own: Record) -> CreateOutcome:
     return Created() if is_ours else Unknown("")
 
 
-async def believe_in_copy(_self: Creating, _own: Record, _cause: str) -> CreateOutcome:
+async def believe_in_copy(_self: Creating, _own: CreateRecord, _cause: str) -> CreateOutcome:
     """A copy without an answer is taken for one that was made."""
     return Created()
 
 
-async def believe_in_insert(_self: Creating, _own: Record, _cause: str) -> None:
+async def believe_in_insert(_self: Creating, _own: CreateRecord, _cause: str) -> None:
     """An insert without an answer is taken for one that was made."""
 
 
-async def help_nobody(_self: Creating, record: Record | None) -> Exists | _Again:
+async def help_nobody(_self: Creating, record: CreateRecord | None) -> Exists | _Again:
     """The object of an open record is not made before it is said to exist."""
     return Exists() if record is not None else _Again(None)
 
 
-async def take_over_the_living(_self: Creating, record: Record | None) -> Exists | _Again:
+async def take_over_the_living(_self: Creating, record: CreateRecord | None) -> Exists | _Again:
     """A record is taken over although it could be completed."""
     if record is not None and record.is_committed:
         return Exists()
@@ -79,13 +79,13 @@ async def records_first(self: TwoPhaseStore, names: Iterable[str]) -> None:
     await self._plain.delete(created)
 
 
-async def forget_all(self: Recovering, batch: list[Record]) -> int:
+async def forget_all(self: Repair, batch: list[CreateRecord]) -> int:
     """Records that may go do so although their objects are there."""
     await self._records.delete_committed([record.destination for record in batch])
     return len(batch)
 
 
-async def complete_nothing(self: Recovering) -> Recovered:
+async def complete_nothing(self: Repair) -> Recovered:
     return Recovered(forgotten=await self._forget())
 
 
@@ -118,22 +118,22 @@ TWO_PHASE = (
     mutant("two phases: delete records first", (TwoPhaseStore, "delete", records_first), seeds=20),
     mutant(
         "two phases: forget a record whose object is there",
-        (Recovering, "_forget_gone", forget_all),
+        (Repair, "_forget_gone", forget_all),
         seeds=20,
     ),
     mutant(
         "two phases: recover nothing",
-        (Recovering, "recover", complete_nothing),
+        (Repair, "recover", complete_nothing),
         seeds=40,
         hint=6,
     ),
 )
 
 
-_carry_out = Member._carry_out  # noqa: SLF001 - what is replaced
+_carry_out = LocalMember._carry_out  # noqa: SLF001 - what is replaced
 
 
-def _reply_first(self: Member, effects: Sequence[Effect]) -> Future[ToProposer | None]:
+def _reply_first(self: LocalMember, effects: Sequence[Effect]) -> Future[ToProposer | None]:
     _ = _carry_out(self, effects)
     reply: Future[ToProposer | None] = asyncio.get_running_loop().create_future()
     reply.set_result(next((e.message for e in effects if isinstance(e, Reply)), None))
@@ -145,7 +145,7 @@ def _flush_without_sync(self: MemberLog) -> None:
     self._synced.note(self._bound())
 
 
-def _save_nothing(self: MemberLog, promise: Ballot, health: Health) -> None:
+def _save_nothing(self: MemberLog, promise: Ballot, health: LogHealth) -> None:
     del self, promise, health
 
 
@@ -183,7 +183,7 @@ async def _replay_nothing(*_arguments: Any) -> None:
 
 
 async def _tail_all(
-    member: Member, first_wal_id: int, settings: SafekeeperSettings
+    member: LocalMember, first_wal_id: int, settings: SafekeeperSettings
 ) -> AsyncIterator[TailPiece]:
     next_lsn = member.first_of_object(first_wal_id)
     yield TailPiece((), member.state.committed_lsn)
@@ -214,13 +214,13 @@ def _enter_at_once(
     return replace(entered, wal_id_last_compacted=c, wal_ids_left_out=())
 
 
-def _keep_for_ever(self: Held, standing: Standing) -> bool:
+def _keep_for_ever(self: Held, standing: MembershipStatus) -> bool:
     del self, standing
     return False
 
 
-def _let_go_soon(self: Held, standing: Standing) -> bool:
-    self.unnamed_checks = 0 if standing is Standing.NAMED else self.unnamed_checks + 1
+def _let_go_soon(self: Held, standing: MembershipStatus) -> bool:
+    self.unnamed_checks = 0 if standing is MembershipStatus.NAMED else self.unnamed_checks + 1
     return self.unnamed_checks > 1
 
 
@@ -231,7 +231,9 @@ async def _admit_nobody(
 
 
 QUORUM = (
-    mutant("a safekeeper replies before its sync", (Member, "_carry_out", _reply_first), seeds=10),
+    mutant(
+        "a safekeeper replies before its sync", (LocalMember, "_carry_out", _reply_first), seeds=10
+    ),
     mutant(
         "a safekeeper does not sync its log", (MemberLog, "flush", _flush_without_sync), seeds=10
     ),

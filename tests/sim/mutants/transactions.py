@@ -7,16 +7,16 @@ from typing import Any
 
 from shalekv.errors import KeyExpired, ShaleError
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.transaction import State
+from shalekv.protocol.transaction import DatabaseState
 from shalekv.read import replay
-from shalekv.read.read_set import Below
-from shalekv.read.sorted_runs import Run
+from shalekv.read.read_set import ReadSet
+from shalekv.read.sorted_runs import MemoryRun
 from shalekv.server.writes import Writing
 from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, WalContents
 from shalekv.write.engine import WriterEngine
 from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.idempotency import Idempotency, Pending, Remembered
-from shalekv.write.pending_writes import NewestState, Overlay
+from shalekv.write.pending_writes import NewestState, PendingWrites
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
@@ -26,7 +26,7 @@ _real_resequence = Commit.resequence
 _real_contents = Group.contents
 _real_find = Idempotency.find
 _real_newest_state = WriterEngine._newest_state
-_real_add = Overlay.add
+_real_add = PendingWrites.add
 
 
 def _front_need_not_wait(self: CommitQueue, **_how: bool) -> bool:
@@ -38,7 +38,7 @@ def _taken_along(self: CommitQueue, bytes_max: int, *, is_alone: bool) -> list[C
     return _real_take(self, bytes_max, is_alone=is_alone or len(self) > 0)
 
 
-def _decided_once(self: Commit, state: State) -> None:
+def _decided_once(self: Commit, state: DatabaseState) -> None:
     if self.decision is None:
         _real_decide(self, state)
 
@@ -49,11 +49,11 @@ def _told_at_once(self: GroupCommit) -> None:
         commit.succeed(seq=self._prefix.landed_seq, wal_id=self._prefix.wal_id)
 
 
-def _durable_state_only(self: WriterEngine, _overlay: Overlay, below: Below) -> NewestState:
-    return _real_newest_state(self, Overlay(self.memtable), below)
+def _durable_state_only(self: WriterEngine, _overlay: PendingWrites, below: ReadSet) -> NewestState:
+    return _real_newest_state(self, PendingWrites(self.memtable), below)
 
 
-def _points_only(self: Overlay, commit: Commit) -> None:
+def _points_only(self: PendingWrites, commit: Commit) -> None:
     commit.range_tombstones, kept = (), commit.range_tombstones
     _real_add(self, commit)
     commit.range_tombstones = kept
@@ -91,7 +91,7 @@ def _new_when_expired(
         return None
 
 
-class _RunWithoutRangeDeletes(Run):
+class _RunWithoutRangeDeletes(MemoryRun):
     @classmethod
     def from_newest(
         cls,
@@ -99,9 +99,9 @@ class _RunWithoutRangeDeletes(Run):
         *,
         max_seq: int,
         range_tombstones: Sequence[Entry] = (),
-    ) -> Run:
+    ) -> MemoryRun:
         del range_tombstones
-        return Run.from_newest(newest, max_seq=max_seq)
+        return MemoryRun.from_newest(newest, max_seq=max_seq)
 
 
 async def _unconfirmed(_self: Writing, future: Any, _commit: Commit) -> Any:
@@ -121,7 +121,7 @@ MUTANTS = (
     mutant(
         "adds look at what is durable only", (WriterEngine, "_newest_state", _durable_state_only)
     ),
-    mutant("conditions miss range deletes in flight", (Overlay, "add", _points_only), hint=2),
+    mutant("conditions miss range deletes in flight", (PendingWrites, "add", _points_only), hint=2),
     mutant("records are not durable", (Group, "contents", _without_records)),
     mutant("records of lost slots are kept", (Commit, "resequence", _record_is_kept), hint=32),
     mutant("records are not replayed", (replay, "_records", _no_records)),
@@ -131,5 +131,5 @@ MUTANTS = (
         (Idempotency, "abandon", lambda *_: None),
     ),
     mutant("an expired key is new", (Idempotency, "find", _new_when_expired)),
-    mutant("replay ignores range deletes", (replay, "Run", _RunWithoutRangeDeletes)),
+    mutant("replay ignores range deletes", (replay, "MemoryRun", _RunWithoutRangeDeletes)),
 )

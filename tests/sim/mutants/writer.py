@@ -12,7 +12,7 @@ from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
 from shalekv.protocol import opening
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.opening import FenceRun, Occupant, Verdict, WriterId
+from shalekv.protocol.opening import FenceRun, Occupant, SlotVerdict, WriterId
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
 from shalekv.server.writes import Writing
@@ -27,14 +27,14 @@ from shalekv.write.commit import Commit, Group
 from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.ownership import Ownership
 from shalekv.write.wal import WalFolder
-from shalekv.write.watermark import Prefix
+from shalekv.write.watermark import DurableWatermark
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = cas._attempt
 _real_claim_epoch = opening.claim_epoch
 _real_read_slot = replay.read_slot
-_real_settle = Prefix.settle
+_real_settle = DurableWatermark.settle
 _real_judge = opening.judge
 
 
@@ -111,10 +111,10 @@ async def _empty_if_missing(store: CasStore, wal_id: int, database_id: bytes) ->
         wal_id += 1
 
 
-def _older_than_any(occupant: Occupant, own: WriterId) -> Verdict:
+def _older_than_any(occupant: Occupant, own: WriterId) -> SlotVerdict:
     verdict = _real_judge(occupant, own)
-    is_passed = verdict is Verdict.NEWER and occupant.is_fence
-    return Verdict.OLDER_FENCE if is_passed else verdict
+    is_passed = verdict is SlotVerdict.NEWER and occupant.is_fence
+    return SlotVerdict.OLDER_FENCE if is_passed else verdict
 
 
 def _numbers_stay(self: CommitQueue, taken: list[Commit], next_seq: int) -> int:
@@ -125,7 +125,7 @@ def _numbers_stay(self: CommitQueue, taken: list[Commit], next_seq: int) -> int:
     return next_seq
 
 
-def _past_the_gap(self: Prefix, group: Group, *, landed: bool) -> None:
+def _past_the_gap(self: DurableWatermark, group: Group, *, landed: bool) -> None:
     if landed:
         group.landed = landed
         self._window.pop(group.position)
@@ -208,7 +208,7 @@ MUTANTS = (
         also=("IllegalState",),
         hint=10,
     ),
-    mutant("scans see past a gap", (Prefix, "settle", _past_the_gap), hint=2),
+    mutant("scans see past a gap", (DurableWatermark, "settle", _past_the_gap), hint=2),
     mutant(
         "linearizable reads are not confirmed", (Ownership, "confirm", _nobody_is_asked), hint=18
     ),

@@ -23,10 +23,10 @@ from shalekv.protocol.quorum_records import (
     Append,
     Ballot,
     Elected,
-    Health,
     Joined,
+    LogEnd,
+    LogHealth,
     LogShape,
-    Mark,
     Record,
     Refusal,
     ToAcceptor,
@@ -62,7 +62,7 @@ def ce1_promise_is_rank() -> Sequence[Patch]:
 
 def ce2_longest_log_wins() -> Sequence[Patch]:
     """The highest lsn decides, whatever epoch it is of."""
-    return [(Mark, "rank", property(lambda self: (self.lsn, self.epoch)))]
+    return [(LogEnd, "rank", property(lambda self: (self.lsn, self.epoch)))]
 
 
 def ce3_epoch_before_filling() -> Sequence[Patch]:
@@ -86,13 +86,13 @@ def ce3_epoch_before_filling() -> Sequence[Patch]:
 
 def ce4_cut_at_commit_point() -> Sequence[Patch]:
     """A follower cuts its log at the commit point that it knows of."""
-    marks: dict[tuple[int, int], Mark] = {}
+    marks: dict[tuple[int, int], LogEnd] = {}
 
     def append(state: AcceptorState, stream: int, message: Append, *, has_room: bool) -> Step:
         marks.update({(each.lsn, each.epoch): each.mark for each in message.records})
         return _append(state, stream, message, has_room=has_room)
 
-    def common_end(state: AcceptorState, message: Elected) -> Mark | None:
+    def common_end(state: AcceptorState, message: Elected) -> LogEnd | None:
         common = _common_end(state, message)
         lsn = state.committed_lsn
         if common is None or lsn >= common.lsn or lsn < state.log.base.lsn:
@@ -160,7 +160,7 @@ def ce10_any_stream() -> Sequence[Patch]:
             state = replace(state, leader=leader, elected_stream=None)
         return _step(state, stream, message, has_room=has_room)
 
-    def differs_behind(common: Mark, log: LogShape, _ballot: Ballot) -> bool:
+    def differs_behind(common: LogEnd, log: LogShape, _ballot: Ballot) -> bool:
         return common.lsn < log.last.lsn
 
     return [(acceptor, "step", step), (acceptor, "_differs_behind", differs_behind)]
@@ -169,7 +169,7 @@ def ce10_any_stream() -> Sequence[Patch]:
 def ce11_no_chain() -> Sequence[Patch]:
     """A record that is valid by its own checksum is believed where it stands."""
 
-    def follows(self: Record, mark: Mark) -> bool:
+    def follows(self: Record, mark: LogEnd) -> bool:
         return self.lsn == mark.lsn + 1
 
     return [(Record, "follows", follows)]
@@ -201,7 +201,7 @@ def ce13_base_is_nothing() -> Sequence[Patch]:
 
 
 def ce13_archive_is_not_asked() -> Sequence[Patch]:
-    def next_object(last: Mark, *, archive_tip: int | None, last_compacted: int | None) -> int:
+    def next_object(last: LogEnd, *, archive_tip: int | None, last_compacted: int | None) -> int:
         known = max((n for n in (archive_tip, last_compacted) if n is not None), default=-1)
         return last.next_wal_id if last.lsn else known + 1
 
@@ -309,7 +309,7 @@ def any_change_ends() -> Sequence[Patch]:
 
 def damaged_log_votes() -> Sequence[Patch]:
     def vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
-        after, effects = _vote(replace(state, health=Health.SOUND), stream, message)
+        after, effects = _vote(replace(state, health=LogHealth.SOUND), stream, message)
         return replace(after, health=state.health), effects
 
     return [(acceptor, "_vote", vote)]
@@ -321,8 +321,8 @@ def refilled_at_once() -> Sequence[Patch]:
     def flushed(state: AcceptorState, _flushed_lsn: int) -> Step:
         if state.sound_from_lsn is None:
             return state, []
-        sound = replace(state, health=Health.SOUND, sound_from_lsn=None)
-        return sound, [Save(state.promise, Health.SOUND)]
+        sound = replace(state, health=LogHealth.SOUND, sound_from_lsn=None)
+        return sound, [Save(state.promise, LogHealth.SOUND)]
 
     return [(acceptor, "flushed", flushed)]
 

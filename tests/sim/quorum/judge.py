@@ -15,10 +15,10 @@ from shalekv.protocol.quorum_records import (
     NO_BALLOT,
     Appended,
     Ballot,
-    Health,
     Joined,
+    LogEnd,
+    LogHealth,
     LogShape,
-    Mark,
     Record,
     ToProposer,
     Vote,
@@ -32,8 +32,8 @@ class Disk:
     """One log, and the promise that belongs to it."""
 
     promise: Ballot = NO_BALLOT
-    health: Health = Health.SOUND
-    base: Mark = field(default_factory=Mark)
+    health: LogHealth = LogHealth.SOUND
+    base: LogEnd = field(default_factory=LogEnd)
     stored: Places = field(default_factory=dict)  # as after a loss of power
     cached: Places = field(default_factory=dict)  # as the process sees it
     end_lsn: int = 0  # of what was written
@@ -64,7 +64,7 @@ class Disk:
             case _:
                 pass
 
-    def trim(self, base: Mark) -> None:
+    def trim(self, base: LogEnd) -> None:
         self.base = base
         for places in (self.stored, self.cached):
             for lsn in [lsn for lsn in places if lsn <= base.lsn]:
@@ -103,7 +103,7 @@ class Disk:
     def start(self, member_id: bytes) -> AcceptorState:
         log, _ = self.chain()
         if log.last.lsn < self.synced_lsn:
-            self.health = Health.DAMAGED
+            self.health = LogHealth.DAMAGED
         self.end_lsn = log.last.lsn
         self.cached = dict(self.stored)
         self.committed_lsn = max(log.base.lsn, min(self.committed_lsn, log.last.lsn))
@@ -157,9 +157,9 @@ class Judge:
             after.promise.nonce
         ):
             raise Violation(f"I5: {name} has promised epoch {after.promise.epoch} to two (CE14)")
-        if after.committed_lsn < before.committed_lsn and before.health is not Health.DAMAGED:
+        if after.committed_lsn < before.committed_lsn and before.health is not LogHealth.DAMAGED:
             raise Violation(f"I5: {name} goes back from {before.committed_lsn} committed records")
-        if before.health is not Health.DAMAGED:
+        if before.health is not LogHealth.DAMAGED:
             self._dropped(name, before.log, after)
         if after.committed_lsn > before.committed_lsn:
             self.knows(name, after.log, after.committed_lsn)
@@ -173,7 +173,7 @@ class Judge:
             if before.epoch_at(lsn) == known.record.epoch:
                 raise Violation(f"I11: {name} cuts off record {lsn}, which was acknowledged")
 
-    def started(self, name: str, base: Mark, records: Sequence[Record]) -> None:
+    def started(self, name: str, base: LogEnd, records: Sequence[Record]) -> None:
         """I12: what a start takes for a log was written as one (CE5, CE11)."""
         before = base.checksum
         for record in records:

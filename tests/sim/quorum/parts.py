@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeVar
 
 from shalekv.protocol.membership import Member
-from shalekv.protocol.quorum_records import Ballot, Health, LogShape, Mark, Record, ToProposer
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, LogShape, Record, ToProposer
 from tests.sim.quorum.judge import Judge, Violation
 from tests.sim.quorum.safekeeper import Bucket, Safekeeper
 from tests.sim.quorum.writer import Stream, Writer
@@ -20,7 +20,7 @@ from tests.sim.quorum.writer import Stream, Writer
 
 def told(part: object) -> str:
     match part:
-        case Mark():
+        case LogEnd():
             return f"{part.epoch}.{part.lsn}"
         case LogShape():
             runs = (f"{first}-{last.lsn} of epoch {last.epoch}" for first, last in part.sections)
@@ -182,11 +182,11 @@ class Parts:
         self._arrived = {key: s for key, s in self._arrived.items() if key[0] != node.name}
 
     def _start_one(self, node: Safekeeper) -> None:
-        was_sound = node.disk.health is Health.SOUND
+        was_sound = node.disk.health is LogHealth.SOUND
         node.start()
         self.judge.started(node.name, node.disk.base, node.readable())
         self._note(node.name, "starts with", node.state)
-        if was_sound and node.disk.health is Health.DAMAGED and node.name not in self._bad:
+        if was_sound and node.disk.health is LogHealth.DAMAGED and node.name not in self._bad:
             raise Violation(f"I13: {node.name} believes that its log was damaged, and none was")
         self._bad.discard(node.name)
 
@@ -198,7 +198,7 @@ class Parts:
         ids = [Member.parse(text).id for text in texts]
         others = [each for each in ids if each != besides.member_id]
         return sum(
-            member_id not in members or members[member_id].disk.health is not Health.SOUND
+            member_id not in members or members[member_id].disk.health is not LogHealth.SOUND
             for member_id in others
         )
 

@@ -15,7 +15,7 @@ from random import Random
 from shalekv.protocol import acceptor, membership
 from shalekv.protocol.acceptor import (
     AcceptorState,
-    Commit,
+    CommittedUpTo,
     Effect,
     Flush,
     Reply,
@@ -26,7 +26,14 @@ from shalekv.protocol.acceptor import (
 )
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import LogObject, Member
-from shalekv.protocol.quorum_records import Append, Health, Mark, Record, ToAcceptor, ToProposer
+from shalekv.protocol.quorum_records import (
+    Append,
+    LogEnd,
+    LogHealth,
+    Record,
+    ToAcceptor,
+    ToProposer,
+)
 from tests.sim.quorum.judge import Disk, Judge
 
 Send = Callable[[int, ToProposer], None]
@@ -121,7 +128,7 @@ class Safekeeper:
         """A record can't be read any more. REQUIRES: the process does not run."""
         self.disk.stored[lsn] = None
 
-    def note_archived(self, wal_id: int, base: Mark) -> None:
+    def note_archived(self, wal_id: int, base: LogEnd) -> None:
         """This node has seen all objects up to `wal_id`, and drops its log up to `base`."""
         assert self.state is not None
         self.sync()
@@ -131,7 +138,7 @@ class Safekeeper:
     def readable(self) -> Sequence[Record]:
         """The records of the log, durable ones and others, as another node would be sent them."""
         assert self.state is not None
-        if self.state.health is Health.DAMAGED:
+        if self.state.health is LogHealth.DAMAGED:
             return ()
         lsns = range(self.state.log.base.lsn + 1, self.state.log.last.lsn + 1)
         found = [self.disk.cached.get(lsn) for lsn in lsns]
@@ -162,7 +169,7 @@ class Safekeeper:
         match effect:
             case Save():
                 self.disk.perform(effect)
-            case Commit():
+            case CommittedUpTo():
                 self.disk.committed_lsn = effect.lsn
             case Reply():
                 self.judge.replied(self.name, self.disk, effect.message)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shalekv.errors import Fenced, InvalidRequest
 from shalekv.protocol.acceptor import Flush, Truncate
 from shalekv.protocol.membership import Member, begin_change, cancel_change
-from shalekv.protocol.quorum_records import Append, Health
+from shalekv.protocol.quorum_records import Append, LogHealth
 from tests.sim.quorum.judge import Violation
 from tests.sim.quorum.parts import THEMES, Parts
 from tests.sim.quorum.safekeeper import Safekeeper, archive, trim
@@ -356,7 +356,7 @@ class World(Parts):
             writer = self._new_writer()
             for member in writer.configuration.everyone:
                 writer.connect(member)
-            sound = {n.member_id for n in self.nodes if n.disk.health is Health.SOUND}
+            sound = {n.member_id for n in self.nodes if n.disk.health is LogHealth.SOUND}
             if not writer.configuration.is_majority(sound):
                 return None
             for _ in range(QUIET_ROUNDS):

@@ -24,8 +24,8 @@ from shalekv.protocol.quorum_records import (
     Greet,
     Greeting,
     Joined,
+    LogEnd,
     LogShape,
-    Mark,
     Record,
     Refusal,
     ToAcceptor,
@@ -199,7 +199,7 @@ class Writer:
         assert self.leader is not None
         stream.send(Append(self.leader.ballot, (), self.leader.committed_lsn))
 
-    def trim(self, base: Mark) -> None:
+    def trim(self, base: LogEnd) -> None:
         """Let go of records that are in the archive."""
         assert self.leader is not None
         self.leader = self.leader.trimmed(base)

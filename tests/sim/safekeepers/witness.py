@@ -22,7 +22,7 @@ from shalekv.format.member_files import (
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.wal_record import decode_record
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.quorum_records import Appended, Joined, Mark, Record, ToProposer, Vote
+from shalekv.protocol.quorum_records import Appended, Joined, LogEnd, Record, ToProposer, Vote
 from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX
 from shalekv.store.safekeeper_log.slots import CONTROL_NAME, SLOT_OFFSETS
 from tests.sim.errors import Violation
@@ -50,7 +50,7 @@ class Held:
         return self.control.identity.member_id
 
     @property
-    def last(self) -> Mark:
+    def last(self) -> LogEnd:
         return next(reversed(self.records.values())).mark if self.records else self.control.base
 
 

@@ -24,7 +24,7 @@ from shalekv.format.names import (
 from shalekv.jobs.collect import Collecting
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import active_manifest_ids
-from shalekv.protocol.two_phase import Record
+from shalekv.protocol.two_phase import CreateRecord
 from shalekv.settings import CollectorSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from tests.sim.errors import Violation
@@ -51,7 +51,7 @@ class _Place:
 
     data: bytes | None = None  # that are there
     winner: bytes | None = None  # the first ones that were there
-    record: Record | None = None
+    record: CreateRecord | None = None
     is_collected: bool = False  # since then, nothing that comes there counts
     creators: list[str] = field(default_factory=list)  # who were told, before that
     sources: set[str] = field(default_factory=set)  # that its records ever named

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from shalekv.errors import StoreUnavailable
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import RequestCounts, RequestKind
 from shalekv.store.two_phase.records import InsertOutcome, InsertUnknown, MemoryRecords, RecordStore
 from tests.sim.network import Network, NoAnswer, Refused
@@ -57,8 +57,8 @@ class RecordChanged:
 
     node: str
     change: RecordChange
-    before: Record | None
-    after: Record | None
+    before: CreateRecord | None
+    after: CreateRecord | None
 
     @property
     def name(self) -> str:
@@ -104,19 +104,19 @@ class RecordTable:
         self._happened = happened
         self._records = MemoryRecords(table=self.rows)
 
-    def insert(self, sender: Node, record: Record) -> InsertOutcome:
+    def insert(self, sender: Node, record: CreateRecord) -> InsertOutcome:
         apply = partial(self._records.insert, record)
         return self._apply(sender, RecordChange.INSERTED, record.destination, apply)
 
-    def commit(self, sender: Node, record: Record) -> bool:
+    def commit(self, sender: Node, record: CreateRecord) -> bool:
         apply = partial(self._records.commit, record)
         return self._apply(sender, RecordChange.COMMITTED, record.destination, apply)
 
-    def take_over(self, sender: Node, record: Record, source: str) -> bool:
+    def take_over(self, sender: Node, record: CreateRecord, source: str) -> bool:
         apply = partial(self._records.take_over, record, source)
         return self._apply(sender, RecordChange.TAKEN_OVER, record.destination, apply)
 
-    def withdraw(self, sender: Node, record: Record) -> None:
+    def withdraw(self, sender: Node, record: CreateRecord) -> None:
         apply = partial(self._records.withdraw, record)
         self._apply(sender, RecordChange.WITHDRAWN, record.destination, apply)
 
@@ -125,10 +125,10 @@ class RecordTable:
             apply = partial(self._records.delete_committed, [each])
             self._apply(sender, RecordChange.DELETED, each, apply)
 
-    def find(self, destination: Destination) -> Record | None:
+    def find(self, destination: Destination) -> CreateRecord | None:
         return self.rows.get(destination)
 
-    def page(self, database: str, after: str, limit: int) -> list[Record]:
+    def page(self, database: str, after: str, limit: int) -> list[CreateRecord]:
         """The first `limit` records of a database whose names come after `after`."""
         ours = (each for each in self.rows if each.database == database and each.name > after)
         return [self.rows[each] for each in sorted(ours, key=lambda each: each.name)[:limit]]
@@ -163,7 +163,7 @@ class SimRecords(RecordStore):
     async def ensure_schema(self) -> None:
         """There is none."""
 
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         serve = partial(self._table.insert, self._node, record)
         try:
             return await self._send(RequestKind.RECORD_WRITE, "insert", [record.destination], serve)
@@ -172,19 +172,19 @@ class SimRecords(RecordStore):
         except NoAnswer as silence:
             return InsertUnknown(silence.cause)
 
-    async def find(self, destination: Destination) -> Record | None:
+    async def find(self, destination: Destination) -> CreateRecord | None:
         serve = partial(self._table.find, destination)
         return await self._ask(RequestKind.RECORD_READ, "find", [destination], serve)
 
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: CreateRecord) -> bool:
         serve = partial(self._table.commit, self._node, record)
         return await self._ask(RequestKind.RECORD_WRITE, "commit", [record.destination], serve)
 
-    async def take_over(self, record: Record, source: str) -> bool:
+    async def take_over(self, record: CreateRecord, source: str) -> bool:
         serve = partial(self._table.take_over, self._node, record, source)
         return await self._ask(RequestKind.RECORD_WRITE, "take_over", [record.destination], serve)
 
-    async def withdraw(self, record: Record) -> None:
+    async def withdraw(self, record: CreateRecord) -> None:
         serve = partial(self._table.withdraw, self._node, record)
         await self._ask(RequestKind.RECORD_WRITE, "withdraw", [record.destination], serve)
 
@@ -195,7 +195,7 @@ class SimRecords(RecordStore):
             serve = partial(self._table.delete_committed, self._node, some)
             await self._ask(RequestKind.RECORD_WRITE, "delete_committed", some, serve)
 
-    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
         folder = Destination(database, "")
         after, is_last = "", False
         while not is_last:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.format.names import parse_temporary_name
-from shalekv.protocol.two_phase import Record
+from shalekv.protocol.two_phase import CreateRecord
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, CreateOutcome, ObjectStore, PlainStore, StoredObject
-from shalekv.store.two_phase.opening import BelongingStore
+from shalekv.store.two_phase.opening import OwnedStore
 from shalekv.store.two_phase.records import RecordStore
 from tests.sim.errors import SimulationError
 from tests.sim.faults import Faults
@@ -113,7 +113,7 @@ class SimPlainClient(SimStoreClient, PlainStore):
             raise StoreUnavailable(self.url, "copy", source, problem)
 
 
-class WatchedStore(BelongingStore):
+class WatchedStore(OwnedStore):
     """The shipped store of two-phase compare-and-swap; notes what each create was told."""
 
     def __init__(
@@ -216,7 +216,7 @@ class TwoPhaseSimStore(SimStore):
         """The temporary objects below the folder `prefix`, in order."""
         return [name for name in super().names(prefix) if parse_temporary_name(name) is not None]
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[CreateRecord]:
         return sorted(self.table.rows.values(), key=lambda each: each.destination.name)
 
     def watch_deletes(self, watch: DeleteWatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from shalekv.cli.console.atomic_file import whole_file
 from shalekv.cli.load.lines import Lines
-from shalekv.cli.load.source import Source
+from shalekv.cli.load.source import InputSource
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -31,7 +31,7 @@ def test_a_pipe_is_read_whole(*, compressed: bool, step: int) -> None:
     feeder = threading.Thread(target=feed)
     feeder.start()
     with os.fdopen(far, "rb") as pipe:
-        source = Source(pipe)
+        source = InputSource(pipe)
         assert source.identity() is None
         assert b"".join(Lines(source.open())) == content
         source.close()
@@ -46,7 +46,7 @@ def test_a_file_is_known_again(tmp_path: Path) -> None:
     identities = []
     for path in paths:
         with path.open("rb") as file:
-            identities.append(Source(file).identity())
+            identities.append(InputSource(file).identity())
     assert identities[0] == identities[1] is not None
     assert len({str(identity) for identity in identities}) == 3
 
@@ -55,7 +55,7 @@ def test_reading_can_be_ended_from_outside() -> None:
     """A reader that waits for more finds the end."""
     far, near = os.pipe()
     with os.fdopen(far, "rb") as pipe:
-        source = Source(pipe)
+        source = InputSource(pipe)
         found: list[bytes] = []
         reader = threading.Thread(target=lambda: found.extend(Lines(source.open())))
         reader.start()

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from shalekv.cli.commands.load import load
-from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.batches import RowBatch
 from shalekv.cli.load.ledger import Account
-from shalekv.cli.load.lines import Position
-from shalekv.cli.load.run import Pace
+from shalekv.cli.load.lines import InputPosition
+from shalekv.cli.load.run import RateLimit
 from shalekv.errors import Fenced, InvalidRequest
 from shalekv_client import Put
 from tests.kit.serving.dict_server import DictServer, bare, losing, refusing
@@ -26,10 +26,10 @@ def lines(count: int) -> bytes:
     return b"".join(b"k%d\tv%d\n" % (number, number) for number in range(count))
 
 
-def rows_at(number: int, first_line: int, count: int) -> Rows:
+def rows_at(number: int, first_line: int, count: int) -> RowBatch:
     puts = [Put(b"%d" % line, b"") for line in range(count)]
-    begin, end = Position(first_line - 1), Position(first_line - 1 + count)
-    return Rows(number, puts, range(first_line, first_line + count), [], 0, begin, end)
+    begin, end = InputPosition(first_line - 1), InputPosition(first_line - 1 + count)
+    return RowBatch(number, puts, range(first_line, first_line + count), [], 0, begin, end)
 
 
 async def test_last_row_of_a_key_wins_when_an_earlier_one_is_late(
@@ -95,13 +95,17 @@ async def test_a_load_outlives_its_server(run: Run, server: DictServer) -> None:
 
 def test_a_pace_is_kept_and_not_made_up_for() -> None:
     """Each batch waits for the time of those before it; what was lost is lost."""
-    pace = Pace(rows_per_s=100)
+    pace = RateLimit(rows_per_s=100)
     assert pace.wait_s(5.0, 50) == 0.0
     assert pace.wait_s(5.0, 50) == 0.5
     assert pace.wait_s(5.5, 10) == 0.5
     assert pace.wait_s(9.0, 10) == 0.0
     assert pace.wait_s(9.0, 10) == pytest.approx(0.1)
-    assert (pace.batch_count_max(1_000), pace.batch_count_max(5), Pace(1).batch_count_max(9)) == (
+    assert (
+        pace.batch_count_max(1_000),
+        pace.batch_count_max(5),
+        RateLimit(1).batch_count_max(9),
+    ) == (
         10,
         5,
         1,

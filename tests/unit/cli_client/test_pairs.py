@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.cli.console.keys import Encoding
-from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.formats import FileFormat, NotWritable, format_of_name, header, row_writer
-from shalekv.cli.load.lines import BadInput, BadRow, Columns, Position
-from shalekv.cli.load.source import Reading, Source, read_batches
+from shalekv.cli.load.lines import BadInput, BadRow, ColumnChoice, InputPosition
+from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv_client import Entry, Put
 
 NOW_MS = 1_000_000
@@ -21,16 +21,16 @@ NOW_MS = 1_000_000
 
 def batches(
     data: bytes,
-    reading: Reading | None = None,
+    reading: InputOptions | None = None,
     *,
     count_max: int = 1_000,
     bytes_max: int = 1_000_000,
-    begin: Position | None = None,
+    begin: InputPosition | None = None,
     bad_rows_end_it: bool = True,
-) -> Iterable[Rows]:
+) -> Iterable[RowBatch]:
     return read_batches(
-        Source(io.BytesIO(data)),
-        reading or Reading(),
+        InputSource(io.BytesIO(data)),
+        reading or InputOptions(),
         BatchLimits(count_max, bytes_max),
         now_ms=lambda: NOW_MS,
         begin=begin,
@@ -38,7 +38,7 @@ def batches(
     )
 
 
-def rows_of(data: bytes, reading: Reading) -> tuple[list[Put], list[BadRow]]:
+def rows_of(data: bytes, reading: InputOptions) -> tuple[list[Put], list[BadRow]]:
     found = list(batches(data, reading, bad_rows_end_it=False))
     return [put for rows in found for put in rows.puts], [bad for r in found for bad in r.bad]
 
@@ -50,8 +50,8 @@ def reading(
     *,
     header: bool | None = None,
     encoding: Encoding = Encoding.TEXT,
-) -> Reading:
-    return Reading(file_format, Columns(key, value, header, encoding))
+) -> InputOptions:
+    return InputOptions(file_format, ColumnChoice(key, value, header, encoding))
 
 
 TSV, CSV, NDJSON = FileFormat.TSV, FileFormat.CSV, FileFormat.NDJSON
@@ -119,7 +119,7 @@ def test_text_that_begins_as_gzip_does_is_text(key: bytes) -> None:
         (b'\n{"key":"k","value":"v"}\n  \n', reading(NDJSON)),
     ],
 )
-def test_columns(data: bytes, how: Reading) -> None:
+def test_columns(data: bytes, how: InputOptions) -> None:
     """Columns go by names where there is a header, and by numbers; names tell encodings."""
     assert rows_of(data, how) == ([Put(b"k", b"v")], [])
 
@@ -133,7 +133,7 @@ def test_columns(data: bytes, how: Reading) -> None:
         (b"a\tb\n", reading(TSV, "id", "2", header=False), "need a header"),
     ],
 )
-def test_headers_that_lack_a_column_end_it(data: bytes, how: Reading, problem: str) -> None:
+def test_headers_that_lack_a_column_end_it(data: bytes, how: InputOptions, problem: str) -> None:
     """Without the columns there is nothing to read."""
     with pytest.raises(BadInput, match=problem):
         list(batches(data, how))
@@ -161,7 +161,7 @@ def test_headers_that_lack_a_column_end_it(data: bytes, how: Reading, problem: s
         (b'{"key":"k","value":"","expire_at_ms":"x"}\n', reading(NDJSON), 1, "no number of milli"),
     ],
 )
-def test_bad_rows_are_told(data: bytes, how: Reading, line: int, problem: str) -> None:
+def test_bad_rows_are_told(data: bytes, how: InputOptions, line: int, problem: str) -> None:
     """What is no pair has its line, what is wrong, and the row itself."""
     _, (bad,) = rows_of(data, how)
     assert bad.line == line
@@ -203,7 +203,7 @@ def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
     entry = Entry(b"k", b"v", 1, expire_at_ms)
     data = row_writer(NDJSON, Encoding.TEXT)([entry])
     assert rows_of(data, reading(NDJSON)) == ([Put(b"k", b"v", ttl_ms)], [])
-    assert rows_of(data, Reading(NDJSON, ttl_ms=7)) == ([Put(b"k", b"v", 7)], [])
+    assert rows_of(data, InputOptions(NDJSON, ttl_ms=7)) == ([Put(b"k", b"v", 7)], [])
 
 
 @pytest.mark.parametrize(
@@ -277,10 +277,10 @@ def test_bad_rows_fill_batches_too() -> None:
         (b'{"key":"a","value":"1"}\nbad\n\n{"key":"b","value":"2"}\n', reading(FileFormat.NDJSON)),
     ],
 )
-def test_every_batch_ends_where_the_next_load_can_begin(data: bytes, how: Reading) -> None:
+def test_every_batch_ends_where_the_next_load_can_begin(data: bytes, how: InputOptions) -> None:
     """Reading from the end of any batch gives exactly what comes after it, with its lines."""
     whole = list(batches(data, how, count_max=1, bad_rows_end_it=False))
-    assert whole[0].begin == Position()
+    assert whole[0].begin == InputPosition()
     for number, rows in enumerate(whole):
         rest = batches(data, how, count_max=1, begin=rows.end, bad_rows_end_it=False)
         expected = [(r.puts, r.lines, r.bad, r.end) for r in whole[number + 1 :]]

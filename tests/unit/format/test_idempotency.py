@@ -34,7 +34,7 @@ from shalekv.format.records import (
     decode_record,
     encode_record,
 )
-from shalekv.protocol.quorum_records import Ballot, Health, Mark
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from tests.kit.samples import WAL_NAME
 
 RECORD = IdempotencyRecord(b"hash of request!", 0x0102030405060708, ReplyKind.WRITE, b"reply")
@@ -89,7 +89,7 @@ def test_records_out_of_their_limits_are_not_written(change: dict[str, Any]) -> 
 
 IDENTITY = MemberIdentity(b"d" * 16, b"m" * 16, "s3://bucket/dätä", b"r" * 16)
 FULL = Control(
-    IDENTITY, Ballot(2**63, b"n" * 16), Health.REFILLING, 3, Mark(5, 6, 7, 8, False), 9, 10
+    IDENTITY, Ballot(2**63, b"n" * 16), LogHealth.REFILLING, 3, LogEnd(5, 6, 7, 8, False), 9, 10
 )
 SYNCED = Synced(1, 2, 3, 4, 5)
 HEAD = SegmentHead(b"m" * 16, 2, 3)
@@ -100,7 +100,7 @@ HEAD = SegmentHead(b"m" * 16, 2, 3)
     [
         Control(IDENTITY),
         FULL,
-        replace(FULL, base=Mark(1, 1, 1, 0), health=Health.DAMAGED),
+        replace(FULL, base=LogEnd(1, 1, 1, 0), health=LogHealth.DAMAGED),
         replace(FULL, identity=replace(IDENTITY, url="u" * URL_BYTES_MAX)),
     ],
 )

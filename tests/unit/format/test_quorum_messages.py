@@ -22,14 +22,14 @@ from shalekv.protocol.quorum_records import (
     Appended,
     Archived,
     Elected,
+    EpochSection,
     Greet,
     Greeting,
-    Health,
     Joined,
+    LogEnd,
+    LogHealth,
     LogShape,
-    Mark,
     Refusal,
-    Section,
     ToAcceptor,
     ToProposer,
     Vote,
@@ -61,7 +61,7 @@ def test_from_a_writer(message: ToAcceptor) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        *(Greeting(ID, BALLOT, SHAPE, 8, health) for health in Health),
+        *(Greeting(ID, BALLOT, SHAPE, 8, health) for health in LogHealth),
         Vote(BALLOT, SHAPE, 8),
         Joined(BALLOT, 9),
         Appended(BALLOT, 9),
@@ -104,13 +104,13 @@ def test_refused(request_: wire.ProposeRequest) -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        (Section(6, Mark(6, 2)),),  # a gap
-        (Section(5, Mark(4, 2)),),  # nothing in it
-        (Section(5, Mark(6, 1)),),  # an epoch that goes back
-        (Section(5, Mark(6, 3)), Section(8, Mark(9, 4))),
+        (EpochSection(6, LogEnd(6, 2)),),  # a gap
+        (EpochSection(5, LogEnd(4, 2)),),  # nothing in it
+        (EpochSection(5, LogEnd(6, 1)),),  # an epoch that goes back
+        (EpochSection(5, LogEnd(6, 3)), EpochSection(8, LogEnd(9, 4))),
     ],
 )
-def test_shape_without_order(sections: tuple[Section, ...]) -> None:
+def test_shape_without_order(sections: tuple[EpochSection, ...]) -> None:
     """A shape whose sections do not follow each other is refused."""
     request = propose_request(Elected(ID, BALLOT, LogShape(BASE, sections)))
     with pytest.raises(InvalidRequest, match="do not follow"):

@@ -17,7 +17,7 @@ from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.opening import open_log
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.recovery import RecoveredLog
 from shalekv.write.snapshots import Snapshots
 from tests.kit.engine.replica import scan
 from tests.kit.quorum.log import TIMES, QuorumDatabase, Writing, runtime
@@ -31,7 +31,7 @@ NEVER_MS = 3_600_000
 Switch = Callable[[CasStore], Awaitable[Manifest]]
 
 
-async def _open(database: QuorumDatabase, store: CasStore | None = None) -> OpenedLog:
+async def _open(database: QuorumDatabase, store: CasStore | None = None) -> RecoveredLog:
     """Open it for writing, in whichever mode it is."""
     is_quorum = (await database.manifest()).wal_mode is WalMode.QUORUM
     return await open_log(

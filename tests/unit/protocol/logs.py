@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.membership import Member
-from shalekv.protocol.quorum_records import Ballot, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogShape, Record
 
 ME = b"a" * 16
 NONCE = b"n" * 16
@@ -27,10 +27,10 @@ def ids(names: str) -> list[bytes]:
     return [member.id for member in members(names)]
 
 
-def records(epochs: str, after: Mark | None = None) -> list[Record]:
+def records(epochs: str, after: LogEnd | None = None) -> list[Record]:
     """A record of each epoch: `records("112")`. Each is an object of its own."""
     found: list[Record] = []
-    last = Mark() if after is None else after
+    last = LogEnd() if after is None else after
     for epoch in epochs:
         record = make_record(
             last,

@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.protocol.acceptor import (
     AcceptorState,
-    Commit,
+    CommittedUpTo,
     Flush,
     Reply,
     Save,
@@ -31,7 +31,7 @@ from shalekv.protocol.quorum_records import (
     Ballot,
     Elected,
     Greet,
-    Health,
+    LogHealth,
     Refusal,
     ToProposer,
     VoteRequest,
@@ -77,7 +77,7 @@ def test_an_older_stream_does_not_fill_a_damaged_member() -> None:
     assert after == lost
     assert reply(effects) == Refusal(ballot(2), "another stream was elected since")
     again, _ = step(lost, 10, Elected(ME, ballot(2), log("12")))
-    assert (again.health, again.sound_from_lsn) == (Health.REFILLING, 2)
+    assert (again.health, again.sound_from_lsn) == (LogHealth.REFILLING, 2)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_what_was_committed_is_not_cut(mine: str, committed_lsn: int, trimmed: i
 
 def test_a_flush_of_what_was_cut_makes_nobody_sound() -> None:
     """It may have been under way when the log was truncated."""
-    filling = replace(state("111"), health=Health.REFILLING)
+    filling = replace(state("111"), health=LogHealth.REFILLING)
     after, _ = follow(filling, 3, "12")
-    assert flushed(after, 3)[0].health is Health.REFILLING
+    assert flushed(after, 3)[0].health is LogHealth.REFILLING
 
 
 @pytest.mark.parametrize("sent", ["13", "33"])
@@ -117,7 +117,7 @@ def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_ro
     after, effects = step(before, STREAM, message, has_room=has_room)
     assert after.log == log("1")
     assert reply(effects) == Appended(ballot(2), 1, is_full=True)
-    assert Commit(1) in effects
+    assert CommittedUpTo(1) in effects
 
 
 def test_what_was_seen_in_the_archive_is_trimmed_and_told() -> None:
@@ -148,14 +148,14 @@ def test_damage_while_it_runs() -> None:
     led = followed("11", "11", committed_lsn=1)
     after, effects = damaged(led)
     assert kinds(effects) == ["Save", "Reply"]
-    assert effects[0] == Save(led.promise, Health.DAMAGED)
+    assert effects[0] == Save(led.promise, LogHealth.DAMAGED)
     assert isinstance(reply(effects), Refusal)
     next_one = records("1", led.log.last)
     again, effects = step(after, STREAM, Append(led.promise, tuple(next_one), 2))
     assert (again, kinds(effects)) == (after, ["Reply"])
     refilled, effects = step(after, STREAM + 1, Elected(ME, led.promise, log("11")))
     assert kinds(effects)[:2] == ["Reset", "Save"]
-    assert (refilled.health, refilled.sound_from_lsn) == (Health.REFILLING, 2)
+    assert (refilled.health, refilled.sound_from_lsn) == (LogHealth.REFILLING, 2)
     assert kinds(damaged(disconnected(led, STREAM))[1]) == ["Save"]
 
 
@@ -166,7 +166,7 @@ def test_records_are_acknowledged_to_the_writer() -> None:
     relayed = step_relayed(followed("1", "1"), message)
     assert relayed == step(followed("1", "1"), STREAM, message)
     assert relayed is not None
-    expected = [Write(new), Flush(), Reply(STREAM, Appended(ballot(2), 3)), Commit(3)]
+    expected = [Write(new), Flush(), Reply(STREAM, Appended(ballot(2), 3)), CommittedUpTo(3)]
     assert relayed[1] == expected
 
 

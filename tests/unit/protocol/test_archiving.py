@@ -19,9 +19,9 @@ from shalekv.protocol.membership import (
 from shalekv.protocol.proposer import (
     Grouping,
     GroupingPolicy,
-    Place,
+    ObjectPosition,
 )
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 TRIO = Configuration(1, tuple(Member(each, f"{each[:1].decode()}:1") for each in (A, B, C)))
@@ -63,7 +63,7 @@ def test_the_archive_reaches_to_its_first_hole() -> None:
 
 
 def marked(wal_id: int, last_lsn: int) -> LogObject:
-    return LogObject(wal_id, last_lsn, Mark(last_lsn, 1, 0, wal_id, ends_object=True))
+    return LogObject(wal_id, last_lsn, LogEnd(last_lsn, 1, 0, wal_id, ends_object=True))
 
 
 def test_only_what_was_listed_and_is_committed_is_trimmed() -> None:
@@ -149,11 +149,11 @@ def test_records_of_one_interval_share_an_object() -> None:
         place, grouping = grouping.take(10, now_ms)
         places.append(place)
     assert places == [
-        Place(7, ends_object=False),
-        Place(7, ends_object=False),
-        Place(7, ends_object=False),
-        Place(7, ends_object=True),
-        Place(8, ends_object=False),
+        ObjectPosition(7, ends_object=False),
+        ObjectPosition(7, ends_object=False),
+        ObjectPosition(7, ends_object=False),
+        ObjectPosition(7, ends_object=True),
+        ObjectPosition(8, ends_object=False),
     ]
 
 
@@ -165,11 +165,11 @@ def test_an_object_passes_its_size_only_by_one_record() -> None:
         place, grouping = grouping.take(size_bytes, 0)
         places.append(place)
     assert places == [
-        Place(0, ends_object=False),
-        Place(1, ends_object=False),
-        Place(1, ends_object=True),
-        Place(2, ends_object=True),
-        Place(3, ends_object=False),
+        ObjectPosition(0, ends_object=False),
+        ObjectPosition(1, ends_object=False),
+        ObjectPosition(1, ends_object=True),
+        ObjectPosition(2, ends_object=True),
+        ObjectPosition(3, ends_object=False),
     ]
 
 
@@ -177,8 +177,8 @@ def test_fences_and_loads_are_alone() -> None:
     """What is taken alone begins an object and ends it, also while another is open."""
     _, grouping = Grouping(POLICY, next_wal_id=3).take(10, 0)
     place, grouping = grouping.take_alone()
-    assert place == Place(4, ends_object=True)
-    assert grouping.take(10, 1)[0] == Place(5, ends_object=False)
+    assert place == ObjectPosition(4, ends_object=True)
+    assert grouping.take(10, 1)[0] == ObjectPosition(5, ends_object=False)
 
 
 def test_an_idle_object_is_sealed_when_its_interval_is_over() -> None:
@@ -191,6 +191,6 @@ def test_an_idle_object_is_sealed_when_its_interval_is_over() -> None:
     sealed = grouping.seal()
     assert sealed is not None
     place, grouping = sealed
-    assert place == Place(3, ends_object=True)
+    assert place == ObjectPosition(3, ends_object=True)
     assert grouping.seal() is None
     assert grouping.take(10, 151)[0].wal_id == 4

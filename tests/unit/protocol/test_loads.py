@@ -23,7 +23,7 @@ from shalekv.protocol.loads import (
     register_load,
     with_committed,
 )
-from shalekv.protocol.manifest import L0, Lease, Manifest, PendingLoad, RecentLoad, Tree
+from shalekv.protocol.manifest import L0, Lease, Manifest, PendingLoad, RecentLoad, Version
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from tests.kit.manifests import info
 
@@ -196,7 +196,7 @@ def test_the_commit_gives_the_number() -> None:
     newer = replace(info(9, b"", b"z"), min_seq=71, max_seq=80)
     older = replace(info(8, b"", b"z"), min_seq=60, max_seq=69)
     table = SstTable.from_infos([older, *rows, newer])
-    found = Tree.of(replace(MANIFEST, leveled_ssts=table))
+    found = Version.of(replace(MANIFEST, leveled_ssts=table))
     assert [each.max_seq for each in found.l0] == [80, 70, 70, 69]
 
 

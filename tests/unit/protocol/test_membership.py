@@ -28,7 +28,7 @@ from shalekv.protocol.proposer import (
     leave_quorum,
     next_object,
 )
-from shalekv.protocol.quorum_records import Greeting, Health, LogShape, Mark, Vote
+from shalekv.protocol.quorum_records import Greeting, LogEnd, LogHealth, LogShape, Vote
 from tests.unit.protocol.logs import NONCE, TWIN, ballot, ids, log, members, records
 
 OWN = WriterId(5, NONCE)
@@ -151,7 +151,7 @@ def test_an_epoch_is_above_all_that_is_known() -> None:
     """The manifest's, and any promise."""
 
     def greeting(epoch: int) -> Greeting:
-        return Greeting(b"", ballot(epoch), LogShape(), 0, Health.SOUND)
+        return Greeting(b"", ballot(epoch), LogShape(), 0, LogHealth.SOUND)
 
     assert epoch_to_claim(4, [greeting(2), greeting(6), greeting(3)]) == 7
     assert epoch_to_claim(4, [greeting(2)]) == 5
@@ -177,9 +177,9 @@ def test_a_new_epoch_begins_behind_log_and_archive() -> None:
     last = log("111").last
     assert next_object(last, archive_tip=None, last_compacted=None) == 3
     assert next_object(last, archive_tip=2, last_compacted=1) == 3
-    assert next_object(Mark(), archive_tip=None, last_compacted=None) == 0
-    assert next_object(Mark(), archive_tip=7, last_compacted=4) == 8
-    assert next_object(Mark(), archive_tip=None, last_compacted=4) == 5
+    assert next_object(LogEnd(), archive_tip=None, last_compacted=None) == 0
+    assert next_object(LogEnd(), archive_tip=7, last_compacted=4) == 8
+    assert next_object(LogEnd(), archive_tip=None, last_compacted=4) == 5
 
 
 def test_a_log_that_ends_within_the_last_archived_object_is_refused() -> None:

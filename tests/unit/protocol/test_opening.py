@@ -12,7 +12,7 @@ from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.opening import (
     FenceRun,
     Occupant,
-    Verdict,
+    SlotVerdict,
     WriterId,
     check_owner,
     check_run_counts,
@@ -28,16 +28,16 @@ OWN = WriterId(5, b"o" * 16)
 RIVAL_NONCE = b"r" * 16
 
 VERDICTS = [
-    (OWN, True, Verdict.OURS),
-    (OWN, False, Verdict.OURS),
-    (WriterId(5, RIVAL_NONCE), True, Verdict.IMPOSTOR),
-    (WriterId(5, RIVAL_NONCE), False, Verdict.IMPOSTOR),
-    (WriterId(4, RIVAL_NONCE), True, Verdict.OLDER_FENCE),
-    (WriterId(4, RIVAL_NONCE), False, Verdict.OLDER_DATA),
-    (WriterId(4, OWN.nonce), True, Verdict.OLDER_FENCE),
-    (WriterId(6, RIVAL_NONCE), True, Verdict.NEWER),
-    (WriterId(6, RIVAL_NONCE), False, Verdict.NEWER),
-    (WriterId(6, OWN.nonce), False, Verdict.NEWER),
+    (OWN, True, SlotVerdict.OURS),
+    (OWN, False, SlotVerdict.OURS),
+    (WriterId(5, RIVAL_NONCE), True, SlotVerdict.IMPOSTOR),
+    (WriterId(5, RIVAL_NONCE), False, SlotVerdict.IMPOSTOR),
+    (WriterId(4, RIVAL_NONCE), True, SlotVerdict.OLDER_FENCE),
+    (WriterId(4, RIVAL_NONCE), False, SlotVerdict.OLDER_DATA),
+    (WriterId(4, OWN.nonce), True, SlotVerdict.OLDER_FENCE),
+    (WriterId(6, RIVAL_NONCE), True, SlotVerdict.NEWER),
+    (WriterId(6, RIVAL_NONCE), False, SlotVerdict.NEWER),
+    (WriterId(6, OWN.nonce), False, SlotVerdict.NEWER),
 ]
 
 
@@ -65,7 +65,7 @@ def claimed(
 
 
 @pytest.mark.parametrize(("owner", "is_fence", "verdict"), VERDICTS)
-def test_verdict(owner: WriterId, is_fence: bool, verdict: Verdict) -> None:  # noqa: FBT001 - a row of the table
+def test_verdict(owner: WriterId, is_fence: bool, verdict: SlotVerdict) -> None:  # noqa: FBT001 - a row of the table
     """A slot is judged by the epoch of its owner, then by the nonce, then by what it holds."""
     assert judge(Occupant(owner, is_fence), OWN) is verdict
 
@@ -73,7 +73,7 @@ def test_verdict(owner: WriterId, is_fence: bool, verdict: Verdict) -> None:  # 
 def test_newer_writer_ends_the_run() -> None:
     """Outcome 4 of a fencing write: a newer writer's slot means that we are fenced, and by whom."""
     with pytest.raises(Fenced, match="slot 12 belongs to epoch 9") as caught:
-        FenceRun(first=12, width=1).after(Verdict.NEWER, 9, OWN)
+        FenceRun(first=12, width=1).after(SlotVerdict.NEWER, 9, OWN)
     assert (caught.value.own_epoch, caught.value.newer_epoch) == (5, 9)
 
 
@@ -179,7 +179,7 @@ def test_a_proven_fence_counts_below_what_is_compacted() -> None:
     """A fence that was above c once is never collected, so c may pass it before the run is done."""
     begun = FenceRun(first=10, width=2, length=1)
     proven = begun.proven_by(manifest_of(wal_id_last_compacted=9))
-    run = proven.after(Verdict.OURS, OWN.epoch, OWN)
+    run = proven.after(SlotVerdict.OURS, OWN.epoch, OWN)
     assert not check_run_counts(proven, manifest_of(wal_id_last_compacted=10), OWN)
     assert check_run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
     assert not check_run_counts(run, manifest_of(wal_id_last_compacted=11), OWN)

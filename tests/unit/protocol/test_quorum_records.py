@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.membership import Configuration, Member
-from shalekv.protocol.quorum_records import EMPTY_LOG, Health, LogShape, Mark, Record
+from shalekv.protocol.quorum_records import EMPTY_LOG, LogEnd, LogHealth, LogShape, Record
 from shalekv.protocol.tail import (
-    Answer,
+    AppliedPosition,
     Choice,
+    MemberTail,
     News,
-    Position,
     choose,
     furthest_commit,
     newest_of_majority,
@@ -56,7 +56,7 @@ def test_an_object_goes_on_until_it_is_ended() -> None:
 def test_a_new_log_begins_with_any_object() -> None:
     """Before the first record of a database nobody knows what the archive holds."""
     (record,) = records("1")
-    assert replace(record, wal_id=41).follows(Mark())
+    assert replace(record, wal_id=41).follows(LogEnd())
 
 
 @given(EPOCHS, EPOCHS, st.integers(0, 12), st.integers(0, 12))
@@ -96,7 +96,7 @@ CONFIGURATION = Configuration(1, MEMBERS)
 def log_records(*places: tuple[int, int, bool]) -> list[Record]:
     """A log: epoch, object, and whether it ends with the record."""
     made: list[Record] = []
-    last = Mark()
+    last = LogEnd()
     for epoch, wal_id, ends in places:
         made.append(make_record(last, epoch=epoch, wal_id=wal_id, ends_object=ends, payload=b"p"))
         last = made[-1].mark
@@ -108,23 +108,23 @@ LOG = log_records(
 )
 
 
-def answer(count: int, *, committed: int = 0, health: Health = Health.SOUND) -> Answer:
-    return Answer(health, EMPTY_LOG.appended(LOG[:count]), committed)
+def answer(count: int, *, committed: int = 0, health: LogHealth = LogHealth.SOUND) -> MemberTail:
+    return MemberTail(health, EMPTY_LOG.appended(LOG[:count]), committed)
 
 
 def test_record_is_next_once() -> None:
     """A log that is sent from the beginning again adds what was not there, record by record."""
-    position = Position()
+    position = AppliedPosition()
     for count, record in enumerate(LOG):
         assert [position.judge(each) for each in LOG[:count]] == [News.KNOWN] * count
         assert position.judge(record) is News.NEXT
         position = position.after(record)
-    assert position == Position(3, LOG[-1].mark)
+    assert position == AppliedPosition(3, LOG[-1].mark)
 
 
 def test_object_ends_with_a_word_of_the_log() -> None:
     """By its last record, or by the first one of the next object (a fence)."""
-    position = Position()
+    position = AppliedPosition()
     whole = []
     for record in LOG:
         position = position.after(record)
@@ -134,7 +134,7 @@ def test_object_ends_with_a_word_of_the_log() -> None:
 
 def test_gap_and_another_history_are_told_apart() -> None:
     """What is missing is elsewhere; another record in the place of one that was applied is not."""
-    position = Position().after(LOG[0]).after(LOG[1])
+    position = AppliedPosition().after(LOG[0]).after(LOG[1])
     assert position.judge(LOG[3]) is News.GAP
     assert position.judge(replace(LOG[1], checksum=7)) is News.OTHER
     assert position.judge(replace(LOG[2], previous_checksum=7)) is News.OTHER
@@ -142,18 +142,18 @@ def test_gap_and_another_history_are_told_apart() -> None:
 
 def test_log_that_has_begun_anew_is_not_taken_for_what_is_known() -> None:
     """Its lsns are low again, its objects are not: what lies between is in the archive."""
-    position = Position().after(LOG[0]).after(LOG[1])
+    position = AppliedPosition().after(LOG[0]).after(LOG[1])
     anew = replace(LOG[0], epoch=7, wal_id=5)
     assert position.judge(anew) is News.GAP
     assert position.judge(replace(anew, lsn=2)) is News.GAP
-    assert Position(3, LOG[5].mark).judge(anew) is News.GAP
-    assert Position(4).judge(anew) is News.NEXT
-    assert Position(4, LOG[5].mark).judge(anew) is News.NEXT
+    assert AppliedPosition(3, LOG[5].mark).judge(anew) is News.GAP
+    assert AppliedPosition(4).judge(anew) is News.NEXT
+    assert AppliedPosition(4, LOG[5].mark).judge(anew) is News.NEXT
 
 
 def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
     """Neither one alone, nor those that have lost records, nor a majority of one set of two."""
-    answers = {IDS[0]: answer(6), IDS[1]: answer(3, health=Health.REFILLING)}
+    answers = {IDS[0]: answer(6), IDS[1]: answer(3, health=LogHealth.REFILLING)}
     assert newest_of_majority(CONFIGURATION, answers) is None
     answers[IDS[2]] = answer(2)
     assert newest_of_majority(CONFIGURATION, answers) == LOG[5].mark
@@ -166,15 +166,15 @@ def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
 
 def test_position_holds_what_it_has_and_what_came_in_its_place() -> None:
     """By record, by whole object, and by a higher epoch; a log without records proves nothing."""
-    position = Position().after(LOG[0]).after(LOG[1])
+    position = AppliedPosition().after(LOG[0]).after(LOG[1])
     assert position.holds(LOG[0].mark)
     assert position.holds(LOG[1].mark)
     assert not position.holds(LOG[2].mark)
-    assert Position(1).holds(LOG[3].mark)
-    assert not Position(1).holds(LOG[4].mark)
-    newer = Position(1).after(LOG[4]).after(LOG[5])
-    assert newer.holds(Mark(lsn=9, epoch=1, checksum=1, wal_id=4, ends_object=False))
-    assert not position.holds(Mark())
+    assert AppliedPosition(1).holds(LOG[3].mark)
+    assert not AppliedPosition(1).holds(LOG[4].mark)
+    newer = AppliedPosition(1).after(LOG[4]).after(LOG[5])
+    assert newer.holds(LogEnd(lsn=9, epoch=1, checksum=1, wal_id=4, ends_object=False))
+    assert not position.holds(LogEnd())
 
 
 def test_freshest_sound_member_with_the_next_record_is_chosen() -> None:
@@ -183,14 +183,14 @@ def test_freshest_sound_member_with_the_next_record_is_chosen() -> None:
     answers = {
         IDS[0]: answer(6, committed=3),
         IDS[1]: answer(6, committed=5),
-        IDS[2]: Answer(Health.SOUND, trimmed, 6),
+        IDS[2]: MemberTail(LogHealth.SOUND, trimmed, 6),
     }
     assert furthest_commit(answers) == 6
-    assert choose(answers, Position(0)) == Choice(IDS[1], is_archived=False)
-    assert choose(answers, Position(0), [IDS[1]]) == Choice(IDS[0], is_archived=False)
-    assert choose(answers, Position(0), IDS[:2]) == Choice(None, is_archived=True)
-    assert choose(answers, Position(1)) == Choice(IDS[2], is_archived=False)
-    assert choose(answers, Position(1), IDS) == Choice(None, is_archived=False)
-    assert choose({IDS[0]: answer(0)}, Position()) == Choice(None, is_archived=True)
-    damaged = {IDS[0]: answer(6, health=Health.DAMAGED)}
-    assert choose(damaged, Position()) == Choice(None, is_archived=False)
+    assert choose(answers, AppliedPosition(0)) == Choice(IDS[1], is_archived=False)
+    assert choose(answers, AppliedPosition(0), [IDS[1]]) == Choice(IDS[0], is_archived=False)
+    assert choose(answers, AppliedPosition(0), IDS[:2]) == Choice(None, is_archived=True)
+    assert choose(answers, AppliedPosition(1)) == Choice(IDS[2], is_archived=False)
+    assert choose(answers, AppliedPosition(1), IDS) == Choice(None, is_archived=False)
+    assert choose({IDS[0]: answer(0)}, AppliedPosition()) == Choice(None, is_archived=True)
+    damaged = {IDS[0]: answer(6, health=LogHealth.DAMAGED)}
+    assert choose(damaged, AppliedPosition()) == Choice(None, is_archived=False)

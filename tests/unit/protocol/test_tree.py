@@ -15,7 +15,7 @@ from shalekv.protocol.manifest import (
     LevelSize,
     Manifest,
     SortedRun,
-    Tree,
+    Version,
     most_over_one_key,
     overlaps,
     read_amplification,
@@ -33,7 +33,7 @@ def sst(number: int, level: int, first: bytes, last: bytes, max_seq: int = 1) ->
     return SstInfo(sst_id, level, first, last, 0, 0, 8, 8, 1, max_seq, 1, 0, 100, 1)
 
 
-def tree_of(*infos: SstInfo) -> Tree:
+def tree_of(*infos: SstInfo) -> Version:
     """The tree of a manifest that lists them in this order."""
     manifest = Manifest(
         database_id=bytes(16),
@@ -43,7 +43,7 @@ def tree_of(*infos: SstInfo) -> Tree:
         last_compacted_seq=60,
         leveled_ssts=SstTable.from_infos(infos),
     )
-    return Tree.of(manifest)
+    return Version.of(manifest)
 
 
 def numbers(infos: Iterable[SstInfo]) -> list[int]:

@@ -11,7 +11,7 @@ from shalekv.errors import BadChecksum, StoreUnavailable
 from shalekv.format.names import level_name
 from shalekv.format.records import record_key
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.manifest import SYSTEM_LEVEL, Tree
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Version
 from shalekv.read.lookup import find, find_many, find_record, may_hold, may_hold_record
 from shalekv.read.sst_reader import LevelSsts
 from tests.kit.engine.trees import Levels, add_run, range_tombstone
@@ -49,7 +49,7 @@ def large() -> Levels:
     return levels
 
 
-def opened(levels: Levels) -> tuple[LevelSsts, Tree]:
+def opened(levels: Levels) -> tuple[LevelSsts, Version]:
     """The tree, and a reader whose block cache holds less than a twentieth of it."""
     return levels.open(block_cache_bytes=CACHE_BYTES), levels.tree()
 

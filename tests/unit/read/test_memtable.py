@@ -15,7 +15,7 @@ from shalekv.clock import LoopClock
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.range_tombstones import FRAGMENT_BYTES
 from shalekv.read.memtable import Memtable
-from shalekv.read.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, Run
+from shalekv.read.sorted_runs import MERGE_FAN_IN, SKIPS_MAX, MemoryRun
 from tests.kit.engine.commits import drop, landed, merge, put, range_delete, read, run_of, slices_of
 from tests.kit.inline_runtime import InlineClock, finish
 from tests.kit.virtual_time import virtual_time
@@ -30,9 +30,9 @@ def key_of(number: int) -> bytes:
     return b"%06d" % number
 
 
-def many(seq: int, count: int = COUNT) -> Run:
+def many(seq: int, count: int = COUNT) -> MemoryRun:
     entries = {key_of(n): Entry(key_of(n), seq, Kind.PUT, b"v") for n in range(count)}
-    return Run.from_newest(entries, max_seq=seq)
+    return MemoryRun.from_newest(entries, max_seq=seq)
 
 
 def filled(*seqs: int, key: bytes | None = None) -> Memtable:

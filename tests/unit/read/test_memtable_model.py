@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.memtable import Memtable
-from shalekv.read.sorted_runs import Run
-from shalekv.read.version import View
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.version import ReadView
 from tests.kit.engine.commits import drop, merge, put, range_delete, read, run_of, tombstone
-from tests.kit.model import Timeline, Version
+from tests.kit.model import KeyVersion, Timeline
 
 KEYS = [bytes([letter]) for letter in b"abcdefgh"]
 Step = tuple[str, int, int, int]
@@ -26,11 +26,11 @@ class MemtableHistory:
         self.memtable = Memtable(segment_bytes=2_000)  # closed after some five puts
         self.timeline = Timeline(KEYS)  # of commits with one change each
         self.dropped_seq = 0
-        self.ahead: list[tuple[int, Run, bool]] = []  # in the order of their numbers
+        self.ahead: list[tuple[int, MemoryRun, bool]] = []  # in the order of their numbers
         self.seq = 0
         self.prefix_seq = 0
         self.asides = [0]  # the numbers of loads: what is not above the last one was set aside
-        self.views: list[tuple[View, list[tuple[bytes, bytes]]]] = []
+        self.views: list[tuple[ReadView, list[tuple[bytes, bytes]]]] = []
 
     def step(self, step: Step) -> None:
         name, first, second, lag = step
@@ -101,12 +101,12 @@ class MemtableHistory:
         for view, shown in self.views:
             assert read(view) == shown
 
-    def newest(self, key: bytes, above: int, up_to: int) -> Version | None:
+    def newest(self, key: bytes, above: int, up_to: int) -> KeyVersion | None:
         """The last version of a key among some commits."""
         found = self.timeline.at(key, up_to)
         return found if found.seq > above else None
 
-    def newest_landed(self, key: bytes, landed: Sequence[int]) -> Version | None:
+    def newest_landed(self, key: bytes, landed: Sequence[int]) -> KeyVersion | None:
         """The last version of a key among the prefix and what has landed ahead."""
         for seq in reversed(landed):
             found = self.timeline.at(key, seq)
@@ -114,7 +114,7 @@ class MemtableHistory:
                 return found
         return self.newest(key, self.asides[-1], self.prefix_seq)
 
-    def check_entry(self, found: Entry | None, expected: Version | None) -> None:
+    def check_entry(self, found: Entry | None, expected: KeyVersion | None) -> None:
         """It is what was expected, or it is gone because it was not above what was dropped."""
         if found is None:
             assert expected is None or expected.seq <= self.dropped_seq
@@ -124,7 +124,7 @@ class MemtableHistory:
         value = found.value if found.kind is Kind.PUT else None
         assert (found.seq, value) == (expected.seq, expected.value)
 
-    def check_view(self, view: View, above: int, up_to: int) -> None:
+    def check_view(self, view: ReadView, above: int, up_to: int) -> None:
         """Scans in both directions read what the model has."""
         scanned = read(view)
         assert read(view, reverse=True) == scanned[::-1]

@@ -13,7 +13,7 @@ from shalekv.read.lookup import find, find_many
 from shalekv.read.source import KEPT_BLOCKS_MAX, tree_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import Part
+from shalekv.store.disk_cache_folder import CachedPart
 from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.trees import Levels, range_tombstone
 from tests.kit.samples import DATABASE_ID
@@ -108,7 +108,7 @@ async def test_sound_files_with_wrong_contents_are_fetched_again(tmp_path: Path)
     assert levels.store.reads == []
 
 
-async def parts_of(levels: Levels, disk: DiskCache) -> list[Part]:
+async def parts_of(levels: Levels, disk: DiskCache) -> list[CachedPart]:
     """All parts of these levels that are on the disk."""
     parts = []
     for info in levels.infos:
@@ -116,7 +116,7 @@ async def parts_of(levels: Levels, disk: DiskCache) -> list[Part]:
         ranges = [(handle.offset, handle.length) for handle in opened.index]
         ranges.append((info.filter_offset, info.filter_len))
         ranges.append((info.block_meta_offset, info.size_bytes - info.block_meta_offset))
-        parts += [Part(DATABASE_ID, info.id, *at) for at in ranges]
+        parts += [CachedPart(DATABASE_ID, info.id, *at) for at in ranges]
     found = await disk.find(parts)
     return [part for part, data in zip(parts, found, strict=True) if data is not None]
 

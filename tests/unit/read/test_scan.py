@@ -14,12 +14,12 @@ from shalekv.read.scan import FIRST_SLICE_COUNT, SLICE_COUNT_MAX
 from shalekv.read.sorted_runs import (
     MERGE_FAN_IN,
     MERGE_RUNS_MAX,
-    Run,
+    MemoryRun,
     merge_slice,
     open_cursors,
     pick_merge,
 )
-from shalekv.read.version import View
+from shalekv.read.version import ReadView
 from tests.kit.engine.commits import landed, put, run_of, slices_of, tombstone
 
 KEYS = st.binary(min_size=1, max_size=2)
@@ -28,14 +28,14 @@ FEW_KEYS = st.sampled_from([bytes([letter]) for letter in b"abcdefghijklmnop"])
 RUNS = st.lists(st.sets(st.one_of(FEW_KEYS, KEYS), max_size=40), max_size=12)
 
 
-def run_with(keys: set[bytes], seq: int) -> Run:
+def run_with(keys: set[bytes], seq: int) -> MemoryRun:
     """A run with these keys, all of commit `seq`."""
-    return Run.from_newest(
+    return MemoryRun.from_newest(
         {key: Entry(key, seq, Kind.PUT, b"%d" % seq) for key in keys}, max_seq=seq
     )
 
 
-def runs_of(key_sets: list[set[bytes]]) -> list[Run]:
+def runs_of(key_sets: list[set[bytes]]) -> list[MemoryRun]:
     return [run_with(keys, seq) for seq, keys in enumerate(key_sets, 1)]
 
 
@@ -43,7 +43,7 @@ def in_range(key: bytes, start: bytes, end: bytes) -> bool:
     return key >= start and (not end or key < end)
 
 
-def newest_of(runs: list[Run], start: bytes = b"", end: bytes = b"") -> list[Entry]:
+def newest_of(runs: list[MemoryRun], start: bytes = b"", end: bytes = b"") -> list[Entry]:
     newest = {entry.key: entry for run in runs for entry in run.entries}
     return [newest[key] for key in sorted(newest) if in_range(key, start, end)]
 
@@ -85,7 +85,7 @@ def test_slice_reads_a_bounded_number_of_entries(
         assert 0 < before - after <= allowed
 
 
-def slice_count(runs: list[Run], target: int, *, reverse: bool = False) -> int:
+def slice_count(runs: list[MemoryRun], target: int, *, reverse: bool = False) -> int:
     cursors = open_cursors(runs, b"", b"")
     count = 0
     while cursors:
@@ -148,14 +148,14 @@ def test_merging_is_amortised(lengths: list[int], pending_max: int) -> None:
 
 
 def tier_of(length: int) -> int:
-    return Run(range_of(length), (), 0, 0).tier
+    return MemoryRun(range_of(length), (), 0, 0).tier
 
 
 def range_of(length: int) -> list[bytes]:
     return [b""] * length
 
 
-def view_of(*changes_by_commit: list[Change]) -> View:
+def view_of(*changes_by_commit: list[Change]) -> ReadView:
     """A view with a run for each commit that changes anything."""
     runs = [run_of(seq, *changes) for seq, changes in enumerate(changes_by_commit, 1) if changes]
     return landed(*runs).view(len(changes_by_commit), None)

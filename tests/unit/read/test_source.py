@@ -14,13 +14,13 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.columns import Section
 from shalekv.format.names import level_name
 from shalekv.protocol.entry import Entry, KeyRange, Kind
-from shalekv.protocol.manifest import Tree
+from shalekv.protocol.manifest import Version
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read.source import (
     KEPT_BLOCKS_MAX,
     WINDOW_ROWS,
+    MergeWindow,
     TreeSource,
-    Window,
     tree_sources,
 )
 from shalekv.read.sst_reader import LevelSsts
@@ -68,7 +68,7 @@ def tree_of_all() -> Levels:
 
 
 async def drain(
-    ssts: LevelSsts, tree: Tree, keys: KeyRange = ALL, *, reverse: bool = False
+    ssts: LevelSsts, tree: Version, keys: KeyRange = ALL, *, reverse: bool = False
 ) -> dict[bytes, Entry]:
     """All visible versions of a range, the sources one after the other."""
     newest: dict[bytes, Entry] = {}
@@ -80,7 +80,7 @@ async def drain(
     return {key: entry for key, entry in newest.items() if not tombstones.hides(entry)}
 
 
-async def windows(source: TreeSource, hidden: RangeTombstones = NONE) -> AsyncIterator[Window]:
+async def windows(source: TreeSource, hidden: RangeTombstones = NONE) -> AsyncIterator[MergeWindow]:
     while (window := await source.next(hidden)) is not None:
         yield window
 
@@ -202,7 +202,7 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
     ssts, tree = levels.open(block_cache_bytes=0), levels.tree()
     (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
     await ssts.metadata(levels.infos[0])
-    told: list[Window] = []
+    told: list[MergeWindow] = []
     while True:
         levels.store.fail("get_range")
         try:

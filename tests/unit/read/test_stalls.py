@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.errors import Overloaded, StreamTooSlow
-from shalekv.read.memory_budget import SLOWEST_BYTES_PER_S, SMALL_BYTES, ResultRoom, Share, Stalls
+from shalekv.read.memory_budget import SLOWEST_BYTES_PER_S, SMALL_BYTES, MemoryBudget, Share, Stalls
 from tests.kit.virtual_time import virtual_time
 
 STALLED_MS = 1_000
@@ -21,7 +21,7 @@ LATE_MS = 1.2 * STALLED_MS  # by then a stream that stalls now is ended
 class Client:
     """A stream with one message at a time, which its client takes when the test says so."""
 
-    def __init__(self, room: ResultRoom) -> None:
+    def __init__(self, room: MemoryBudget) -> None:
         assert room.stalls is not None
         self._stalls = room.stalls
         self._share = Share(room)
@@ -43,11 +43,11 @@ class Client:
         self._share.give_back()  # as the call does, too, which ends by this
 
 
-def room_of(size_bytes: int) -> ResultRoom:
-    return ResultRoom(size_bytes, Stalls(LoopClock(), STALLED_MS))
+def room_of(size_bytes: int) -> MemoryBudget:
+    return MemoryBudget(size_bytes, Stalls(LoopClock(), STALLED_MS))
 
 
-async def stalled_clients(room: ResultRoom, count: int, *, apart_ms: float = 10) -> list[Client]:
+async def stalled_clients(room: MemoryBudget, count: int, *, apart_ms: float = 10) -> list[Client]:
     clients = [Client(room) for _ in range(count)]
     for client in clients:
         await client.offer(LARGE)
@@ -59,7 +59,7 @@ def are_ended(clients: list[Client]) -> list[bool]:
     return [client.ended_by is not None for client in clients]
 
 
-async def timed_ms(room: ResultRoom, needed_bytes: int, *, wait_ms: int = WAIT_MS) -> float:
+async def timed_ms(room: MemoryBudget, needed_bytes: int, *, wait_ms: int = WAIT_MS) -> float:
     """How long it takes to get room, which is given back."""
     began_ms = LoopClock().monotonic_ms()
     async with room.held(needed_bytes, wait_ms=wait_ms):

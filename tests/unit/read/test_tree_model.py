@@ -15,9 +15,9 @@ from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstTable
 from shalekv.read.lookup import find, find_many, may_hold
 from shalekv.read.scan import scan_slices
-from shalekv.read.sorted_runs import Run
-from shalekv.read.version import HeldTree, View
-from shalekv.read.version_set import LoadedTree, Pin
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.read.version_set import LoadedVersion, LoadPin
 from tests.kit.engine.trees import Levels, add_run
 from tests.kit.inline_runtime import gathered
 
@@ -108,12 +108,14 @@ class History:
             block_cache_bytes=drawn.block_cache_bytes, read_ahead_bytes_max=4096
         )
         self.below = self.expected()  # what the tree of the manifest holds
-        self.held = HeldTree(self.tree, self.ssts, b"s" * 16)
+        self.held = PinnedVersion(self.tree, self.ssts, b"s" * 16)
         for before, loaded in drawn.loads:
             memory = self._memory(before)
-            self.held = LoadedTree(self._load(loaded), memory, self.held, Pin(b"p" * 16))
+            self.held = LoadedVersion(self._load(loaded), memory, self.held, LoadPin(b"p" * 16))
         newest_memory = self._memory(drawn.newest)
-        self.view = View(self.seq, 0, newest_memory.runs, newest_memory.range_tombstones, self.held)
+        self.view = ReadView(
+            self.seq, 0, newest_memory.runs, newest_memory.range_tombstones, self.held
+        )
 
     def expected(self) -> dict[bytes, Entry]:
         """The newest version of each key so far that no range delete hides."""
@@ -146,11 +148,11 @@ class History:
         bits = self.drawn.filter_bits
         self.levels.add(0, points, ranges, block_bytes=self.drawn.block_bytes, filter_bits=bits)
 
-    def _memory(self, part: Commits) -> View:
-        view = View(self.seq, 0, ())
+    def _memory(self, part: Commits) -> ReadView:
+        view = ReadView(self.seq, 0, ())
         for commit in part:
             entries = self._numbered([commit])
-            run = Run.from_newest(
+            run = MemoryRun.from_newest(
                 newest_of(entries), max_seq=self.seq, range_tombstones=ranges_of(entries)
             )
             view = view.below([run])
@@ -234,10 +236,10 @@ def test_a_tree_below_lives_as_long_as_the_load_above_it() -> None:
     loads: list[tuple[Commits, dict[bytes, bytes | None]]]
     loads = [([], {b"a": b"1"}), ([], {b"b": b"2"})]
     held = History(Layers([[], [], []], [], loads, [], [], 1, 20, 10.0, 0)).held
-    assert isinstance(held, LoadedTree)
+    assert isinstance(held, LoadedVersion)
     assert held.pin is not None
     below = held.below
-    assert isinstance(below, LoadedTree)
+    assert isinstance(below, LoadedVersion)
     assert held.base is below.base is below.below
     assert held.snapshot_id == below.below.snapshot_id
     assert not held.tree.is_empty
@@ -250,10 +252,10 @@ def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> Non
     deleted = Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")
     after = Entry(b"k", 2, Kind.PUT, b"after")
     levels.add(0, [after], [deleted])
-    held = HeldTree(replace(levels.tree(), last_seq=2), levels.open(), b"s" * 16)
-    memory = View(2, 0, (), NONE.with_added([deleted]))
+    held = PinnedVersion(replace(levels.tree(), last_seq=2), levels.open(), b"s" * 16)
+    memory = ReadView(2, 0, (), NONE.with_added([deleted]))
     info = levels.add(0, [Entry(b"x", 0, Kind.PUT, b"loaded")])
     load = CommittedLoad("load", SstTable.from_infos([info]), 3, 0)
-    tree = LoadedTree(load, memory, held)
+    tree = LoadedVersion(load, memory, held)
     assert asyncio.run(tree.find(b"k")) == after
     assert asyncio.run(tree.find_many([b"k"])) == {b"k": after}

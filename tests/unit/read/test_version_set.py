@@ -6,20 +6,20 @@ import asyncio
 from dataclasses import replace
 
 from shalekv.format import names
-from shalekv.protocol.manifest import Manifest, Snapshot, Tree
+from shalekv.protocol.manifest import Manifest, Snapshot, Version
 from shalekv.protocol.snapshot import find_snapshot, has_snapshot, remove_snapshots
 from shalekv.protocol.sst_table import SstInfo, SstTable
-from shalekv.read.read_set import Below
-from shalekv.read.version import HeldTree, View
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, Pin, TreeKeeper
+from shalekv.read.read_set import ReadSet
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.read.version_set import LEAVE_TIMEOUT_MS, LoadPin, VersionSet
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
-from shalekv.write.recovery import OpenedLog
-from shalekv.write.watermark import Prefix
+from shalekv.write.recovery import RecoveredLog
+from shalekv.write.watermark import DurableWatermark
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.processes.in_process import (
@@ -44,15 +44,17 @@ def sst(number: int) -> SstInfo:
 class Keeping:
     """A keeper, the store in which it keeps snapshots, and what it lets memory let go of."""
 
-    def __init__(self, database: Database, store: HeldStore, opened: OpenedLog) -> None:
+    def __init__(self, database: Database, store: HeldStore, opened: RecoveredLog) -> None:
         self.database = database
         self.store = store
         self.manifest = opened.manifest
         self.clock = opened.store.runtime.clock
-        self.prefix = Prefix(opened.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id)
+        self.prefix = DurableWatermark(
+            opened.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
+        )
         self.now_s = NOW_S
         self.dropped: list[int] = []
-        self.keeper = TreeKeeper(
+        self.keeper = VersionSet(
             opened.store,
             opened.manifest,
             opened.held,
@@ -106,18 +108,18 @@ class Keeping:
         self.now_s += int(duration_s)
         await self.clock.sleep_ms(1_000 * duration_s)
 
-    async def expiry_s(self, held: HeldTree | Pin) -> int | None:
+    async def expiry_s(self, held: PinnedVersion | LoadPin) -> int | None:
         """Until when a snapshot lives; None: it is not there."""
         found = find_snapshot(await self.database.manifest(), held.snapshot_id)
         return None if found is None else found.snapshot_expire_time_s
 
 
-def is_protected(keeping: Keeping, held: HeldTree, manifest: Manifest) -> bool:
+def is_protected(keeping: Keeping, held: PinnedVersion, manifest: Manifest) -> bool:
     """Whether a snapshot names a manifest that has the levels of a tree."""
     found = find_snapshot(manifest, held.snapshot_id)
     if found is None:
         return False
-    return Tree.of(keeping.database.manifest_at(found.manifest_id)).l0 == held.tree.l0
+    return Version.of(keeping.database.manifest_at(found.manifest_id)).l0 == held.tree.l0
 
 
 async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
@@ -125,7 +127,7 @@ async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
     keeping = await Keeping.opened()
     old = keeping.keeper.current
     old_id = old.snapshot_id
-    views = [View(1, 0, (), held=old) for _ in range(2)]
+    views = [ReadView(1, 0, (), held=old) for _ in range(2)]
     del old
     for number in (1, 2):
         await keeping.compact(number, slot=keeping.slot)
@@ -210,13 +212,13 @@ async def test_memory_is_let_go_when_nothing_rests_on_an_older_tree() -> None:
     letting_go = asyncio.create_task(keeper.let_go())
     await quiesce()
     assert keeping.dropped == [0]
-    decided = [Below(keeper.base), keeper.nothing]
+    decided = [ReadSet(keeper.base), keeper.nothing]
     for number in (1, 2):
         await keeping.compact(number, slot=keeping.slot, seq=60 + number)
         await keeping.keep()
         assert keeper.base is not decided[0].base
         assert keeper.leaving_seq == 60 + number
-    newest = Below(keeper.base)
+    newest = ReadSet(keeper.base)
     while decided:
         await quiesce()
         assert keeping.dropped == [0]

@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import IllegalState, RecordTrimmed
 from shalekv.protocol.quorum_records import Record
-from shalekv.replica.apply import Unarchived
+from shalekv.replica.apply import UnarchivedBuffer
 from shalekv.settings import MIB
 from shalekv.write.quorum.links import TailPiece
 from tests.kit.engine.replica import pass_s, running
@@ -82,7 +82,7 @@ async def test_records_of_a_dropped_object_take_no_memory() -> None:
     """Records that arrive after their object was archived are not kept."""
     cluster = await QuorumCluster.opened()
     record = cluster.append(b"payload", ends_object=True)
-    kept = Unarchived(MIB)
+    kept = UnarchivedBuffer(MIB)
     kept.add(record)
     assert [*kept.records(record.wal_id)] == [record]
     kept.drop_through(record.wal_id)

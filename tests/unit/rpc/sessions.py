@@ -13,7 +13,7 @@ from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
 from shalekv.errors import ShaleError
-from shalekv.read.memory_budget import ResultRoom
+from shalekv.read.memory_budget import MemoryBudget
 from shalekv.rpc.call_counts import CallCounts
 from shalekv.rpc.session import Session
 from shalekv.rpc.status import operation_error, status_of, status_of_bug
@@ -100,7 +100,7 @@ class DrivenSession:
     """A session without a transport: messages are read when the test lets it, and replies too."""
 
     def __init__(
-        self, service: KvService, limits: LimitSettings, room: ResultRoom | None = None
+        self, service: KvService, limits: LimitSettings, room: MemoryBudget | None = None
     ) -> None:
         self.session = Session(
             service,
@@ -136,7 +136,7 @@ class DrivenSession:
 
 @asynccontextmanager
 async def driven(
-    service: KvService, *, limits: LimitSettings | None = None, room: ResultRoom | None = None
+    service: KvService, *, limits: LimitSettings | None = None, room: MemoryBudget | None = None
 ) -> AsyncIterator[DrivenSession]:
     """A session that reads; at the end its client is gone. It shares `room` with others."""
     session = DrivenSession(service, limits or LimitSettings(), room)

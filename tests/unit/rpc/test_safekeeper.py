@@ -26,8 +26,8 @@ from shalekv.protocol.quorum_records import (
     Appended,
     Ballot,
     Greet,
-    Health,
-    Mark,
+    LogEnd,
+    LogHealth,
     Refusal,
     Vote,
 )
@@ -160,7 +160,7 @@ async def test_damaged_on_the_way(tmp_path: Path) -> None:
         await writer.link.send(Append(writer.ballot, (damaged,), 0))
         with pytest.raises(BadChecksum):
             await writer.link.receive()
-        assert it.node.find(it.place().database_id).state.log.last == Mark()
+        assert it.node.find(it.place().database_id).state.log.last == LogEnd()
 
 
 async def test_admit_is_refused(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_status(tmp_path: Path) -> None:
         [member] = status.members
         assert member.place == it.place()
         assert (member.member_id, member.promise) == (member_id, writer.ballot)
-        assert (member.health, member.log) == (Health.SOUND, writer.log)
+        assert (member.health, member.log) == (LogHealth.SOUND, writer.log)
         assert (member.committed_lsn, member.archived_wal_id) == (1, None)
         assert member.log_bytes > 5_000
         assert not member.full_problem

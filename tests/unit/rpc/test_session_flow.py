@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from shalekv.read.memory_budget import SMALL_BYTES, ResultRoom
+from shalekv.read.memory_budget import SMALL_BYTES, MemoryBudget
 from shalekv.rpc.session import OPERATION_OVERHEAD_BYTES, TURN_COUNT
 from shalekv.settings import KIB, STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
@@ -144,7 +144,7 @@ async def test_sessions_share_their_room() -> None:
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE
-    room = ResultRoom(MAX_BYTES)
+    room = MemoryBudget(MAX_BYTES)
     async with AsyncExitStack() as stack:
         silent = [
             await stack.enter_async_context(driven(service, limits=LIMITS, room=room))

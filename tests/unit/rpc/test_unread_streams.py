@@ -13,7 +13,7 @@ from grpc_status.rpc_status import aio
 
 from shalekv.clock import LoopClock
 from shalekv.errors import StreamTooSlow
-from shalekv.read.memory_budget import ResultRoom, Stalls
+from shalekv.read.memory_budget import MemoryBudget, Stalls
 from shalekv.rpc.adapter import WATCHING
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
@@ -128,7 +128,7 @@ async def test_silent_sessions_give_way() -> None:
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE
-    room = ResultRoom(LIMITS.sessions_bytes_max, Stalls(LoopClock(), LIMITS.result_stalled_ms))
+    room = MemoryBudget(LIMITS.sessions_bytes_max, Stalls(LoopClock(), LIMITS.result_stalled_ms))
     async with AsyncExitStack() as stack:
         silent = [
             await stack.enter_async_context(driven(service, limits=LIMITS, room=room))

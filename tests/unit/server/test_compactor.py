@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.errors import ObjectNotFound, ShaleError, StoreRefused, Superseded
 from shalekv.format import names
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
@@ -196,10 +196,10 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
                 await asyncio.sleep(0)
         assert compactor.counters.jobs >= jobs + 3
         manifest = await check(database)
-        assert not Tree.of(manifest).runs
+        assert not Version.of(manifest).runs
         gate.open()
         await settle(lambda: compactor.counters.jobs >= jobs + 4)
-    assert Tree.of(await database.stored.refresh()).runs
+    assert Version.of(await database.stored.refresh()).runs
     await check(database)
 
 

@@ -19,7 +19,7 @@ from shalekv.errors import (
     Superseded,
 )
 from shalekv.format import names
-from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
+from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import (
@@ -371,7 +371,7 @@ async def test_the_rate_is_for_all_databases_together(count: int) -> None:
 
     class Recorded(OwnProcessParts):
         async def run(
-            self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+            self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
         ) -> Sequence[PartResult]:
             rates.extend(part.bytes_per_s for part in parts)
             return await super().run(parts, is_lifted)

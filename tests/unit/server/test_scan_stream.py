@@ -12,9 +12,9 @@ import pytest
 from shalekv.errors import InvalidRequest, Overloaded, PageExpired
 from shalekv.format.coding import crc32c
 from shalekv.protocol.entry import KEY_BYTES_MAX, Entry, Kind
-from shalekv.read.memory_budget import ResultRoom
-from shalekv.read.sorted_runs import Run
-from shalekv.read.version import OpenView, View
+from shalekv.read.memory_budget import MemoryBudget
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.version import OpenView, ReadView
 from shalekv.server import requests
 from shalekv.server.requests import PageToken, decode_page_token
 from shalekv.server.scans import ENTRY_FRAME_BYTES, MESSAGE_COPIES, OpenScan, Outlet, scan_messages
@@ -46,7 +46,7 @@ async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
 
 
 def stream(
-    slices: AsyncIterator[list[Entry]], *, message_bytes: int, room: ResultRoom, wait_ms: int = 0
+    slices: AsyncIterator[list[Entry]], *, message_bytes: int, room: MemoryBudget, wait_ms: int = 0
 ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
     """The messages of a scan of everything."""
     return scan_messages(
@@ -65,7 +65,7 @@ def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
 
 async def test_message_is_cut_before_it_grows_too_large() -> None:
     """A message ends before the entry that would pass its size; every message tells the view."""
-    one, room = 2 + ENTRY_FRAME_BYTES, ResultRoom(1 << 30)
+    one, room = 2 + ENTRY_FRAME_BYTES, MemoryBudget(1 << 30)
     slices = [[entry(b"%d" % number) for number in range(5)]]
     replies = await gathered(stream(_one_by_one(slices), message_bytes=2 * one, room=room))
     assert [keys(reply) for reply in replies] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
@@ -92,7 +92,7 @@ async def test_nothing_is_read_ahead() -> None:
             taken.append(number)
             yield [entry(b"%d" % number, b"v" * 100)]
 
-    replies = stream(slices(), message_bytes=1, room=ResultRoom(1 << 30))
+    replies = stream(slices(), message_bytes=1, room=MemoryBudget(1 << 30))
     await anext(replies)
     await anext(replies)
     await replies.aclose()
@@ -102,7 +102,7 @@ async def test_nothing_is_read_ahead() -> None:
 async def test_messages_are_smaller_where_little_room_is_left() -> None:
     """Each takes what is left, gives it back when it was taken, and the last one at the end."""
     one = 2 + ENTRY_FRAME_BYTES
-    room = ResultRoom(MESSAGE_COPIES * 3 * one)
+    room = MemoryBudget(MESSAGE_COPIES * 3 * one)
     slices = _one_by_one([[entry(b"%d" % number) for number in range(6)]])
     replies = stream(slices, message_bytes=2 * one, room=room)
     sizes = [len((await anext(replies)).entries)]
@@ -117,7 +117,7 @@ async def test_messages_are_smaller_where_little_room_is_left() -> None:
 
 async def test_a_large_value_waits_for_room() -> None:
     """And is refused when there is none in time."""
-    room = ResultRoom(1 << 20)
+    room = MemoryBudget(1 << 20)
     room.take(1 << 20, 0)
     slices = _one_by_one([[entry(b"k", b"v" * (1 << 19))]])
     replies = stream(slices, message_bytes=1_024, room=room, wait_ms=1)
@@ -197,8 +197,8 @@ class Scanning:
     def __init__(self) -> None:
         self.may_come = asyncio.Event()
         self.may_come.set()
-        view = View(3, 0, tuple(run_of(seq, put(b"%d" % seq)) for seq in range(1, 4)))
-        self.run: weakref.ref[Run] = weakref.ref(view.runs[-1])
+        view = ReadView(3, 0, tuple(run_of(seq, put(b"%d" % seq)) for seq in range(1, 4)))
+        self.run: weakref.ref[MemoryRun] = weakref.ref(view.runs[-1])
         opened = OpenView(view, 0)
         self.scan = OpenScan(opened, self._slices(opened))
 

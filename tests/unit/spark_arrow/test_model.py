@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shalekv.format.names import level_name
-from shalekv.jobs.compact.outputs import Authorship
-from shalekv.jobs.compact.pace import Pace
-from shalekv.jobs.compact.parts import Part, PartResult, run_part
+from shalekv.jobs.compact.outputs import OutputOwner
+from shalekv.jobs.compact.pace import TokenBucket
+from shalekv.jobs.compact.parts import MergePart, PartResult, run_part
 from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import Entry, KeyRange, Kind
@@ -161,8 +161,8 @@ def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes])
     random = Random(seed)
     database = made(random, keys, levels_only=True)
     ordered = sorted(database.sources, key=lambda run: max(info.max_seq for info in run))
-    part = Part(
-        author=Authorship(
+    part = MergePart(
+        author=OutputOwner(
             DATABASE_ID, CompactorId(1, bytes(16)), new_lease_id(1, bytes(RANDOM_BYTES)), 1
         ),
         target_level=1,
@@ -183,7 +183,7 @@ def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes])
 
     async def all_three() -> tuple[list[Entry], list[Entry], list[tuple[object, ...]]]:
         store = database.store
-        pace = Pace(store.runtime.clock, 0)
+        pace = TokenBucket(store.runtime.clock, 0)
         merged = left_by(await run_part(store, part, pace))
         by_arrow = left_by(await merge_part(store, part, pace))
         return merged, by_arrow, await rows_of_task(store, task)

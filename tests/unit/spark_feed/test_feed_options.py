@@ -14,7 +14,7 @@ from shalekv.format.records import load_entry
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv_spark.feed import rows as feed_rows
 from shalekv_spark.feed.options import ALL_KEYS, NO_LIMIT
-from shalekv_spark.feed.rows import ARROW_SCHEMA, Batches, read_part
+from shalekv_spark.feed.rows import ARROW_SCHEMA, BatchBuilder, read_part
 from shalekv_spark.feed.slots import FeedOffset, FeedWalCollected, LoadPart, SlotsPart
 from shalekv_spark.feed.source import SCHEMA
 from tests.kit.engine.feed_database import EPOCH, FeedDatabase, feed_options
@@ -197,7 +197,7 @@ async def test_what_is_gone_when_a_task_reads_is_named() -> None:
 
 def test_batches_are_bounded() -> None:
     """By rows and by bytes, however large an object is; none of its rows is left out."""
-    batches = Batches()
+    batches = BatchBuilder()
     small = columns_of([Entry(b"%05d" % each, 1, PUT, b"") for each in range(20_000)])
     found = [*batches.add(0, 1, small), *batches.rest()]
     assert [each.num_rows for each in found] == [8_192, 8_192, 3_616]

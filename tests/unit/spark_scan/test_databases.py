@@ -12,7 +12,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
-from shalekv_spark.scanning.planning import Reading, Wanted, key_range, plan_from
+from shalekv_spark.scanning.planning import PartitionSize, ScanPlan, key_range, plan_from
 from shalekv_spark.scanning.view import pin_existing, pin_new
 from shalekv_spark.scanning.wal_tail import read_tail
 from tests.kit.engine import places
@@ -31,8 +31,8 @@ async def scanned(
     with real_runtime(seed=database.seed()) as runtime:
         store = database.cas(runtime)
         pin = await (pin_existing(store, called) if called else pin_new(store, ttl_s=60))
-        columns, wanted = ("key", "value", "seq"), Wanted(partition_bytes=1)
-        reading = Reading(NOWHERE, keys, columns, wanted, tail_memory_bytes=tail_bytes)
+        columns, wanted = ("key", "value", "seq"), PartitionSize(partition_bytes=1)
+        reading = ScanPlan(NOWHERE, keys, columns, wanted, tail_memory_bytes=tail_bytes)
         rows: list[places.Row] = []
         for task in await plan_from(store, reading, pin):
             async for batch in read_from(store, task):
@@ -144,4 +144,4 @@ async def test_a_snapshot_that_has_expired_is_refused() -> None:
             await pin_existing(later, "short")
         pin = await pin_existing(database.cas(runtime), "short")
         with pytest.raises(SnapshotNotFound, match="short"):
-            await plan_from(later, Reading(NOWHERE, ALL, ("key",)), pin)
+            await plan_from(later, ScanPlan(NOWHERE, ALL, ("key",)), pin)

@@ -15,7 +15,7 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv_spark.scanning.planning import (
     INDEXES_MAX,
     LEAST_BYTES,
-    Wanted,
+    PartitionSize,
     clipped,
     divided,
     in_range,
@@ -65,7 +65,9 @@ def test_parts_are_about_as_large_and_cover_the_range() -> None:
     """Each key is in exactly one part, and no part has more than was asked for."""
     keys = [b"%03d" % n for n in range(0, 300, 3)]
     others = [b"%03d" % n for n in range(1, 300, 3)]
-    parts = divided(KeyRange(b"000", b"400"), [blocks(*keys), blocks(*others)], Wanted(1_000))
+    parts = divided(
+        KeyRange(b"000", b"400"), [blocks(*keys), blocks(*others)], PartitionSize(1_000)
+    )
     assert parts[0].start == b"000"
     assert parts[-1].end == b"400"
     assert all(before.end == after.start for before, after in pairwise(parts))
@@ -75,34 +77,34 @@ def test_parts_are_about_as_large_and_cover_the_range() -> None:
 
 def test_range_without_anything_is_one_part() -> None:
     """So is one that holds no key."""
-    assert divided(ALL, [], Wanted()) == [ALL]
+    assert divided(ALL, [], PartitionSize()) == [ALL]
     empty = KeyRange(b"c", b"b")
-    assert divided(empty, [blocks(b"c", b"d")], Wanted(100)) == [empty]
+    assert divided(empty, [blocks(b"c", b"d")], PartitionSize(100)) == [empty]
     assert in_range([SortedRun.of(1, [sst(b"a", b"z")])], empty) == []
 
 
 def test_keys_that_begin_blocks_of_two_sources_stay_together() -> None:
     """A border is never inside of a key's versions."""
-    parts = divided(ALL, [blocks(b"a", b"b", b"c"), blocks(b"a", b"b", b"c")], Wanted(100))
+    parts = divided(ALL, [blocks(b"a", b"b", b"c"), blocks(b"a", b"b", b"c")], PartitionSize(100))
     assert [part.start for part in parts] == [b"", b"b", b"c"]
 
 
 @pytest.mark.parametrize(
     ("wanted", "total_bytes", "expected"),
     [
-        (Wanted(64 << 20), 10 << 20, 1),
-        (Wanted(64 << 20), 640 << 20, 10),
-        (Wanted(64 << 20, parallelism=4), 80 << 20, 4),
-        (Wanted(64 << 20, parallelism=4), 257 << 20, 8),
-        (Wanted(64 << 20, parallelism=500), 10 << 20, (10 << 20) // LEAST_BYTES),
-        (Wanted(64 << 20, parallelism=500, count_min=100), 10 << 20, 100),
-        (Wanted(64 << 20, parallelism=4, count_min=5), 80 << 20, 8),
-        (Wanted(100, parallelism=2), 10_001, 101),
-        (Wanted(), 0, 1),
+        (PartitionSize(64 << 20), 10 << 20, 1),
+        (PartitionSize(64 << 20), 640 << 20, 10),
+        (PartitionSize(64 << 20, parallelism=4), 80 << 20, 4),
+        (PartitionSize(64 << 20, parallelism=4), 257 << 20, 8),
+        (PartitionSize(64 << 20, parallelism=500), 10 << 20, (10 << 20) // LEAST_BYTES),
+        (PartitionSize(64 << 20, parallelism=500, count_min=100), 10 << 20, 100),
+        (PartitionSize(64 << 20, parallelism=4, count_min=5), 80 << 20, 8),
+        (PartitionSize(100, parallelism=2), 10_001, 101),
+        (PartitionSize(), 0, 1),
     ],
 )
 def test_partitions_are_as_many_as_cores_unless_tiny(
-    wanted: Wanted, total_bytes: int, expected: int
+    wanted: PartitionSize, total_bytes: int, expected: int
 ) -> None:
     """Or a multiple of them; and as many as were asked for, whatever the parts come to."""
     assert wanted.count(total_bytes) == expected
@@ -112,9 +114,9 @@ def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:
     """Small SSTs count whole, and no more indexes are read than there is time for."""
     across, small, large = sst(b"a", b"c", 500), sst(b"d", b"d", 9), sst(b"e", b"f", 2_000)
     keys = KeyRange(b"b", b"z")
-    assert worth_reading([small, large, across], keys, Wanted(800)) == [across, large]
+    assert worth_reading([small, large, across], keys, PartitionSize(800)) == [across, large]
     many = [sst(b"%04d" % n, b"%04d" % n, 1_000 + n) for n in range(INDEXES_MAX + 50)]
-    found = worth_reading(many, ALL, Wanted(100))
+    found = worth_reading(many, ALL, PartitionSize(100))
     assert len(found) == INDEXES_MAX
     assert min(info.size_bytes for info in found) == 1_050
 
@@ -133,7 +135,7 @@ def test_tail_is_divided_like_all_else() -> None:
     rows = columns_of(entries)
     weights = [*weights_of_rows(rows)]
     assert sum(block.stored_bytes for block in weights) == 400 * 23
-    parts = divided(ALL, [weights], Wanted(2_000))
+    parts = divided(ALL, [weights], PartitionSize(2_000))
     assert len(parts) > 4
     assert sum(len(rows_between(rows, part).keys) for part in parts) == 400
     assert all(len(rows_between(rows, part).keys) % 2 == 0 for part in parts)

@@ -14,7 +14,7 @@ from shalekv_spark.bridge import AHEAD, iterate, run
 from shalekv_spark.place import Place
 from shalekv_spark.scanning import pinning
 from shalekv_spark.scanning.pinning import PinnedSnapshot, pin, pinned_snapshots
-from shalekv_spark.scanning.view import Pin
+from shalekv_spark.scanning.view import SnapshotPin
 
 PLACE = Place("file:///nowhere")
 SOON_S = 20.0
@@ -30,7 +30,7 @@ class Keeping:
         monkeypatch.setattr(pinning, "_renew", self._renew)
         monkeypatch.setattr(pinning, "_remove", self._remove)
 
-    async def _renew(self, place: Place, pinned: Pin) -> None:
+    async def _renew(self, place: Place, pinned: SnapshotPin) -> None:
         assert (place, pinned.ttl_s) == (PLACE, 1)
         answer = self.answers.pop(0) if self.answers else None
         if not self.answers:
@@ -38,14 +38,14 @@ class Keeping:
         if answer is not None:
             raise answer
 
-    async def _remove(self, place: Place, pinned: Pin) -> None:
+    async def _remove(self, place: Place, pinned: SnapshotPin) -> None:
         assert place == PLACE
         self.removed.append(pinned.snapshot_id)
 
 
 def pinned_now() -> PinnedSnapshot:
     """One that has to be renewed three times in a second."""
-    return PinnedSnapshot(PLACE, Pin(b"p" * 16, 7, "p", 1))
+    return PinnedSnapshot(PLACE, SnapshotPin(b"p" * 16, 7, "p", 1))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from shalekv_spark.scanning.source import (
     scan_request,
     stats_request,
 )
-from shalekv_spark.scanning.view import Pin
+from shalekv_spark.scanning.view import SnapshotPin
 
 URL = "file:///data/db"
 
@@ -131,7 +131,7 @@ def test_other_formats_are_refused(layout: str) -> None:
         fields_of(layout)
 
 
-FOUND = Pin(b"f" * 16, 7, "nightly")
+FOUND = SnapshotPin(b"f" * 16, 7, "nightly")
 
 
 class _Scanned(Exception):
@@ -144,7 +144,7 @@ def test_an_export_reads_the_snapshot_whose_number_it_tells(
 ) -> None:
     """Even if the name is given to another one meanwhile."""
 
-    async def find(place: Place, name: str) -> Pin:
+    async def find(place: Place, name: str) -> SnapshotPin:
         assert place.url == "file:///db"
         assert name in ("nightly", FOUND.snapshot_id.hex())
         return FOUND

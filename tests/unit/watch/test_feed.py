@@ -9,16 +9,16 @@ import pytest
 from shalekv.format.names import level_name
 from shalekv.protocol.entry import Entry, KeyRange, Kind, prefix_end
 from shalekv.protocol.range_tombstones import NONE
-from shalekv.read.sorted_runs import Run
-from shalekv.read.version import HeldTree, View
-from shalekv.watch.change_event import AppliedObject, Lack, Previous, SeenCommit
-from shalekv.watch.feed import CommitFeed, Position
+from shalekv.read.sorted_runs import MemoryRun
+from shalekv.read.version import PinnedVersion, ReadView
+from shalekv.watch.change_event import AppliedObject, ChangeEvent, Lack, Previous
+from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.watch.index import LENGTHS_MAX, RangeIndex
 from shalekv.watch.previous import Before, Inside, Met, look_up
 from tests.kit.engine.trees import Levels, range_tombstone
 
 MANY = 10_000
-NOTHING = View(0, None, ())
+NOTHING = ReadView(0, None, ())
 
 
 class Ear:
@@ -29,13 +29,13 @@ class Ear:
     ) -> None:
         self.keys = KeyRange(prefix, prefix_end(prefix))
         self.wants_previous = wants_previous
-        self.told: list[SeenCommit] = []
+        self.told: list[ChangeEvent] = []
         self.behind: list[tuple[int, int]] = []
         self._enough = enough
         self._feed = feed
         feed.join(self)
 
-    def tell(self, commit: SeenCommit) -> bool:
+    def tell(self, commit: ChangeEvent) -> bool:
         if len(self.told) == self._enough:
             self.fall_behind(commit.seq, commit.wal_id)
             return False
@@ -49,7 +49,7 @@ class Ear:
 
 def new_feed() -> CommitFeed:
     """A feed of an engine that has applied slot 3."""
-    return CommitFeed(lambda: Position(7, 3))
+    return CommitFeed(lambda: FeedPosition(7, 3))
 
 
 def put(key: bytes, seq: int) -> Entry:
@@ -198,22 +198,22 @@ IN_LEVELS = Entry(b"k", 7, Kind.PUT, b"in the levels")
 TREE_SEQ = 10
 
 
-def held_tree(levels: Levels) -> HeldTree:
+def held_tree(levels: Levels) -> PinnedVersion:
     """Levels that hold all up to commit 10, among it the key."""
     levels.add(1, [IN_LEVELS])
     tree = levels.tree()
     object.__setattr__(tree, "last_seq", TREE_SEQ)
-    return HeldTree(tree, levels.open(), b"snapshot")
+    return PinnedVersion(tree, levels.open(), b"snapshot")
 
 
-def view(held: HeldTree, *points: Entry, tombstone: Entry | None = None) -> View:
-    run = Run.from_newest({entry.key: entry for entry in points}, max_seq=99)
+def view(held: PinnedVersion, *points: Entry, tombstone: Entry | None = None) -> ReadView:
+    run = MemoryRun.from_newest({entry.key: entry for entry in points}, max_seq=99)
     tombstones = NONE if tombstone is None else NONE.with_added([tombstone])
-    return View(99, 1, (run,), tombstones, held)
+    return ReadView(99, 1, (run,), tombstones, held)
 
 
-async def read(previous: Previous, held: HeldTree) -> Previous:
-    commit = SeenCommit(100, 1, [Entry(b"k", 100, Kind.PUT)], [previous], held)
+async def read(previous: Previous, held: PinnedVersion) -> Previous:
+    commit = ChangeEvent(100, 1, [Entry(b"k", 100, Kind.PUT)], [previous], held)
     await look_up([commit])
     assert commit.previous is not None
     assert commit.held is None

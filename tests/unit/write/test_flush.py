@@ -16,7 +16,7 @@ from shalekv.cli.commands.admin_stats import (
     price_list,
 )
 from shalekv.concurrency import IdlePoll
-from shalekv.protocol.two_phase import Destination, Record, Standing, standing
+from shalekv.protocol.two_phase import CreateRecord, Destination, SourceStatus, standing
 from shalekv.write.admission import FlushPolicy
 
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
@@ -89,14 +89,14 @@ HERE = Destination("s3://bucket/here", "wal/1")
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        (None, Standing.FREE),
-        (Record(HERE, "ours"), Standing.OURS),
-        (Record(HERE, "ours", is_committed=True), Standing.OURS_DONE),
-        (Record(HERE, "theirs"), Standing.THEIRS),
-        (Record(HERE, "theirs", is_committed=True), Standing.THEIRS_DONE),
+        (None, SourceStatus.FREE),
+        (CreateRecord(HERE, "ours"), SourceStatus.OURS),
+        (CreateRecord(HERE, "ours", is_committed=True), SourceStatus.OURS_DONE),
+        (CreateRecord(HERE, "theirs"), SourceStatus.THEIRS),
+        (CreateRecord(HERE, "theirs", is_committed=True), SourceStatus.THEIRS_DONE),
     ],
 )
-def test_standings(record: Record | None, expected: Standing) -> None:
+def test_standings(record: CreateRecord | None, expected: SourceStatus) -> None:
     """A source is in the record or is not, and the record is open or done."""
     assert standing(record, "ours") is expected
 

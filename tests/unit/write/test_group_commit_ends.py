@@ -15,7 +15,7 @@ from shalekv.errors import (
     StoreBroken,
 )
 from shalekv.protocol.transaction import Add, Put, Transaction
-from shalekv.read.read_set import Base, Below
+from shalekv.read.read_set import Base, ReadSet
 from shalekv.write.commit import Receipt
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
@@ -138,7 +138,7 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
 async def test_a_commit_that_has_landed_is_let_go() -> None:
     """An idle log holds nothing of the last commit, nor what that was decided by."""
     async with running(RunningLog()) as log:
-        below = Below(Base())
+        below = ReadSet(Base())
         base = weakref.ref(below.base)
         told = Told()
         assert log.admission.try_admit(TRANSACTION_BYTES)
@@ -157,7 +157,7 @@ async def test_a_commit_that_has_landed_is_let_go() -> None:
 async def test_a_refusal_that_is_kept_keeps_nothing_of_the_levels() -> None:
     """Who keeps the error of a refused transaction does not keep what that was decided by."""
     async with running(RunningLog()) as log:
-        below = Below(Base())
+        below = ReadSet(Base())
         base = weakref.ref(below.base)
         told = Told()
         assert log.admission.try_admit(TRANSACTION_BYTES)

@@ -33,7 +33,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from shalekv.write.commit import RECORD_BYTES, Claim, WalContents
-from shalekv.write.ingest import Authorship, Loaded, encode_batch
+from shalekv.write.ingest import FileOwner, Loaded, encode_batch
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
 from tests.kit.engine.running_log import (
@@ -243,7 +243,7 @@ async def test_what_may_be_collected_is_not_loaded() -> None:
 
 def test_files_are_cut_by_their_size() -> None:
     """Each file of a batch has about `sst_bytes`, however large values are; all are there."""
-    author = Authorship(bytes(16), WriterId(1, bytes(16)), bytes(6) + b"\x70" + bytes(9), 5)
+    author = FileOwner(bytes(16), WriterId(1, bytes(16)), bytes(6) + b"\x70" + bytes(9), 5)
     changes = [Change(b"%04d" % n, Kind.PUT, bytes(n * 37 % 5_000)) for n in range(800)]
     changes.insert(300, Change(b"0300 large", Kind.PUT, bytes(200_000)))
     files = encode_batch(changes, author, SETTINGS, Random(1).randbytes)

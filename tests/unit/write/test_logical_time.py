@@ -17,7 +17,7 @@ from shalekv.store.memory import MemoryStore
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.logical_time import READING_MS, LogicalTime, first_time
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.recovery import RecoveredLog
 from shalekv.write.repair_time import look_at_time
 from tests.kit.engine.set_clocks import ANY_JUMP, DAY_MS, ClockedDatabase, SetClock, create_at
 from tests.kit.quorum.links import InProcessLinks
@@ -44,7 +44,7 @@ async def created(mode: WalMode) -> tuple[ClockedDatabase, InProcessLinks]:
 
 
 async def write(
-    database: ClockedDatabase, opened: OpenedLog, links: InProcessLinks, *keys: bytes
+    database: ClockedDatabase, opened: RecoveredLog, links: InProcessLinks, *keys: bytes
 ) -> None:
     """Put these keys as this writer, which then stops; what it wrote is archived."""
     writing = Writing(opened, links)
@@ -291,7 +291,7 @@ async def test_times_that_only_safekeepers_have_are_repaired(ahead_ms: int) -> N
     assert opened.time.now_ms() == pytest.approx(database.store_now_ms(), abs=1_000)
 
 
-def keyed_write(opened: OpenedLog, made_ms: int) -> None:
+def keyed_write(opened: RecoveredLog, made_ms: int) -> None:
     """Ask whether a key that a client makes now can be used; raises `KeyExpired`."""
     known = Idempotency(window_ms=DAY_MS, now_ms=opened.time.now_ms)
     head = made_ms.to_bytes(6, "big")

@@ -23,7 +23,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.commit import WalContents
 from shalekv.write.opening import open_log
-from shalekv.write.recovery import OpenedLog
+from shalekv.write.recovery import RecoveredLog
 from tests.kit.engine.commits import commit_of, group_of, put
 from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
@@ -103,7 +103,7 @@ async def test_an_opener_that_stood_still_does_not_displace_who_came_later(world
     """After longer than an opening may take, its claim is not made again (F2)."""
     await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
 
-    def open_on(name: str) -> Coroutine[Any, Any, OpenedLog]:
+    def open_on(name: str) -> Coroutine[Any, Any, RecoveredLog]:
         opening = open_log(cas_of(world, name), WriterSettings(), address=name)
         return world.node(name).run(opening)
 
@@ -171,7 +171,7 @@ async def test_wal_stays_protected_however_long_it_is_replayed(world: World) -> 
     """The snapshot of the opening is renewed while objects are read for longer than it lives."""
     await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
 
-    async def open_on(name: str) -> OpenedLog:
+    async def open_on(name: str) -> RecoveredLog:
         cas = CasStore(world.store_for(name), world.runtime_for(name), StoreSettings())
         settings = WriterSettings(open_snapshot_ttl_s=300, replay_parallel_reads=1)
         return await open_log(cas, settings, address="")
@@ -212,7 +212,7 @@ def cas_of(world: World, node: str) -> CasStore:
     return CasStore(world.store_for(node), world.runtime_for(node), settings)
 
 
-async def is_owner(opened: OpenedLog) -> bool:
+async def is_owner(opened: RecoveredLog) -> bool:
     try:
         await opened.manifest.refresh()
     except Fenced:
@@ -249,7 +249,7 @@ async def test_an_opening_ends_although_its_fences_are_merged_at_once(world: Wor
     assert opened.manifest.current.fence_width == settings.max_parallel_writes
 
 
-async def commit_on(opened: OpenedLog, told: list[int]) -> None:
+async def commit_on(opened: RecoveredLog, told: list[int]) -> None:
     """Fill one slot after the other until another writer has it; what was acknowledged is told."""
     for number in count():
         wal_id, seq = opened.last_wal_id + 1 + number, opened.first_seq + number
@@ -259,11 +259,11 @@ async def commit_on(opened: OpenedLog, told: list[int]) -> None:
         told.append(seq)
 
 
-def opened_at(world: World, name: str, **settings: int) -> Coroutine[Any, Any, OpenedLog]:
+def opened_at(world: World, name: str, **settings: int) -> Coroutine[Any, Any, RecoveredLog]:
     return open_log(cas_of(world, name), WriterSettings.model_validate(settings), address=name)
 
 
-async def unless_fenced(opening: Coroutine[Any, Any, OpenedLog]) -> None:
+async def unless_fenced(opening: Coroutine[Any, Any, RecoveredLog]) -> None:
     with suppress(Fenced):
         await opening
 

@@ -12,10 +12,10 @@ from shalekv.errors import Fenced, RangeTooCostly, ShaleError
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.transaction import Change, DeleteRange, Operation, Put, Transaction
 from shalekv.read.memtable import Memtable
-from shalekv.read.sorted_runs import Run
+from shalekv.read.sorted_runs import MemoryRun
 from shalekv.write.commit import Commit, Group
-from shalekv.write.pending_writes import NewestState, Overlay
-from shalekv.write.watermark import Prefix
+from shalekv.write.pending_writes import NewestState, PendingWrites
+from shalekv.write.watermark import DurableWatermark
 from tests.kit.engine.commits import (
     NOW_MS,
     commit_of,
@@ -45,12 +45,12 @@ def durable(*keys: bytes) -> Memtable:
     return landed(run_of(1, *(put(key) for key in keys)))
 
 
-def land(memtable: Memtable, overlay: Overlay, commit: Commit) -> None:
+def land(memtable: Memtable, overlay: PendingWrites, commit: Commit) -> None:
     landed(Group(commit.seq, [commit]).run, into=memtable)
     overlay.remove(commit)
 
 
-def seen(overlay: Overlay, *keys: bytes) -> list[bytes]:
+def seen(overlay: PendingWrites, *keys: bytes) -> list[bytes]:
     return [key for key in keys if is_put(overlay.get(key))]
 
 
@@ -60,7 +60,7 @@ def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
     """
     keys = [b"%02d" % number for number in range(40)]
     memtable = durable(*keys)
-    overlay = Overlay(memtable)
+    overlay = PendingWrites(memtable)
     commits = [delete_range(2 + n, key, key + b"\x00") for n, key in enumerate(keys[:30])]
     for commit in commits:
         overlay.add(commit)
@@ -75,7 +75,7 @@ def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
 def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
     """A put that is older and not durable yet does not come back when the deletion has landed."""
     memtable = durable(b"a", b"b")
-    overlay = Overlay(memtable)
+    overlay = PendingWrites(memtable)
     early, late = transacted(2, Put(b"a", b"early")), delete_range(3, b"a", b"b")
     overlay.add(early)
     overlay.add(late)
@@ -90,7 +90,7 @@ def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> 
 
 def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
     """After a displacement nothing of the old numbers hides or shows anything."""
-    overlay = Overlay(durable(b"a", b"b"))
+    overlay = PendingWrites(durable(b"a", b"b"))
     lost, kept = delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c")
     overlay.add(lost)
     overlay.add(kept)
@@ -111,7 +111,7 @@ class Layers:
 
     def __init__(self) -> None:
         self.memtable = Memtable()
-        self.overlay = Overlay(self.memtable)
+        self.overlay = PendingWrites(self.memtable)
         self.seq = 0
 
     def state(self) -> NewestState:
@@ -164,7 +164,7 @@ def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> No
     layers = Layers()
     layers.seq = 1
     entries = {b"%06d" % n: Entry(b"%06d" % n, 1, Kind.PUT) for n in range(5 * COMPARE_COUNT_MAX)}
-    landed(Run.from_newest(entries, max_seq=1), into=layers.memtable)
+    landed(MemoryRun.from_newest(entries, max_seq=1), into=layers.memtable)
     assert layers.state().has_keys(ALL)
     layers.delete_range(KeyRange(b"0", b"1"), is_durable=is_durable)
     assert not layers.is_costly()
@@ -180,7 +180,7 @@ class Follower:
 
     def __init__(self) -> None:
         self.memtable = Memtable()
-        self.prefix = Prefix(self.memtable, seq=5, wal_id=9)
+        self.prefix = DurableWatermark(self.memtable, seq=5, wal_id=9)
         self.groups: list[Group] = []
 
     def add(self) -> Group:
@@ -207,7 +207,7 @@ class Follower:
 def test_shared_object_is_whole_when_all_its_groups_are() -> None:
     """Several groups may go into an object: all of them have to be there before it counts."""
     memtable = Memtable()
-    prefix = Prefix(memtable, seq=5, wal_id=9)
+    prefix = DurableWatermark(memtable, seq=5, wal_id=9)
     commits = [commit_of(6 + number, put(b"%d" % number)) for number in range(3)]
     places = zip((10, 10, 11), commits, strict=True)
     groups = [Group(wal_id, [each], position=n) for n, (wal_id, each) in enumerate(places)]

@@ -23,8 +23,8 @@ from shalekv.write.commit import WalContents
 from shalekv.write.wal import (
     ENCODE_INLINE_BYTES,
     ENCODE_INLINE_COUNT,
+    ObjectStoreWal,
     WalFolder,
-    WalSlots,
     encode_wal,
     list_wal,
 )
@@ -88,7 +88,7 @@ async def test_slot_of_another_database_is_nobodys() -> None:
     store = MemoryStore(lambda: 0)
     await slots_on(store, OLDER).create(3, WalContents())
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), InlineWorkers()), StoreSettings())
-    other = WalSlots(
+    other = ObjectStoreWal(
         cas,
         OWN,
         database_id=b"x" * 16,
@@ -125,7 +125,7 @@ async def test_large_object_is_encoded_off_the_loop(contents: WalContents, jobs:
     """Many entries of any part, or many bytes, are encoded by a worker, to the same object."""
     store, workers = MemoryStore(lambda: 0), CountingWorkers()
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), workers), StoreSettings())
-    slots = WalSlots(
+    slots = ObjectStoreWal(
         cas,
         OWN,
         database_id=DATABASE_ID,

@@ -147,7 +147,7 @@ _FEW = 64  # rows of the largest part, for each of which another is looked for: 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourceRows:
     """Rows of one source, one or more, by key, and versions of one key newest first."""
 
     rows: Rows
@@ -156,7 +156,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MergeState:
     """What a scan looks at."""
 
     now_ms: int
@@ -170,14 +170,14 @@ def newest_versions(rows: Rows) -> Rows:
     return rows if repeats is None else rows.kept(~repeats)
 
 
-def shown(window: Sequence[Part], state: State) -> Iterator[tuple[Rows, Bools | None]]:
+def shown(window: Sequence[SourceRows], state: MergeState) -> Iterator[tuple[Rows, Bools | None]]:
     """The rows that a scan shows of a window of keys, in order, and which of them are live.
 
     None: all are. `window` are all rows of the window, of each source those that follow one
     another. Unless the scan shows all versions, each part has each key once.
     """
     parts = sorted(window, key=attrgetter("first_key", "last_key"))
-    group: list[Part] = []
+    group: list[SourceRows] = []
     last_key = b""
     for part in parts:
         if group and part.first_key > last_key:
@@ -189,7 +189,7 @@ def shown(window: Sequence[Part], state: State) -> Iterator[tuple[Rows, Bools | 
         yield _merged(group, state)
 
 
-def _merged(group: Sequence[Part], state: State) -> tuple[Rows, Bools | None]:
+def _merged(group: Sequence[SourceRows], state: MergeState) -> tuple[Rows, Bools | None]:
     """The rows of parts that may overlap."""
     rows = joined([part.rows for part in group])
     if len(group) == 1:
@@ -203,7 +203,7 @@ def _merged(group: Sequence[Part], state: State) -> tuple[Rows, Bools | None]:
     return _picked(rows, order, repeats if state.all_versions else None, state)
 
 
-def _order(group: Sequence[Part], rows: Rows) -> tuple[Order, Bools]:
+def _order(group: Sequence[SourceRows], rows: Rows) -> tuple[Order, Bools]:
     """The order of `rows`, which are those of all parts, and which repeat the key before."""
     sizes = [len(part.rows) for part in group]
     largest = sizes.index(max(sizes))
@@ -227,7 +227,7 @@ def _newest_first(order: Order, repeats: Bools, rows: Rows) -> None:
 
 
 def _picked(
-    rows: Rows, order: Order, repeats: Bools | None, state: State
+    rows: Rows, order: Order, repeats: Bools | None, state: MergeState
 ) -> tuple[Rows, Bools | None]:
     """The rows in this order. Values are copied once, and those that are not shown not at all."""
     ordered = Rows(
@@ -247,13 +247,13 @@ def _picked(
     return Rows(picked.keys, values, picked.seqs, picked.kinds, picked.expire_at_ms), live
 
 
-def _chosen(rows: Rows, live: Bools | None, state: State) -> tuple[Rows, Bools | None]:
+def _chosen(rows: Rows, live: Bools | None, state: MergeState) -> tuple[Rows, Bools | None]:
     if live is None or state.all_versions:
         return rows, live
     return rows.kept(live), None
 
 
-def _live(rows: Rows, repeats: Bools | None, state: State) -> Bools | None:
+def _live(rows: Rows, repeats: Bools | None, state: MergeState) -> Bools | None:
     """Which of these rows a read sees; None: all. They are in order; `repeats` None: none does."""
     live = None if repeats is None else ~repeats
     if rows.kinds is not None:

@@ -100,7 +100,7 @@ _GUESS_BYTES = 64 << 10  # of a larger one: what its footer and index will have
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedObject:
     """What is known of an object without its points."""
 
     footer: Footer
@@ -112,7 +112,7 @@ class Opened:
 class StoredRows(Protocol):
     """An object with rows."""
 
-    async def open(self) -> Opened:
+    async def open(self) -> OpenedObject:
         """Footer, index and range tombstones. Raises `CorruptObject` and `StoreError`."""
         ...
 
@@ -129,10 +129,10 @@ class LevelRows:
         self._reader = reader
         self._info = info
 
-    async def open(self) -> Opened:
+    async def open(self) -> OpenedObject:
         metadata = await self._reader.metadata(self._info)
         tombstones = await _tombstones(self, metadata.index)
-        return Opened(metadata.footer, metadata.index, tombstones, self._info.max_seq)
+        return OpenedObject(metadata.footer, metadata.index, tombstones, self._info.max_seq)
 
     async def blocks(self, index: BlockIndex, numbers: range) -> bytes:
         return await self._reader.blocks(self._info, index, numbers)
@@ -149,7 +149,7 @@ class WalRows:
         self._name = wal_name(slot.wal_id)
         self._whole: bytes | None = None
 
-    async def open(self) -> Opened:
+    async def open(self) -> OpenedObject:
         size_bytes = self._slot.size_bytes
         tail = await self._tail(size_bytes)
         if size_bytes <= WHOLE_BYTES:
@@ -161,7 +161,7 @@ class WalRows:
             tail = await self._last(-index_at)
         index = read_index(footer, tail[index_at : index_at + layout.index_len])
         tombstones = await _tombstones(self, index)
-        return Opened(footer, index, tombstones, footer.contents.max_seq)
+        return OpenedObject(footer, index, tombstones, footer.contents.max_seq)
 
     async def blocks(self, index: BlockIndex, numbers: range) -> bytes:
         start, last = index[numbers[0]].offset, index[numbers[-1]]

@@ -11,7 +11,7 @@ import structlog
 
 from shalekv.concurrency import in_parallel
 from shalekv.errors import CorruptObject, IllegalState, ObjectNotFound, ShaleError, SnapshotNotFound
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import overlaps
@@ -21,10 +21,10 @@ from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
-from shalekv_spark.arrow.merging import Part, State, shown
+from shalekv_spark.arrow.merging import MergeState, SourceRows, shown
 from shalekv_spark.arrow.objects import LevelRows, ScanTask, WalRows
-from shalekv_spark.arrow.rows import BATCH_BYTES, Batches, rows_of
-from shalekv_spark.arrow.source import Buffer, RunSource, Source, Wanted
+from shalekv_spark.arrow.rows import BATCH_BYTES, Batcher, rows_of
+from shalekv_spark.arrow.source import Buffer, ObjectsSource, RowSource, SourceRequest
 
 # --- keeping
 # Keeps the snapshot alive that a task reads, and finds out when it is gone.
@@ -176,7 +176,7 @@ class _Scan:
         if self._keeper is not None and self._task.snapshot_ttl_s:
             self._keeping = self._tasks.create_task(self._keeper.keep())
         batch_bytes = min(self._task.memory_bytes // _COPIES, BATCH_BYTES)
-        batches = Batches(self._task.columns, max(batch_bytes, _BATCH_BYTES_MIN))
+        batches = Batcher(self._task.columns, max(batch_bytes, _BATCH_BYTES_MIN))
         try:
             async with aclosing(self._merged(batches)) as merged:
                 async for batch in merged:
@@ -197,12 +197,12 @@ class _Scan:
         for source in self._sources:
             source.close()
 
-    async def _merged(self, batches: Batches) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _merged(self, batches: Batcher) -> AsyncGenerator[pa.RecordBatch, None]:
         tombstones = NONE.with_added(_range_tombstones(self._task))
         while True:
             await self._fill()
             tombstones = self._told(tombstones)
-            state = State(self._task.now_ms, self._task.all_versions, tombstones)
+            state = MergeState(self._task.now_ms, self._task.all_versions, tombstones)
             bound = min((s.bound for s in self._sources if s.bound is not None), default=None)
             for batch in self._window(bound, state, batches):
                 if self._keeper is not None:
@@ -213,9 +213,9 @@ class _Scan:
                 return
 
     def _window(
-        self, bound: bytes | None, state: State, batches: Batches
+        self, bound: bytes | None, state: MergeState, batches: Batcher
     ) -> Iterator[pa.RecordBatch]:
-        window: list[Part] = []
+        window: list[SourceRows] = []
         for source in self._sources:
             window += source.take(bound)
         for rows, live in shown(window, state):
@@ -240,21 +240,23 @@ class _Scan:
         return error if self._keeper is None else await self._keeper.explain(error)
 
 
-def _sources(task: ScanTask, store: CasStore, origins: Origins) -> Sequence[Source]:
+def _sources(task: ScanTask, store: CasStore, origins: Origins) -> Sequence[RowSource]:
     runs = [[info for info in run if overlaps(info, task.keys)] for run in task.sources]
     count = max(sum(map(bool, runs)) + len(task.wal), 1)
-    wanted = Wanted(
+    wanted = SourceRequest(
         keys=task.keys,
         seq=task.seq,
         all_versions=task.all_versions,
         with_values=not {"value", "value_bytes"}.isdisjoint(task.columns),
         group_bytes=min(task.memory_bytes // _COPIES // count, _GROUP_BYTES_MAX),
     )
-    reader = LevelReader(origins, Pace(store.runtime.clock, 0))
-    sources: list[Source] = [
-        RunSource([LevelRows(reader, info) for info in run], wanted) for run in runs if run
+    reader = LevelReader(origins, TokenBucket(store.runtime.clock, 0))
+    sources: list[RowSource] = [
+        ObjectsSource([LevelRows(reader, info) for info in run], wanted) for run in runs if run
     ]
-    sources += [RunSource([WalRows(store, task.database_id, slot)], wanted) for slot in task.wal]
+    sources += [
+        ObjectsSource([WalRows(store, task.database_id, slot)], wanted) for slot in task.wal
+    ]
     if task.tail.keys:
         rows = rows_of(task.tail, with_values=wanted.with_values)
         sources.append(Buffer(wanted.of(rows, max(task.tail.seqs))))

@@ -157,7 +157,7 @@ _LAST_MS = 253_402_300_799_999  # the end of the year 9999, which is as far as d
 _US_PER_MS = 1_000
 
 
-class Batches:
+class Batcher:
     """Cuts what it is given into batches, and puts small ones together."""
 
     def __init__(self, columns: Sequence[str], batch_bytes: int = BATCH_BYTES) -> None:

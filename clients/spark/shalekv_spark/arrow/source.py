@@ -26,8 +26,8 @@ from shalekv.format.sst import read_block
 from shalekv.format.statistics import blocks_between
 from shalekv.jobs.compact.sources import joined
 from shalekv.protocol.entry import Entry, KeyRange, Kind
-from shalekv_spark.arrow.merging import Part, newest_versions
-from shalekv_spark.arrow.objects import Opened, StoredRows
+from shalekv_spark.arrow.merging import SourceRows, newest_versions
+from shalekv_spark.arrow.objects import OpenedObject, StoredRows
 from shalekv_spark.arrow.rows import Bytes, Numbers, Rows, bools_of, numbers_array, rows_of
 
 # --- blocks
@@ -331,7 +331,7 @@ _ROW_BYTES = 20  # what columns take for a row beside key and value, expiry not 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SourceRequest:
     """What a scan wants of every source."""
 
     keys: KeyRange
@@ -350,7 +350,7 @@ class Wanted:
         return rows if self.all_versions else newest_versions(rows)
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Rows by key; those of one key from the newest to the oldest, together."""
 
     @property
@@ -365,7 +365,7 @@ class Source(Protocol):
         """
         ...
 
-    def take(self, bound: bytes | None) -> Sequence[Part]:
+    def take(self, bound: bytes | None) -> Sequence[SourceRows]:
         """What was read up to the key `bound`, it included; None: all."""
         ...
 
@@ -385,7 +385,7 @@ class Buffer:
     """Rows that were read and not taken. A source of its own, if there are no others."""
 
     def __init__(self, rows: Rows | None = None) -> None:
-        self._parts: deque[Part] = deque()
+        self._parts: deque[SourceRows] = deque()
         self.size_bytes = 0
         if rows is not None and len(rows):
             self.add(rows)
@@ -408,10 +408,10 @@ class Buffer:
 
     def add(self, rows: Rows) -> None:
         """More rows, one or more, behind all others."""
-        self._parts.append(Part(rows, rows.key(0), rows.key(len(rows) - 1)))
+        self._parts.append(SourceRows(rows, rows.key(0), rows.key(len(rows) - 1)))
         self.size_bytes += rows.size_bytes
 
-    def take(self, bound: bytes | None) -> Sequence[Part]:
+    def take(self, bound: bytes | None) -> Sequence[SourceRows]:
         taken = []
         while self._parts and (bound is None or self._parts[0].first_key <= bound):
             part = self._parts.popleft()
@@ -419,27 +419,27 @@ class Buffer:
             if bound is not None and part.last_key > bound:
                 rows = part.rows
                 stop = rows.first_after(bound)
-                rest = Part(rows.part(stop, len(rows)), rows.key(stop), part.last_key)
+                rest = SourceRows(rows.part(stop, len(rows)), rows.key(stop), part.last_key)
                 self._parts.appendleft(rest)
                 self.size_bytes += rest.rows.size_bytes
-                part = Part(rows.part(0, stop), part.first_key, rows.key(stop - 1))
+                part = SourceRows(rows.part(0, stop), part.first_key, rows.key(stop - 1))
             taken.append(part)
         return taken
 
 
-class RunSource:
+class ObjectsSource:
     """Objects of which each has greater keys than the one before."""
 
-    def __init__(self, objects: Sequence[StoredRows], wanted: Wanted) -> None:
+    def __init__(self, objects: Sequence[StoredRows], wanted: SourceRequest) -> None:
         """Nothing is read yet."""
         self._unopened = [*objects][::-1]
         self._wanted = wanted
         self._buffer = Buffer()
         self._object: StoredRows | None = None
-        self._opened: Opened | None = None
+        self._opened: OpenedObject | None = None
         self._blocks = range(0)  # of the open object, those that are not fetched yet
         self._group_bytes = 0.0  # as they are stored
-        self._coming: tuple[Opened, range, asyncio.Task[bytes | ShaleError]] | None = None
+        self._coming: tuple[OpenedObject, range, asyncio.Task[bytes | ShaleError]] | None = None
         self._tombstones: list[Entry] = []
         self._told_key: bytes | None = None  # the last one of the open object
 
@@ -467,7 +467,7 @@ class RunSource:
             if len(rows):
                 self._buffer.add(rows)
 
-    def take(self, bound: bytes | None) -> Sequence[Part]:
+    def take(self, bound: bytes | None) -> Sequence[SourceRows]:
         return self._buffer.take(bound)
 
     def take_tombstones(self) -> list[Entry]:
@@ -503,7 +503,7 @@ class RunSource:
         self._blocks = blocks_between(opened.index, Section.POINTS, *self._wanted.keys)
         self._tombstones += [each for each in opened.tombstones if each.seq <= self._wanted.seq]
 
-    def _next_group(self, opened: Opened) -> range:
+    def _next_group(self, opened: OpenedObject) -> range:
         """The next blocks, one or more, that have about as many bytes as a group may have."""
         index, blocks = opened.index, self._blocks
         limit = index[blocks[0]].offset + self._group_bytes
@@ -512,14 +512,14 @@ class RunSource:
         count = bisect_right(blocks, limit, key=lambda number: index[number].offset) - 1
         return blocks[: max(count, 1)]
 
-    def _check_order(self, opened: Opened, numbers: range, rows: Rows) -> None:
+    def _check_order(self, opened: OpenedObject, numbers: range, rows: Rows) -> None:
         """Blocks of one group are in order; so is this group behind the one before."""
         if self._told_key is not None and rows.key(0) <= self._told_key:
             raise out_of_order(opened.index, numbers[0])
         self._told_key = rows.key(len(rows) - 1)
 
 
-async def _outcome(stored: StoredRows, opened: Opened, numbers: range) -> bytes | ShaleError:
+async def _outcome(stored: StoredRows, opened: OpenedObject, numbers: range) -> bytes | ShaleError:
     """The bytes, or why there are none: told when they are needed."""
     try:
         return await stored.blocks(opened.index, numbers)

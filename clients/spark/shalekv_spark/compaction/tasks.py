@@ -22,8 +22,8 @@ from pyspark.util import inheritable_thread_target
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
 from shalekv.format.columns import Columns, Section
 from shalekv.jobs.compact.outputs import LevelWriter, Outputs
-from shalekv.jobs.compact.pace import Pace
-from shalekv.jobs.compact.parts import Part, PartResult, outputs_of, run_part
+from shalekv.jobs.compact.pace import TokenBucket
+from shalekv.jobs.compact.parts import MergePart, PartResult, outputs_of, run_part
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.entry import Kind
@@ -31,10 +31,10 @@ from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
-from shalekv_spark.arrow.merging import State, shown
+from shalekv_spark.arrow.merging import MergeState, shown
 from shalekv_spark.arrow.objects import LevelRows
 from shalekv_spark.arrow.rows import Rows
-from shalekv_spark.arrow.source import RunSource, Wanted
+from shalekv_spark.arrow.source import ObjectsSource, SourceRequest
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
 
@@ -50,7 +50,7 @@ _EVERY_SEQ = 2**64 - 1
 _GROUPS = 32  # of all sources, in the memory of a part; half of that are the SSTs that it writes
 
 
-async def merge_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
+async def merge_part(store: CasStore, part: MergePart, pace: TokenBucket) -> PartResult:
     """Merge it, and write what is left. Raises `CorruptObject` and `StoreError`."""
     if part.section is not Section.POINTS or part.older != OlderKeys():
         return await run_part(store, part, pace)
@@ -64,19 +64,21 @@ async def merge_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
     return PartResult(infos, reader.read_bytes, writer.written_bytes)
 
 
-def _sources(part: Part, reader: LevelReader) -> Sequence[RunSource]:
-    wanted = Wanted(
+def _sources(part: MergePart, reader: LevelReader) -> Sequence[ObjectsSource]:
+    wanted = SourceRequest(
         keys=part.keys,
         seq=_EVERY_SEQ,
         all_versions=False,
         with_values=True,
         group_bytes=part.memory_bytes // _GROUPS // max(len(part.sources), 1),
     )
-    return [RunSource([LevelRows(reader, info) for info in run], wanted) for run in part.sources]
+    return [
+        ObjectsSource([LevelRows(reader, info) for info in run], wanted) for run in part.sources
+    ]
 
 
 async def _merged(
-    store: CasStore, part: Part, sources: Sequence[RunSource], outputs: Outputs
+    store: CasStore, part: MergePart, sources: Sequence[ObjectsSource], outputs: Outputs
 ) -> Sequence[SstInfo]:
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
@@ -94,8 +96,8 @@ async def _merged(
 
 async def _merge(
     store: CasStore,
-    part: Part,
-    sources: Sequence[RunSource],
+    part: MergePart,
+    sources: Sequence[ObjectsSource],
     outputs: Outputs,
     tasks: asyncio.TaskGroup,
 ) -> None:
@@ -108,7 +110,9 @@ async def _merge(
         # What is read of all sources up to here is all that there is.
         bound = min((s.bound for s in sources if s.bound is not None), default=None)
         window = [rows for source in sources for rows in source.take(bound)]
-        state = State(max(part.expiry_horizon_ms, 0), all_versions=False, tombstones=tombstones)
+        state = MergeState(
+            max(part.expiry_horizon_ms, 0), all_versions=False, tombstones=tombstones
+        )
         for rows, _ in shown(window, state):
             if len(rows):
                 await outputs.add(_columns(rows), NONE)
@@ -148,7 +152,7 @@ class TaskOutcome:
     problem: str = ""
 
 
-def run_task(place: Place, part: Part) -> TaskOutcome:
+def run_task(place: Place, part: MergePart) -> TaskOutcome:
     """Merge one part, in the process of a task.
 
     What may pass is raised, so that Spark tries again: a store that does not answer.
@@ -161,9 +165,9 @@ def run_task(place: Place, part: Part) -> TaskOutcome:
         return TaskOutcome(None, error.reason, str(error))
 
 
-async def _merge_tasks(place: Place, part: Part) -> PartResult:
+async def _merge_tasks(place: Place, part: MergePart) -> PartResult:
     async with place.open() as store:
-        return await merge_part(store, part, Pace(store.runtime.clock, part.bytes_per_s))
+        return await merge_part(store, part, TokenBucket(store.runtime.clock, part.bytes_per_s))
 
 
 class SparkParts:
@@ -175,7 +179,7 @@ class SparkParts:
         self,
         spark: SparkSession,
         place: Place,
-        task: Callable[[Place, Part], TaskOutcome] = run_task,
+        task: Callable[[Place, MergePart], TaskOutcome] = run_task,
     ) -> None:
         """Jobs have the properties of the thread that calls this, such as its pool."""
         self._context = spark.sparkContext
@@ -185,7 +189,7 @@ class SparkParts:
 
     async def run(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[MergePart],
         is_lifted: Callable[[], bool],  # noqa: ARG002 - tasks cannot be told
     ) -> Sequence[PartResult]:
         """The results, in the order of the parts.
@@ -209,7 +213,7 @@ class SparkParts:
             results.append(outcome.result)
         return results
 
-    def _collect(self, parts: Sequence[Part]) -> list[TaskOutcome]:
+    def _collect(self, parts: Sequence[MergePart]) -> list[TaskOutcome]:
         """The outcomes; blocks. Raises `PartFailed`."""
         self._context.addJobTag(self._tag)
         try:

@@ -60,7 +60,7 @@ async def read_part(store: CasStore, part: Part, keys: KeyRange) -> AsyncIterato
     Raises `FeedWalCollected` for what is gone, `IllegalState` when the order of slots is not that
     of sequence numbers, `CorruptObject` and `StoreError`.
     """
-    batches = Batches()
+    batches = BatchBuilder()
     if isinstance(part, LoadPart):
         async for batch in _load_rows(store, part, keys, batches):
             yield batch
@@ -71,7 +71,7 @@ async def read_part(store: CasStore, part: Part, keys: KeyRange) -> AsyncIterato
         yield batch
 
 
-class Batches:
+class BatchBuilder:
     """Gathers rows until there are enough for a batch."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def changes_in(sst: Sst, keys: KeyRange) -> Columns:
 
 
 async def _slot_rows(
-    store: CasStore, part: SlotsPart, keys: KeyRange, batches: Batches
+    store: CasStore, part: SlotsPart, keys: KeyRange, batches: BatchBuilder
 ) -> AsyncIterator[pa.RecordBatch]:
     last_seq = 0
     async for wal_id, sst in _objects(store, part):
@@ -168,7 +168,7 @@ async def _objects(store: CasStore, part: SlotsPart) -> AsyncIterator[tuple[int,
 
 
 async def _load_rows(
-    store: CasStore, part: LoadPart, keys: KeyRange, batches: Batches
+    store: CasStore, part: LoadPart, keys: KeyRange, batches: BatchBuilder
 ) -> AsyncIterator[pa.RecordBatch]:
     """What the files of a load hold, by key: window by window."""
     load = part.load

@@ -15,7 +15,7 @@ from shalekv_spark.place import Place
 from shalekv_spark.scanning.frames import called
 from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot, pin_at
 from shalekv_spark.scanning.scan import AnySnapshot, scan
-from shalekv_spark.scanning.view import Pin, pin_existing
+from shalekv_spark.scanning.view import SnapshotPin, pin_existing
 
 MODES = ("error", "overwrite", "append")
 
@@ -84,6 +84,6 @@ def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
         return write(pinned, pinned.seq)
 
 
-async def _find(place: Place, name: str) -> Pin:
+async def _find(place: Place, name: str) -> SnapshotPin:
     async with place.open() as store:
         return await pin_existing(store, name)

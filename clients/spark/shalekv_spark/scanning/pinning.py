@@ -19,7 +19,7 @@ import structlog
 from shalekv.errors import InvalidSetting, SnapshotNotFound
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
-from shalekv_spark.scanning.view import TTL_S_MAX, Pin, pin_new, remove_pin, renew_pin
+from shalekv_spark.scanning.view import TTL_S_MAX, SnapshotPin, pin_new, remove_pin, renew_pin
 
 TTL_S = 300
 _RENEW_SHARE = 3  # of its time to live, after which it is renewed
@@ -42,7 +42,7 @@ class PinnedSnapshot:
     shows: the change feed goes on behind it.
     """
 
-    def __init__(self, place: Place, made: Pin) -> None:
+    def __init__(self, place: Place, made: SnapshotPin) -> None:
         """Of a snapshot that was made just now."""
         self.place = place
         self.snapshot_id = made.snapshot_id
@@ -153,17 +153,17 @@ def pinned_snapshots() -> list[PinnedSnapshot]:
     return [*_kept]
 
 
-async def _create(place: Place, ttl_s: int) -> Pin:
+async def _create(place: Place, ttl_s: int) -> SnapshotPin:
     async with place.open() as store:
         return await pin_new(store, ttl_s=ttl_s)
 
 
-async def _renew(place: Place, pinned: Pin) -> None:
+async def _renew(place: Place, pinned: SnapshotPin) -> None:
     async with place.open() as store:
         await renew_pin(store, pinned)
 
 
-async def _remove(place: Place, pinned: Pin) -> None:
+async def _remove(place: Place, pinned: SnapshotPin) -> None:
     async with place.open() as store:
         await remove_pin(store, pinned)
 

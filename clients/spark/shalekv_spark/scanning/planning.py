@@ -14,7 +14,7 @@ from shalekv.errors import ObjectNotFound
 from shalekv.format.columns import NO_ROWS, Columns, Section
 from shalekv.format.index import BlockIndex
 from shalekv.format.statistics import BlockWeight, blocks_between, cuts, weights
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.entry import END_OF_KEYS, KeyRange, prefix_end
 from shalekv.protocol.manifest import SortedRun
@@ -25,7 +25,13 @@ from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask
-from shalekv_spark.scanning.view import Pin, View, check_living, open_view, renew_pin
+from shalekv_spark.scanning.view import (
+    SnapshotPin,
+    SnapshotView,
+    check_living,
+    open_view,
+    renew_pin,
+)
 from shalekv_spark.scanning.wal_tail import UnreadSlot
 
 # --- partitions
@@ -43,7 +49,7 @@ _CHUNK_ROWS = 32  # of the tail, that count as one block
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PartitionSize:
     """How large partitions are to be."""
 
     partition_bytes: int = PARTITION_BYTES  # as stored, at most about so much
@@ -81,7 +87,7 @@ def in_range(runs: Sequence[SortedRun], keys: KeyRange) -> list[list[SstInfo]]:
     return [infos for infos in found if infos]
 
 
-def worth_reading(infos: Sequence[SstInfo], keys: KeyRange, wanted: Wanted) -> list[SstInfo]:
+def worth_reading(infos: Sequence[SstInfo], keys: KeyRange, wanted: PartitionSize) -> list[SstInfo]:
     """The SSTs whose index has to be known to cut well.
 
     First those that reach beyond the range, of which nobody knows how much is in it; then the
@@ -95,7 +101,7 @@ def worth_reading(infos: Sequence[SstInfo], keys: KeyRange, wanted: Wanted) -> l
 
 
 def divided(
-    keys: KeyRange, weighed: Sequence[Iterable[BlockWeight]], wanted: Wanted
+    keys: KeyRange, weighed: Sequence[Iterable[BlockWeight]], wanted: PartitionSize
 ) -> list[KeyRange]:
     """The range in parts of about the same weight; one if there is nothing in it.
 
@@ -173,19 +179,19 @@ _READS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScanPlan:
     """What is to be read, and how it is divided."""
 
     place: Place
     keys: KeyRange
     columns: tuple[str, ...]
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: PartitionSize = field(default_factory=PartitionSize)
     tail_memory_bytes: int = TAIL_MEMORY_BYTES
     task_memory_bytes: int = TASK_MEMORY_BYTES
     all_versions: bool = False
 
 
-async def plan(reading: Reading, pin: Pin) -> list[ScanTask]:
+async def plan(reading: ScanPlan, pin: SnapshotPin) -> list[ScanTask]:
     """The tasks that together read all of it, by key; none if there is nothing.
 
     The same again each time, as long as the snapshot lives, which is renewed if it is one's own.
@@ -197,7 +203,7 @@ async def plan(reading: Reading, pin: Pin) -> list[ScanTask]:
         return await plan_from(store, reading, pin)
 
 
-async def plan_from(store: CasStore, reading: Reading, pin: Pin) -> list[ScanTask]:
+async def plan_from(store: CasStore, reading: ScanPlan, pin: SnapshotPin) -> list[ScanTask]:
     """The same from a store that is open, without renewing anything."""
     view = await open_view(
         store,
@@ -220,12 +226,12 @@ async def plan_from(store: CasStore, reading: Reading, pin: Pin) -> list[ScanTas
 
 
 async def _indexes(
-    store: CasStore, origins: Origins, held: Sequence[Sequence[SstInfo]], reading: Reading
+    store: CasStore, origins: Origins, held: Sequence[Sequence[SstInfo]], reading: ScanPlan
 ) -> Mapping[bytes, BlockIndex]:
     """The indexes that are needed to cut well."""
     infos = [*chain.from_iterable(held)]
     unread = worth_reading(infos, reading.keys, reading.wanted)
-    reader = LevelReader(origins, Pace(store.runtime.clock, 0))
+    reader = LevelReader(origins, TokenBucket(store.runtime.clock, 0))
     indexes: dict[bytes, BlockIndex] = {}
 
     async def read() -> None:
@@ -238,8 +244,8 @@ async def _indexes(
 
 
 def _weighed(
-    reading: Reading,
-    view: View,
+    reading: ScanPlan,
+    view: SnapshotView,
     held: Sequence[Sequence[SstInfo]],
     indexes: Mapping[bytes, BlockIndex],
 ) -> list[Iterator[BlockWeight]]:
@@ -253,7 +259,7 @@ def _weighed(
     ]
 
 
-def _task(reading: Reading, view: View, keys: KeyRange) -> ScanTask:
+def _task(reading: ScanPlan, view: SnapshotView, keys: KeyRange) -> ScanTask:
     held = in_range(view.runs, keys)
     tail = view.tail
     return ScanTask(

@@ -37,13 +37,13 @@ from shalekv_spark.scanning.planning import (
     PARTITION_BYTES,
     TAIL_MEMORY_BYTES,
     TASK_MEMORY_BYTES,
-    Reading,
-    Wanted,
+    PartitionSize,
+    ScanPlan,
     key_range,
     plan,
 )
 from shalekv_spark.scanning.scan_task import ScanTask
-from shalekv_spark.scanning.view import TTL_S_MAX, Pin, pin_existing, pin_new
+from shalekv_spark.scanning.view import TTL_S_MAX, SnapshotPin, pin_existing, pin_new
 
 # --- prefixes
 # Counts the versions of keys by the beginnings of the keys, batch by batch.
@@ -130,11 +130,11 @@ COUNTED = ("key", "value_bytes", "kind", "is_live")
 class Request:
     """What the options of a load ask for."""
 
-    reading: Reading
+    reading: ScanPlan
     snapshot: str  # name or id; empty: one of its own
     ttl_s: int
 
-    async def pin(self) -> Pin:
+    async def pin(self) -> SnapshotPin:
         """The snapshot to read, made if none is named. Raises as `pin_new`, `pin_existing`."""
         async with self.reading.place.open() as store:
             if self.snapshot:
@@ -148,12 +148,12 @@ def read_request(options: Options, decode: Callable[[str], bytes]) -> Request:
     Raises `InvalidSetting` and `InvalidUrl`.
     """
     start, end, prefix = (options.key(name, decode) for name in ("start", "end", "prefix"))
-    wanted = Wanted(
+    wanted = PartitionSize(
         partition_bytes=options.number("partitionBytes", PARTITION_BYTES),
         parallelism=options.number("parallelism", 1),
         count_min=options.number("minPartitions", 1),
     )
-    reading = Reading(
+    reading = ScanPlan(
         place=options.place(),
         keys=key_range(start or b"", end or b"", prefix or b""),
         columns=(),
@@ -203,7 +203,7 @@ class SnapshotSource(DataSource):
     """What both sources have in common: one snapshot for each load."""
 
     _request: Request | None = None
-    _pin: Pin | None = None
+    _pin: SnapshotPin | None = None
 
     def schema(self) -> StructType:
         """Called once for each load, where the snapshot is pinned. Raises as that."""
@@ -284,7 +284,10 @@ class SnapshotReader(DataSourceReader):
     """Reads a snapshot: planned in one process, and read in others."""
 
     def __init__(
-        self, reading: Reading, pin: Pin, read: Callable[[ScanTask], Iterator[pa.RecordBatch]]
+        self,
+        reading: ScanPlan,
+        pin: SnapshotPin,
+        read: Callable[[ScanTask], Iterator[pa.RecordBatch]],
     ) -> None:
         self._reading = reading
         self._pin = pin

@@ -17,7 +17,7 @@ from shalekv.errors import (
     SnapshotNotFound,
 )
 from shalekv.protocol.loads import load_tree
-from shalekv.protocol.manifest import Manifest, Snapshot, SortedRun, Tree
+from shalekv.protocol.manifest import Manifest, Snapshot, SortedRun, Version
 from shalekv.protocol.snapshot import find_snapshot, is_expired
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import check_pins
@@ -32,7 +32,7 @@ _MS_PER_S = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class SnapshotPin:
     """The snapshot that is read."""
 
     snapshot_id: bytes
@@ -43,10 +43,10 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SnapshotView:
     """What a snapshot shows. What is newer is told by sequence numbers alone."""
 
-    pin: Pin
+    pin: SnapshotPin
     manifest: Manifest  # that the snapshot keeps
     runs: Sequence[SortedRun]  # of the levels, L0 and loads too: each SST of L0 is one
     tail: Tail
@@ -63,7 +63,7 @@ class View:
         return [info for run in self.runs for info in run.ssts]
 
 
-async def pin_new(store: CasStore, *, ttl_s: int) -> Pin:
+async def pin_new(store: CasStore, *, ttl_s: int) -> SnapshotPin:
     """A snapshot of the current state: all that was acknowledged before is in it.
 
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `OriginLost`, `CorruptObject`, `ManifestConflict`
@@ -77,7 +77,7 @@ async def pin_new(store: CasStore, *, ttl_s: int) -> Pin:
     return await _pin(store, stored.current, created, ttl_s)
 
 
-async def pin_existing(store: CasStore, called: str) -> Pin:
+async def pin_existing(store: CasStore, called: str) -> SnapshotPin:
     """The snapshot with this name or id, that somebody else has made and keeps.
 
     Raises `SnapshotNotFound`, which names it, `DatabaseNotFound`, `DatabaseMismatch`,
@@ -93,25 +93,25 @@ async def pin_existing(store: CasStore, called: str) -> Pin:
     return await _pin(store, stored.current, found, 0)
 
 
-async def renew_pin(store: CasStore, pin: Pin) -> None:
+async def renew_pin(store: CasStore, pin: SnapshotPin) -> None:
     """Let a snapshot of one's own live on. Raises `SnapshotNotFound` and as `pin_new` does."""
     called = pin.snapshot_id.hex()
     await Snapshots(store).renew(called, ttl_ms=pin.ttl_s * _MS_PER_S)
 
 
-async def remove_pin(store: CasStore, pin: Pin) -> None:
+async def remove_pin(store: CasStore, pin: SnapshotPin) -> None:
     """Remove a snapshot of one's own. Raises `SnapshotNotFound` and as `pin_new` does."""
     await Snapshots(store).delete(pin.snapshot_id.hex())
 
 
-async def check_living(store: CasStore, pin: Pin) -> None:
+async def check_living(store: CasStore, pin: SnapshotPin) -> None:
     """Raise `SnapshotNotFound` if the snapshot is gone, or has expired."""
     await _living(store, StoredManifest(store), pin)
 
 
 async def open_view(
-    store: CasStore, pin: Pin, *, tail_memory_bytes: int, all_versions: bool = False
-) -> View:
+    store: CasStore, pin: SnapshotPin, *, tail_memory_bytes: int, all_versions: bool = False
+) -> SnapshotView:
     """What the snapshot shows: with `tail_memory_bytes` of entries of the WAL, or fewer.
 
     Raises `SnapshotNotFound` when it is gone, `CorruptObject`, `IllegalState` and `StoreError`.
@@ -122,7 +122,7 @@ async def open_view(
         manifest = stored.current
         if snapshot.manifest_id != manifest.manifest_id:
             manifest, _ = await read_pinned(store, manifest, snapshot.manifest_id)
-        tree = await store.runtime.workers.run(Tree.of, manifest)
+        tree = await store.runtime.workers.run(Version.of, manifest)
         tail = await read_tail(
             store, manifest, memory_bytes=tail_memory_bytes, all_versions=all_versions
         )
@@ -135,10 +135,10 @@ async def open_view(
     runs = [SortedRun.of(info.level, [info]) for info in tree.l0]
     loads = [run for load in reversed(tail.loads) for run in load_tree(load).runs]
     now_ms = max(snapshot.created_ms, tail.logical_time_ms)
-    return View(pin, manifest, [*loads, *runs, *tree.runs], tail, now_ms)
+    return SnapshotView(pin, manifest, [*loads, *runs, *tree.runs], tail, now_ms)
 
 
-async def _living(store: CasStore, stored: StoredManifest, pin: Pin) -> Snapshot:
+async def _living(store: CasStore, stored: StoredManifest, pin: SnapshotPin) -> Snapshot:
     """The snapshot as it stands in a manifest that is read now. Raises `SnapshotNotFound`."""
     current = await stored.refresh()
     found = find_snapshot(current, pin.snapshot_id)
@@ -149,7 +149,7 @@ async def _living(store: CasStore, stored: StoredManifest, pin: Pin) -> Snapshot
 
 
 async def _still_living(
-    store: CasStore, stored: StoredManifest, pin: Pin, error: Exception
+    store: CasStore, stored: StoredManifest, pin: SnapshotPin, error: Exception
 ) -> None:
     """Raise `SnapshotNotFound` because of `error` if that is why."""
     try:
@@ -158,10 +158,10 @@ async def _still_living(
         raise gone from error
 
 
-async def _pin(store: CasStore, current: Manifest, snapshot: Snapshot, ttl_s: int) -> Pin:
+async def _pin(store: CasStore, current: Manifest, snapshot: Snapshot, ttl_s: int) -> SnapshotPin:
     seqs = await SnapshotSeqs(store).of(current, [snapshot])
     called = snapshot.name or snapshot.id.hex()
-    return Pin(snapshot.id, seqs[snapshot.id], called, ttl_s)
+    return SnapshotPin(snapshot.id, seqs[snapshot.id], called, ttl_s)
 
 
 def _gone(called: str, manifest: Manifest) -> SnapshotNotFound:

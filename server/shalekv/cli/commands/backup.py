@@ -38,10 +38,10 @@ from shalekv.format.backup import Backup, is_backup_id
 from shalekv.jobs.backup.copy import (
     DEFAULT_BYTES_MAX,
     DEFAULT_PARALLEL,
+    BackupVerification,
     Copying,
     CopyLimits,
     Damage,
-    Verification,
     damaged_backups,
 )
 from shalekv.jobs.backup.create import BackupCreation
@@ -328,7 +328,7 @@ def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) ->
     async def check(store: CasStore) -> tuple[list[Damage], str]:
         repository = Repository(store)
         chosen = [*dict.fromkeys(ids)] or await repository.ids()
-        verification = Verification(repository, limits=limits)
+        verification = BackupVerification(repository, limits=limits)
         with shown("verify", verification.progress):
             damages = await verification.run(chosen)
         seen = verification.progress

@@ -92,7 +92,7 @@ AFTER_ERROR_S = 0.05  # a server that refuses is not asked again at once
 Caller: TypeAlias = Client | Session
 
 
-class Work(enum.Enum):
+class BenchLoad(enum.Enum):
     """What is asked of the server, again and again."""
 
     PUT = "put"
@@ -104,7 +104,7 @@ class Work(enum.Enum):
     @property
     def needs_keys(self) -> bool:
         """Whether there must be something before it begins."""
-        return self is not Work.PUT
+        return self is not BenchLoad.PUT
 
 
 class Through(enum.Enum):
@@ -116,7 +116,7 @@ class Through(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """How much of what."""
 
     through: Through
@@ -151,7 +151,7 @@ class Measured:
 class Bench:
     """Asks one server, with keys under one prefix."""
 
-    def __init__(self, client: Client, shape: Shape, prefix: bytes) -> None:
+    def __init__(self, client: Client, shape: WorkloadShape, prefix: bytes) -> None:
         """`client` repeats nothing, so that what fails is seen; `prefix` is nobody else's."""
         self._client = client
         self._shape = shape
@@ -168,7 +168,7 @@ class Bench:
             numbers = range(first, min(first + step, self._shape.keys))
             await client.write([Put(self._key(number), self._value) for number in numbers])
 
-    async def run(self, work: Work) -> Measured:
+    async def run(self, work: BenchLoad) -> Measured:
         """Let all clients work, to the end of the time or the count.
 
         Raises what makes all of it futile: that the server refuses such operations.
@@ -189,17 +189,19 @@ class Bench:
         measured.elapsed_s = time.perf_counter() - began_s
         return measured
 
-    async def _work(self, work: Work, measured: Measured) -> None:
+    async def _work(self, work: BenchLoad, measured: Measured) -> None:
         while self._is_on():
             async with self._caller() as caller:
                 await self._ask_again_and_again(work, caller, measured)
 
-    async def _ask_again_and_again(self, work: Work, caller: Caller, measured: Measured) -> None:
+    async def _ask_again_and_again(
+        self, work: BenchLoad, caller: Caller, measured: Measured
+    ) -> None:
         """Until the end, or until the caller may be of no use any more."""
         while self._is_on():
             self._left -= 1
             operation = self._operation(work)
-            label = work.value if work is not Work.MIXED else f"mixed {operation.value}"
+            label = work.value if work is not BenchLoad.MIXED else f"mixed {operation.value}"
             began_s = time.perf_counter()
             try:
                 await self._ask(operation, caller)
@@ -224,20 +226,24 @@ class Bench:
         else:
             yield self._client
 
-    def _operation(self, work: Work) -> Work:
-        if work is not Work.MIXED:
+    def _operation(self, work: BenchLoad) -> BenchLoad:
+        if work is not BenchLoad.MIXED:
             return work
-        return Work.GET if self._chance.random() * 100.0 < self._shape.read_percent else Work.PUT
+        return (
+            BenchLoad.GET
+            if self._chance.random() * 100.0 < self._shape.read_percent
+            else BenchLoad.PUT
+        )
 
-    async def _ask(self, operation: Work, caller: Caller) -> None:
+    async def _ask(self, operation: BenchLoad, caller: Caller) -> None:
         key = self._key(self._chance.randrange(self._shape.keys))
         durability = self._shape.durability
         match operation:
-            case Work.PUT:
+            case BenchLoad.PUT:
                 await caller.put(key, self._value, durability=durability)
-            case Work.GET:
+            case BenchLoad.GET:
                 await caller.get(key)
-            case Work.TXN:
+            case BenchLoad.TXN:
                 put = Put(key, self._value)
                 await caller.txn([Exists(key)], [Get(key), put], [put], durability=durability)
             case _:
@@ -339,13 +345,15 @@ def shape_options(command: CommandT) -> CommandT:
     return command
 
 
-def _shape(*, through: str, duration_ms: int | None, count: int | None, **given: Any) -> Shape:
+def _shape(
+    *, through: str, duration_ms: int | None, count: int | None, **given: Any
+) -> WorkloadShape:
     if duration_ms is not None and count is not None:
         raise click.UsageError("--duration and --count exclude each other")
     if (duration_ms or 0) > DURATION_MS_MAX:
         raise click.UsageError("--duration: an hour is the most")
     duration_s = None if count else (duration_ms or DURATION_MS) / 1000.0
-    return Shape(through=Through(through), duration_s=duration_s, count=count, **given)
+    return WorkloadShape(through=Through(through), duration_s=duration_s, count=count, **given)
 
 
 # --- bench
@@ -377,7 +385,7 @@ Examples:
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
-@click.argument("operations", nargs=-1, type=click.Choice([work.value for work in Work]))
+@click.argument("operations", nargs=-1, type=click.Choice([work.value for work in BenchLoad]))
 @shape_options
 @click.option("--keep", is_flag=True, help="Leave the keys where they are, and say their prefix.")
 @format_option
@@ -385,13 +393,13 @@ Examples:
 def bench(
     *,
     operations: Sequence[str],
-    shape: Shape,
+    shape: WorkloadShape,
     keep: bool,
     output_format: Format,
     target: Target,
 ) -> None:
     """Measure, clean up, and print a row for each kind of operation."""
-    works = [Work(name) for name in operations] or [Work.PUT, Work.GET]
+    works = [BenchLoad(name) for name in operations] or [BenchLoad.PUT, BenchLoad.GET]
     prefix = f"shalekv-bench/{uuid.uuid4().hex}/"
 
     async def call(client: Client) -> list[Measured]:
@@ -415,7 +423,7 @@ def bench(
 
 
 async def _measured(
-    client: Client, target: Target, works: Sequence[Work], shape: Shape, prefix: bytes
+    client: Client, target: Target, works: Sequence[BenchLoad], shape: WorkloadShape, prefix: bytes
 ) -> list[Measured]:
     async with Client(
         target.addresses,

@@ -23,7 +23,7 @@ from shalekv.cli.process.shutdown import StopRequest, parent_pipe
 from shalekv.cli.process.supervisor import telling_parent
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError
-from shalekv.jobs.collect import Collecting, Plan, Report
+from shalekv.jobs.collect import Collecting, CollectionPlan, Report
 from shalekv.server.collector import Collector
 from shalekv.settings import CollectSettings
 from shalekv.store.cas import CasStore
@@ -126,8 +126,10 @@ async def _collect_once(
         return await role.run_once()
 
 
-async def _plans(places: Sequence[str], settings: CollectSettings) -> list[Plan | ShaleError]:
-    plans: list[Plan | ShaleError] = []
+async def _plans(
+    places: Sequence[str], settings: CollectSettings
+) -> list[CollectionPlan | ShaleError]:
+    plans: list[CollectionPlan | ShaleError] = []
     async with _databases(places, settings) as (databases, _):
         for database in databases:
             try:
@@ -147,7 +149,7 @@ async def _databases(
 
 
 def _print_plans(
-    places: Sequence[str], plans: Sequence[Plan | ShaleError], output_format: Format
+    places: Sequence[str], plans: Sequence[CollectionPlan | ShaleError], output_format: Format
 ) -> None:
     with printing():
         columns = DRY_COLUMNS if len(places) == 1 else ("url", *DRY_COLUMNS)
@@ -159,7 +161,7 @@ def _print_plans(
         raise SystemExit(code)
 
 
-def _rows(places: Sequence[str], plans: Sequence[Plan | ShaleError]) -> Iterable[Row]:
+def _rows(places: Sequence[str], plans: Sequence[CollectionPlan | ShaleError]) -> Iterable[Row]:
     for place, plan in zip(places, plans, strict=True):
         if isinstance(plan, ShaleError):
             continue
@@ -177,7 +179,7 @@ def _rows(places: Sequence[str], plans: Sequence[Plan | ShaleError]) -> Iterable
             yield row if len(places) == 1 else (place, *row)
 
 
-def _summary(plan: Plan | ShaleError) -> str:
+def _summary(plan: CollectionPlan | ShaleError) -> str:
     if isinstance(plan, ShaleError):
         return f"Error: {plan}"
     report = Report.on(plan)

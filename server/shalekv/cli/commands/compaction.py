@@ -30,7 +30,7 @@ _COLOURS = "#1b6ca8 #c0392b #27813f #8e44ad #b9770e #16807a #5d6d7e".split()
 _TICKS = 4
 
 
-def picture(rows: Sequence[Row]) -> str:
+def picture(rows: Sequence[SimulationRow]) -> str:
     """The SVG: write amplification to the right, space upwards, a dot larger with reads."""
     panels = [(name, [*group]) for name, group in groupby(rows, key=lambda row: row.workload)]
     body = "\n".join(
@@ -43,7 +43,7 @@ def picture(rows: Sequence[Row]) -> str:
     )
 
 
-def _panel(number: int, name: str, rows: Sequence[Row]) -> Iterator[str]:
+def _panel(number: int, name: str, rows: Sequence[SimulationRow]) -> Iterator[str]:
     found = [row.simulated.amplification for row in rows]
     write = _scale([each.write for each in found], _LEFT, _WIDTH - _RIGHT)
     space = _scale([each.space_max for each in found], _HEIGHT - _BOTTOM, _TOP)
@@ -125,7 +125,7 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SimulationRow:
     """One simulation."""
 
     workload: str
@@ -176,11 +176,13 @@ def variations(values: Mapping[str, Sequence[str]]) -> Iterator[Variation]:
                 raise click.BadParameter(str(error)) from None
 
 
-def rows(workloads: Mapping[str, Workload], compared: Sequence[Variation]) -> Iterator[Row]:
+def rows(
+    workloads: Mapping[str, Workload], compared: Sequence[Variation]
+) -> Iterator[SimulationRow]:
     """Every variation under every workload, as each is done."""
     for name, workload in workloads.items():
         for variation in compared:
-            yield Row(name, variation.label, run_simulation(workload, variation.setup))
+            yield SimulationRow(name, variation.label, run_simulation(workload, variation.setup))
 
 
 def _changed(setup: Setup, name: str, text: str) -> Setup:
@@ -337,7 +339,7 @@ def simulate(
             print_rows(output_format, COLUMNS, (row.cells for row in done))
 
 
-def _over_time(row: Row) -> list[tuple[str | int | float, ...]]:
+def _over_time(row: SimulationRow) -> list[tuple[str | int | float, ...]]:
     return [
         (
             row.workload,

@@ -24,7 +24,7 @@ from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, PartReply, Part
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
 from shalekv.cli.process.supervisor import telling_parent
 from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavailable
-from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
+from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import CompactedPlace, Compactors
 from shalekv.settings import CompactSettings
@@ -56,7 +56,7 @@ class ProcessParts:
         self._here = OwnProcessParts(store)
 
     async def run(
-        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+        self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
         """The results, in the order of the parts.
 
@@ -69,7 +69,7 @@ class ProcessParts:
         failures: list[ShaleError] = []
         started: list[Process] = []
 
-        async def run(number: int, part: Part) -> None:
+        async def run(number: int, part: MergePart) -> None:
             try:
                 process = await self._start()
                 started.append(process)
@@ -96,7 +96,9 @@ class ProcessParts:
         log.debug("part started", pid=process.pid)
         return process
 
-    async def _run(self, process: Process, part: Part, is_lifted: Callable[[], bool]) -> PartResult:
+    async def _run(
+        self, process: Process, part: MergePart, is_lifted: Callable[[], bool]
+    ) -> PartResult:
         settings = self._settings
         task = PartTask(
             url=self._store.url, part=part, store=settings.store, process=settings.server

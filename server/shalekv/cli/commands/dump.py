@@ -21,7 +21,7 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import Encoding, encoding_options
-from shalekv.cli.console.options import RangeWords, Reading, range_options, read_options
+from shalekv.cli.console.options import RangeWords, ReadOptions, range_options, read_options
 from shalekv.cli.console.output import RowsTold, printing, telling
 from shalekv.cli.load.formats import (
     FileFormat,
@@ -84,7 +84,7 @@ def dump(
     path: Path | None,
     file_format: FileFormat | None,
     encoding: Encoding,
-    reading: Reading,
+    reading: ReadOptions,
     target: Target,
 ) -> None:
     """Dump, and tell rows and sequence number on stderr."""

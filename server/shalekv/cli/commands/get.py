@@ -13,7 +13,7 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field, shown
-from shalekv.cli.console.options import Reading, read_options
+from shalekv.cli.console.options import ReadOptions, read_options
 from shalekv.cli.console.output import (
     Format,
     brief_format_option,
@@ -60,7 +60,7 @@ def get(
     as_int64: bool,
     encoding: Encoding,
     output_format: Format | None,
-    reading: Reading,
+    reading: ReadOptions,
     target: Target,
 ) -> None:
     """Print the value, or end with exit code 1."""

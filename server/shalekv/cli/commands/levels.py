@@ -70,7 +70,7 @@ Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LevelsFound:
     """What was read of the store."""
 
     manifest: Manifest
@@ -98,7 +98,7 @@ def levels(*, url: str, ssts: bool, encoding: Encoding, output_format: Format) -
             print_record(output_format, _record(found, encoding))
 
 
-async def _read(store: CasStore) -> Found:
+async def _read(store: CasStore) -> LevelsFound:
     scope = Scope(store, parallel=1)
     listed = await list_levels(scope)
     active = await read_active(store)
@@ -112,7 +112,7 @@ async def _read(store: CasStore) -> Found:
     known = {id_: Holdings.of(manifest) for id_, manifest in active.manifests.items()}
     pinned = pinned_by_snapshots(current, known, now_s=active.now_s, wal_bytes=sizes)
     first = current.first_uncompacted_wal_id
-    return Found(
+    return LevelsFound(
         manifest=current,
         ssts=[*current.leveled_ssts],
         wal_bytes={wal_id: size for wal_id, size in sizes.items() if wal_id >= first},
@@ -157,7 +157,9 @@ def _bounds(ssts: Iterable[SstInfo], encoding: Encoding) -> tuple[str | None, st
     return first, None if is_open else encoding.encode(max(info.last_key for info in keyed))
 
 
-def _level_row(size: LevelSize, found: Found, encoding: Encoding) -> tuple[int | str | None, ...]:
+def _level_row(
+    size: LevelSize, found: LevelsFound, encoding: Encoding
+) -> tuple[int | str | None, ...]:
     ssts = [info for info in found.ssts if info.level == size.level]
     return (
         size.level,
@@ -182,7 +184,7 @@ def _snapshot_row(pinned: Pinned) -> tuple[str | int | None, ...]:
     )
 
 
-def _origins(found: Found) -> Iterable[Record]:
+def _origins(found: LevelsFound) -> Iterable[Record]:
     """How much of the levels is in other databases."""
     sizes = {info.id: info.size_bytes for info in found.ssts}
     for origin in found.manifest.origins:
@@ -196,7 +198,7 @@ def _origins(found: Found) -> Iterable[Record]:
         }
 
 
-def _record(found: Found, encoding: Encoding) -> Record:
+def _record(found: LevelsFound, encoding: Encoding) -> Record:
     sizes = level_sizes(found.manifest.leveled_ssts)
     rows = [_level_row(size, found, encoding) for size in sizes]
     return {
@@ -225,7 +227,7 @@ def _record(found: Found, encoding: Encoding) -> Record:
     }
 
 
-def _print_sections(found: Found, encoding: Encoding) -> None:
+def _print_sections(found: LevelsFound, encoding: Encoding) -> None:
     record = _record(found, encoding)
     total, waiting = record["total"], record["not_compacted"]
     rows = [tuple(level.values()) for level in record["levels"]]

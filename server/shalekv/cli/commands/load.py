@@ -22,8 +22,8 @@ from shalekv.cli.load.options import (
     reading_options,
     sending_options,
 )
-from shalekv.cli.load.run import Plan, run_load
-from shalekv.cli.load.source import Source
+from shalekv.cli.load.run import LoadPlan, run_load
+from shalekv.cli.load.source import InputSource
 from shalekv_client import Durability
 
 _HELP = """Put every pair of FILE (- or nothing: standard input), in batches.
@@ -101,7 +101,7 @@ def load(  # noqa: PLR0913 (click passes each option by its name)
     target: Target,
 ) -> None:
     """Load, and print the totals."""
-    source = Source(file)
+    source = InputSource(file)
     reading = words.reading(str(getattr(file, "name", "")), encoding)
     if bulk is not None:
         from shalekv.cli.load.bulk import BulkPlan, run_bulk  # noqa: PLC0415 (of the server)
@@ -109,5 +109,5 @@ def load(  # noqa: PLR0913 (click passes each option by its name)
         run_bulk(BulkPlan(source, reading, bulk, bad_rows_path, progress), target)
         return
     run_load(
-        Plan(source, reading, sending, durability, state_path, bad_rows_path, progress), target
+        LoadPlan(source, reading, sending, durability, state_path, bad_rows_path, progress), target
     )

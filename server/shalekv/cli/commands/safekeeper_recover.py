@@ -13,7 +13,7 @@ from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_record, printing
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.links import Links
-from shalekv.write.quorum.membership import Recovering, Recovery
+from shalekv.write.quorum.membership import ForcedRecovery, Recovery
 
 _HELP = """UNSAFE: go on without a majority, and GIVE UP what only the lost safekeepers hold.
 
@@ -58,7 +58,7 @@ def recover(*, url: str, addresses: Sequence[str], is_meant: bool, output_format
     """Recover, or tell what a recovery would give up."""
 
     async def run(store: CasStore, links: Links) -> Recovery:
-        recovering = Recovering(store, links)
+        recovering = ForcedRecovery(store, links)
         planned = await recovering.plan()
         if is_meant:
             if not planned.survivors and not addresses:

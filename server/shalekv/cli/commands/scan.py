@@ -18,7 +18,7 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
-from shalekv.cli.console.options import RangeWords, Reading, range_options, read_options
+from shalekv.cli.console.options import RangeWords, ReadOptions, range_options, read_options
 from shalekv.cli.console.output import (
     TABLE_ROWS,
     Format,
@@ -90,7 +90,7 @@ def scan(  # noqa: PLR0913 (click passes each option by its name)
     output_path: Path | None,
     encoding: Encoding,
     output_format: Format,
-    reading: Reading,
+    reading: ReadOptions,
     target: Target,
 ) -> None:
     """Print the entries."""

@@ -70,7 +70,7 @@ Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSst:
     """The ends of an SST, verified, and what reads the rest."""
 
     footer: Footer
@@ -91,7 +91,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SstParts:
     """What is to be read beside the ends of the SST."""
 
     name: str | None  # None: as its footer says
@@ -138,7 +138,7 @@ def inspect(
     """Print one SST."""
     if blocks and entries:
         raise click.UsageError("--blocks and --entries exclude each other")
-    wanted = Wanted(_object_name(name) if name else None, limit if entries else 0)
+    wanted = SstParts(_object_name(name) if name else None, limit if entries else 0)
     if path is not None:
         opened, found = asyncio.run(_from_file(path, wanted))
     elif url is None or wanted.name is None:
@@ -171,7 +171,7 @@ def _object_name(text: str) -> str:
     raise click.BadParameter(problem, param_hint="NAME")
 
 
-async def _from_store(store: CasStore, wanted: Wanted) -> tuple[Opened, list[Row]]:
+async def _from_store(store: CasStore, wanted: SstParts) -> tuple[OpenedSst, list[Row]]:
     name = wanted.name or ""
     origins = Origins(store, b"")
     try:
@@ -200,7 +200,7 @@ async def _found(store: CasStore, origins: Origins, name: str) -> tuple[CasStore
     raise click.BadParameter(f"{missing.store} has no {name}", param_hint="NAME")
 
 
-async def _from_file(path: Path, wanted: Wanted) -> tuple[Opened, list[Row]]:
+async def _from_file(path: Path, wanted: SstParts) -> tuple[OpenedSst, list[Row]]:
     with path.open("rb") as file:
         size_bytes = file.seek(0, os.SEEK_END)
 
@@ -212,7 +212,9 @@ async def _from_file(path: Path, wanted: Wanted) -> tuple[Opened, list[Row]]:
         return opened, await opened.entries(wanted.entries)
 
 
-async def _open(name: str | None, size_bytes: int, read: ReadRange, *, place: str = "") -> Opened:
+async def _open(
+    name: str | None, size_bytes: int, read: ReadRange, *, place: str = ""
+) -> OpenedSst:
     """The SST `name` (None: of the name that it says), which was found at `place`."""
     place = name or place
     tail_bytes = min(TAIL_BYTES, size_bytes)
@@ -225,10 +227,10 @@ async def _open(name: str | None, size_bytes: int, read: ReadRange, *, place: st
     layout = footer.layout
     key_filter = open_filter(footer, await read(layout.filter_offset, layout.filter_len))
     index = read_index(footer, await read(layout.index_offset, layout.index_len))
-    return Opened(footer, index, key_filter, read)
+    return OpenedSst(footer, index, key_filter, read)
 
 
-def _record(opened: Opened, encoding: Encoding) -> Record:
+def _record(opened: OpenedSst, encoding: Encoding) -> Record:
     footer, contents = opened.footer, opened.footer.contents
     sizes = statistics(footer, opened.index)
     keys = {name: encoding.encode(getattr(contents, name)) for name in ("first_key", "last_key")}

@@ -27,8 +27,8 @@ from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB
 from shalekv.store.opening import open_store
 from shalekv.store.verify.scratch import FOLDER, Effort
-from shalekv.store.verify.verdict import Failed, Passed, Told, Unanswered, Verdict
-from shalekv.store.verify.verify import Finding, verification
+from shalekv.store.verify.verdict import CheckFailed, CheckPassed, Told, Unanswered, Verdict
+from shalekv.store.verify.verify import CheckResult, verification
 from shalekv.wording import counted
 
 PARALLEL_MAX = 64
@@ -124,7 +124,7 @@ def _in_parts(settings: StoreSettings, large_object_bytes: int) -> StoreSettings
     return settings.model_copy(update={"multipart_bytes": whole_bytes})
 
 
-async def _verified(url: str, settings: StoreSettings, effort: Effort) -> list[Finding]:
+async def _verified(url: str, settings: StoreSettings, effort: Effort) -> list[CheckResult]:
     workers = ThreadWorkers(max(settings.threads, effort.racers))
     runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
     findings = []
@@ -163,7 +163,7 @@ def _tell_left(names: Sequence[str]) -> None:
     )
 
 
-def _print(findings: Sequence[Finding], output_format: Format) -> None:
+def _print(findings: Sequence[CheckResult], output_format: Format) -> None:
     rows = [*map(_row, findings), _NOT_NEEDED]
     match output_format:
         case Format.TABLE:
@@ -181,27 +181,27 @@ def _print(findings: Sequence[Finding], output_format: Format) -> None:
             print_rows(output_format, COLUMNS, rows)
 
 
-def _row(finding: Finding) -> tuple[str, str, str, str | None, str | None]:
+def _row(finding: CheckResult) -> tuple[str, str, str, str | None, str | None]:
     result, found = _said(finding.verdict)
-    lost = finding.check.lost if isinstance(finding.verdict, Failed) else None
+    lost = finding.check.lost if isinstance(finding.verdict, CheckFailed) else None
     return (result, finding.check.name, finding.check.proves, found or None, lost)
 
 
 def _said(verdict: Verdict) -> tuple[str, str]:
     match verdict:
-        case Passed(seen):
+        case CheckPassed(seen):
             return "passed", seen
         case Told(remark):
             return "told", remark
-        case Failed(problem):
+        case CheckFailed(problem):
             return "failed", problem
         case Unanswered(problem):
             return "unanswered", problem
 
 
-def _judged(findings: Sequence[Finding]) -> tuple[bool, str]:
+def _judged(findings: Sequence[CheckResult]) -> tuple[bool, str]:
     """Whether a database may be put there, and why."""
-    failed = [f.check.name for f in findings if isinstance(f.verdict, Failed)]
+    failed = [f.check.name for f in findings if isinstance(f.verdict, CheckFailed)]
     unanswered = [f.check.name for f in findings if isinstance(f.verdict, Unanswered)]
     if failed:
         return False, f"is unfit: it fails {', '.join(failed)}"

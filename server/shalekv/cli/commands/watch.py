@@ -203,7 +203,7 @@ def watch(  # noqa: PLR0913 (click passes each option by its name)
         keys["prefix"] = argument_bytes(encoding, prefix_word, "PREFIX")
     wanted = _Wanted(keys, from_seq or 0, previous, consumer, limit)
     printer = EventPrinter(encoding, output_format, has_previous=previous, shows_progress=progress)
-    run = _Run(wanted, printer)
+    run = _WatchProgress(wanted, printer)
     try:
         with printing():
             talk(target, run.follow)
@@ -213,7 +213,7 @@ def watch(  # noqa: PLR0913 (click passes each option by its name)
         run.tell_how_to_go_on()
 
 
-class _Run:
+class _WatchProgress:
     """How far the watch has come."""
 
     def __init__(self, wanted: _Wanted, printer: EventPrinter) -> None:

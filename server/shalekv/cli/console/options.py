@@ -32,7 +32,7 @@ _OPTIONS = ("read_level", "snapshot", "max_staleness_ms", "min_seq", "token")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """Which state is to be read."""
 
     read_level: ReadLevel = ReadLevel.COMMITTED
@@ -93,10 +93,10 @@ def _reading(
     max_staleness_ms: int | None,
     min_seq: int | None,
     token: SessionToken | None,
-) -> Reading:
+) -> ReadOptions:
     if snapshot and (max_staleness_ms or min_seq):
         raise click.UsageError("--snapshot excludes --max-staleness and --min-seq")
-    return Reading(read_level, snapshot, max_staleness_ms or 0, min_seq or 0, token)
+    return ReadOptions(read_level, snapshot, max_staleness_ms or 0, min_seq or 0, token)
 
 
 def _token(

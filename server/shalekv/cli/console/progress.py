@@ -32,7 +32,7 @@ class _Rows(Protocol):
     bytes: int
 
 
-class _Told(ProgressColumn):
+class _RowsColumn(ProgressColumn):
     """Reads the count whenever the line is drawn, which a thread of the library does."""
 
     def __init__(self, told: _Rows) -> None:
@@ -51,7 +51,7 @@ def rows_bar(told: _Rows) -> Iterator[None]:
     """A line on stderr for as long as this lasts."""
     console = Console(stderr=True)
     with Progress(
-        SpinnerColumn(), _Told(told), TimeElapsedColumn(), console=console, transient=True
+        SpinnerColumn(), _RowsColumn(told), TimeElapsedColumn(), console=console, transient=True
     ) as bar:
         bar.add_task("rows", total=None)
         yield

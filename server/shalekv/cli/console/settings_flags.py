@@ -136,7 +136,7 @@ REMOVED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FlagGroup:
     """The settings of one component."""
 
     name: str
@@ -144,7 +144,7 @@ class Group:
     settings: tuple[Setting, ...]
 
 
-def groups_of(model: type[Settings]) -> list[Group]:
+def groups_of(model: type[Settings]) -> list[FlagGroup]:
     """The groups of a model such as `ServeSettings`, in its order."""
     return [_group(name, field) for name, field in model.model_fields.items()]
 
@@ -155,13 +155,13 @@ def settings_of(model: type[Settings]) -> Iterator[Setting]:
         yield from group.settings
 
 
-def _group(name: str, field: FieldInfo) -> Group:
+def _group(name: str, field: FieldInfo) -> FlagGroup:
     model = field.annotation
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise TypeError(f"{name} is not a group of settings")
     title = (model.__doc__ or "").strip().splitlines()[0]
     fields = model.model_fields.items()
-    return Group(name, title, tuple(Setting(name, key, info) for key, info in fields))
+    return FlagGroup(name, title, tuple(Setting(name, key, info) for key, info in fields))
 
 
 # --- settings_flags

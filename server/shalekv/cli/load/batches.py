@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shalekv.cli.load.lines import BadInput, BadRow, Position, RowReader
+from shalekv.cli.load.lines import BadInput, BadRow, InputPosition, RowReader
 from shalekv_client import Put
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowBatch:
     """A batch, and the part of the input that it was made from."""
 
     number: int  # 0, 1, 2, in the order of the input
@@ -18,8 +18,8 @@ class Rows:
     lines: Sequence[int]  # the line of each put
     bad: Sequence[BadRow]  # what is no pair in this part of the input
     size_bytes: int  # of keys and values
-    begin: Position
-    end: Position
+    begin: InputPosition
+    end: InputPosition
 
     @property
     def first_line(self) -> int:
@@ -40,7 +40,7 @@ class Rows:
         """The keys that it sets."""
         return frozenset(put.key for put in self.puts)
 
-    def without(self, index: int, problem: str) -> Rows:
+    def without(self, index: int, problem: str) -> RowBatch:
         """The same without the put at `index`, which becomes a bad row."""
         puts, lines = list(self.puts), list(self.lines)
         refused = puts.pop(index)
@@ -65,7 +65,7 @@ class BatchLimits:
 class _Part:
     """The batch that is being filled."""
 
-    def __init__(self, number: int, begin: Position) -> None:
+    def __init__(self, number: int, begin: InputPosition) -> None:
         self.number = number
         self.begin = begin
         self.puts: list[Put] = []
@@ -79,14 +79,16 @@ class _Part:
         size_bytes = self.put_bytes + self.bad_bytes + row_bytes
         return not count or (count < limits.count_max and size_bytes <= limits.bytes_max)
 
-    def rows(self, line: int, offset_bytes: int) -> Rows:
-        end = Position(line, offset_bytes)
-        return Rows(self.number, self.puts, self.lines, self.bad, self.put_bytes, self.begin, end)
+    def rows(self, line: int, offset_bytes: int) -> RowBatch:
+        end = InputPosition(line, offset_bytes)
+        return RowBatch(
+            self.number, self.puts, self.lines, self.bad, self.put_bytes, self.begin, end
+        )
 
 
 def cut(
-    reader: RowReader, limits: BatchLimits, *, begin: Position, bad_rows_end_it: bool
-) -> Iterator[Rows]:
+    reader: RowReader, limits: BatchLimits, *, begin: InputPosition, bad_rows_end_it: bool
+) -> Iterator[RowBatch]:
     """The rows of `reader`, which stands at `begin` or at the end of the header, in batches.
 
     Bad rows are part of the batches, and count for their limits; with `bad_rows_end_it` the first
@@ -102,7 +104,7 @@ def cut(
                 row_bytes = len(row.key) + len(row.value)
                 if not part.has_room(limits, row_bytes):
                     yield part.rows(line, offset_bytes)
-                    part = _Part(part.number + 1, Position(line, offset_bytes))
+                    part = _Part(part.number + 1, InputPosition(line, offset_bytes))
                 part.puts.append(row)
                 part.lines.append(line + 1)
                 part.put_bytes += row_bytes
@@ -112,7 +114,7 @@ def cut(
                     break
                 if not part.has_room(limits, len(row.row)):
                     yield part.rows(line, offset_bytes)
-                    part = _Part(part.number + 1, Position(line, offset_bytes))
+                    part = _Part(part.number + 1, InputPosition(line, offset_bytes))
                 part.bad.append(row)
                 part.bad_bytes += len(row.row)
             line, offset_bytes = lines.number, lines.offset_bytes

@@ -20,13 +20,13 @@ from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.connection import PATIENT, Target, exit_code_of_call, told
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.output import print_line, printing
-from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import Account, BadRowFile
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.options import BulkWords
 from shalekv.cli.load.run import status_of_first, totals
 from shalekv.cli.load.sort import ExternalSort, Frame
-from shalekv.cli.load.source import Reading, Source, read_batches
+from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv.cli.process.lifecycle import open_links
 from shalekv.cli.process.logs import configure_logs
 from shalekv.errors import InvalidSetting, ShaleError
@@ -85,8 +85,8 @@ class BulkInput:
 
     def __init__(
         self,
-        source: Source,
-        reading: Reading,
+        source: InputSource,
+        reading: InputOptions,
         *,
         now_ms: int,
         value_bytes_max: int,
@@ -132,7 +132,7 @@ class BulkInput:
         """What is on the disk is gone."""
         self._sort.close()
 
-    def _take(self, rows: Rows) -> None:
+    def _take(self, rows: RowBatch) -> None:
         rows = self._without_large(rows)
         if self._bad_rows is not None:
             self._bad_rows.add(rows.bad)
@@ -142,7 +142,7 @@ class BulkInput:
         seen.rows += len(rows.puts)
         seen.bytes += rows.size_bytes
 
-    def _without_large(self, rows: Rows) -> Rows:
+    def _without_large(self, rows: RowBatch) -> RowBatch:
         large = [at for at, put in enumerate(rows.puts) if len(put.value) > self._value_bytes_max]
         if large and self._bad_rows is None:
             raise BadInput(rows.lines[large[0]], self._too_large(rows.puts[large[0]]))
@@ -181,15 +181,15 @@ class _BulkSettings(Settings):
 class BulkPlan:
     """What is to be loaded, and how."""
 
-    source: Source
-    reading: Reading
+    source: InputSource
+    reading: InputOptions
     words: BulkWords
     bad_rows_path: Path | None
     shows_progress: bool | None  # None: on a terminal
 
 
 @dataclass(slots=True)
-class _Done:
+class _LoadOutcome:
     """What has become of a load."""
 
     seq: int = 0
@@ -212,7 +212,7 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
     if load_id is None:
         load_id = f"load:{uuid.uuid4().hex}"
         click.echo(f"--load-id {load_id}", err=True)
-    done = _Done()
+    done = _LoadOutcome()
     began_s = time.monotonic()
     configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
     try:
@@ -234,7 +234,7 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
     _tell(plan, load_id, done, time.monotonic() - began_s)
 
 
-def _tell(plan: BulkPlan, load_id: str, done: _Done, elapsed_s: float) -> None:
+def _tell(plan: BulkPlan, load_id: str, done: _LoadOutcome, elapsed_s: float) -> None:
     seen = done.progress
     with printing():
         if done.was_before:
@@ -251,7 +251,7 @@ def _tell(plan: BulkPlan, load_id: str, done: _Done, elapsed_s: float) -> None:
 
 
 def _fail(
-    message: str, code: int, load_id: str, done: _Done, *, is_known: bool = False
+    message: str, code: int, load_id: str, done: _LoadOutcome, *, is_known: bool = False
 ) -> NoReturn:
     click.echo(message, err=True)
     if done.is_asked_for and not is_known:
@@ -266,7 +266,12 @@ class _Bulk:
     """A bulk load that runs."""
 
     def __init__(
-        self, plan: BulkPlan, target: Target, settings: _BulkSettings, load_id: str, done: _Done
+        self,
+        plan: BulkPlan,
+        target: Target,
+        settings: _BulkSettings,
+        load_id: str,
+        done: _LoadOutcome,
     ) -> None:
         self._plan = plan
         self._target = target

@@ -25,7 +25,7 @@ from shalekv.cli.load.lines import (
     VALUE,
     BadInput,
     BadRow,
-    Columns,
+    ColumnChoice,
     Lines,
     Row,
     find_column,
@@ -107,7 +107,7 @@ class DelimitedRows:
     """Reads rows of TSV or CSV; `columns` say which cells are a pair."""
 
     def __init__(
-        self, lines: Lines, file_format: FileFormat, columns: Columns, *, ttl_ms: int
+        self, lines: Lines, file_format: FileFormat, columns: ColumnChoice, *, ttl_ms: int
     ) -> None:
         """Every pair gets `ttl_ms`; 0: it never expires."""
         self.lines = lines
@@ -244,7 +244,7 @@ class NdjsonRows:
     """Reads objects; `columns` name the two members."""
 
     def __init__(
-        self, lines: Lines, columns: Columns, *, ttl_ms: int, now_ms: Callable[[], int]
+        self, lines: Lines, columns: ColumnChoice, *, ttl_ms: int, now_ms: Callable[[], int]
     ) -> None:
         """Every pair gets `ttl_ms`; 0: what its object says, which `now_ms` is asked for."""
         self.lines = lines

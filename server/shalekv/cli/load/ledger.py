@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from shalekv.cli.console.atomic_file import whole_file
 from shalekv.cli.console.keys import Encoding, json_field
-from shalekv.cli.load.batches import Rows
+from shalekv.cli.load.batches import RowBatch
 from shalekv.cli.load.formats import compact_json
-from shalekv.cli.load.lines import BadInput, BadRow, Position
+from shalekv.cli.load.lines import BadInput, BadRow, InputPosition
 from shalekv_client import Durability, ShaleKVError
 
 # --- account
@@ -24,10 +24,10 @@ from shalekv_client import Durability, ShaleKVError
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _StoredBatch:
     """A batch that is stored; its pairs are not kept."""
 
-    end: Position
+    end: InputPosition
     rows: int
     bad: tuple[BadRow, ...]
 
@@ -36,19 +36,21 @@ class _Done:
 class Account:
     """What a load has done so far."""
 
-    position: Position = field(default_factory=Position)  # all rows before it are stored, or bad
+    position: InputPosition = field(
+        default_factory=InputPosition
+    )  # all rows before it are stored, or bad
     rows: int = 0  # acknowledged
     bytes: int = 0  # of acknowledged keys and values
     source_bytes: int = 0  # of the lines of acknowledged rows
-    refused: list[tuple[Rows, ShaleKVError]] = field(default_factory=list)  # not applied
-    unknown: list[tuple[Rows, ShaleKVError]] = field(default_factory=list)  # perhaps applied
+    refused: list[tuple[RowBatch, ShaleKVError]] = field(default_factory=list)  # not applied
+    unknown: list[tuple[RowBatch, ShaleKVError]] = field(default_factory=list)  # perhaps applied
     cancelled_rows: int = 0  # given up while they were under way
     bad_input: BadInput | None = None
     file_trouble: OSError | None = None  # with a file that the load writes
     certain_rows: int = 0  # before `position`, of this run
     certain_bad: list[BadRow] = field(default_factory=list)  # before it, and not yet taken
     _next: int = 0
-    _beyond: dict[int, _Done] = field(default_factory=dict)
+    _beyond: dict[int, _StoredBatch] = field(default_factory=dict)
 
     @property
     def rows_beyond(self) -> int:
@@ -70,16 +72,16 @@ class Account:
         """Whether nothing has failed."""
         return not (self.refused or self.unknown or self.bad_input or self.file_trouble)
 
-    def failures(self) -> list[tuple[Rows, ShaleKVError]]:
+    def failures(self) -> list[tuple[RowBatch, ShaleKVError]]:
         """What was not acknowledged, by line."""
         return sorted(self.refused + self.unknown, key=lambda failure: failure[0].first_line)
 
-    def acknowledge(self, rows: Rows) -> None:
+    def acknowledge(self, rows: RowBatch) -> None:
         """These rows are stored."""
         self.rows += len(rows.puts)
         self.bytes += rows.size_bytes
         self.source_bytes += rows.source_bytes
-        self._beyond[rows.number] = _Done(rows.end, len(rows.puts), tuple(rows.bad))
+        self._beyond[rows.number] = _StoredBatch(rows.end, len(rows.puts), tuple(rows.bad))
         while done := self._beyond.pop(self._next, None):
             self._next += 1
             self.position = done.end
@@ -171,11 +173,11 @@ class LoadState:
     version: int = VERSION
 
     @property
-    def position(self) -> Position:
+    def position(self) -> InputPosition:
         """Where the load goes on."""
-        return Position(self.line, self.offset_bytes)
+        return InputPosition(self.line, self.offset_bytes)
 
-    def at(self, position: Position) -> LoadState:
+    def at(self, position: InputPosition) -> LoadState:
         """The same at another position."""
         return replace(self, line=position.line, offset_bytes=position.offset_bytes)
 
@@ -221,7 +223,7 @@ def bound_to(state: LoadState, path: Path, database_id: str) -> LoadState:
     return replace(state, database_id=database_id)
 
 
-def write_key(state: LoadState, rows: Rows, durability: Durability) -> bytes | None:
+def write_key(state: LoadState, rows: RowBatch, durability: Durability) -> bytes | None:
     """The idempotency key of a batch: the same when the same rows are written again.
 
     So a write of a killed load that is still on its way is either the one that the resumed load
@@ -270,7 +272,7 @@ def _difference(name: str, was: OriginValue, now: OriginValue) -> str:
 SAVE_INTERVAL_S = 0.5  # each costs a few syncs of the disk
 
 
-class Ledger:
+class LoadLedger:
     """Keeps the files of a load up to date, bad rows before the state that counts them."""
 
     def __init__(

@@ -16,7 +16,7 @@ LINE_BYTES_MAX = 256 * 1024 * 1024  # a line in hexadecimal is twice as long as 
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class InputPosition:
     """A place between two rows of an input, after its decompression."""
 
     line: int = 0  # so many lines are before it
@@ -75,11 +75,11 @@ class Lines:
         self._stream = stream
 
     @property
-    def position(self) -> Position:
+    def position(self) -> InputPosition:
         """The end of the last line that was read."""
-        return Position(self.number, self.offset_bytes)
+        return InputPosition(self.number, self.offset_bytes)
 
-    def skip_to(self, position: Position) -> None:
+    def skip_to(self, position: InputPosition) -> None:
         """Go on there; raises `BadInput` when the stream ends before it."""
         try:
             reached_bytes = self._stream.seek(position.offset_bytes)
@@ -128,7 +128,7 @@ VALUE = "value"
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ColumnChoice:
     """What the user says of the columns."""
 
     key: str | None = None  # a name, or a number from 1; None: not said

@@ -14,8 +14,8 @@ from shalekv.cli.console.keys import Encoding
 from shalekv.cli.console.option_groups import gathered
 from shalekv.cli.console.units import duration
 from shalekv.cli.load.formats import FileFormat, file_format_option, format_of_name
-from shalekv.cli.load.lines import Columns
-from shalekv.cli.load.source import Reading
+from shalekv.cli.load.lines import ColumnChoice
+from shalekv.cli.load.source import InputOptions
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -35,10 +35,10 @@ class ReadingWords:
     header: bool | None
     ttl_ms: int | None
 
-    def reading(self, name: str, encoding: Encoding) -> Reading:
+    def reading(self, name: str, encoding: Encoding) -> InputOptions:
         """How to read a file of this name."""
-        columns = Columns(self.key_column, self.value_column, self.header, encoding)
-        return Reading(self.file_format or format_of_name(name), columns, self.ttl_ms or 0)
+        columns = ColumnChoice(self.key_column, self.value_column, self.header, encoding)
+        return InputOptions(self.file_format or format_of_name(name), columns, self.ttl_ms or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def progress_bar(size_bytes: int | None) -> Iterator[Callable[[Account], None]]:
 # A module of its own, since the imports take their time.
 
 
-class _Told(ProgressColumn):
+class _LoadColumn(ProgressColumn):
     """Reads the progress whenever the line is drawn, which a thread of the library does."""
 
     def __init__(self, progress: BulkProgress) -> None:
@@ -64,7 +64,7 @@ class _Told(ProgressColumn):
 def bulk_bar(progress: BulkProgress) -> Iterator[None]:
     """A line on stderr for as long as this lasts."""
     console = Console(stderr=True)
-    columns = (_Told(progress), BarColumn(), TimeElapsedColumn())
+    columns = (_LoadColumn(progress), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         bar.add_task("load", total=progress.source_bytes_max)
         yield

@@ -16,12 +16,12 @@ import click
 from shalekv.cli.console.connection import AT_ONCE, PATIENT, Target, exit_code_of_call, talk
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import print_line, printing
-from shalekv.cli.load.batches import BatchLimits, Rows
+from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import (
     BEGINNING,
     Account,
     BadRowFile,
-    Ledger,
+    LoadLedger,
     LoadState,
     Origin,
     StateMismatch,
@@ -31,7 +31,7 @@ from shalekv.cli.load.ledger import (
 )
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.options import SendingWords
-from shalekv.cli.load.source import Reading, Source, read_batches
+from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv.wording import counted
 from shalekv_client import (
     Client,
@@ -50,7 +50,7 @@ from shalekv_client import (
 STEPS_PER_S = 10  # batches are made small enough that a second has at least so many
 
 
-class Pace:
+class RateLimit:
     """Says when the next batch may go, so that no more than `rows_per_s` go on average."""
 
     def __init__(self, rows_per_s: float) -> None:
@@ -100,8 +100,8 @@ class Loader:
         account: Account,
         sending: Sending,
         *,
-        ledger: Ledger,
-        pace: Pace | None,
+        ledger: LoadLedger,
+        pace: RateLimit | None,
         progress: Callable[[Account], None],
     ) -> None:
         """`progress` is called after every acknowledgement."""
@@ -113,7 +113,7 @@ class Loader:
         self._progress = progress
         self._in_flight: dict[asyncio.Task[None], frozenset[bytes]] = {}
 
-    async def load(self, batches: Iterator[Rows]) -> None:
+    async def load(self, batches: Iterator[RowBatch]) -> None:
         """Send all batches; after a failure no more, but those under way come to their end."""
         async with asyncio.TaskGroup() as tasks:
             while rows := await self._next(batches):
@@ -126,7 +126,7 @@ class Loader:
                 self._in_flight[task] = keys
                 task.add_done_callback(self._in_flight.pop)
 
-    async def _next(self, batches: Iterator[Rows]) -> Rows | None:
+    async def _next(self, batches: Iterator[RowBatch]) -> RowBatch | None:
         try:
             # In a thread: standard input may keep us waiting, and replies must not wait with us.
             return await asyncio.to_thread(next, batches, None)
@@ -156,7 +156,7 @@ class Loader:
             return True  # an early batch is late
         return len(self._in_flight) >= self._sending.in_flight_max
 
-    async def _send(self, rows: Rows) -> None:
+    async def _send(self, rows: RowBatch) -> None:
         try:
             written = await self._written(rows)
         except NotApplied as error:
@@ -171,7 +171,7 @@ class Loader:
             self._progress(self._account)
             await self._ledger.note()
 
-    async def _written(self, rows: Rows) -> Rows:
+    async def _written(self, rows: RowBatch) -> RowBatch:
         """Write the rows, without those that the server refuses if they are to be collected."""
         state, durability = self._ledger.state, self._sending.durability
         while rows.puts:
@@ -187,7 +187,7 @@ class Loader:
         return rows
 
 
-def refused_row(error: ShaleKVError, rows: Rows) -> int | None:
+def refused_row(error: ShaleKVError, rows: RowBatch) -> int | None:
     """Which row of a batch the server complains about, where it says so."""
     found = _CHANGE.match(error.field) if isinstance(error, InvalidRequest) else None
     index = int(found.group(1)) if found else len(rows.puts)
@@ -240,7 +240,7 @@ def report_failure(account: Account) -> None:
     raise SystemExit(code)
 
 
-def _lines(rows: Rows, error: ShaleKVError) -> str:
+def _lines(rows: RowBatch, error: ShaleKVError) -> str:
     """The line that the server complains about, or all lines of the batch."""
     index = refused_row(error, rows)
     if index is not None:
@@ -252,11 +252,11 @@ def _lines(rows: Rows, error: ShaleKVError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What is to be loaded, and how."""
 
-    source: Source
-    reading: Reading
+    source: InputSource
+    reading: InputOptions
     sending: SendingWords
     durability: Durability
     state_path: Path | None
@@ -302,7 +302,7 @@ class Plan:
             raise click.UsageError(f"--bad-rows: {error}") from None
 
 
-def run_load(plan: Plan, target: Target) -> None:
+def run_load(plan: LoadPlan, target: Target) -> None:
     """Load, and print the totals; what fails ends the process with its exit code."""
     state = plan.state()
     if state is not None and state.complete:
@@ -316,7 +316,7 @@ def run_load(plan: Plan, target: Target) -> None:
         bad_rows = plan.bad_row_file(state)
         if bad_rows is not None:
             stack.callback(bad_rows.close)
-        ledger = Ledger(account, state=state, state_path=plan.state_path, bad_rows=bad_rows)
+        ledger = LoadLedger(account, state=state, state_path=plan.state_path, bad_rows=bad_rows)
         is_whole = False
         try:
             with _progress(plan) as update:
@@ -337,13 +337,13 @@ def run_load(plan: Plan, target: Target) -> None:
 
 
 def _talk(
-    plan: Plan,
+    plan: LoadPlan,
     target: Target,
     account: Account,
-    ledger: Ledger,
+    ledger: LoadLedger,
     update: Callable[[Account], None],
 ) -> None:
-    pace = Pace(plan.sending.rate) if plan.sending.rate else None
+    pace = RateLimit(plan.sending.rate) if plan.sending.rate else None
     count_max = plan.sending.batch_count
     collects = plan.bad_rows_path is not None
     batches = read_batches(
@@ -369,7 +369,7 @@ def _talk(
     talk(target, call, retry=PATIENT)
 
 
-async def _meet(target: Target, ledger: Ledger, plan: Plan) -> None:
+async def _meet(target: Target, ledger: LoadLedger, plan: LoadPlan) -> None:
     """Make sure that there is a server, without patience, and of the database of the state."""
     database_id = (await status_of_first(target)).view.database_id.hex()
     if ledger.state is not None and plan.state_path is not None:
@@ -396,7 +396,7 @@ async def status_of_first(target: Target) -> Status:
 
 
 @contextmanager
-def _progress(plan: Plan) -> Iterator[Callable[[Account], None]]:
+def _progress(plan: LoadPlan) -> Iterator[Callable[[Account], None]]:
     """What is called with news: a bar if one is to be shown."""
     if sys.stderr.isatty() if plan.shows_progress is None else plan.shows_progress:
         from shalekv.cli.load.progress import progress_bar  # noqa: PLC0415 (scripts don't wait for it)

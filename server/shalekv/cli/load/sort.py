@@ -209,7 +209,7 @@ def _by_key(rows: Rows) -> Frame:
     return Frame(keys, [value for value, _ in found], [expiry for _, expiry in found])
 
 
-class _Reading:
+class _RunReader:
     """A run that is read frame by frame."""
 
     def __init__(self, run: RunFile) -> None:
@@ -235,7 +235,7 @@ class _Reading:
 
 def _merged(runs: Sequence[RunFile]) -> Iterator[Frame]:
     """The rows of these runs, oldest first, by key; of a key the newest."""
-    readings = [_Reading(run) for run in runs]
+    readings = [_RunReader(run) for run in runs]
     while True:
         for reading in readings:
             reading.refill()

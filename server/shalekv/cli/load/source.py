@@ -20,9 +20,9 @@ from typing import BinaryIO, cast
 
 from typing_extensions import Buffer
 
-from shalekv.cli.load.batches import BatchLimits, Rows, cut
+from shalekv.cli.load.batches import BatchLimits, RowBatch, cut
 from shalekv.cli.load.formats import DelimitedRows, FileFormat, NdjsonRows, format_of_beginning
-from shalekv.cli.load.lines import BadInput, Columns, Lines, Position, RowReader
+from shalekv.cli.load.lines import BadInput, ColumnChoice, InputPosition, Lines, RowReader
 
 BUFFER_BYTES = 128 * 1024
 BEGINNING_BYTES = 64 * 1024  # what tells one input from another of the same size
@@ -41,7 +41,7 @@ class Identity:
     beginning_sha256: str
 
 
-class Source:
+class InputSource:
     """The bytes of `file`, until its end or until `close`."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -157,39 +157,39 @@ LOOKED_AT_BYTES = 64 * 1024  # of the first line, to tell the format
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class InputOptions:
     """How an input is to be read."""
 
     file_format: FileFormat | None = None  # None: as it looks
-    columns: Columns = field(default_factory=Columns)
+    columns: ColumnChoice = field(default_factory=ColumnChoice)
     ttl_ms: int = 0  # of every pair; 0: never, or what its row says
 
 
 def read_batches(
-    source: Source,
-    reading: Reading,
+    source: InputSource,
+    reading: InputOptions,
     limits: BatchLimits,
     *,
     now_ms: Callable[[], int],
-    begin: Position | None = None,
+    begin: InputPosition | None = None,
     bad_rows_end_it: bool = True,
-) -> Iterator[Rows]:
+) -> Iterator[RowBatch]:
     """The batches of `source` from `begin` on; nothing is read before the first is asked for.
 
     Raises `BadInput`, after all batches before it.
     """
-    place = begin or Position()
+    place = begin or InputPosition()
     try:
         reader = _open(source, reading, now_ms)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(1, f"the input cannot be read: {error}") from error
     reader.begin()
-    if place != Position():
+    if place != InputPosition():
         reader.lines.skip_to(place)
     yield from cut(reader, limits, begin=place, bad_rows_end_it=bad_rows_end_it)
 
 
-def _open(source: Source, reading: Reading, now_ms: Callable[[], int]) -> RowReader:
+def _open(source: InputSource, reading: InputOptions, now_ms: Callable[[], int]) -> RowReader:
     stream = source.open()
     file_format = reading.file_format
     if file_format is None:

@@ -19,8 +19,8 @@ from structlog.contextvars import bind_contextvars
 from shalekv.cli.process.logs import configure_logs
 from shalekv.clock import MachineClock
 from shalekv.errors import ShaleError
-from shalekv.jobs.compact.pace import Pace
-from shalekv.jobs.compact.parts import Part, PartResult, run_part
+from shalekv.jobs.compact.pace import TokenBucket
+from shalekv.jobs.compact.parts import MergePart, PartResult, run_part
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import ProcessSettings, StoreSettings
 from shalekv.store.api import RequestKind
@@ -40,7 +40,7 @@ class PartTask(_Message):
     """What to merge, and where."""
 
     url: str
-    part: Part
+    part: MergePart
     store: StoreSettings
     process: ProcessSettings
 
@@ -83,7 +83,7 @@ async def _reply(task: PartTask, lifted: asyncio.Event) -> PartReply:
     store = open_store(task.url, runtime, task.store)
     try:
         cas = CasStore(store, runtime, task.store)
-        pace = Pace(runtime.clock, task.part.bytes_per_s, lifted.is_set)
+        pace = TokenBucket(runtime.clock, task.part.bytes_per_s, lifted.is_set)
         result = await run_part(cas, task.part, pace)
         return PartReply(result=result, sent=dict(store.sent.by_kind))
     except ShaleError as error:

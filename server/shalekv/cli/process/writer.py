@@ -58,7 +58,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class WriterContext:
     """The parts of a process that stay when a writer goes."""
 
     settings: ServeSettings
@@ -74,7 +74,7 @@ class Ground:
         return self.settings.server.advertise or self.server.listen
 
 
-async def open_writer(ground: Ground) -> Writer:
+async def open_writer(ground: WriterContext) -> Writer:
     """Open the database as its writer; create it first, if the settings want that."""
     refusals = RefusalPolicy(ground.store.sent, ground.runtime)
     _log.info("opening", url=ground.store.url)
@@ -82,7 +82,7 @@ async def open_writer(ground: Ground) -> Writer:
         return await _open(ground)
 
 
-async def _open(ground: Ground) -> Writer:
+async def _open(ground: WriterContext) -> Writer:
     settings, runtime, store = ground.settings, ground.runtime, ground.store
     since_epoch = None
     if settings.writer.open_once:  # others may create the database, and open it, before we do
@@ -100,7 +100,7 @@ async def _open(ground: Ground) -> Writer:
     )
 
 
-async def _create(ground: Ground) -> None:
+async def _create(ground: WriterContext) -> None:
     settings, store = ground.settings, ground.store
     quorum = None
     if settings.database.wal is WalChoice.QUORUM:
@@ -121,7 +121,7 @@ async def _create(ground: Ground) -> None:
             await complete_creation(cas, ground.links)
 
 
-def children_of(ground: Ground, writer: Writer) -> Children:
+def children_of(ground: WriterContext, writer: Writer) -> Children:
     """The child processes beside this writer; none runs yet."""
     children = Children(
         child_commands(ground.settings),
@@ -150,7 +150,7 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             open_links(settings.quorum) as links,
         ):
             server = bind(settings, runtime)
-            ground = Ground(settings, runtime, store, links, server, announce)
+            ground = WriterContext(settings, runtime, store, links, server, announce)
             if settings.election.elect:
                 await serve_when_elected(ground, stop)
             else:
@@ -158,7 +158,7 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
     _log.info("stopped")
 
 
-async def _serve_at_once(ground: Ground, stop: StopRequest) -> None:
+async def _serve_at_once(ground: WriterContext, stop: StopRequest) -> None:
     writer = None
     with stop.interrupts():
         writer = await open_writer(ground)
@@ -195,7 +195,7 @@ _ENDS_A_TERM = (
 )
 
 
-async def serve_when_elected(ground: Ground, stop: StopRequest) -> None:
+async def serve_when_elected(ground: WriterContext, stop: StopRequest) -> None:
     """Stand by, serve, and stand by again, until a signal asks to stop.
 
     Raises what standing by again cannot mend; the lease is then released.
@@ -221,7 +221,7 @@ async def serve_when_elected(ground: Ground, stop: StopRequest) -> None:
 
 
 async def _serve_in_terms(
-    ground: Ground, elector: Elector, standing: _Standing, stop: StopRequest
+    ground: WriterContext, elector: Elector, standing: _Standing, stop: StopRequest
 ) -> None:
     while not stop.asked.is_set():
         term = None
@@ -230,7 +230,7 @@ async def _serve_in_terms(
         if term is None:
             return
         try:
-            await _Turn(ground, term, standing, stop).run()
+            await _Term(ground, term, standing, stop).run()
         except _ENDS_A_TERM as error:
             _log.warning("stands by again", reason=error.reason, problem=str(error))
             ttl_ms = ground.settings.election.lease_ttl_ms
@@ -241,7 +241,7 @@ async def _serve_in_terms(
 class _Standing:
     """The server while it is not the writer: what it tells of whoever is elected."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: WriterContext) -> None:
         """Nobody is known yet."""
         self._server = ground.server
         self._own_address = ground.address
@@ -273,10 +273,12 @@ class _Standing:
         self._is_standing = False
 
 
-class _Turn:
+class _Term:
     """One term of this process as the one that tries to be the writer."""
 
-    def __init__(self, ground: Ground, term: Term, standing: _Standing, stop: StopRequest) -> None:
+    def __init__(
+        self, ground: WriterContext, term: Term, standing: _Standing, stop: StopRequest
+    ) -> None:
         """It has just been elected."""
         self._ground = ground
         self._term = term

@@ -135,7 +135,7 @@ class Damage:
     backup_ids: tuple[str, ...]  # that cannot be restored because of it
 
 
-class Verification:
+class BackupVerification:
     """One check of backups; copies that several share are read once."""
 
     def __init__(self, repository: Repository, *, limits: CopyLimits | None = None) -> None:

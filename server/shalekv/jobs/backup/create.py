@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 
 from shalekv.errors import IllegalState, ManifestConflict, ShaleError, StoreUnavailable
-from shalekv.format.backup import Backup, Copy, LevelCopy, Mark, WalCopy, Work
+from shalekv.format.backup import Backup, BackupMark, Copy, LevelCopy, MarkPurpose, WalCopy
 from shalekv.format.footer import Footer, needed_tail, read_footer
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import WAL_FOLDER, level_name, manifest_name, parse_wal_name, wal_name
@@ -271,7 +271,7 @@ class BackupCreation:
         """
         current = await StoredManifest(self._source).refresh()
         await self._repository.check_same_database(current.database_id)
-        mark = await self._repository.begin(Work.CREATION)
+        mark = await self._repository.begin(MarkPurpose.CREATION)
         try:
             backup = await self._copied(mark)
             await self._repository.publish(backup, mark)
@@ -281,7 +281,7 @@ class BackupCreation:
         log.info("backup made", backup_id=backup.backup_id, url=self._repository.url)
         return backup
 
-    async def _copied(self, mark: Mark) -> Backup:
+    async def _copied(self, mark: BackupMark) -> Backup:
         snapshots = Snapshots(self._source)
         snapshot = await snapshots.create(name=f"backup {mark.work_id}", ttl_ms=self._ttl_ms)
 
@@ -299,7 +299,7 @@ class BackupCreation:
         await snapshots.delete(snapshot.id.hex())
         return backup
 
-    async def _copy(self, mark: Mark, manifest: Manifest, data: bytes) -> Backup:
+    async def _copy(self, mark: BackupMark, manifest: Manifest, data: bytes) -> Backup:
         there = _There.of(await self._repository.copies())
         copier = LogCopier(self._source, self._repository, there.copies, self.progress)
         copied_log = await copier.copy(manifest, self._limits)

@@ -33,9 +33,9 @@ from shalekv.format.backup import (
     RANDOM_BYTES,
     WAL_FOLDER,
     Backup,
+    BackupMark,
     Copy,
-    Mark,
-    Work,
+    MarkPurpose,
     backup_name,
     begun_ms,
     decode_backup,
@@ -116,25 +116,25 @@ class Repository:
             )
             raise IllegalState(message)
 
-    async def begin(self, work: Work) -> Mark:
+    async def begin(self, work: MarkPurpose) -> BackupMark:
         """Put a mark there. Raises `BackupBusy` when a backup would meet a deletion."""
         now_ms = await self.store.reads.now_ms()
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
-        mark = Mark(new_backup_id(now_ms, random_bytes), work)
+        mark = BackupMark(new_backup_id(now_ms, random_bytes), work)
         await self.put(str(mark), mark.work_id.encode())
-        if work is Work.CREATION:
+        if work is MarkPurpose.CREATION:
             for other in await self.marks():
-                if other.work is Work.DELETION:
+                if other.work is MarkPurpose.DELETION:
                     await self.end(mark)
                     raise BackupBusy(busy_message(self.url, other))
         return mark
 
-    async def marks(self) -> list[Mark]:
+    async def marks(self) -> list[BackupMark]:
         """All that are there, each with its latest sign of life."""
         latest = {(each.work_id, each.work): each for each in await self._marks_and_signs()}
         return [*latest.values()]
 
-    async def show_life(self, mark: Mark) -> None:
+    async def show_life(self, mark: BackupMark) -> None:
         """Say that the work still goes on. Raises `BackupBusy` when somebody has ended it."""
         before = [each for each in await self._signs(mark) if each.sign_id]
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
@@ -143,16 +143,16 @@ class Repository:
         await self.store.reads.delete(map(str, before))
         await self._check(mark)
 
-    async def end(self, mark: Mark) -> None:
+    async def end(self, mark: BackupMark) -> None:
         """Take a mark away, and its signs of life."""
         await self.store.reads.delete(map(str, await self._signs(mark)))
 
-    async def abandon(self, mark: Mark) -> None:
+    async def abandon(self, mark: BackupMark) -> None:
         """The same, on the way out of an error: what stays is told by its name."""
         with suppress(StoreError):
             await self.end(mark)
 
-    async def publish(self, backup: Backup, mark: Mark) -> None:
+    async def publish(self, backup: Backup, mark: BackupMark) -> None:
         """Make the backup known, whose copies are all there. Raises `BackupBusy`.
 
         `mark` was put there before it was looked which copies there are.
@@ -167,15 +167,15 @@ class Repository:
             raise
         await self.end(mark)
 
-    async def _marks_and_signs(self) -> list[Mark]:
+    async def _marks_and_signs(self) -> list[BackupMark]:
         """In the order of time, as far as they are of one work."""
         listed = [info.name async for info in self.store.reads.list(MARKS_FOLDER)]
         return [found for name in listed if (found := parse_mark(name)) is not None]
 
-    async def _signs(self, mark: Mark) -> list[Mark]:
+    async def _signs(self, mark: BackupMark) -> list[BackupMark]:
         return [each for each in await self._marks_and_signs() if each.work_id == mark.work_id]
 
-    async def _check(self, mark: Mark) -> None:
+    async def _check(self, mark: BackupMark) -> None:
         try:
             await self.store.reads.head(str(mark))
         except ObjectNotFound:
@@ -186,11 +186,11 @@ class Repository:
             raise BackupBusy(message) from None
 
 
-def busy_message(url: str, mark: Mark) -> str:
+def busy_message(url: str, mark: BackupMark) -> str:
     """What to do about somebody else who is at work."""
     begun = datetime.fromtimestamp(begun_ms(mark.work_id) / 1_000, UTC)
     at = begun.isoformat(timespec="seconds")
-    if mark.work is Work.DELETION:
+    if mark.work is MarkPurpose.DELETION:
         return (
             f"a deletion in {url} that began at {at} has not ended. Wait for it; if it was "
             "interrupted, run `shalekv backup delete` there with --abandon"
@@ -241,7 +241,7 @@ class Deletion:
         missing = sorted({*backup_ids} - {*await repository.ids()})
         if missing:
             raise BackupNotFound(f"{repository.url} has no backup {', '.join(missing)}")
-        mark = await repository.begin(Work.DELETION)
+        mark = await repository.begin(MarkPurpose.DELETION)
         try:
             await repository.store.reads.delete(map(backup_name, backup_ids))
             left_because = await self._others(mark)
@@ -254,7 +254,7 @@ class Deletion:
         size_bytes = sum(doomed.values())
         return Deleted(len(backup_ids), len(doomed), size_bytes, left_because)
 
-    async def _others(self, own: Mark) -> tuple[str, ...]:
+    async def _others(self, own: BackupMark) -> tuple[str, ...]:
         """Who makes a backup now; marks of those who were interrupted are taken away."""
         now_ms = await self._repository.store.reads.now_ms()
         told = []
@@ -262,9 +262,9 @@ class Deletion:
             is_old = mark.seen_ms < now_ms - ABANDONED_MS
             if mark.work_id == own.work_id:
                 continue
-            if self._is_abandoning or (mark.work is Work.CREATION and is_old):
+            if self._is_abandoning or (mark.work is MarkPurpose.CREATION and is_old):
                 await self._repository.end(mark)
-            elif mark.work is Work.CREATION:
+            elif mark.work is MarkPurpose.CREATION:
                 told.append(busy_message(self._repository.url, mark))
         return tuple(told)
 

@@ -40,7 +40,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class EditedManifest(Protocol):
+class LeaseManifest(Protocol):
     """The manifest, as whoever holds leases may edit it."""
 
     async def edit(self, edit: Edit, landed: Landed) -> Manifest:
@@ -56,7 +56,7 @@ class HeldLease:
     since_ms: float
 
 
-class Leases:
+class CompactorLeases:
     """Makes, renews and removes leases."""
 
     def __init__(self, store: CasStore, *, ttl_s: int, holder: str) -> None:
@@ -75,7 +75,7 @@ class Leases:
         lease_id = new_lease_id(now_ms, random_bytes)
         return HeldLease(Lease(lease_id, self._expire_time_s(now_ms), self._holder), since_ms)
 
-    async def take(self, manifest: EditedManifest) -> HeldLease:
+    async def take(self, manifest: LeaseManifest) -> HeldLease:
         """One for a job that begins now. Raises `Superseded` and `StoreError`."""
         stale = [each for each in self._free if self._age_ms(each) >= self._half_life_ms]
         self._free = [each for each in self._free if each not in stale]
@@ -102,7 +102,7 @@ class Leases:
         """A lease that is in the manifest, for the next job."""
         self._free.append(held)
 
-    async def give_up(self, manifest: EditedManifest) -> None:
+    async def give_up(self, manifest: LeaseManifest) -> None:
         """Take all of them out of the manifest. Raises as the edit."""
         gone = [each.lease.id for each in (*self._free, *self._held)]
 
@@ -117,7 +117,7 @@ class Leases:
             )
 
     async def guard(
-        self, manifest: EditedManifest, held: HeldLease, work: Callable[[], Awaitable[T]]
+        self, manifest: LeaseManifest, held: HeldLease, work: Callable[[], Awaitable[T]]
     ) -> T:
         """The result of ``work()``, while the lease is renewed before half its life is over.
 
@@ -149,7 +149,7 @@ class Leases:
             return outcome[0]
         raise (lost or failed)[0]
 
-    async def _renew(self, manifest: EditedManifest, held: HeldLease) -> None:
+    async def _renew(self, manifest: LeaseManifest, held: HeldLease) -> None:
         """Never returns."""
         clock = self._store.runtime.clock
         while True:
@@ -193,7 +193,7 @@ _NONCE_BYTES = 16
 
 async def claim_compaction(
     store: CasStore,
-    leases: Leases,
+    leases: CompactorLeases,
     *,
     after: CompactorId | None = None,
 ) -> CompactedManifest:

@@ -19,7 +19,7 @@ from shalekv.format.columns import Columns, Section, columns_of
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst_writer import SstWriter
-from shalekv.jobs.compact.pace import Pace, answered
+from shalekv.jobs.compact.pace import TokenBucket, answered
 from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
@@ -40,7 +40,7 @@ _CODECS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Authorship:
+class OutputOwner:
     """Who writes SSTs, of which database, under which lease, and as of which logical time."""
 
     database_id: bytes
@@ -53,7 +53,7 @@ class LevelWriter:
     """Creates SSTs of the levels."""
 
     def __init__(
-        self, store: CasStore, author: Authorship, settings: LevelSettings, pace: Pace
+        self, store: CasStore, author: OutputOwner, settings: LevelSettings, pace: TokenBucket
     ) -> None:
         self._store = store
         self._author = author

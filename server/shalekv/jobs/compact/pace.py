@@ -34,7 +34,7 @@ async def answered(
         raise StoreUnavailable(store_url, operation, name, problem) from None
 
 
-class Pace:
+class TokenBucket:
     """A bucket of tokens, each good for one byte; it is filled at the rate, by the local clock."""
 
     def __init__(

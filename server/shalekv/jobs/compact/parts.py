@@ -14,8 +14,8 @@ from shalekv.errors import ShaleError
 from shalekv.format.columns import Section
 from shalekv.format.statistics import cuts, weights
 from shalekv.jobs.compact.merge import newest, remaining, visible
-from shalekv.jobs.compact.outputs import Authorship, LevelWriter, Outputs
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.outputs import LevelWriter, OutputOwner, Outputs
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.sources import LevelReader, RunSource
 from shalekv.protocol.compaction.jobs import MergeJob, OlderKeys, older_ssts, output_cuts
 from shalekv.protocol.entry import KeyRange
@@ -23,7 +23,7 @@ from shalekv.protocol.manifest import (
     L0,
     SYSTEM_LEVEL,
     Origin,
-    Tree,
+    Version,
     newest_first,
     overlaps,
     upper_bound,
@@ -44,10 +44,10 @@ _OUTPUT_SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MergePart:
     """What one process merges. A value that can be sent to another process."""
 
-    author: Authorship
+    author: OutputOwner
     target_level: int
     # Each of them a run of SSTs by key; what stands in one is newer than all of it in later ones.
     sources: Sequence[Sequence[SstInfo]]
@@ -80,7 +80,7 @@ def output_bytes(levels: LevelSettings, memory_bytes: int) -> int:
     return min(levels.sst_bytes, memory_bytes // _OUTPUT_SHARE)
 
 
-def outputs_of(part: Part, writer: LevelWriter) -> Outputs:
+def outputs_of(part: MergePart, writer: LevelWriter) -> Outputs:
     """Where what is left of the part goes."""
     return Outputs(
         writer,
@@ -93,7 +93,7 @@ def outputs_of(part: Part, writer: LevelWriter) -> Outputs:
     )
 
 
-async def run_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
+async def run_part(store: CasStore, part: MergePart, pace: TokenBucket) -> PartResult:
     """Merge it, and write what is left. Raises `CorruptObject`, `StoreError`."""
     origins = Origins(store, part.author.database_id, part.origins)
     try:
@@ -102,7 +102,9 @@ async def run_part(store: CasStore, part: Part, pace: Pace) -> PartResult:
         await origins.close()
 
 
-async def _run(store: CasStore, part: Part, reader: LevelReader, pace: Pace) -> PartResult:
+async def _run(
+    store: CasStore, part: MergePart, reader: LevelReader, pace: TokenBucket
+) -> PartResult:
     writer = LevelWriter(store, part.author, part.levels, pace)
     share_bytes = part.memory_bytes / _INPUT_SHARE / max(len(part.sources), 1)
     sources = [
@@ -123,7 +125,7 @@ async def _run(store: CasStore, part: Part, reader: LevelReader, pace: Pace) -> 
 
 async def _merge(
     store: CasStore,
-    part: Part,
+    part: MergePart,
     sources: Sequence[RunSource],
     outputs: Outputs,
     tasks: asyncio.TaskGroup,
@@ -161,7 +163,7 @@ class PartRunner(Protocol):
     is_parallel: bool
 
     async def run(
-        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+        self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
         """The results, in the order of the parts; no bound on the pace while `is_lifted` says so.
 
@@ -179,12 +181,12 @@ class OwnProcessParts:
         self._store = store
 
     async def run(
-        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+        self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
         """The results, in the order of the parts."""
         clock = self._store.runtime.clock
         return [
-            await run_part(self._store, part, Pace(clock, part.bytes_per_s, is_lifted))
+            await run_part(self._store, part, TokenBucket(clock, part.bytes_per_s, is_lifted))
             for part in parts
         ]
 
@@ -192,14 +194,14 @@ class OwnProcessParts:
 async def divide(
     store: CasStore,
     job: MergeJob,
-    tree: Tree,
-    author: Authorship,
+    tree: Version,
+    author: OutputOwner,
     *,
     compactor: CompactorSettings,
     levels: LevelSettings,
     is_parallel: bool,
     origins: Sequence[Origin] = (),
-) -> list[Part]:
+) -> list[MergePart]:
     """The parts of a job that was picked for `tree`; the first holds the least keys.
 
     `origins` are those of the manifest with this tree.
@@ -214,7 +216,9 @@ async def divide(
     if count > 1:
         places = Origins(store, author.database_id, origins)
         try:
-            borders = await _borders(LevelReader(places, Pace(store.runtime.clock, 0)), job, count)
+            borders = await _borders(
+                LevelReader(places, TokenBucket(store.runtime.clock, 0)), job, count
+            )
         finally:
             await places.close()
     logical_ms = author.logical_time_ms
@@ -228,7 +232,7 @@ async def divide(
         keys = KeyRange(start, end)
         runs = [[info for info in run if overlaps(info, keys)] for run in sources]
         held = [run for run in runs if run]
-        part = Part(
+        part = MergePart(
             author=author,
             target_level=job.target_level,
             sources=held,

@@ -21,10 +21,10 @@ import structlog
 from shalekv.errors import InvalidRequest, ManifestConflict, StoreError
 from shalekv.format.columns import Section
 from shalekv.format.statistics import BlockWeight, cuts, weights
-from shalekv.jobs.compact.claim import HeldLease, Leases
-from shalekv.jobs.compact.outputs import Authorship
-from shalekv.jobs.compact.pace import Pace
-from shalekv.jobs.compact.parts import Part, PartRunner, output_bytes
+from shalekv.jobs.compact.claim import CompactorLeases, HeldLease
+from shalekv.jobs.compact.outputs import OutputOwner
+from shalekv.jobs.compact.pace import TokenBucket
+from shalekv.jobs.compact.parts import MergePart, PartRunner, output_bytes
 from shalekv.jobs.compact.run import list_backlog
 from shalekv.jobs.compact.sources import LevelReader
 from shalekv.protocol.compaction.jobs import OlderKeys
@@ -39,7 +39,7 @@ from shalekv.protocol.compaction.publish import (
 from shalekv.protocol.compaction.range_job import RangeJob, RangeResult, is_merged, pick_range
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.lease import has_lease, without_lease
-from shalekv.protocol.manifest import L0, Manifest, Origin, Tree, overlaps
+from shalekv.protocol.manifest import L0, Manifest, Origin, Version, overlaps
 from shalekv.protocol.origins import narrowed
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins, check_pins
@@ -78,12 +78,12 @@ class PartLimits:
 async def divide_range(
     store: CasStore,
     job: RangeJob,
-    author: Authorship,
+    author: OutputOwner,
     limits: PartLimits,
     *,
     expiry_horizon_ms: int,
     origins: Sequence[Origin] = (),
-) -> list[Part]:
+) -> list[MergePart]:
     """The parts of a job, the first with the least keys; `origins` are those of its manifest.
 
     Raises `CorruptObject` and `StoreError`.
@@ -94,7 +94,7 @@ async def divide_range(
     if count > 1:
         places = Origins(store, author.database_id, origins)
         try:
-            reader = LevelReader(places, Pace(store.runtime.clock, 0))
+            reader = LevelReader(places, TokenBucket(store.runtime.clock, 0))
             borders = await _borders(reader, job, count)
         finally:
             await places.close()
@@ -105,7 +105,7 @@ async def divide_range(
         held = [run for run in runs if run]
         if not held:
             continue
-        part = Part(
+        part = MergePart(
             author=author,
             target_level=job.target_level,
             sources=held,
@@ -293,7 +293,7 @@ class RangeRequest:
 
 class _Plan(NamedTuple):
     job: RangeJob | None
-    parts: list[Part]
+    parts: list[MergePart]
     report: CompactionReport
 
 
@@ -327,7 +327,7 @@ class _RangeRun:
         self._runner = runner
         self._stored = StoredManifest(store)
         ttl_s = request.compactor.compactor_lease_ttl_s
-        self._leases = Leases(store, ttl_s=ttl_s, holder=request.holder)
+        self._leases = CompactorLeases(store, ttl_s=ttl_s, holder=request.holder)
 
     async def run(self) -> CompactionReport:
         manifest = await self._stored.refresh()
@@ -401,15 +401,15 @@ async def _plan(
     store: CasStore, request: RangeRequest, manifest: Manifest, lease_id: bytes, seq: int
 ) -> _Plan:
     now_ms = await store.reads.now_ms()
-    author = Authorship(
+    author = OutputOwner(
         database_id=manifest.database_id,
         own=CompactorId(manifest.compactor_epoch, store.runtime.random.randbytes(_NONCE_BYTES)),
         lease_id=lease_id,
         logical_time_ms=manifest.logical_time_ms,
     )
-    job = pick_range(Tree.of(manifest), request.keys, reserved_seq=seq)
+    job = pick_range(Version.of(manifest), request.keys, reserved_seq=seq)
     horizon_ms = manifest.logical_time_ms - request.compactor.expired_kept_s * _MS_PER_S
-    parts: list[Part] = []
+    parts: list[MergePart] = []
     if job is not None and (request.is_forced or not is_merged(job, horizon_ms)):
         parts = await divide_range(
             store,

@@ -12,9 +12,9 @@ import structlog
 
 from shalekv.errors import LeaseLost
 from shalekv.format import names
-from shalekv.jobs.compact.claim import HeldLease, Leases, claim_compaction
-from shalekv.jobs.compact.outputs import Authorship, LevelWriter
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.claim import CompactorLeases, HeldLease, claim_compaction
+from shalekv.jobs.compact.outputs import LevelWriter, OutputOwner
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import OwnProcessParts, PartRunner, divide, output_bytes
 from shalekv.jobs.compact.wal_job import merge_wal
 from shalekv.protocol.compaction.jobs import (
@@ -29,7 +29,7 @@ from shalekv.protocol.compaction.jobs import (
 )
 from shalekv.protocol.compaction.publish import check_not_reserved, is_published, publish
 from shalekv.protocol.lease import with_lease, without_lease
-from shalekv.protocol.manifest import Manifest, Tree
+from shalekv.protocol.manifest import Manifest, Version
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
@@ -77,7 +77,7 @@ class Compactions:
         self,
         store: CasStore,
         manifest: CompactedManifest,
-        leases: Leases,
+        leases: CompactorLeases,
         settings: CompactSettings,
         parts: PartRunner,
         slots: MergeSlots | None = None,
@@ -92,7 +92,7 @@ class Compactions:
         self.counters = CompactionCounters()
 
     async def run(
-        self, job: Job, manifest: Manifest, tree: Tree, is_lifted: Callable[[], bool]
+        self, job: Job, manifest: Manifest, tree: Version, is_lifted: Callable[[], bool]
     ) -> Result:
         """Run a job that was picked for `tree`, that of `manifest`, and publish its result.
 
@@ -135,11 +135,11 @@ class Compactions:
         self,
         job: Job,
         manifest: Manifest,
-        tree: Tree,
+        tree: Version,
         held: HeldLease,
         is_lifted: Callable[[], bool],
     ) -> Ran:
-        author = Authorship(
+        author = OutputOwner(
             database_id=manifest.database_id,
             own=self._manifest.own,
             lease_id=held.lease.id,
@@ -169,10 +169,10 @@ class Compactions:
             sum(result.written_bytes for result in results),
         )
 
-    async def _merge_wal(self, job: WalJob, manifest: Manifest, author: Authorship) -> Ran:
+    async def _merge_wal(self, job: WalJob, manifest: Manifest, author: OutputOwner) -> Ran:
         memory_bytes = self._settings.compactor.subcompaction_memory_bytes
         levels = self._settings.levels
-        pace = Pace(self._store.runtime.clock, 0)  # writers wait for it
+        pace = TokenBucket(self._store.runtime.clock, 0)  # writers wait for it
         outcome = await merge_wal(
             self._store,
             job,
@@ -225,7 +225,7 @@ async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str)
     A compactor that runs is superseded, and ends. Raises `Superseded` when another takes over,
     `DatabaseNotFound`, `LeaseLost`, `CorruptObject` and `StoreError`.
     """
-    leases = Leases(store, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
+    leases = CompactorLeases(store, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
     manifest = await claim_compaction(store, leases)
     try:
         return await _merge(store, manifest, leases, settings)
@@ -234,7 +234,7 @@ async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str)
 
 
 async def _merge(
-    store: CasStore, manifest: CompactedManifest, leases: Leases, settings: CompactSettings
+    store: CasStore, manifest: CompactedManifest, leases: CompactorLeases, settings: CompactSettings
 ) -> int:
     compactions = Compactions(store, manifest, leases, settings, OwnProcessParts(store))
     current = await manifest.refresh()
@@ -242,7 +242,7 @@ async def _merge(
     begin, end = wal.first, wal.first + wal.filled
     while (first := current.first_uncompacted_wal_id) < end:
         job = WalJob(range(first, end), "the whole tail")
-        result = await compactions.run(job, current, Tree.of(current), lambda: True)
+        result = await compactions.run(job, current, Version.of(current), lambda: True)
         assert isinstance(result, WalResult)
         current = await manifest.refresh()
     return end - begin

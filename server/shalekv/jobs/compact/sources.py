@@ -17,7 +17,7 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import SstMetadata, metadata_range, read_block, read_metadata
 from shalekv.format.statistics import blocks_between
 from shalekv.jobs.compact.merge import first_versions
-from shalekv.jobs.compact.pace import Pace, answered
+from shalekv.jobs.compact.pace import TokenBucket, answered
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
@@ -28,7 +28,7 @@ ENTRY_BYTES = 200  # objects and list slots of one row beside its key and value,
 class LevelReader:
     """Reads SSTs of one database, wherever they are, as fast as `pace` allows."""
 
-    def __init__(self, origins: Origins, pace: Pace) -> None:
+    def __init__(self, origins: Origins, pace: TokenBucket) -> None:
         self._origins = origins
         self._pace = pace
         self.read_bytes = 0

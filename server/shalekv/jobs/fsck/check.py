@@ -40,7 +40,7 @@ from shalekv.protocol.audit import (
     succession_findings,
 )
 from shalekv.protocol.entry import Entry, KeyRange
-from shalekv.protocol.manifest import Manifest, SortedRun, Tree
+from shalekv.protocol.manifest import Manifest, SortedRun, Version
 from shalekv.protocol.origins import is_pin, needed_pins
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
@@ -92,7 +92,7 @@ class _Source:
 async def check_order(scope: Scope, manifest: Manifest) -> AsyncIterator[Finding]:
     """Versions that stand above equal or newer ones: the first of each SST, and how many."""
     try:
-        tree = Tree.of(manifest)
+        tree = Version.of(manifest)
     except ValueError:
         return  # the table of SSTs was found wrong already
     ssts = LevelSsts(scope.store, database_id=manifest.database_id, settings=CacheSettings())

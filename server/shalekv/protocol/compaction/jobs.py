@@ -9,7 +9,14 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from shalekv.protocol.loads import CommittedLoad
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Tree, newest_first, upper_bound
+from shalekv.protocol.manifest import (
+    L0,
+    SYSTEM_LEVEL,
+    SortedRun,
+    Version,
+    newest_first,
+    upper_bound,
+)
 from shalekv.protocol.sst_table import SstInfo
 
 
@@ -109,7 +116,7 @@ class OlderKeys:
         return at < len(self.lasts) and self.firsts[at] < end
 
 
-def older_ssts(tree: Tree, job: MergeJob) -> Collection[SstInfo]:
+def older_ssts(tree: Version, job: MergeJob) -> Collection[SstInfo]:
     """The SSTs that may hold older versions of what the job merges, and are not merged by it."""
     inputs = {info.id for info in job.inputs}
     newest = max((info.max_seq for info in job.sources), default=0)
@@ -134,7 +141,7 @@ def older_ssts(tree: Tree, job: MergeJob) -> Collection[SstInfo]:
 _OVERLAPPED_SSTS = 8  # of the level below; each SST of it may be merged with so many
 
 
-def output_cuts(tree: Tree, level: int, *, sst_bytes: int) -> Sequence[bytes]:
+def output_cuts(tree: Version, level: int, *, sst_bytes: int) -> Sequence[bytes]:
     """Keys, ascending: no SST that is written to `level` may have keys on both sides of one.
 
     They stand before an SST of the next level that holds something, so far apart that they lead to
@@ -199,7 +206,7 @@ class CompactionState:
     `standing_back`; None: there is no such job.
     """
 
-    tree: Tree
+    tree: Version
     wal: WalState
     is_hurried: bool
     now_ms: int = 0
@@ -222,7 +229,7 @@ def move_result(job: MergeJob) -> MergeResult:
     return MergeResult(job, [replace(info, level=job.target_level) for info in job.sources])
 
 
-def _with_slots(tree: Tree, result: WalResult) -> Tree:
+def _with_slots(tree: Version, result: WalResult) -> Version:
     added = {L0: [*tree.l0], SYSTEM_LEVEL: [*tree.system]}
     for info in result.outputs:
         added[info.level].append(info)
@@ -240,7 +247,7 @@ def _last(job: WalJob) -> int:
     return job.slots.stop - 1
 
 
-def _with_merge(tree: Tree, result: MergeResult) -> Tree:
+def _with_merge(tree: Version, result: MergeResult) -> Version:
     replaced = {info.id for info in result.job.inputs}
     levels = {result.job.source_level, result.job.target_level}
     outputs: dict[int, list[SstInfo]] = {}

@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import attrgetter
 
 from shalekv.protocol.entry import KeyRange
-from shalekv.protocol.manifest import SortedRun, Tree, overlaps, upper_bound
+from shalekv.protocol.manifest import SortedRun, Version, overlaps, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 
 # --- l0_runs
@@ -27,13 +27,13 @@ def l0_sources(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:
     Those of one have sequence numbers that interleave, and do not overlap: they are one run. What
     stands in one is newer than all of it in later ones.
     """
-    runs: list[_Run] = []
+    runs: list[_L0Run] = []
     oldest_seq = 0
     for info in newest_first:
         if runs and info.max_seq >= oldest_seq and runs[-1].has_room(info):
             oldest_seq = min(oldest_seq, info.min_seq)
         else:
-            runs.append(_Run())
+            runs.append(_L0Run())
             oldest_seq = info.min_seq
         runs[-1].add(info)
     return [run.ssts for run in runs]
@@ -44,16 +44,16 @@ def l0_runs(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:
 
     What one job made is never divided.
     """
-    runs: list[_Run] = []
+    runs: list[_L0Run] = []
     for source in l0_sources(newest_first):
         if not runs or not all(map(runs[-1].has_room, source)):
-            runs.append(_Run())
+            runs.append(_L0Run())
         for info in source:
             runs[-1].add(info)
     return [run.ssts for run in runs]
 
 
-class _Run:
+class _L0Run:
     """SSTs without overlaps, by key. As in `SortedRun`, neighbours may share a border."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class _Run:
 # --- l0
 
 
-def l0_count(tree: Tree) -> int:
+def l0_count(tree: Version) -> int:
     """How many SSTs of L0 a get may have to look at.
 
     The SSTs of one load have one sequence number, do not overlap, and count as one.
@@ -86,7 +86,7 @@ def l0_count(tree: Tree) -> int:
     return len({info.max_seq for info in tree.l0})
 
 
-def l0_fullness(tree: Tree, *, merged_bytes: int) -> int:
+def l0_fullness(tree: Version, *, merged_bytes: int) -> int:
     """The same for whether L0 has room: `l0_count`, but what a merge inside of L0 left is one.
 
     That is what one job made if it has more than `merged_bytes` (see `standing_back`). It may be
@@ -99,7 +99,7 @@ def l0_fullness(tree: Tree, *, merged_bytes: int) -> int:
     return count
 
 
-def oldest_first(tree: Tree) -> Sequence[SstInfo]:
+def oldest_first(tree: Version) -> Sequence[SstInfo]:
     """L0 from the oldest SST on, those of one load by key."""
     return sorted(tree.l0, key=lambda info: (info.max_seq, info.first_key))
 
@@ -115,7 +115,7 @@ def movable_prefix(l0: Sequence[SstInfo], target: SortedRun | None) -> Sequence[
     return taken
 
 
-def best_prefix(l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes: int) -> Window:
+def best_prefix(l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes: int) -> L0Window:
     """The prefix of `l0`, oldest first, for each byte of which the fewest others are read.
 
     It reads at most `limit_bytes`, unless a single SST reads more.
@@ -134,12 +134,12 @@ def best_prefix(l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes:
         if count == 1 or (input_bytes <= limit_bytes and ratio <= best_ratio):
             best_count, best_ratio = count, ratio
     sources = l0[:best_count]
-    return Window(sources, overlapping(target, sources))
+    return L0Window(sources, overlapping(target, sources))
 
 
 def with_small_neighbours(
-    window: Window, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
-) -> Window:
+    window: L0Window, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
+) -> L0Window:
     """The window, and small SSTs of `target` beside it.
 
     Otherwise many small commits at the end of the keys would become as many small SSTs. A
@@ -167,7 +167,7 @@ def with_small_neighbours(
     while is_taken(high):
         merged_bytes += target.ssts[high].size_bytes
         high += 1
-    return Window(window.sources, target.ssts[low:high])
+    return L0Window(window.sources, target.ssts[low:high])
 
 
 def _spanning(keys: KeyRange, others: KeyRange) -> KeyRange:
@@ -187,7 +187,7 @@ class SourceChoice(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class L0Window:
     """SSTs in a row of a run, and all SSTs of the run below within their range."""
 
     sources: Sequence[SstInfo]
@@ -214,7 +214,7 @@ def best_window(
     goal_bytes: int,
     limit_bytes: int,
     choice: SourceChoice,
-) -> Window:
+) -> L0Window:
     """About `goal_bytes` of `run` to merge into `target`, reading at most `limit_bytes`.
 
     If no SST can be merged with so little, the one that takes least.
@@ -235,7 +235,7 @@ def best_window(
         if cost < best_cost:
             best, best_stop, best_cost = start, stop, cost
     overlapped = target.ssts[reach.lows[best] : reach.highs[best_stop - 1]] if target else ()
-    return Window(run.ssts[best:best_stop], overlapped)
+    return L0Window(run.ssts[best:best_stop], overlapped)
 
 
 def _cost(reach: _Reach, start: int, stop: int, limit_bytes: int, choice: SourceChoice) -> float:

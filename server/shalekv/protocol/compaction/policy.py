@@ -24,8 +24,8 @@ from shalekv.protocol.compaction.jobs import (
     move_result,
 )
 from shalekv.protocol.compaction.l0 import (
+    L0Window,
     SourceChoice,
-    Window,
     best_prefix,
     best_window,
     hull,
@@ -37,7 +37,7 @@ from shalekv.protocol.compaction.l0 import (
     overlapping,
     with_small_neighbours,
 )
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Tree
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.store import LevelSettings
@@ -57,7 +57,7 @@ _FLOOR_SHARE = 2  # a level may always hold this part of `base_level_bytes`
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LevelTargets:
     """Targets for the levels of one tree."""
 
     base_level: int  # L0 is merged into this one
@@ -69,7 +69,7 @@ class Shape:
     floor_bytes: float
 
     @classmethod
-    def of(cls, tree: Tree, settings: CompactorSettings) -> Shape:
+    def of(cls, tree: Version, settings: CompactorSettings) -> LevelTargets:
         """The shape for the tree, given what its last level holds."""
         sizes = {run.level: run.size_bytes for run in tree.runs}
         highest = min(sizes, default=LAST_LEVEL)
@@ -120,7 +120,7 @@ class Shape:
         return max(self.weights_bytes.get(level, 0) - int(self.targets_bytes.get(level, 0)), 0)
 
 
-def _weights_bytes(tree: Tree) -> Mapping[int, int]:
+def _weights_bytes(tree: Version) -> Mapping[int, int]:
     """By level, its size, and for each tombstone beyond one a put what a put takes on average.
 
     Tombstones are small, and what they delete stays until they reach it: a level full of them has
@@ -140,7 +140,7 @@ def _weights_bytes(tree: Tree) -> Mapping[int, int]:
 # Compaction debt: about how many bytes compactions have yet to read.
 
 
-def debt_bytes(tree: Tree, shape: Shape, *, wal_bytes: int, is_l0_due: bool) -> int:
+def debt_bytes(tree: Version, shape: LevelTargets, *, wal_bytes: int, is_l0_due: bool) -> int:
     """The debt of a tree: what is due of the WAL, of L0, and of the levels past their targets.
 
     What leaves a level meets as much of the level below as their sizes say.
@@ -173,7 +173,7 @@ def debt_bytes(tree: Tree, shape: Shape, *, wal_bytes: int, is_l0_due: bool) -> 
 _EVEN = 2  # times as large as all newer ones together, a run is still merged with them
 
 
-def new_runs(tree: Tree, reserved_seq: int) -> Sequence[Sequence[SstInfo]]:
+def new_runs(tree: Version, reserved_seq: int) -> Sequence[Sequence[SstInfo]]:
     """The SSTs of L0 with nothing up to `reserved_seq`, newest first, in runs without overlaps."""
     return l0_runs(info for info in tree.l0 if info.min_seq > reserved_seq)
 
@@ -253,7 +253,7 @@ _RECORD_LIVES = 2  # times `record_kept_s`: the window of a record, and what com
 _MS_PER_S = 1_000
 
 
-class _Candidate(NamedTuple):
+class _ScoredJob(NamedTuple):
     score: float
     job: Callable[[], MergeJob | None]  # costs more than the score
 
@@ -305,7 +305,7 @@ class LeveledPolicy:
         limit_bytes = self._settings.compaction_bytes_max
         sources = runs_to_merge(runs, count_min=max(trigger_count, 2), limit_bytes=limit_bytes)
         if sources:
-            return _merge(L0, L0, Window(sources, ()), "L0 beside a job over a range of keys")
+            return _merge(L0, L0, L0Window(sources, ()), "L0 beside a job over a range of keys")
         if not reason:
             return self._records_job(state.tree)
         if not is_long and len(runs) < _L0_FULL * trigger_count:
@@ -318,7 +318,7 @@ class LeveledPolicy:
 
     def debt_bytes(self, state: CompactionState) -> int:
         """About how much compactions have to read until `pick` finds nothing."""
-        shape = Shape.of(state.tree, self._settings)
+        shape = LevelTargets.of(state.tree, self._settings)
         return debt_bytes(
             state.tree,
             shape,
@@ -344,37 +344,37 @@ class LeveledPolicy:
         count = wal.fitting(_WAL_JOB * self._settings.wal_trigger_bytes)
         return WalJob(range(wal.first, wal.first + count), reason)
 
-    def _urgent(self, tree: Tree) -> Iterator[_Candidate]:
+    def _urgent(self, tree: Version) -> Iterator[_ScoredJob]:
         """What makes room in L0."""
-        shape = Shape.of(tree, self._settings)
+        shape = LevelTargets.of(tree, self._settings)
         score = self._l0_score(tree)
-        yield _Candidate(score, partial(self._l0_job, tree, shape, "L0 is full"))
+        yield _ScoredJob(score, partial(self._l0_job, tree, shape, "L0 is full"))
         for run in tree.runs:
             job = partial(self._run_job, tree, shape, run)
-            yield _Candidate(shape.fullness(run.level), job)
+            yield _ScoredJob(shape.fullness(run.level), job)
 
-    def _candidates(self, state: CompactionState) -> Iterator[_Candidate]:
+    def _candidates(self, state: CompactionState) -> Iterator[_ScoredJob]:
         tree = state.tree
-        shape = Shape.of(tree, self._settings)
+        shape = LevelTargets.of(tree, self._settings)
         score = self._l0_score(tree)
-        yield _Candidate(
+        yield _ScoredJob(
             score, partial(self._l0_job, tree, shape, f"L0 has a score of {score:.1f}")
         )
         for run in tree.runs:
-            yield _Candidate(shape.score(run.level), partial(self._run_job, tree, shape, run))
-        yield _Candidate(len(tree.system) / MERGE_COUNT_MIN, partial(self._records_job, tree))
+            yield _ScoredJob(shape.score(run.level), partial(self._run_job, tree, shape, run))
+        yield _ScoredJob(len(tree.system) / MERGE_COUNT_MIN, partial(self._records_job, tree))
         if state.now_ms:
             yield self._old_records(state)
             yield self._old_tombstones(state, shape)
 
-    def _l0_score(self, tree: Tree) -> float:
+    def _l0_score(self, tree: Version) -> float:
         size_bytes = sum(info.size_bytes for info in tree.l0)
         return max(
             l0_count(tree) / self._settings.l0_trigger_count,
             size_bytes / self._settings.base_level_bytes,
         )
 
-    def _l0_job(self, tree: Tree, shape: Shape, reason: str) -> MergeJob:
+    def _l0_job(self, tree: Version, shape: LevelTargets, reason: str) -> MergeJob:
         level = shape.base_level
         target = _run(tree, level)
         l0 = oldest_first(tree)
@@ -389,7 +389,7 @@ class LeveledPolicy:
         )
         return _merge(L0, level, window, reason)
 
-    def _run_job(self, tree: Tree, shape: Shape, run: SortedRun) -> MergeJob:
+    def _run_job(self, tree: Version, shape: LevelTargets, run: SortedRun) -> MergeJob:
         level = shape.below(run.level)
         target = _run(tree, level)
         reason = f"L{run.level} has a score of {shape.score(run.level):.1f}"
@@ -406,7 +406,7 @@ class LeveledPolicy:
         )
         return _merge(run.level, level, window, reason)
 
-    def _movable(self, tree: Tree, run: SortedRun, level: int, goal_bytes: int) -> list[SstInfo]:
+    def _movable(self, tree: Version, run: SortedRun, level: int, goal_bytes: int) -> list[SstInfo]:
         """SSTs of a run that can go down as they are, `goal_bytes` of them or less."""
         target = _run(tree, level)
         taken: list[SstInfo] = []
@@ -419,7 +419,7 @@ class LeveledPolicy:
                 size_bytes += info.size_bytes
         return taken
 
-    def _may_move(self, tree: Tree, ssts: Sequence[SstInfo], level: int) -> bool:
+    def _may_move(self, tree: Version, ssts: Sequence[SstInfo], level: int) -> bool:
         """Whether nothing is gained by writing these SSTs again."""
         if not ssts:
             return False
@@ -428,7 +428,7 @@ class LeveledPolicy:
             return False
         return not any(info.tombstone_count and _is_last(tree, info, level) for info in ssts)
 
-    def _records_job(self, tree: Tree) -> MergeJob | None:
+    def _records_job(self, tree: Version) -> MergeJob | None:
         sources = records_to_merge(
             tree.system,
             sst_bytes=self._levels.sst_bytes,
@@ -437,41 +437,41 @@ class LeveledPolicy:
         if not sources:
             return None
         reason = f"{len(tree.system)} SSTs of records"
-        return _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, Window(sources, ()), reason)
+        return _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, L0Window(sources, ()), reason)
 
-    def _old_records(self, state: CompactionState) -> _Candidate:
+    def _old_records(self, state: CompactionState) -> _ScoredJob:
         system = state.tree.system
         if not system:
-            return _Candidate(0, lambda: None)
+            return _ScoredJob(0, lambda: None)
         oldest = min(system, key=_made_at_ms)
-        return _Candidate(
+        return _ScoredJob(
             (state.now_ms - _made_at_ms(oldest))
             / (_RECORD_LIVES * self._settings.record_kept_s * _MS_PER_S),
-            lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, Window([oldest], ()), "old records"),
+            lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, L0Window([oldest], ()), "old records"),
         )
 
-    def _old_tombstones(self, state: CompactionState, shape: Shape) -> _Candidate:
+    def _old_tombstones(self, state: CompactionState, shape: LevelTargets) -> _ScoredJob:
         """Merge down the oldest SST with many tombstones; what L0 has counts as one SST."""
         heavy = [info for run in state.tree.runs for info in run.ssts if _is_heavy(info)]
         heavy = [info for info in heavy if info.level < shape.last_level]
         heavy += [info for info in state.tree.l0 if _is_heavy(info)]
         if not heavy:
-            return _Candidate(0, lambda: None)
+            return _ScoredJob(0, lambda: None)
         oldest = min(heavy, key=_made_at_ms)
         score = (state.now_ms - _made_at_ms(oldest)) / (self._settings.tombstone_age_s * _MS_PER_S)
-        return _Candidate(score, lambda: self._tombstone_job(state.tree, shape, oldest))
+        return _ScoredJob(score, lambda: self._tombstone_job(state.tree, shape, oldest))
 
-    def _tombstone_job(self, tree: Tree, shape: Shape, info: SstInfo) -> MergeJob:
+    def _tombstone_job(self, tree: Version, shape: LevelTargets, info: SstInfo) -> MergeJob:
         reason = f"{info.tombstone_count} tombstones of {info.entry_count} entries"
         if info.level == L0:
             return self._l0_job(tree, shape, reason)
         level = shape.below(info.level)
         return _merge(
-            info.level, level, Window([info], overlapping(_run(tree, level), [info])), reason
+            info.level, level, L0Window([info], overlapping(_run(tree, level), [info])), reason
         )
 
 
-def _merge(source_level: int, target_level: int, window: Window, reason: str) -> MergeJob:
+def _merge(source_level: int, target_level: int, window: L0Window, reason: str) -> MergeJob:
     return MergeJob(
         source_level,
         target_level,
@@ -482,11 +482,11 @@ def _merge(source_level: int, target_level: int, window: Window, reason: str) ->
     )
 
 
-def _run(tree: Tree, level: int) -> SortedRun | None:
+def _run(tree: Version, level: int) -> SortedRun | None:
     return next((run for run in tree.runs if run.level == level), None)
 
 
-def _is_last(tree: Tree, info: SstInfo, level: int) -> bool:
+def _is_last(tree: Version, info: SstInfo, level: int) -> bool:
     """Whether nothing below `level` can hold a key of the SST, so that its tombstones may go."""
     keys = hull([info])
     return not any(run.overlapping(keys) for run in tree.runs if run.level > level)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shalekv.protocol.compaction.l0 import l0_sources
 from shalekv.protocol.compaction.policy import LAST_LEVEL
 from shalekv.protocol.entry import END_OF_KEYS, NO_EXPIRY, KeyRange
-from shalekv.protocol.manifest import Tree, overlaps, upper_bound
+from shalekv.protocol.manifest import Version, overlaps, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 
 
@@ -46,7 +46,7 @@ class RangeResult:
     outputs: Sequence[SstInfo]
 
 
-def pick_range(tree: Tree, keys: KeyRange, *, reserved_seq: int) -> RangeJob | None:
+def pick_range(tree: Version, keys: KeyRange, *, reserved_seq: int) -> RangeJob | None:
     """The job for these keys; None: the levels hold nothing of them.
 
     What came after `reserved_seq` is left to compactors, unless it has to come along.
@@ -80,7 +80,7 @@ def is_merged(job: RangeJob, horizon_ms: int) -> bool:
     )
 
 
-def _newest_first(tree: Tree) -> Iterator[Sequence[SstInfo]]:
+def _newest_first(tree: Version) -> Iterator[Sequence[SstInfo]]:
     """The sources of the tree, what one load or job has put into L0 as one."""
     yield from l0_sources(tree.l0)
     for run in tree.runs:

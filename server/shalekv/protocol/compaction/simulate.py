@@ -29,7 +29,7 @@ from shalekv.protocol.compaction.l0 import l0_count
 from shalekv.protocol.compaction.outcome import (
     EDIT,
     Amplification,
-    Requests,
+    RequestCounts,
     Sample,
     Setup,
     Simulated,
@@ -44,7 +44,7 @@ from shalekv.protocol.compaction.workload import (
     Workload,
     operations,
 )
-from shalekv.protocol.manifest import L0, SortedRun, Tree
+from shalekv.protocol.manifest import L0, SortedRun, Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.store import LevelSettings
 
@@ -53,7 +53,7 @@ from shalekv.settings.store import LevelSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SimulatedRows:
     """Entries by key, one of each key."""
 
     keys: Numbers
@@ -64,9 +64,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def at(self, chosen: slice | Flags | Amounts) -> Rows:
+    def at(self, chosen: slice | Flags | Amounts) -> SimulatedRows:
         """Some of them."""
-        return Rows(
+        return SimulatedRows(
             self.keys[chosen],
             self.seqs[chosen],
             self.logical_bytes[chosen],
@@ -74,9 +74,9 @@ class Rows:
         )
 
 
-def newest(parts: Sequence[Rows]) -> Rows:
+def newest(parts: Sequence[SimulatedRows]) -> SimulatedRows:
     """The newest entry of each key in `parts`, which may be in any order, and not by key."""
-    together = Rows(
+    together = SimulatedRows(
         np.concatenate([part.keys for part in parts]),
         np.concatenate([part.seqs for part in parts]),
         np.concatenate([part.logical_bytes for part in parts]),
@@ -88,7 +88,9 @@ def newest(parts: Sequence[Rows]) -> Rows:
     return ordered.at(first)
 
 
-def cut(rows: Rows, row_bytes: Amounts, part_bytes: int) -> Iterator[tuple[Rows, int]]:
+def cut(
+    rows: SimulatedRows, row_bytes: Amounts, part_bytes: int
+) -> Iterator[tuple[SimulatedRows, int]]:
     """The rows in parts of at most `part_bytes`, each with its size; `row_bytes` of each row."""
     ends = np.cumsum(row_bytes)
     start = 0
@@ -99,7 +101,7 @@ def cut(rows: Rows, row_bytes: Amounts, part_bytes: int) -> Iterator[tuple[Rows,
         start = stop
 
 
-def split(rows: Rows, keys: Numbers) -> Iterator[Rows]:
+def split(rows: SimulatedRows, keys: Numbers) -> Iterator[SimulatedRows]:
     """The rows before the first of `keys`, from there on before the second, and so on."""
     ends = [0, *np.searchsorted(rows.keys, keys), len(rows)]
     for start, stop in pairwise(ends):
@@ -181,17 +183,17 @@ class Rehearsal:
 
     levels: LevelSettings
     key_bytes: int
-    contents: dict[bytes, Rows] = field(default_factory=dict)
+    contents: dict[bytes, SimulatedRows] = field(default_factory=dict)
     made_count: int = 0
     now_ms: int = 1
 
-    def run_wal(self, job: WalJob, parts: Sequence[Rows]) -> WalResult:
+    def run_wal(self, job: WalJob, parts: Sequence[SimulatedRows]) -> WalResult:
         """Merge the rows of the slots into L0."""
         rows = newest(parts)
         last_seq = int(max(part.seqs.max() for part in parts))
         return WalResult(job, [*self._written(rows, L0, ())], last_seq, self.now_ms)
 
-    def run_merge(self, job: MergeJob, tree: Tree) -> MergeResult:
+    def run_merge(self, job: MergeJob, tree: Version) -> MergeResult:
         """Merge or move the SSTs of the job."""
         if job.is_move:
             return move_result(job)
@@ -201,13 +203,13 @@ class Rehearsal:
         cuts = output_cuts(tree, job.target_level, sst_bytes=self.levels.sst_bytes)
         return MergeResult(job, [*self._written(rows, job.target_level, cuts)])
 
-    def forget(self, tree: Tree) -> None:
+    def forget(self, tree: Version) -> None:
         """Keep the rows of the SSTs in the tree alone."""
         held = {info.id for info in tree.l0}
         held.update(info.id for run in tree.runs for info in run.ssts)
         self.contents = {id_: rows for id_, rows in self.contents.items() if id_ in held}
 
-    def stored_bytes(self, rows: Rows) -> Amounts:
+    def stored_bytes(self, rows: SimulatedRows) -> Amounts:
         """What each row takes in an SST of the levels."""
         mean_bytes = float(rows.logical_bytes.mean()) if len(rows) else 1.0
         overhead = overhead_bytes(
@@ -218,7 +220,7 @@ class Rehearsal:
         )
         return rows.logical_bytes + round(overhead)
 
-    def _written(self, rows: Rows, level: int, cuts: Sequence[bytes]) -> Iterable[SstInfo]:
+    def _written(self, rows: SimulatedRows, level: int, cuts: Sequence[bytes]) -> Iterable[SstInfo]:
         numbers = np.array([_number(key) for key in cuts], dtype=np.uint64)
         for between in split(rows, numbers):
             for part, size in cut(between, self.stored_bytes(between), self.levels.sst_bytes):
@@ -231,7 +233,7 @@ class Rehearsal:
         return self.now_ms.to_bytes(6, "big") + self.made_count.to_bytes(10, "big")
 
 
-def _may_hold(runs: Sequence[SortedRun], rows: Rows) -> Flags:
+def _may_hold(runs: Sequence[SortedRun], rows: SimulatedRows) -> Flags:
     """For each row, whether an SST of `runs` can hold its key."""
     found = np.zeros(len(rows), dtype=np.bool_)
     for run in runs:
@@ -246,7 +248,7 @@ def _number(key: bytes) -> int:
     return int.from_bytes(key, "big")
 
 
-def _info(rows: Rows, level: int, size_bytes: int, sst_id: bytes) -> SstInfo:
+def _info(rows: SimulatedRows, level: int, size_bytes: int, sst_id: bytes) -> SstInfo:
     return SstInfo(
         id=sst_id,
         level=level,
@@ -271,7 +273,7 @@ def _info(rows: Rows, level: int, size_bytes: int, sst_id: bytes) -> SstInfo:
 _SAMPLES = 40  # of reads and of space, evenly over the operations
 _SAMPLED_KEYS = 200
 
-_NO_TREE = Tree(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
+_NO_TREE = Version(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
 
 
 def predict(workload: Workload, setup: Setup) -> Amplification:
@@ -299,7 +301,7 @@ class _Simulation:
         self._done = self._filled = self._job_count = 0
         self._now_s = self._stalled_s = 0.0
         self._is_hurried = False
-        self._requests = Requests()
+        self._requests = RequestCounts()
         self._levels_bytes = self._replaced_bytes = 0
         self._byte_seconds = 0.0
         self._wal_max = self._l0_max = 0
@@ -336,13 +338,13 @@ class _Simulation:
             result = self._rehearsal.run_wal(job, [self._rows(job.slots)])
             read_bytes = self._wal.before(job.slots.stop) - self._wal.before(job.slots.start)
             self._done = job.slots.stop
-            self._requests.add(Requests(get=1, delete=1), len(job.slots))
+            self._requests.add(RequestCounts(get=1, delete=1), len(job.slots))
         else:
             result = self._rehearsal.run_merge(job, self._tree)
             read_bytes = self._count_merge(job)
         if not (isinstance(job, MergeJob) and job.is_move):
             self._levels_bytes += sum(info.size_bytes for info in result.outputs)
-            self._requests.add(Requests(put=1), len(result.outputs))
+            self._requests.add(RequestCounts(put=1), len(result.outputs))
             self._requests.add(EDIT)  # of the lease
         self._requests.add(EDIT)
         self._tree = self._policy.apply(state, result).tree
@@ -355,16 +357,16 @@ class _Simulation:
             return 0
         for info in job.inputs:
             gets = 1 + -(-info.size_bytes // self._setup.request_bytes)
-            self._requests.add(Requests(get=gets, delete=1))
+            self._requests.add(RequestCounts(get=gets, delete=1))
         self._replaced_bytes += job.input_bytes
         return job.input_bytes
 
-    def _rows(self, slots: range) -> Rows:
+    def _rows(self, slots: range) -> SimulatedRows:
         starts, ops = self._wal.starts, self._ops
         stop = int(starts[slots.stop]) if slots.stop < len(starts) else len(ops)
         chosen = slice(int(starts[slots.start]), stop)
         seqs = np.arange(chosen.start + 1, chosen.stop + 1, dtype=np.int64)
-        return Rows(ops.keys[chosen], seqs, ops.logical_bytes[chosen], ops.deletes[chosen])
+        return SimulatedRows(ops.keys[chosen], seqs, ops.logical_bytes[chosen], ops.deletes[chosen])
 
     def _pass(self, seconds: float) -> None:
         """Let time go by, in which writes arrive."""
@@ -460,13 +462,13 @@ class _Simulation:
             samples=self._samples,
         )
 
-    def _all_requests(self, read: float, scan_blocks: float) -> Requests:
+    def _all_requests(self, read: float, scan_blocks: float) -> RequestCounts:
         """Those of compactions, of the WAL, of polling, and of reads that miss the cache."""
         requests = replace(self._requests)
-        requests.add(Requests(put=1), len(self._wal))
+        requests.add(RequestCounts(put=1), len(self._wal))
         requests.delete += requests.list / EDIT.list  # each edit leaves a manifest behind
         polls = self._now_s * _MS_PER_S / self._setup.compactor.compactor_poll_ms
-        requests.add(Requests(list=2), polls)  # manifest and WAL
+        requests.add(RequestCounts(list=2), polls)  # manifest and WAL
         missed = 1 - self._workload.cached_share
         # A filter lets about 0.6185 ** bits of the keys through that are not there.
         passed = exp(-self._setup.levels.filter_bits * log(2) ** 2)

@@ -166,7 +166,7 @@ class Credentials:
         return text
 
 
-class Leases:
+class KubernetesLeases:
     """One Lease at the API server: read, created, and replaced as long as it is the same."""
 
     def __init__(
@@ -263,7 +263,7 @@ async def open_leases(
     credentials_path: str,
     *,
     timeout_ms: float,
-) -> AsyncIterator[Leases]:
+) -> AsyncIterator[KubernetesLeases]:
     """A client of the API server of this pod; `timeout_ms` is for each request.
 
     Raises `InvalidSetting` outside of a pod.
@@ -274,7 +274,7 @@ async def open_leases(
         place = KubernetesPlace(credentials.namespace(), place.name)
     timeout = ClientTimeout(total=timeout_ms / 1_000)
     async with ClientSession(timeout=timeout) as session:
-        yield Leases(session, credentials, server, place)
+        yield KubernetesLeases(session, credentials, server, place)
 
 
 def _server(environment: Mapping[str, str]) -> str:
@@ -340,7 +340,7 @@ class KubernetesElector:
     """One process that campaigns in Kubernetes."""
 
     def __init__(
-        self, leases: Leases, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
+        self, leases: KubernetesLeases, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
     ) -> None:
         """`holder` is the HOST:PORT that others are told; `told` hears of theirs."""
         self._leases = leases
@@ -395,7 +395,7 @@ class KubernetesElector:
         self._seen = None
         self._told(self._holder)
         _log.info("elected", lease=identity, holder=self._holder)
-        held = HeldLease(self._leases, self._clock, taken, self._ttl_ms)
+        held = HeldKubernetesLease(self._leases, self._clock, taken, self._ttl_ms)
         return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
 
     def _claim(self, identity: str, *, transitions: int) -> dict[str, Any]:
@@ -421,10 +421,12 @@ class KubernetesElector:
         return self._seen
 
 
-class HeldLease:
+class HeldKubernetesLease:
     """A `RenewableLease` in Kubernetes."""
 
-    def __init__(self, leases: Leases, clock: Clock, held: KubernetesLease, ttl_ms: int) -> None:
+    def __init__(
+        self, leases: KubernetesLeases, clock: Clock, held: KubernetesLease, ttl_ms: int
+    ) -> None:
         """`held` is the Lease as this process has written it."""
         self._leases = leases
         self._clock = clock

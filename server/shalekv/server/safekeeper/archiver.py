@@ -32,12 +32,12 @@ from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import (
     Configuration,
     LogObject,
-    Patience,
+    TakeoverTimer,
     is_archived,
     takeover_place,
     trim_mark,
 )
-from shalekv.protocol.quorum_records import Health
+from shalekv.protocol.quorum_records import LogHealth
 from shalekv.server.safekeeper.log_objects import ArchivedLog, LogObjects
 from shalekv.settings import ArchivingSettings
 from shalekv.store.cas import CasStore
@@ -66,7 +66,7 @@ class Archiver:
         # Up to here all is in the archive: by our lists, our uploads, or since the log begins here.
         self._tip = member.state.log.base.wal_id
         self._known: set[int] = set()  # objects that we have added or compared, and not trimmed
-        self._patience = Patience()
+        self._patience = TakeoverTimer()
         self._heard_lsn = 0
         self._heard_id = b""  # whom the writer had appointed then
         self._look_due_ms = self._manifest_due_ms = self._clock.monotonic_ms()
@@ -120,7 +120,7 @@ class Archiver:
 
     @property
     def _may_archive(self) -> bool:
-        is_damaged = self._member.state.health is Health.DAMAGED
+        is_damaged = self._member.state.health is LogHealth.DAMAGED
         return self._is_named and not is_damaged
 
     async def _round(self) -> None:

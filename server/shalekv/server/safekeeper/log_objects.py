@@ -15,7 +15,7 @@ from shalekv.errors import RecordTrimmed
 from shalekv.format.member_files import MemberIdentity
 from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.membership import LogObject, complete_objects, is_archived
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 
 
 class Archiving(Protocol):
@@ -66,7 +66,7 @@ class ArchivedLog(Protocol):
     async def wait_called(self, beyond_lsn: int, archiver_id: bytes) -> None:
         """Wait until more is committed, another than `archiver_id` appointed, or room wanted."""
 
-    async def note_archived(self, wal_id: int, base: Mark) -> None:
+    async def note_archived(self, wal_id: int, base: LogEnd) -> None:
         """All objects up to `wal_id` were seen in the archive; trim the log up to `base`."""
 
 
@@ -137,7 +137,7 @@ class LogObjects:
             found += records
         return found
 
-    def _move_to(self, base: Mark) -> None:
+    def _move_to(self, base: LogEnd) -> None:
         """The log was trimmed there, or begun anew."""
         if all(each.last != base for each in self._complete):
             self._next_lsn = base.lsn + 1

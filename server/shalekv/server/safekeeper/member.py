@@ -23,7 +23,7 @@ from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.protocol import acceptor
 from shalekv.protocol.acceptor import (
     AcceptorState,
-    Commit,
+    CommittedUpTo,
     Effect,
     Flush,
     Reply,
@@ -34,8 +34,8 @@ from shalekv.protocol.acceptor import (
 )
 from shalekv.protocol.quorum_records import (
     Append,
-    Health,
-    Mark,
+    LogEnd,
+    LogHealth,
     Record,
     Refusal,
     ToAcceptor,
@@ -137,7 +137,7 @@ class WriterStream(Protocol):
     """What a member tells a writer beside replies to what came on its stream."""
 
     def wake(self) -> None:
-        """There may be tidings: see `Member.tidings`."""
+        """There may be tidings: see `LocalMember.tidings`."""
 
     def answer(self, reply: Awaitable[ToProposer | None], size_bytes: int) -> None:
         """Something of the writer's was taken that came another way; its reply is for here."""
@@ -151,7 +151,7 @@ class _NotArchiving:
     problem: str = ""
 
 
-class Member:
+class LocalMember:
     """The log of one database. All methods are for the thread of the loop."""
 
     def __init__(
@@ -171,7 +171,7 @@ class Member:
         self._streams = 0
         self._writers: dict[int, WriterStream] = {}  # by stream
         self._cuts = 0  # of the log: what was flushed or read before them counts no more
-        self._hints: list[Commit] = []  # that the disk has not got yet; the last one counts
+        self._hints: list[CommittedUpTo] = []  # that the disk has not got yet; the last one counts
         self._is_disk_full = False
         self.is_room_wanted = False  # the log was too large for records since `note_looking`
         self._ended: ShaleError | None = None
@@ -315,7 +315,7 @@ class Member:
         """Somebody looks into the archive: what is there may be trimmed then."""
         self.is_room_wanted = False
 
-    async def note_archived(self, wal_id: int, base: Mark) -> None:
+    async def note_archived(self, wal_id: int, base: LogEnd) -> None:
         """All objects up to `wal_id` were seen in the archive; trim the log up to `base`.
 
         REQUIRES: `base` is a committed record that ends an object up to `wal_id`, or the base of
@@ -402,7 +402,7 @@ class Member:
         if any(isinstance(effect, _WAITED_FOR) for effect in effects):
             self._submit(effects).add_done_callback(self._when_durable(reply, message))
         else:
-            self._hints += [effect for effect in effects if isinstance(effect, Commit)][-1:]
+            self._hints += [effect for effect in effects if isinstance(effect, CommittedUpTo)][-1:]
             reply.set_result(message)
         return reply
 
@@ -445,7 +445,7 @@ class Member:
     def _found_damaged(self, error: ShaleError) -> None:
         """The disk has not kept what was written to it."""
         self._check_not_ended()  # or its files are gone for a good reason
-        if self.state.health is Health.DAMAGED:
+        if self.state.health is LogHealth.DAMAGED:
             return
         database_id = self.identity.database_id.hex()
         log.error("records were lost", database_id=database_id, problem=str(error))
@@ -467,7 +467,7 @@ class Member:
     def check_readable(self, lsn: int) -> None:
         """Raise why this record can't be read here, now or ever: as `records` does."""
         self._check_not_ended()
-        if self.state.health is Health.DAMAGED:
+        if self.state.health is LogHealth.DAMAGED:
             raise LogDamaged("records were lost here: this member waits until it is filled again")
         base = self.state.log.base
         if lsn <= base.lsn:

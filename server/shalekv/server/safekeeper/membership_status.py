@@ -32,7 +32,7 @@ from shalekv.errors import (
 )
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Configuration, close_generation
-from shalekv.server.safekeeper.member import Member
+from shalekv.server.safekeeper.member import LocalMember
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -46,7 +46,7 @@ _UNTOUCHED_CHECKS = 10
 _RULE_OUT_TIMEOUT_MS = 20_000
 
 
-class Standing(enum.Enum):
+class MembershipStatus(enum.Enum):
     """What the manifest says of a member."""
 
     NAMED = "named"  # among the present members, or those to be
@@ -59,7 +59,7 @@ class Standing(enum.Enum):
 class Held:
     """A member that this node has."""
 
-    member: Member
+    member: LocalMember
     store: ObjectStore  # of its database
     cas: CasStore
     manifest: StoredManifest = field(init=False)
@@ -92,7 +92,7 @@ class Held:
         log = self.member.state.log
         return log.last.lsn == log.base.lsn
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> MembershipStatus:
         """What the manifest says now. Raises `CorruptObject`, `StoreError`."""
         member_id = self.member.identity.member_id
         if self.is_untouched:  # its database may have been deleted, and another one created
@@ -100,16 +100,16 @@ class Held:
         try:
             manifest = await self.manifest.refresh()
         except DatabaseNotFound:
-            return Standing.UNKNOWN
+            return MembershipStatus.UNKNOWN
         if manifest.database_id != self.member.identity.database_id:
-            return Standing.DISPLACED
+            return MembershipStatus.DISPLACED
         if manifest.writer_epoch < self.member.state.promise.epoch:
             # An epoch is promised after a manifest has it: this is a backup that was put back.
-            return Standing.UNKNOWN
+            return MembershipStatus.UNKNOWN
         if manifest.wal_mode is not WalMode.QUORUM:
-            return Standing.UNNAMED
+            return MembershipStatus.UNNAMED
         named = {each.id for each in Configuration.of(manifest).everyone}
-        return Standing.NAMED if member_id in named else Standing.UNNAMED
+        return MembershipStatus.NAMED if member_id in named else MembershipStatus.UNNAMED
 
     async def is_of_no_use(self) -> bool:
         """Look once more, as is done regularly. Raises `CorruptObject`, `StoreError`."""
@@ -117,16 +117,16 @@ class Held:
         # From here on nothing is waited for: what is untouched now has told nobody anything.
         if self.is_untouched:
             return self._will_not_be_named(standing)
-        self.unnamed_checks = self.unnamed_checks + 1 if standing is Standing.UNNAMED else 0
+        self.unnamed_checks = self.unnamed_checks + 1 if standing is MembershipStatus.UNNAMED else 0
         return self.unnamed_checks >= (_UNNAMED_CHECKS if self.is_archived else _UNARCHIVED_CHECKS)
 
-    def _will_not_be_named(self, standing: Standing) -> bool:
-        if standing is Standing.NAMED:
+    def _will_not_be_named(self, standing: MembershipStatus) -> bool:
+        if standing is MembershipStatus.NAMED:
             self.expect_to_be_named()
             return False
         self.unnamed_checks += 1
-        if standing is not Standing.UNNAMED:
-            is_displaced = standing is Standing.DISPLACED
+        if standing is not MembershipStatus.UNNAMED:
+            is_displaced = standing is MembershipStatus.DISPLACED
             return self.unnamed_checks >= (_UNNAMED_CHECKS if is_displaced else _UNTOUCHED_CHECKS)
         present = self.manifest.current.wal_generation
         if self.generation is None:

@@ -30,11 +30,11 @@ from shalekv.errors import (
 from shalekv.format.member_files import MemberIdentity
 from shalekv.format.names import MANIFEST_FOLDER
 from shalekv.format.quorum_messages import check_id
-from shalekv.protocol.quorum_records import Health
+from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime, Workers
 from shalekv.server.safekeeper.archiver import Archiver
-from shalekv.server.safekeeper.member import Member
-from shalekv.server.safekeeper.membership_status import Held, Standing, check_database
+from shalekv.server.safekeeper.member import LocalMember
+from shalekv.server.safekeeper.membership_status import Held, MembershipStatus, check_database
 from shalekv.server.safekeeper.relaying import Relays
 from shalekv.settings import SafekeepSettings, StoreSettings
 from shalekv.store.api import ObjectStore
@@ -150,14 +150,14 @@ class Node:
 
     # What it is asked for.
 
-    def find(self, database_id: bytes) -> Member:
+    def find(self, database_id: bytes) -> LocalMember:
         """The member of a database. Raises `NotAMember`."""
         held = self._held.get(database_id)
         if held is None:
             raise NotAMember(f"this safekeeper has no log of the database {database_id.hex()}")
         return held.member
 
-    def find_exactly(self, database_id: bytes, member_id: bytes) -> Member:
+    def find_exactly(self, database_id: bytes, member_id: bytes) -> LocalMember:
         """The member with this id. Raises `NotAMember`."""
         member = self.find(database_id)
         if member.identity.member_id != member_id:
@@ -201,10 +201,10 @@ class Node:
             self.find_exactly(database_id, member_id)
             held = self._held[database_id]
             standing = await held.standing()
-            if standing is Standing.NAMED:
+            if standing is MembershipStatus.NAMED:
                 problem = "the manifest names this member: change the members first"
                 raise InvalidRequest("member_id", problem)
-            if standing is not Standing.UNNAMED and not held.is_archived:
+            if standing is not MembershipStatus.UNNAMED and not held.is_archived:
                 url = held.member.identity.url
                 problem = (
                     f"{url} does not hold its database, or an older state of it, and the log has "
@@ -301,7 +301,7 @@ class Node:
             held.archiving = self._tasks.create_task(self._archive(held), name="archive")
 
     def _hold(self, member_log: MemberLog) -> Held:
-        member = Member(member_log, self._syncer, self.settings.safekeeper, self._runtime)
+        member = LocalMember(member_log, self._syncer, self.settings.safekeeper, self._runtime)
         store = self._open_store(member.identity.url, self._runtime, self.settings.store)
         held = Held(member, store, CasStore(store, self._runtime, self.settings.store))
         self._held = {**self._held, member.identity.database_id: held}
@@ -324,7 +324,7 @@ class Node:
 
     async def _make_way(self, held: Held) -> None:
         """Let go of a member so that there can be another. Raises `DatabaseExists`."""
-        if await held.standing() is not Standing.UNNAMED:
+        if await held.standing() is not MembershipStatus.UNNAMED:
             identity = held.member.identity
             raise DatabaseExists(
                 f"this safekeeper has a log of {identity.url} already, as member "
@@ -420,7 +420,7 @@ async def _check_archive(
 
 
 def _tell_opened(held: Held) -> None:
-    if held.member.state.health is not Health.DAMAGED:
+    if held.member.state.health is not LogHealth.DAMAGED:
         log.info("log opened", **held.told)
         return
     problem = held.member.log.problem or "this was found before, and nothing has filled the log"

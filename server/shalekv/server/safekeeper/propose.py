@@ -21,7 +21,7 @@ from shalekv.protocol.quorum_records import (
     Record,
     ToProposer,
 )
-from shalekv.server.safekeeper.member import Member
+from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.node import Node
 from shalekv.settings import SafekeeperSettings
 from shalekv.v1 import safekeeper_pb2 as wire
@@ -40,7 +40,7 @@ class Proposing:
         """The first message will say which member it is for."""
         self._node = node
         self._queue_bytes_max = node.settings.safekeeper.append_queue_bytes_max
-        self._member: Member | None = None
+        self._member: LocalMember | None = None
         self._stream = 0
         self._is_joined = False  # the writer was told so
         self._told_wal_id: int | None = None  # it has heard how far the archive is
@@ -127,7 +127,7 @@ class Proposing:
         if isinstance(message, Append) and (message.relays or message.commit_peers):
             self._pass_on(self._member, message, committed_lsn)
 
-    def _pass_on(self, member: Member, message: Append, committed_lsn: int) -> None:
+    def _pass_on(self, member: LocalMember, message: Append, committed_lsn: int) -> None:
         """What was taken goes on to others as well, at once: each of them is durable by itself."""
         if not has_taken(member.state, self._stream, message):
             return
@@ -160,11 +160,11 @@ class Proposing:
 
 
 async def fetch(
-    member: Member, first_lsn: int, settings: SafekeeperSettings
+    member: LocalMember, first_lsn: int, settings: SafekeeperSettings
 ) -> AsyncIterator[Sequence[Record]]:
     """Records from `first_lsn` to the present end of the log, committed or not.
 
-    It ends early when the log is cut meanwhile. Raises as `Member.records`.
+    It ends early when the log is cut meanwhile. Raises as `LocalMember.records`.
     """
     last_lsn = member.state.log.last.lsn
     while first_lsn <= last_lsn:
@@ -176,12 +176,12 @@ async def fetch(
 
 
 async def tail(
-    member: Member, first_wal_id: int, settings: SafekeeperSettings
+    member: LocalMember, first_wal_id: int, settings: SafekeeperSettings
 ) -> AsyncIterator[TailPiece]:
     """Committed records from the first of an object on, without end.
 
     The first piece comes at once, and one without records whenever nothing else was told for a
-    while. Raises as `Member.records` and `Member.first_of_object`.
+    while. Raises as `LocalMember.records` and `LocalMember.first_of_object`.
     """
     next_lsn = member.first_of_object(first_wal_id)
     yield TailPiece((), member.state.committed_lsn)

@@ -19,7 +19,7 @@ from shalekv.format.quorum_messages import relayed_append
 from shalekv.format.wal_record import HEADER_BYTES
 from shalekv.protocol.quorum_records import Append, RelayTarget
 from shalekv.runtime import Runtime
-from shalekv.server.safekeeper.member import Member
+from shalekv.server.safekeeper.member import LocalMember
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.write.quorum.links import LinkBroken, RelayLink, RelayLinks
 
@@ -32,7 +32,7 @@ PAUSE_MS = 200  # before one that was not reached is called again
 class Members(Protocol):
     """Where the members of a node are found."""
 
-    def find_exactly(self, database_id: bytes, member_id: bytes) -> Member:
+    def find_exactly(self, database_id: bytes, member_id: bytes) -> LocalMember:
         """The member with this id. Raises `NotAMember`."""
         ...
 

@@ -55,7 +55,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """One failed request."""
 
     status: int | None = None  # of the reply; None: there was none
@@ -100,32 +100,32 @@ class Failure:
         return f"{what}: {advice}" if advice else what
 
 
-def read_failure(error: Exception) -> Failure:
+def read_failure(error: Exception) -> RequestFailure:
     """What obstore's `error` tells."""
     if isinstance(error, TimeoutError):
-        return Failure(kind="Timeout")
+        return RequestFailure(kind="Timeout")
     if isinstance(error, (InvalidPathError, ValueError)):
-        return Failure(kind=_BAD_NAME)
+        return RequestFailure(kind=_BAD_NAME)
     _, is_there, source = str(error).rpartition("\nDebug source:\n")
     fields, _, body = source.partition("body: Some(") if is_there else ("", "", "")
     status = _STATUS.search(fields)
     kind = _KIND.search(fields)
     code = _CODE.search(body)
-    found = Failure(
+    found = RequestFailure(
         int(status[1]) if status else None,
         (code[1] or code[2]) if code else "",
         kind[1] if kind and not status else "",
         _TOKEN.search(fields) is not None,
     )
     if isinstance(error, FileNotFoundError) and found.status is None:
-        return Failure(HTTPStatus.NOT_FOUND)  # of one object in a batch
+        return RequestFailure(HTTPStatus.NOT_FOUND)  # of one object in a batch
     if _START_TOO_LARGE.search(fields):
         # Azurite sends an empty part where it should refuse, and obstore refuses that.
-        return Failure(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+        return RequestFailure(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
     return found
 
 
-def create_outcome(failure: Failure) -> Exists | Unknown | None:
+def create_outcome(failure: RequestFailure) -> Exists | Unknown | None:
     """What a failed create came to; None: nothing was created, so raise `store_error`."""
     if failure.is_of_token or failure.kind == "Connect":
         return None
@@ -137,7 +137,7 @@ def create_outcome(failure: Failure) -> Exists | Unknown | None:
     return Unknown(failure.problem)
 
 
-def store_error(failure: Failure, store: str, operation: str, name: str) -> StoreError:
+def store_error(failure: RequestFailure, store: str, operation: str, name: str) -> StoreError:
     """The error to raise for a failed request."""
     if failure.is_of_object and operation in _READS_OF_ONE:
         return ObjectNotFound(store, operation, name, "no object has this name")

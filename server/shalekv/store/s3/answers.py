@@ -32,7 +32,7 @@ from shalekv.store.aws_credentials import (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class S3Place:
     """Where requests go, as it may stand in an error."""
 
     bucket: str
@@ -103,7 +103,7 @@ MISPLACED: Final = frozenset(
 )
 
 
-def refusal(code: str, place: Place, operation: str, region: str | None = None) -> str:
+def refusal(code: str, place: S3Place, operation: str, region: str | None = None) -> str:
     """The problem, and what to do. `region` is that of the bucket, where the store has told."""
     return REFUSALS[code].format(
         operation=_DOING.get(operation, operation),
@@ -129,7 +129,7 @@ FAILURES = (
 )
 
 
-class Verdict(enum.Enum):
+class RequestOutcome(enum.Enum):
     """What is known of the request."""
 
     ABSENT = "absent"  # no object has the name
@@ -159,33 +159,33 @@ _NOT_IMPLEMENTED = 501
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRequest:
     """A verdict and its reason."""
 
-    verdict: Verdict
+    verdict: RequestOutcome
     problem: str
     may_pass: bool = False  # a refusal, of a store that may know better later
 
     def error(self, store: str, operation: str, name: str) -> StoreError:
         """What a caller is told who cannot use the verdict itself."""
         match self.verdict:
-            case Verdict.ABSENT:
+            case RequestOutcome.ABSENT:
                 return ObjectNotFound(store, operation, name, "no object has this name")
-            case Verdict.REFUSED | Verdict.BEHIND_THE_END:
+            case RequestOutcome.REFUSED | RequestOutcome.BEHIND_THE_END:
                 return StoreRefused(store, operation, name, self.problem, may_pass=self.may_pass)
-            case Verdict.NOT_APPLIED | Verdict.UNCERTAIN | Verdict.EXISTS:
+            case RequestOutcome.NOT_APPLIED | RequestOutcome.UNCERTAIN | RequestOutcome.EXISTS:
                 return StoreUnavailable(store, operation, name, self.problem)
 
 
 class Failed(Exception):
     """A request did not succeed."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: FailedRequest) -> None:
         super().__init__(failure.problem)
         self.failure = failure
 
 
-def judge(error: Exception, place: Place, operation: str) -> Failure:
+def judge(error: Exception, place: S3Place, operation: str) -> FailedRequest:
     """What `error`, one of `FAILURES`, says of a request of `operation`."""
     if isinstance(error, CredentialsFailed):
         return _judge_credentials(error, place)
@@ -197,96 +197,104 @@ def judge(error: Exception, place: Place, operation: str) -> Failure:
     return _judge_connection(error, place)
 
 
-def _judge_credentials(error: CredentialsFailed, place: Place) -> Failure:
+def _judge_credentials(error: CredentialsFailed, place: S3Place) -> FailedRequest:
     """Nothing was sent to the store: what was answered is of another service."""
     told = error.told(place)
     if isinstance(error.cause, CONFIGURATION):
         return _not_configured(told)
-    verdict = Verdict.NOT_APPLIED if error.may_pass else Verdict.REFUSED
-    return Failure(verdict, told, may_pass=True)
+    verdict = RequestOutcome.NOT_APPLIED if error.may_pass else RequestOutcome.REFUSED
+    return FailedRequest(verdict, told, may_pass=True)
 
 
-def _not_configured(told: str) -> Failure:
-    return Failure(Verdict.REFUSED, f"{told}, or use --anonymous")
+def _not_configured(told: str) -> FailedRequest:
+    return FailedRequest(RequestOutcome.REFUSED, f"{told}, or use --anonymous")
 
 
-def _judge_connection(error: Exception, place: Place) -> Failure:
+def _judge_connection(error: Exception, place: S3Place) -> FailedRequest:
     cause = _cause(error)
     if isinstance(cause, aiohttp.ClientConnectorCertificateError):
         problem = f"the certificate of {place.endpoint} is not trusted: see AWS_CA_BUNDLE"
-        return Failure(Verdict.REFUSED, problem)
+        return FailedRequest(RequestOutcome.REFUSED, problem)
     if isinstance(error, (boto.ConnectTimeoutError, aiohttp.ConnectionTimeoutError)):
         problem = f"no connection to {place.endpoint} in time: is it up, and is this its address?"
-        return Failure(Verdict.NOT_APPLIED, problem)
+        return FailedRequest(RequestOutcome.NOT_APPLIED, problem)
     if isinstance(error, boto.ProxyConnectionError) or isinstance(cause, _CONNECTING):
         os_error = getattr(cause, "os_error", None)
         reason = getattr(os_error, "strerror", None) or named(cause)
         problem = f"cannot connect to {place.endpoint}: {reason}. Is it up, and its address right?"
-        return Failure(Verdict.NOT_APPLIED, problem)
+        return FailedRequest(RequestOutcome.NOT_APPLIED, problem)
     if isinstance(error, (boto.ReadTimeoutError, asyncio.TimeoutError)):
-        return Failure(Verdict.UNCERTAIN, f"{place.endpoint} did not answer in time")
+        return FailedRequest(RequestOutcome.UNCERTAIN, f"{place.endpoint} did not answer in time")
     told = f"{place.endpoint} broke off the request: {named(cause)}"
-    return Failure(Verdict.UNCERTAIN, f"{told}. If it always does: is it an S3 server?")
+    return FailedRequest(
+        RequestOutcome.UNCERTAIN, f"{told}. If it always does: is it an S3 server?"
+    )
 
 
 def judge_reply(
-    reply: Mapping[str, Any], place: Place, operation: str, *, is_head: bool = False
-) -> Failure:
+    reply: Mapping[str, Any], place: S3Place, operation: str, *, is_head: bool = False
+) -> FailedRequest:
     """What an error that the store answered says, `reply` being as botocore parses it."""
     details = reply.get("Error", {})
     metadata = reply.get("ResponseMetadata", {})
     code = str(details.get("Code", ""))
     status = int(metadata.get("HTTPStatusCode", 0))
     if code == "RequestTimeTooSkewed":
-        return Failure(Verdict.REFUSED, _skew(metadata.get("HTTPHeaders", {})), may_pass=True)
+        return FailedRequest(
+            RequestOutcome.REFUSED, _skew(metadata.get("HTTPHeaders", {})), may_pass=True
+        )
     if code in REFUSALS:
         region = details.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
         problem = refusal(code, place, operation, region)
-        return Failure(Verdict.REFUSED, problem, may_pass=code not in MISPLACED)
+        return FailedRequest(RequestOutcome.REFUSED, problem, may_pass=code not in MISPLACED)
     if is_head and status == 404 and code in _NO_CODE:  # noqa: PLR2004
-        return Failure(Verdict.ABSENT, f"{place.endpoint} answered {status}")
+        return FailedRequest(RequestOutcome.ABSENT, f"{place.endpoint} answered {status}")
     if not is_head and status == 500 and code in {"", "500"}:  # noqa: PLR2004
         # botocore makes one of a success that is no XML, such as a page for people.
         problem = f"{place.endpoint} answered 500, or what S3 never does: is it an S3 server?"
-        return Failure(Verdict.UNCERTAIN, problem)
+        return FailedRequest(RequestOutcome.UNCERTAIN, problem)
     return _judge_status(status, code, str(details.get("Message", "")), place, operation)
 
 
-def judge_part(details: Mapping[str, Any], place: Place, operation: str) -> Failure:
+def judge_part(details: Mapping[str, Any], place: S3Place, operation: str) -> FailedRequest:
     """What an error about one object of many says, in a reply that is a success as a whole."""
     code = str(details.get("Code", ""))
     if code in REFUSALS:
         problem = refusal(code, place, operation)
-        return Failure(Verdict.REFUSED, problem, may_pass=code not in MISPLACED)
-    verdict = Verdict.ABSENT if code == "NoSuchKey" else Verdict.UNCERTAIN
-    return Failure(verdict, f"{place.endpoint} answered {code}")
+        return FailedRequest(RequestOutcome.REFUSED, problem, may_pass=code not in MISPLACED)
+    verdict = RequestOutcome.ABSENT if code == "NoSuchKey" else RequestOutcome.UNCERTAIN
+    return FailedRequest(verdict, f"{place.endpoint} answered {code}")
 
 
-def _judge_status(status: int, code: str, message: str, place: Place, operation: str) -> Failure:
+def _judge_status(
+    status: int, code: str, message: str, place: S3Place, operation: str
+) -> FailedRequest:
     told = f"{place.endpoint} answered {status}" + (f" {code}" if code != str(status) else "")
     if status == 412:  # noqa: PLR2004 - the numbers of HTTP are their names
-        return Failure(Verdict.EXISTS, told)
+        return FailedRequest(RequestOutcome.EXISTS, told)
     if status == 404 and code in _NO_OBJECT:  # noqa: PLR2004
-        return Failure(Verdict.ABSENT, told)
+        return FailedRequest(RequestOutcome.ABSENT, told)
     if status == 416:  # noqa: PLR2004
-        return Failure(Verdict.BEHIND_THE_END, told)
+        return FailedRequest(RequestOutcome.BEHIND_THE_END, told)
     if status == 404 and code in _NO_CODE:  # noqa: PLR2004
-        return Failure(Verdict.UNCERTAIN, f"{told}, and not as S3 does: is it an S3 server?")
+        return FailedRequest(
+            RequestOutcome.UNCERTAIN, f"{told}, and not as S3 does: is it an S3 server?"
+        )
     if code in _PASSING_CODES or status in _PASSING_STATUSES or 300 <= status < 400:  # noqa: PLR2004
-        return Failure(Verdict.UNCERTAIN, told)
+        return FailedRequest(RequestOutcome.UNCERTAIN, told)
     if status == _NOT_IMPLEMENTED:
         problem = (
             f"{told}: it lacks what {operation} needs. A store without conditional writes is used "
             "with --cas two_phase"
         )
-        return Failure(Verdict.REFUSED, problem)
+        return FailedRequest(RequestOutcome.REFUSED, problem)
     if status in {401, 403}:
         problem = f"{told}. {refusal('AccessDenied', place, operation)}"
-        return Failure(Verdict.REFUSED, problem, may_pass=True)
+        return FailedRequest(RequestOutcome.REFUSED, problem, may_pass=True)
     if 400 <= status < 500:  # noqa: PLR2004
         said = masked(message)
-        return Failure(Verdict.REFUSED, f"{told}: {said}" if said else told)
-    return Failure(Verdict.UNCERTAIN, told)
+        return FailedRequest(RequestOutcome.REFUSED, f"{told}: {said}" if said else told)
+    return FailedRequest(RequestOutcome.UNCERTAIN, told)
 
 
 def _skew(headers: Mapping[str, str]) -> str:

@@ -15,7 +15,15 @@ from botocore.exceptions import ClientError
 from shalekv.errors import InvalidRequest
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectInfo, RequestCounts, RequestKind, check_name
-from shalekv.store.s3.answers import FAILURES, Failed, Failure, Place, Verdict, judge, judge_part
+from shalekv.store.s3.answers import (
+    FAILURES,
+    Failed,
+    FailedRequest,
+    RequestOutcome,
+    S3Place,
+    judge,
+    judge_part,
+)
 from shalekv.store.s3.client import ClientOptions, SharedClient, counted_as, give_back, lease
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ class Calls:
     """Sends the calls of the store of `place` and counts them in `sent`."""
 
     def __init__(
-        self, place: Place, options: ClientOptions, runtime: Runtime, sent: RequestCounts
+        self, place: S3Place, options: ClientOptions, runtime: Runtime, sent: RequestCounts
     ) -> None:
         """Nothing is opened before the first call."""
         self._place = place
@@ -60,7 +68,7 @@ class Calls:
             # The cause is not chained: its text is the server's, or a whole URL.
             raise Failed(judge(error, self._place, operation)) from None
 
-    def judge_part(self, details: Mapping[str, Any], operation: str) -> Failure:
+    def judge_part(self, details: Mapping[str, Any], operation: str) -> FailedRequest:
         """What an error about one object of many says."""
         return judge_part(details, self._place, operation)
 
@@ -74,11 +82,11 @@ class Calls:
             told_ms = int(parsedate_to_datetime(date).timestamp()) * 1000
         except ValueError:
             problem = f"{self._place.endpoint} puts no Date into its replies, as HTTP demands"
-            raise Failed(Failure(Verdict.REFUSED, problem)) from None
+            raise Failed(FailedRequest(RequestOutcome.REFUSED, problem)) from None
         now_ms = self._leased().clock.heard(told_ms, self._runtime.clock.monotonic_ms())
         if now_ms is None:
             problem = f"a reply of {self._place.endpoint} is far ahead of its clock: ask again"
-            raise Failed(Failure(Verdict.UNCERTAIN, problem))
+            raise Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
         return now_ms
 
     async def close(self) -> None:
@@ -104,7 +112,7 @@ NOT_THERE = frozenset({"NoSuchKey", "InvalidRange"})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundObject:
     """What a store answered about an object, or a part of it if `is_part`."""
 
     data: bytes
@@ -149,15 +157,15 @@ def copy(bucket: str, source: str, destination: str) -> Call[None]:
     return call
 
 
-def get(bucket: str, key: str, wanted: str = "") -> Call[Found]:
+def get(bucket: str, key: str, wanted: str = "") -> Call[FoundObject]:
     """Read an object, or the range of it that `wanted` is in the words of HTTP."""
 
-    async def call(client: S3Client) -> Found:
+    async def call(client: S3Client) -> FoundObject:
         options: dict[str, Any] = {"Range": wanted} if wanted else {}
         reply = await client.get_object(Bucket=bucket, Key=key, **options)
         async with reply["Body"] as body:
             data = await body.read()
-        return Found(
+        return FoundObject(
             data,
             len(data),
             _modified_ms(reply),
@@ -168,12 +176,12 @@ def get(bucket: str, key: str, wanted: str = "") -> Call[Found]:
     return call
 
 
-def head(bucket: str, key: str) -> Call[Found]:
+def head(bucket: str, key: str) -> Call[FoundObject]:
     """Ask for what `get` tells, without the bytes."""
 
-    async def call(client: S3Client) -> Found:
+    async def call(client: S3Client) -> FoundObject:
         reply = await client.head_object(Bucket=bucket, Key=key)
-        return Found(
+        return FoundObject(
             b"",
             reply["ContentLength"],
             _modified_ms(reply),
@@ -211,14 +219,14 @@ def check_stored(reply: Mapping[str, Any]) -> None:
     """
     if not reply.get("ETag"):
         problem = "a success without an ETag: another server than the store's answered"
-        raise Failed(Failure(Verdict.UNCERTAIN, problem))
+        raise Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
 
 
 def _modified_ms(reply: Mapping[str, Any]) -> int:
     moment: datetime | None = reply.get("LastModified")
     if moment is None:
         problem = "an object without Last-Modified: another server than the store's answered"
-        raise Failed(Failure(Verdict.UNCERTAIN, problem))
+        raise Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
     return int(moment.timestamp()) * 1000
 
 
@@ -260,7 +268,7 @@ async def _page(client: S3Client, options: dict[str, Any]) -> ListObjectsV2Outpu
 
 
 def _no_page(problem: str) -> Failed:
-    return Failed(Failure(Verdict.UNCERTAIN, f"a list {problem}"))
+    return Failed(FailedRequest(RequestOutcome.UNCERTAIN, f"a list {problem}"))
 
 
 def _infos(contents: list[ObjectTypeDef], root: str) -> Iterator[ObjectInfo]:
@@ -284,7 +292,7 @@ class NotDeleted:
     """An object that is still there, and why."""
 
     key: str
-    failure: Failure
+    failure: FailedRequest
 
 
 async def delete_batch(calls: Calls, bucket: str, keys: Sequence[str]) -> NotDeleted | None:
@@ -304,6 +312,6 @@ async def delete_batch(calls: Calls, bucket: str, keys: Sequence[str]) -> NotDel
         NotDeleted(error.get("Key", keys[0]), calls.judge_part(error, "delete"))
         for error in reply.get("Errors", [])
     ]
-    failures = [at for at in failures if at.failure.verdict is not Verdict.ABSENT]
-    failures.sort(key=lambda at: at.failure.verdict is not Verdict.REFUSED)
+    failures = [at for at in failures if at.failure.verdict is not RequestOutcome.ABSENT]
+    failures.sort(key=lambda at: at.failure.verdict is not RequestOutcome.REFUSED)
     return failures[0] if failures else None

@@ -36,7 +36,7 @@ from shalekv.store.api import (
     nothing_is_collected,
 )
 from shalekv.store.s3 import requests
-from shalekv.store.s3.answers import Failed, Place, Verdict
+from shalekv.store.s3.answers import Failed, RequestOutcome, S3Place
 from shalekv.store.s3.client import ClientOptions
 from shalekv.store.s3.requests import Calls, delete_batch, list_objects
 from shalekv.store.s3.uploads import Parts, Upload, abort_stale_uploads
@@ -66,7 +66,7 @@ class S3Store(PlainStore):
         self._abort_age_ms = 1_000 * settings.multipart_abort_age_s
         self._clock = runtime.clock
         self._next_look_ms = -math.inf
-        told = Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
+        told = S3Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
         self._calls = Calls(told, options, runtime, self.sent)
 
     async def create(
@@ -77,9 +77,11 @@ class S3Store(PlainStore):
             await self._upload("create", name, data, metadata, IF_ABSENT)
         except Failed as failed:
             match failed.failure.verdict:
-                case Verdict.EXISTS:
+                case RequestOutcome.EXISTS:
                     return Exists()
-                case Verdict.UNCERTAIN | Verdict.ABSENT:  # no store answers that to a create
+                case (
+                    RequestOutcome.UNCERTAIN | RequestOutcome.ABSENT
+                ):  # no store answers that to a create
                     return Unknown(failed.failure.problem)
                 case _:
                     raise failed.failure.error(self.url, "create", name) from None
@@ -97,7 +99,7 @@ class S3Store(PlainStore):
         try:
             await self._calls.attempt(RequestKind.WRITE, "copy", call)
         except Failed as failed:
-            is_absent = failed.failure.verdict is Verdict.ABSENT
+            is_absent = failed.failure.verdict is RequestOutcome.ABSENT
             name = source if is_absent else destination
             raise failed.failure.error(self.url, "copy", name) from None
 
@@ -122,7 +124,7 @@ class S3Store(PlainStore):
                 call = requests.get(self._bucket, self._key(name), wanted)
                 found = await self._calls.attempt(RequestKind.READ, "get_range", call)
             except Failed as failed:
-                if failed.failure.verdict is Verdict.BEHIND_THE_END:
+                if failed.failure.verdict is RequestOutcome.BEHIND_THE_END:
                     return b""
                 raise
         if found.is_part:
@@ -204,7 +206,7 @@ class S3Store(PlainStore):
                 call = requests.head(self._bucket, key)
                 found = await self._calls.attempt(RequestKind.READ, operation, call)
             except Failed as failed:
-                if failed.failure.verdict not in {Verdict.ABSENT, Verdict.REFUSED}:
+                if failed.failure.verdict not in {RequestOutcome.ABSENT, RequestOutcome.REFUSED}:
                     raise
                 # A reply to HEAD has no body that says why. One to GET has: no bucket is no
                 # missing object, and each refusal has a remedy of its own.

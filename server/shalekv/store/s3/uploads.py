@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shalekv.store.api import RequestKind
-from shalekv.store.s3.answers import Failed, Failure, Verdict
+from shalekv.store.s3.answers import Failed, FailedRequest, RequestOutcome
 from shalekv.store.s3.requests import Call, Calls, T, check_stored
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Upload:
             )
             if "UploadId" not in reply:
                 problem = "an upload without an id: another server than the store's answered"
-                raise Failed(Failure(Verdict.UNCERTAIN, problem))
+                raise Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
             return reply["UploadId"]
 
         try:
@@ -124,9 +124,9 @@ class Upload:
         try:
             await self._attempt(complete)
         except Failed as failed:
-            if failed.failure.verdict is Verdict.ABSENT:
+            if failed.failure.verdict is RequestOutcome.ABSENT:
                 # No such upload: somebody aborted it, or a server completed it and forgot.
-                raise Failed(replace(failed.failure, verdict=Verdict.UNCERTAIN)) from None
+                raise Failed(replace(failed.failure, verdict=RequestOutcome.UNCERTAIN)) from None
             raise
 
     async def _abort(self, upload_id: str) -> None:
@@ -150,11 +150,11 @@ def _slices(data: bytes, part_bytes: int) -> Iterator[tuple[int, memoryview]]:
         yield number, view[first : first + size]
 
 
-def _nothing_created(failed: Failed) -> Failure:
+def _nothing_created(failed: Failed) -> FailedRequest:
     """The failure, when the request was none that could have created the object."""
-    if failed.failure.verdict is Verdict.REFUSED:
+    if failed.failure.verdict is RequestOutcome.REFUSED:
         return failed.failure
-    return replace(failed.failure, verdict=Verdict.NOT_APPLIED)
+    return replace(failed.failure, verdict=RequestOutcome.NOT_APPLIED)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
@@ -193,7 +193,7 @@ async def abort_stale_uploads(calls: Calls, bucket: str, prefix: str, *, before_
         try:
             await calls.attempt(RequestKind.WRITE, OPERATION, partial(_abort, target=target))
         except Failed as failed:
-            if failed.failure.verdict is not Verdict.ABSENT:  # completed, or aborted, since
+            if failed.failure.verdict is not RequestOutcome.ABSENT:  # completed, or aborted, since
                 raise
         else:
             aborted += 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from shalekv.errors import CorruptObject, LogFull, StoreRefused, UnsupportedVersion, WrongObject
 from shalekv.format.member_files import Control, MemberIdentity, Synced
 from shalekv.protocol.acceptor import AcceptorState
-from shalekv.protocol.quorum_records import Health
+from shalekv.protocol.quorum_records import LogHealth
 from shalekv.store.files import REAL_FILE_SYSTEM, Disk, FileLock, FileSystem
 from shalekv.store.safekeeper_log.files import Files
 from shalekv.store.safekeeper_log.log import MemberLog, clear
@@ -206,8 +206,8 @@ def open_log(files: Files, folder: Path, *, segment_bytes: int) -> MemberLog:
     control = ControlFile.open(files, folder)
     synced = SyncedFile.open(files, folder)
     scanned = scan(files, folder, control.control, synced.synced)
-    if scanned.problem is not None and control.control.health is not Health.DAMAGED:
-        control.save(replace(control.control, health=Health.DAMAGED))
+    if scanned.problem is not None and control.control.health is not LogHealth.DAMAGED:
+        control.save(replace(control.control, health=LogHealth.DAMAGED))
     state = _recovered(control.control, synced.synced, scanned)
     log = MemberLog(
         *(files, folder, control, synced, scanned.index, state, segment_bytes),

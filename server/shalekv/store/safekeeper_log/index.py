@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shalekv.format.member_files import HEAD_BYTES
 from shalekv.format.wal_record import HEADER_BYTES
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 
 
 def frame_bytes(record: Record) -> int:
@@ -19,7 +19,7 @@ def frame_bytes(record: Record) -> int:
     return HEADER_BYTES + len(record.payload)
 
 
-class Segment:
+class LogSegment:
     """A file of records that follow each other, and where each of them begins."""
 
     __slots__ = ("checksums", "end", "first_lsn", "offsets", "path", "size_bytes")
@@ -65,7 +65,7 @@ class Segment:
         return self.offsets[number] if number < len(self.offsets) else self.end
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Records that stand side by side in one file."""
 
     path: Path
@@ -79,14 +79,14 @@ class Run(NamedTuple):
 class Index:
     """All records after `base`, and perhaps some before it that are in the same segment."""
 
-    base: Mark
-    last: Mark
-    segments: list[Segment]
+    base: LogEnd
+    last: LogEnd
+    segments: list[LogSegment]
     _wal_ids: array[int]  # of objects that have records here, rising
     _wal_lsns: array[int]  # the first record of each
 
     @classmethod
-    def empty(cls, base: Mark) -> Index:
+    def empty(cls, base: LogEnd) -> Index:
         """Without segments."""
         return cls(base, base, [], array("Q"), array("Q"))
 
@@ -95,7 +95,7 @@ class Index:
         """Of all frames behind the base."""
         return sum(segment.end - self._begin(segment) for segment in self.segments)
 
-    def _begin(self, segment: Segment) -> int:
+    def _begin(self, segment: LogSegment) -> int:
         if segment.next_lsn <= self.base.lsn:
             return segment.end
         return segment.offset_of(max(self.base.lsn + 1, segment.first_lsn))
@@ -112,7 +112,7 @@ class Index:
         at = bisect_left(self._wal_ids, wal_id)
         return self._wal_lsns[at] if at < len(self._wal_ids) else self.last.lsn + 1
 
-    def cut(self, last: Mark) -> list[Segment]:
+    def cut(self, last: LogEnd) -> list[LogSegment]:
         """Forget what is behind `last`: the segments that go whole."""
         self.last = last
         kept = bisect_right(self._wal_lsns, last.lsn)
@@ -124,11 +124,11 @@ class Index:
             self.segments[-1].cut(last.lsn + 1)
         return gone
 
-    def before(self, base: Mark) -> list[Segment]:
+    def before(self, base: LogEnd) -> list[LogSegment]:
         """The segments that hold nothing behind `base`; the last of all is not counted."""
         return [s for s in self.segments[:-1] if s.next_lsn <= base.lsn + 1]
 
-    def trim(self, base: Mark, gone: Sequence[Segment]) -> None:
+    def trim(self, base: LogEnd, gone: Sequence[LogSegment]) -> None:
         """Have the log begin behind `base`, without these segments."""
         self.base = base
         self.segments = [segment for segment in self.segments if segment not in gone]
@@ -136,9 +136,9 @@ class Index:
         del self._wal_ids[:passed]
         del self._wal_lsns[:passed]
 
-    def plan(self, first_lsn: int, last_lsn: int, bytes_max: int) -> list[Run]:
+    def plan(self, first_lsn: int, last_lsn: int, bytes_max: int) -> list[RecordRun]:
         """What to read for records from `first_lsn` on; the first is in it whatever its size."""
-        runs: list[Run] = []
+        runs: list[RecordRun] = []
         left_bytes = bytes_max
         for segment in self.segments:
             if segment.next_lsn <= first_lsn:
@@ -155,7 +155,7 @@ class Index:
             size_bytes = segment.offset_of(fitting) - offset
             number = first_lsn - segment.first_lsn
             checksums = segment.checksums[number : number + fitting - first_lsn]
-            runs.append(Run(segment.path, offset, size_bytes, first_lsn, checksums))
+            runs.append(RecordRun(segment.path, offset, size_bytes, first_lsn, checksums))
             left_bytes -= size_bytes
             first_lsn = fitting
             if fitting < next_lsn:
@@ -163,7 +163,7 @@ class Index:
         return runs
 
     @staticmethod
-    def _fitting(segment: Segment, first_lsn: int, next_lsn: int, end: int) -> int:
+    def _fitting(segment: LogSegment, first_lsn: int, next_lsn: int, end: int) -> int:
         """The first lsn, up to `next_lsn`, whose predecessor does not end up to `end`."""
         low, high = first_lsn, next_lsn
         while low < high:

@@ -30,7 +30,7 @@ from shalekv.format.member_files import (
 from shalekv.format.wal_record import decode_record, encode_record
 from shalekv.protocol.acceptor import (
     AcceptorState,
-    Commit,
+    CommittedUpTo,
     Effect,
     Flush,
     Reply,
@@ -39,9 +39,9 @@ from shalekv.protocol.acceptor import (
     Truncate,
     Write,
 )
-from shalekv.protocol.quorum_records import Ballot, Health, Mark, Record
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth, Record
 from shalekv.store.safekeeper_log.files import Files, OpenFile
-from shalekv.store.safekeeper_log.index import Index, Run, Segment, frame_bytes
+from shalekv.store.safekeeper_log.index import Index, LogSegment, RecordRun, frame_bytes
 from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX, segment_name
 from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
 from shalekv.store.safekeeper_log.space import Space
@@ -177,7 +177,7 @@ class MemberLog:
                     self._reset(effect.base)
                 case Write():
                     self._write(effect.records)
-                case Commit():
+                case CommittedUpTo():
                     self._committed_lsn = max(self._committed_lsn, effect.lsn)
                 case Flush() | Reply():
                     pass
@@ -199,7 +199,7 @@ class MemberLog:
         if self.wants_spare:
             self._space.allocate()
 
-    def trim(self, base: Mark) -> None:
+    def trim(self, base: LogEnd) -> None:
         """Have the log begin behind `base`, a record of it; whole segments before it are deleted.
 
         It is durable before anything is deleted. As long as nothing is, the next start finds the
@@ -259,7 +259,7 @@ class MemberLog:
                 return segment.checksums[lsn - segment.first_lsn]
         return self._index.base.checksum
 
-    def _save(self, promise: Ballot, health: Health) -> None:
+    def _save(self, promise: Ballot, health: LogHealth) -> None:
         control = self._control.control
         if (promise, health) != (control.promise, control.health):
             self._save_control(replace(control, promise=promise, health=health))
@@ -268,7 +268,7 @@ class MemberLog:
         committed_lsn = min(self._committed_lsn, self._durable_lsn)
         self._control.save(replace(control, committed_lsn=committed_lsn))
 
-    def _truncate(self, last: Mark) -> None:
+    def _truncate(self, last: LogEnd) -> None:
         """Cut the log; the bound first, then later segments, then the bytes (CE5, CE11).
 
         In this order, whatever survives of it is a log that was cut somewhere behind `last`, and
@@ -295,12 +295,12 @@ class MemberLog:
         self._durable_lsn = last.lsn
         self._settle()
 
-    def _end_of_segment(self, last: Mark) -> int:
+    def _end_of_segment(self, last: LogEnd) -> int:
         """The end of what was written in the segment that `last` is in."""
         kept = [s.end for s in self._index.segments if s.first_lsn <= last.lsn]
         return kept[-1] if kept else HEAD_BYTES
 
-    def _reset(self, base: Mark) -> None:
+    def _reset(self, base: LogEnd) -> None:
         """Begin a log behind `base`: segments of the generation before are none of it."""
         self._durable_lsn = base.lsn
         self._committed_lsn = min(self._committed_lsn, base.lsn)
@@ -323,7 +323,7 @@ class MemberLog:
         self._space.settled(segments[-1].room_bytes if segments else 0)
 
     def _write(self, records: Sequence[Record]) -> None:
-        if self._control.control.health is Health.DAMAGED:
+        if self._control.control.health is LogHealth.DAMAGED:
             raise ValueError("a damaged log is reset before anything is written")
         last = self._index.last
         for record in records:
@@ -377,7 +377,7 @@ class MemberLog:
         with self._lock:
             if self._index.segments and self._index.segments[-1].first_lsn == first_lsn:
                 self._index.segments.pop()  # empty, and too small: its name was taken over
-            self._index.segments.append(Segment(path, first_lsn, HEAD_BYTES + capacity_bytes))
+            self._index.segments.append(LogSegment(path, first_lsn, HEAD_BYTES + capacity_bytes))
         self._space.opened(capacity_bytes)
 
 
@@ -397,7 +397,7 @@ def clear(file: OpenFile, begin: int, end: int) -> None:
 # Reads records back, and believes none that is not what was written there.
 
 
-def read_run(files: Files, run: Run) -> list[Record]:
+def read_run(files: Files, run: RecordRun) -> list[Record]:
     """The records of a run. Raises `CorruptObject`, and `FileNotFoundError`. Blocks."""
     data = files.read(run.path, run.offset, run.size_bytes)
     name, offset, records = str(run.path), 0, []

@@ -17,9 +17,9 @@ from struct import Struct
 from shalekv.errors import CorruptObject, LogDamaged, UnsupportedVersion
 from shalekv.format.member_files import HEAD_BYTES, Control, SegmentHead, Synced, decode_head
 from shalekv.format.wal_record import HEADER_BYTES, decode_record
-from shalekv.protocol.quorum_records import LogShape, Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, LogShape, Record
 from shalekv.store.safekeeper_log.files import Files, OpenFile
-from shalekv.store.safekeeper_log.index import Index, Segment
+from shalekv.store.safekeeper_log.index import Index, LogSegment
 
 SEGMENT_SUFFIX = ".log"
 SPARE_SUFFIX = ".spare"
@@ -108,19 +108,19 @@ def _is_segment(name: str) -> bool:
     return number.isdecimal() and number.isascii() and segment_name(int(number)) == name
 
 
-def _drop_trimmed(candidates: list[_Candidate], base: Mark, leftovers: list[Path]) -> None:
+def _drop_trimmed(candidates: list[_Candidate], base: LogEnd, leftovers: list[Path]) -> None:
     """Leave out what ends before the base: it is deleted, or was about to be."""
     while len(candidates) > 1 and candidates[1].named_lsn <= base.lsn + 1:
         leftovers.append(candidates.pop(0).path)
 
 
-def _floor(control: Control, synced: Synced | None, candidates: list[_Candidate]) -> Mark:
+def _floor(control: Control, synced: Synced | None, candidates: list[_Candidate]) -> LogEnd:
     """The last record that must be there."""
     lsns = [control.base.lsn, control.committed_lsn]
     lsns += [each.head.first_lsn - 1 for each in candidates if each.head is not None]
     if synced is not None and synced.generation == control.generation:
         lsns.append(synced.lsn)
-    return Mark(max(lsns))
+    return LogEnd(max(lsns))
 
 
 class _Chain:
@@ -131,7 +131,7 @@ class _Chain:
         self._files = files
         self._base = control.base
         self._scanned = scanned
-        self._last: Mark | None = None  # the last record that was read, also before the base
+        self._last: LogEnd | None = None  # the last record that was read, also before the base
 
     def take(self, candidate: _Candidate) -> bool:
         """Read a segment, if it goes on with the log."""
@@ -148,14 +148,14 @@ class _Chain:
         file = self._files.open(candidate.path)
         try:
             file.settle()
-            segment = Segment(candidate.path, head.first_lsn, file.size_bytes)
+            segment = LogSegment(candidate.path, head.first_lsn, file.size_bytes)
             index.segments.append(segment)
             self._read(file, segment)
         finally:
             file.close()
         return True
 
-    def _read(self, file: OpenFile, segment: Segment) -> None:
+    def _read(self, file: OpenFile, segment: LogSegment) -> None:
         index, batch = self._scanned.index, []
         for record in self._frames(file, segment):
             is_next = record.lsn == segment.next_lsn
@@ -173,7 +173,7 @@ class _Chain:
         if self._last is None or self._last.lsn < self._base.lsn:
             self.problem = f"the records up to {self._base.lsn}, where the log begins, are damaged"
 
-    def _frames(self, file: OpenFile, segment: Segment) -> Iterator[Record]:
+    def _frames(self, file: OpenFile, segment: LogSegment) -> Iterator[Record]:
         try:
             yield from frames(file, segment.size_bytes)
         except LogDamaged as error:  # what cannot be read may have been acknowledged

@@ -20,7 +20,7 @@ from shalekv.store.safekeeper_log.scan import SPARE_SUFFIX
 # submitted, and whether there is space for more.
 
 
-class Room:
+class SegmentSpace:
     """Numbers only. `submit` and what follows come from one thread, the rest from another.
 
     The owner holds a lock around every call.
@@ -87,7 +87,7 @@ class Space:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._lock = Lock()  # over the room, for a moment only
-        self._room = Room()
+        self._room = SegmentSpace()
         self._is_full = False  # there was no room the last time
         self._spares: list[tuple[int, Path]] = []  # capacity and name, rising
         self._numbers = count()
@@ -109,7 +109,7 @@ class Space:
             return self._room.fits(sizes)
 
     def submit(self, sizes: Sequence[int], changes: int) -> None:
-        """Frames that will be written, and changes of other kinds: see `Room.submit`."""
+        """Frames that will be written, and changes of other kinds: see `SegmentSpace.submit`."""
         with self._lock:
             self._room.submit(sizes, changes)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shalekv.protocol.acceptor import Effect
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.runtime import Workers
 from shalekv.store.safekeeper_log.index import frame_bytes
 from shalekv.store.safekeeper_log.log import MemberLog
@@ -39,7 +39,7 @@ class _MakeRoom:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trim:
     log: MemberLog
-    base: Mark
+    base: LogEnd
     done: Future[int]
 
 
@@ -97,7 +97,7 @@ class Syncer:
         sizes = [frame_bytes(record) for record in records]
         return bool(await self._add(_MakeRoom(log, sizes, _future())))
 
-    async def trim(self, log: MemberLog, base: Mark) -> None:
+    async def trim(self, log: MemberLog, base: LogEnd) -> None:
         """Trim a log, in order with what was submitted."""
         await self._add(_Trim(log, base, _future()))
 

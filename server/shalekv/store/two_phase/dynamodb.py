@@ -35,7 +35,7 @@ from botocore.parsers import ResponseParserError
 
 from shalekv.clock import Clock
 from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import RequestCounts, RequestKind
@@ -52,12 +52,12 @@ from shalekv.store.aws_credentials import (
     renew_credentials,
 )
 from shalekv.store.two_phase.records import (
-    Answer,
     Inserted,
     InsertOutcome,
     InsertUnknown,
     Occupied,
     RecordStore,
+    StatementOutcome,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 class NoAnswer(Exception):
     """Something else than an answer of DynamoDB; the text is in words of our own."""
 
-    def __init__(self, problem: str, answer: Answer) -> None:
+    def __init__(self, problem: str, answer: StatementOutcome) -> None:
         super().__init__(problem)
         self.answer = answer
 
@@ -108,27 +108,27 @@ NO_CONNECTION = (ClientConnectorError, socket.gaierror)
 MISSING = (*CONFIGURATION, NoRegionError, ParamValidationError)
 
 
-def answer_in(error: Exception) -> Answer:
+def answer_in(error: Exception) -> StatementOutcome:
     """What `error`, one of `FAILURES`, says about the request that it was raised by.
 
     A failure on the way may have come before or after the request was sent: nobody knows.
     """
     if isinstance(error, CredentialsFailed):
-        return Answer.NOT_DONE if error.may_pass else Answer.REFUSED
+        return StatementOutcome.NOT_DONE if error.may_pass else StatementOutcome.REFUSED
     if isinstance(error, NoAnswer):
         return error.answer
     if isinstance(error, MISSING):
-        return Answer.REFUSED
+        return StatementOutcome.REFUSED
     if isinstance(error, NEVER_SENT) or isinstance(_cause(error), NO_CONNECTION):
-        return Answer.NOT_DONE
+        return StatementOutcome.NOT_DONE
     if not isinstance(error, ClientError):
-        return Answer.UNKNOWN
+        return StatementOutcome.UNKNOWN
     status, code = _answered(error)
     if status >= SERVER_ERROR:
-        return Answer.UNKNOWN
+        return StatementOutcome.UNKNOWN
     if code == CONFLICT:
-        return Answer.CONFLICT
-    return Answer.NOT_DONE if code in PASSING else Answer.REFUSED
+        return StatementOutcome.CONFLICT
+    return StatementOutcome.NOT_DONE if code in PASSING else StatementOutcome.REFUSED
 
 
 def problem_in(error: Exception, place: str) -> str:
@@ -232,7 +232,7 @@ def _check_answer(response_dict: dict[str, Any], **_: Any) -> None:
     if REQUEST_ID in response_dict["headers"]:
         return
     status = response_dict["status_code"]
-    answer = Answer.REFUSED if status in _FORBIDDEN else Answer.UNKNOWN
+    answer = StatementOutcome.REFUSED if status in _FORBIDDEN else StatementOutcome.UNKNOWN
     problem = f"answered {status}, and not as DynamoDB does: is this its address, or a proxy's?"
     raise NoAnswer(problem, answer)
 
@@ -264,7 +264,7 @@ async def ensure_table(
             return
         await clock.sleep_ms(POLL_MS)
     problem = f"the table is not active after {POLLS_MAX * POLL_MS / 1_000:.0f} s"
-    raise NoAnswer(problem, Answer.NOT_DONE)
+    raise NoAnswer(problem, StatementOutcome.NOT_DONE)
 
 
 async def _describe(client: DynamoDBClient, table: str) -> TableDescriptionTypeDef | None:
@@ -339,7 +339,7 @@ class DynamoRecords(RecordStore):
                 raise self._error(error, "prepare", self._table) from None
             self._is_prepared = True
 
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         try:
             client = await self._ready(RequestKind.RECORD_WRITE)
             await client.put_item(
@@ -351,14 +351,14 @@ class DynamoRecords(RecordStore):
             )
         except FAILURES as error:
             answer = answer_in(error)
-            if answer is Answer.UNKNOWN:
+            if answer is StatementOutcome.UNKNOWN:
                 return InsertUnknown(f"{self.url}: {problem_in(error, self.url)}")
-            if answer is not Answer.CONFLICT:
+            if answer is not StatementOutcome.CONFLICT:
                 raise self._error(error, "insert", str(record.destination)) from None
             return await self._occupied(record, error)
         return Inserted()
 
-    async def _occupied(self, record: Record, error: Exception) -> Occupied:
+    async def _occupied(self, record: CreateRecord, error: Exception) -> Occupied:
         item = error.response.get("Item") if isinstance(error, ClientError) else None
         if item:  # servers that are not Amazon's leave it out
             return Occupied(_record(record.destination.database, item))
@@ -368,7 +368,7 @@ class DynamoRecords(RecordStore):
             raise StoreUnavailable(self.url, "insert", str(record.destination), problem)
         return Occupied(found)
 
-    async def find(self, destination: Destination) -> Record | None:
+    async def find(self, destination: Destination) -> CreateRecord | None:
         try:
             client = await self._ready(RequestKind.RECORD_READ)
             reply = await client.get_item(
@@ -379,7 +379,7 @@ class DynamoRecords(RecordStore):
         item = reply.get("Item")
         return None if item is None else _record(destination.database, item)
 
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: CreateRecord) -> bool:
         return await self._update(
             "commit",
             record,
@@ -388,7 +388,7 @@ class DynamoRecords(RecordStore):
             values={":true": {"BOOL": True}},
         )
 
-    async def take_over(self, record: Record, source: str) -> bool:
+    async def take_over(self, record: CreateRecord, source: str) -> bool:
         return await self._update(
             "take_over",
             record,
@@ -398,7 +398,7 @@ class DynamoRecords(RecordStore):
         )
 
     async def _update(
-        self, operation: str, record: Record, *, update: str, condition: str, values: Any
+        self, operation: str, record: CreateRecord, *, update: str, condition: str, values: Any
     ) -> bool:
         used = {n: a for n, a in (SOURCE | COMMITTED).items() if n in f"{update} {condition}"}
         try:
@@ -412,12 +412,12 @@ class DynamoRecords(RecordStore):
                 ExpressionAttributeValues={":old": {"S": record.source}, **values},
             )
         except FAILURES as error:
-            if answer_in(error) is Answer.CONFLICT:
+            if answer_in(error) is StatementOutcome.CONFLICT:
                 return False
             raise self._error(error, operation, str(record.destination)) from None
         return True
 
-    async def withdraw(self, record: Record) -> None:
+    async def withdraw(self, record: CreateRecord) -> None:
         await self._delete(
             record.destination,
             "#source = :old AND #committed = :false",
@@ -449,10 +449,10 @@ class DynamoRecords(RecordStore):
                 ExpressionAttributeValues=values,
             )
         except FAILURES as error:
-            if answer_in(error) is not Answer.CONFLICT:
+            if answer_in(error) is not StatementOutcome.CONFLICT:
                 raise self._error(error, "delete", str(destination)) from None
 
-    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
         arguments: dict[str, Any] = {
             "KeyConditionExpression": "#database = :database",
             "ExpressionAttributeNames": {"#database": "database"},
@@ -486,7 +486,7 @@ class DynamoRecords(RecordStore):
 
     def _error(self, error: Exception, operation: str, name: str) -> StoreError:
         problem = problem_in(error, self.url)
-        if answer_in(error) is not Answer.REFUSED:
+        if answer_in(error) is not StatementOutcome.REFUSED:
             return StoreUnavailable(self.url, operation, name, problem)
         return StoreRefused(self.url, operation, name, problem, may_pass=True)
 
@@ -495,11 +495,11 @@ def _key(destination: Destination) -> dict[str, Any]:
     return {"database": {"S": destination.database}, "destination": {"S": destination.name}}
 
 
-def _item(record: Record) -> dict[str, Any]:
+def _item(record: CreateRecord) -> dict[str, Any]:
     rest = {"source": {"S": record.source}, "committed": {"BOOL": record.is_committed}}
     return _key(record.destination) | rest
 
 
-def _record(database: str, item: Any) -> Record:
+def _record(database: str, item: Any) -> CreateRecord:
     destination = Destination(database, item["destination"]["S"])
-    return Record(destination, item["source"]["S"], item["committed"]["BOOL"])
+    return CreateRecord(destination, item["source"]["S"], item["committed"]["BOOL"])

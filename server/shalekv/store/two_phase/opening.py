@@ -151,7 +151,7 @@ def _missing(scheme: str, extra: str) -> InvalidSetting:
 LOOKS_MAX = 3  # a manifest may be superseded and collected between the list and the record
 
 
-class BelongingStore(TwoPhaseStore):
+class OwnedStore(TwoPhaseStore):
     """A two-phase store that makes sure of its records before it changes anything, once."""
 
     def __init__(self, plain: PlainStore, records: RecordStore, runtime: Runtime) -> None:

@@ -12,14 +12,14 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import RequestCounts, RequestKind
 
 # --- answers
 # What the error of a transactional store says about the request that it answers.
 
 
-class Answer(enum.Enum):
+class StatementOutcome(enum.Enum):
     """What became of a statement."""
 
     UNKNOWN = "nobody knows"
@@ -43,7 +43,7 @@ class Inserted:
 class Occupied:
     """This record was there, and this call inserted nothing."""
 
-    record: Record
+    record: CreateRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +72,26 @@ class RecordStore(abc.ABC):
         """Create the table if there is none. The other methods call it before their first use."""
 
     @abc.abstractmethod
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         """Add `record` unless its destination has one."""
 
     @abc.abstractmethod
-    async def find(self, destination: Destination) -> Record | None:
+    async def find(self, destination: Destination) -> CreateRecord | None:
         """The record of `destination`."""
 
     @abc.abstractmethod
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: CreateRecord) -> bool:
         """Mark as committed the record of this destination if it names this source, and if so."""
 
     @abc.abstractmethod
-    async def take_over(self, record: Record, source: str) -> bool:
+    async def take_over(self, record: CreateRecord, source: str) -> bool:
         """Have the record of this destination name `source` instead of the source it names here.
 
         False: it names another one, is committed, or is gone.
         """
 
     @abc.abstractmethod
-    async def withdraw(self, record: Record) -> None:
+    async def withdraw(self, record: CreateRecord) -> None:
         """Delete the record of this destination if it names this source and is not committed."""
 
     @abc.abstractmethod
@@ -99,7 +99,7 @@ class RecordStore(abc.ABC):
         """Delete the records of `destinations`, but for those that are not committed."""
 
     @abc.abstractmethod
-    def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+    def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
         """The records of a database by the bytes of their names, read page by page.
 
         Records that come and go meanwhile are in it, or not.
@@ -114,7 +114,7 @@ class RecordStore(abc.ABC):
 # Records in the memory of one process, for tests.
 
 
-Table = dict[Destination, Record]
+Table = dict[Destination, CreateRecord]
 
 
 class MemoryRecords(RecordStore):
@@ -128,7 +128,7 @@ class MemoryRecords(RecordStore):
     async def ensure_schema(self) -> None:
         """There is none."""
 
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         self.sent.add(RequestKind.RECORD_WRITE)
         found = self._table.get(record.destination)
         if found is not None:
@@ -136,11 +136,11 @@ class MemoryRecords(RecordStore):
         self._table[record.destination] = record
         return Inserted()
 
-    async def find(self, destination: Destination) -> Record | None:
+    async def find(self, destination: Destination) -> CreateRecord | None:
         self.sent.add(RequestKind.RECORD_READ)
         return self._table.get(destination)
 
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: CreateRecord) -> bool:
         self.sent.add(RequestKind.RECORD_WRITE)
         found = self._table.get(record.destination)
         if found is None or found.source != record.source:
@@ -148,7 +148,7 @@ class MemoryRecords(RecordStore):
         self._table[record.destination] = replace(found, is_committed=True)
         return True
 
-    async def take_over(self, record: Record, source: str) -> bool:
+    async def take_over(self, record: CreateRecord, source: str) -> bool:
         self.sent.add(RequestKind.RECORD_WRITE)
         found = self._table.get(record.destination)
         if found is None or found.source != record.source or found.is_committed:
@@ -156,7 +156,7 @@ class MemoryRecords(RecordStore):
         self._table[record.destination] = replace(found, source=source)
         return True
 
-    async def withdraw(self, record: Record) -> None:
+    async def withdraw(self, record: CreateRecord) -> None:
         self.sent.add(RequestKind.RECORD_WRITE)
         found = self._table.get(record.destination)
         if found is not None and found.source == record.source and not found.is_committed:
@@ -169,7 +169,7 @@ class MemoryRecords(RecordStore):
             if found is not None and found.is_committed:
                 del self._table[destination]
 
-    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
         after = ""
         is_last = False
         while not is_last:

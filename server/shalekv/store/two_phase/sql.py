@@ -39,16 +39,16 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import RequestCounts, RequestKind
 from shalekv.store.two_phase.records import (
     PAGE_RECORDS,
-    Answer,
     Inserted,
     InsertOutcome,
     InsertUnknown,
     Occupied,
     RecordStore,
+    StatementOutcome,
 )
 
 # --- sql_errors
@@ -74,10 +74,10 @@ POSTGRES_UNKNOWN = ("08", "57P", "40003", "58", "XX")
 POSTGRES_REFUSED = ("28", "3D", "3F", "42", "25006")
 
 
-def answer_in(error: BaseException) -> Answer:
+def answer_in(error: BaseException) -> StatementOutcome:
     """What `error` says about the statement that it was raised by."""
     if isinstance(error, IntegrityError):
-        return Answer.CONFLICT
+        return StatementOutcome.CONFLICT
     original = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     if isinstance(sqlstate, str):
@@ -88,25 +88,29 @@ def answer_in(error: BaseException) -> Answer:
     arguments = getattr(original, "args", ())
     if arguments and isinstance(arguments[0], int) and not isinstance(original, OSError):
         return _mysql(arguments[0])
-    return Answer.UNKNOWN
+    return StatementOutcome.UNKNOWN
 
 
-def _postgres(sqlstate: str) -> Answer:
+def _postgres(sqlstate: str) -> StatementOutcome:
     if sqlstate.startswith(POSTGRES_UNKNOWN):
-        return Answer.UNKNOWN
-    return Answer.REFUSED if sqlstate.startswith(POSTGRES_REFUSED) else Answer.NOT_DONE
+        return StatementOutcome.UNKNOWN
+    return (
+        StatementOutcome.REFUSED
+        if sqlstate.startswith(POSTGRES_REFUSED)
+        else StatementOutcome.NOT_DONE
+    )
 
 
-def _sqlite(code: int) -> Answer:
+def _sqlite(code: int) -> StatementOutcome:
     if code in SQLITE_REFUSED:
-        return Answer.REFUSED
-    return Answer.NOT_DONE if code in SQLITE_NOT_DONE else Answer.UNKNOWN
+        return StatementOutcome.REFUSED
+    return StatementOutcome.NOT_DONE if code in SQLITE_NOT_DONE else StatementOutcome.UNKNOWN
 
 
-def _mysql(code: int) -> Answer:
+def _mysql(code: int) -> StatementOutcome:
     if code in MYSQL_UNKNOWN or not any(code in numbers for numbers in MYSQL_SERVER):
-        return Answer.UNKNOWN
-    return Answer.REFUSED if code in MYSQL_REFUSED else Answer.NOT_DONE
+        return StatementOutcome.UNKNOWN
+    return StatementOutcome.REFUSED if code in MYSQL_REFUSED else StatementOutcome.NOT_DONE
 
 
 # --- sql_engines
@@ -345,7 +349,7 @@ T = TypeVar("T")
 class _Failed(Exception):
     """A statement, or the connection for it, failed."""
 
-    def __init__(self, answer: Answer, problem: str) -> None:
+    def __init__(self, answer: StatementOutcome, problem: str) -> None:
         super().__init__(problem)
         self.answer = answer
 
@@ -378,7 +382,7 @@ class SqlRecords(RecordStore):
         async with self._connected() as connection:
             await self._timed(prepare(connection, self.url))
 
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         statement = insert(RECORDS).values(
             database=record.destination.database,
             destination=record.destination.name,
@@ -389,9 +393,9 @@ class SqlRecords(RecordStore):
             try:
                 await self._change(statement)
             except _Failed as failed:
-                if failed.answer is Answer.UNKNOWN:
+                if failed.answer is StatementOutcome.UNKNOWN:
                     return InsertUnknown(f"{self.url}: {failed}")
-                if failed.answer is not Answer.CONFLICT:
+                if failed.answer is not StatementOutcome.CONFLICT:
                     raise self._error(failed, "insert", str(record.destination)) from failed
             else:
                 return Inserted()
@@ -400,13 +404,13 @@ class SqlRecords(RecordStore):
         problem = f"another record came and went {INSERTS_MAX} times"
         raise StoreUnavailable(self.url, "insert", str(record.destination), problem)
 
-    async def find(self, destination: Destination) -> Record | None:
+    async def find(self, destination: Destination) -> CreateRecord | None:
         statement = select(RECORDS).where(_is(destination))
         for row in await self._read("find", str(destination), statement):
-            return Record(destination, row.source, row.committed)
+            return CreateRecord(destination, row.source, row.committed)
         return None
 
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: CreateRecord) -> bool:
         statement = (
             update(RECORDS)
             .where(_is(record.destination))
@@ -415,7 +419,7 @@ class SqlRecords(RecordStore):
         )
         return await self._changed("commit", record, statement)
 
-    async def take_over(self, record: Record, source: str) -> bool:
+    async def take_over(self, record: CreateRecord, source: str) -> bool:
         statement = (
             update(RECORDS)
             .where(_is(record.destination))
@@ -425,7 +429,7 @@ class SqlRecords(RecordStore):
         )
         return await self._changed("take_over", record, statement)
 
-    async def withdraw(self, record: Record) -> None:
+    async def withdraw(self, record: CreateRecord) -> None:
         statement = (
             delete(RECORDS)
             .where(_is(record.destination))
@@ -454,7 +458,7 @@ class SqlRecords(RecordStore):
         except _Failed as failed:
             raise self._error(failed, "delete", f"{database}/{names[0]}") from failed
 
-    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
         after = ""
         is_last = False
         while not is_last:
@@ -471,7 +475,7 @@ class SqlRecords(RecordStore):
             is_last = len(rows) < PAGE_RECORDS
             for row in rows:
                 after = row.destination
-                yield Record(Destination(database, after), row.source, row.committed)
+                yield CreateRecord(Destination(database, after), row.source, row.committed)
 
     async def close(self) -> None:
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -485,7 +489,7 @@ class SqlRecords(RecordStore):
         except _Failed as failed:
             raise self._error(failed, operation, name) from failed
 
-    async def _changed(self, operation: str, record: Record, statement: Executable) -> bool:
+    async def _changed(self, operation: str, record: CreateRecord, statement: Executable) -> bool:
         """Whether the statement met its record."""
         try:
             return (await self._change(statement)).rowcount > 0
@@ -522,9 +526,9 @@ class SqlRecords(RecordStore):
         try:
             await self._timed(connection.start())
         except _Failed as failed:
-            refused = failed.answer is Answer.REFUSED
+            refused = failed.answer is StatementOutcome.REFUSED
             advice = CHECK_URL if refused else IS_IT_UP
-            answer = Answer.REFUSED if refused else Answer.NOT_DONE
+            answer = StatementOutcome.REFUSED if refused else StatementOutcome.NOT_DONE
             raise _Failed(answer, f"{failed}. {advice}") from failed
         try:
             yield connection
@@ -540,7 +544,7 @@ class SqlRecords(RecordStore):
                 return await request
         except FAILURES as error:
             if timeout.expired():
-                raise _Failed(Answer.UNKNOWN, f"no answer within {limit_ms} ms") from None
+                raise _Failed(StatementOutcome.UNKNOWN, f"no answer within {limit_ms} ms") from None
             # From None: what led to it may quote the password, which tracebacks would show.
             raise _Failed(answer_in(error), self._said(error)) from None
 
@@ -549,7 +553,7 @@ class SqlRecords(RecordStore):
         return text.replace(self._password, "***") if self._password else text
 
     def _error(self, failed: _Failed, operation: str, name: str) -> StoreError:
-        kind = StoreRefused if failed.answer is Answer.REFUSED else StoreUnavailable
+        kind = StoreRefused if failed.answer is StatementOutcome.REFUSED else StoreUnavailable
         return kind(self.url, operation, name, str(failed))
 
 

@@ -20,7 +20,7 @@ from shalekv.errors import InvalidRequest, ObjectNotFound, StoreRefused, StoreUn
 from shalekv.format.coding import crc32c
 from shalekv.format.names import UUID_BYTES, parse_temporary_name, temporary_name
 from shalekv.protocol.manifest import CasMode
-from shalekv.protocol.two_phase import Destination, Record, Standing, standing
+from shalekv.protocol.two_phase import CreateRecord, Destination, SourceStatus, standing
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
@@ -83,7 +83,7 @@ class Completing:
         self._plain = plain
         self._records = records
 
-    async def complete(self, record: Record) -> Completion:
+    async def complete(self, record: CreateRecord) -> Completion:
         """Complete an open record. Raises `StoreUnavailable` and `StoreRefused`.
 
         To copy once more is harmless: as long as the record stands, its source is the one thing
@@ -159,7 +159,7 @@ class Abandoning:
             if barrier is not None:
                 await self._records.withdraw(barrier)
 
-    async def _bar(self, source: str) -> Record | None:
+    async def _bar(self, source: str) -> CreateRecord | None:
         """Keep `source` out of the record for good, or by a record that is returned."""
         parsed = parse_temporary_name(source)
         if parsed is None or not parsed.destination.isascii():
@@ -168,20 +168,20 @@ class Abandoning:
         for _ in range(ATTEMPTS_MAX):
             record = await self._records.find(destination)
             match standing(record, source):
-                case Standing.OURS_DONE | Standing.THEIRS_DONE:
+                case SourceStatus.OURS_DONE | SourceStatus.THEIRS_DONE:
                     return None
             completion = Completion.DEAD
             if record is not None:
                 completion = await self._completing.complete(record)
             if completion is Completion.DONE:
                 return None
-            barrier = Record(destination, no_source(self._random, destination))
+            barrier = CreateRecord(destination, no_source(self._random, destination))
             if completion is Completion.DEAD and await self._enter(barrier, record):
                 return barrier
         problem = f"the record of {destination.name} changed {ATTEMPTS_MAX} times under our hands"
         raise StoreUnavailable(self._plain.url, "delete", source, problem)
 
-    async def _enter(self, barrier: Record, dead: Record | None) -> bool:
+    async def _enter(self, barrier: CreateRecord, dead: CreateRecord | None) -> bool:
         if dead is None:
             return await self._records.insert(barrier) == Inserted()
         return await self._records.take_over(dead, barrier.source)
@@ -197,7 +197,7 @@ class Abandoning:
 BATCH_RECORDS = 1_000
 
 
-class Recovering:
+class Repair:
     """One recovery of one database."""
 
     def __init__(self, plain: PlainStore, records: RecordStore, is_collected: IsCollected) -> None:
@@ -225,7 +225,7 @@ class Recovering:
     async def _forget(self) -> int:
         """Delete the records of objects that were collected and are gone."""
         forgotten = 0
-        batch: list[Record] = []
+        batch: list[CreateRecord] = []
         async for record in self._records.list(self._plain.url, uncommitted_only=False):
             if record.is_committed and self._is_collected(record.destination.name):
                 batch.append(record)
@@ -234,9 +234,9 @@ class Recovering:
                 batch = []
         return forgotten + (await self._forget_gone(batch) if batch else 0)
 
-    async def _forget_gone(self, batch: list[Record]) -> int:
+    async def _forget_gone(self, batch: list[CreateRecord]) -> int:
         """REQUIRES: all were seen committed before: an object that is made now is not missed."""
-        by_folder: dict[str, list[Record]] = defaultdict(list)
+        by_folder: dict[str, list[CreateRecord]] = defaultdict(list)
         for record in batch:
             by_folder[record.destination.name.rpartition("/")[0]].append(record)
         gone = []
@@ -292,14 +292,14 @@ class _Doubt:
 class _Lost:
     """The source will never enter the record, of which this is known; None: it was gone."""
 
-    record: Record | None
+    record: CreateRecord | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Again:
     """Another attempt may win: by taking `dead` over, or by an insert."""
 
-    dead: Record | None
+    dead: CreateRecord | None
 
 
 class Creating:
@@ -320,7 +320,7 @@ class Creating:
 
     async def create(self, data: bytes, metadata: Mapping[str, str]) -> CreateOutcome:
         """As `ObjectStore.create` says. Whatever it raises, nothing was created."""
-        dead: Record | None = None
+        dead: CreateRecord | None = None
         for _ in range(ATTEMPTS_MAX):
             outcome = await self._attempt(data, metadata, dead)
             if not isinstance(outcome, _Again):
@@ -330,10 +330,10 @@ class Creating:
         raise StoreUnavailable(self._plain.url, "create", self._destination.name, problem)
 
     async def _attempt(
-        self, data: bytes, metadata: Mapping[str, str], dead: Record | None
+        self, data: bytes, metadata: Mapping[str, str], dead: CreateRecord | None
     ) -> CreateOutcome | _Again:
         """REQUIRES: `dead` was read before this call, which puts the source (rule S)."""
-        own = Record(self._destination, self._new_source())
+        own = CreateRecord(self._destination, self._new_source())
         await self._plain.put(own.source, data, metadata)
         try:
             entered = await self._enter(own, dead)
@@ -346,7 +346,7 @@ class Creating:
             raise
         return Unknown(entered.cause) if entered is not None else await self._carry_out(own)
 
-    async def _enter(self, own: Record, dead: Record | None) -> _Doubt | _Lost | None:
+    async def _enter(self, own: CreateRecord, dead: CreateRecord | None) -> _Doubt | _Lost | None:
         """Step 2. None: the record is ours. What it raises says that the source never enters."""
         if dead is not None:
             return await self._take_over(own, dead)
@@ -358,14 +358,14 @@ class Creating:
             case InsertUnknown(cause):
                 return await self._resolve(own, cause)
 
-    async def _take_over(self, own: Record, dead: Record) -> _Doubt | _Lost | None:
+    async def _take_over(self, own: CreateRecord, dead: CreateRecord) -> _Doubt | _Lost | None:
         try:
             is_ours = await self._records.take_over(dead, own.source)
         except StoreUnavailable as error:
             return await self._resolve(own, str(error))
         return None if is_ours else _Lost(await self._records.find(self._destination))
 
-    async def _resolve(self, own: Record, cause: str) -> _Doubt | None:
+    async def _resolve(self, own: CreateRecord, cause: str) -> _Doubt | None:
         """After a lost reply: is the record ours?
 
         One that is not proves nothing: ours may have been there before and have been forgotten, or
@@ -375,10 +375,10 @@ class Creating:
             found = await self._records.find(self._destination)
         except (StoreUnavailable, StoreRefused) as error:
             return _Doubt(f"{cause}; {error}")
-        is_ours = standing(found, own.source) in {Standing.OURS, Standing.OURS_DONE}
+        is_ours = standing(found, own.source) in {SourceStatus.OURS, SourceStatus.OURS_DONE}
         return None if is_ours else _Doubt(cause)
 
-    async def _give_way(self, record: Record | None) -> Exists | _Again:
+    async def _give_way(self, record: CreateRecord | None) -> Exists | _Again:
         """Help whoever has the record, so that the object is there when we say so."""
         if record is None:
             return _Again(None)
@@ -392,7 +392,7 @@ class Creating:
             case Completion.CHANGED:
                 return _Again(None)
 
-    async def _carry_out(self, own: Record) -> CreateOutcome:
+    async def _carry_out(self, own: CreateRecord) -> CreateOutcome:
         """Steps 3 to 5. From here on the create may succeed without us: nothing is raised."""
         try:
             await self._plain.copy(own.source, own.destination.name)
@@ -407,26 +407,26 @@ class Creating:
         await self._completing.discard(own.source)
         return Created() if is_ours else Unknown("its record changed while it was copied")
 
-    async def _without_source(self, own: Record) -> CreateOutcome:
+    async def _without_source(self, own: CreateRecord) -> CreateOutcome:
         """Somebody has completed it in our place, or has deleted the source before step 2."""
         try:
             found = await self._records.find(own.destination)
             is_there = await self._completing.is_there(own.destination)
             match standing(found, own.source):
-                case Standing.OURS_DONE if is_there:
+                case SourceStatus.OURS_DONE if is_there:
                     return Created()
-                case Standing.OURS if not is_there:
+                case SourceStatus.OURS if not is_there:
                     await self._records.withdraw(own)  # it is dead, and in everybody's way
         except (StoreUnavailable, StoreRefused) as error:
             return Unknown(str(error))
         # Also when the record is another's now: ours may have been the object before that.
         return Unknown(f"the temporary object {own.source} is gone")
 
-    async def _without_answer(self, own: Record, cause: str) -> CreateOutcome:
+    async def _without_answer(self, own: CreateRecord, cause: str) -> CreateOutcome:
         """The copy may land later. Somebody else may have completed it, and this made it fail."""
         try:
             found = await self._records.find(own.destination)
-            is_done = standing(found, own.source) is Standing.OURS_DONE
+            is_done = standing(found, own.source) is SourceStatus.OURS_DONE
             if is_done and await self._completing.is_there(own.destination):
                 return Created()
         except (StoreUnavailable, StoreRefused) as error:
@@ -510,7 +510,7 @@ class TwoPhaseStore(ObjectStore):
         return await self._plain.now_ms()
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        return await Recovering(self._plain, self._records, is_collected).recover()
+        return await Repair(self._plain, self._records, is_collected).recover()
 
     async def close(self) -> None:
         try:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from shalekv.errors import ObjectNotFound, StoreUnavailable
 from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
 from shalekv.store.verify.scratch import NotKept, Scratch, all_of
-from shalekv.store.verify.verdict import Passed
+from shalekv.store.verify.verdict import CheckPassed
 
 _NOTHING_MADE = None  # the outcome of a create that was not answered, but certainly made nothing
 
 
-async def second_create(ground: Scratch) -> Passed:
+async def second_create(ground: Scratch) -> CheckPassed:
     """A create of a name that an object has is told so, and replaces nothing."""
     await refused(ground)
-    return Passed()
+    return CheckPassed()
 
 
 async def refused(ground: Scratch) -> tuple[str, bool]:
@@ -31,7 +31,7 @@ async def refused(ground: Scratch) -> tuple[str, bool]:
     return name, is_over
 
 
-async def create_races(ground: Scratch) -> Passed:
+async def create_races(ground: Scratch) -> CheckPassed:
     """Rounds of creates of one name at once; then all winners are looked at again."""
     winners = {}
     for number in range(ground.effort.rounds):
@@ -44,7 +44,7 @@ async def create_races(ground: Scratch) -> Passed:
     for name, winner in winners.items():
         if await read(ground, name, at=0) != winner:
             raise NotKept("create", name, "a loser of the race replaced the winner's object later")
-    return Passed(f"{len(winners):,} races of {ground.effort.racers:,}")
+    return CheckPassed(f"{len(winners):,} races of {ground.effort.racers:,}")
 
 
 async def race(ground: Scratch, name: str, *, at: int) -> bytes | None:

@@ -10,7 +10,7 @@ from shalekv.format.names import LEVELS_FOLDER
 from shalekv.store.api import Exists
 from shalekv.store.verify.races import read
 from shalekv.store.verify.scratch import NotKept, Scratch
-from shalekv.store.verify.verdict import Passed, Told
+from shalekv.store.verify.verdict import CheckPassed, Told
 
 REPEATS = 20  # objects that are written and at once read by another view
 RANGED_BYTES = 1_000
@@ -36,7 +36,7 @@ _RANGES = (
 )
 
 
-async def read_after_write(ground: Scratch) -> Passed:
+async def read_after_write(ground: Scratch) -> CheckPassed:
     """An object is there for everybody once its create has ended."""
     for number in range(REPEATS):
         data = f"written {number}".encode() * (number + 1)
@@ -44,17 +44,17 @@ async def read_after_write(ground: Scratch) -> Passed:
         if await read(ground, name, at=number + 1) != data:
             raise NotKept("get", name, "other bytes are read than were written")
         await _sized(ground, name, len(data), at=number + 2)
-    return Passed(f"{REPEATS} objects")
+    return CheckPassed(f"{REPEATS} objects")
 
 
-async def read_after_delete(ground: Scratch) -> Passed:
+async def read_after_delete(ground: Scratch) -> CheckPassed:
     """An object is gone for everybody once its delete has ended; and deleting nothing is fine."""
     for number in range(REPEATS):
         name = await ground.created(f"delete-{number:03d}", b"deleted", at=number)
         await ground.reader(number).delete([name])
         await gone(ground, name, at=number + 1)
     await ground.reader(0).delete([ground.name("never-made")])
-    return Passed(f"{REPEATS} objects")
+    return CheckPassed(f"{REPEATS} objects")
 
 
 async def gone(ground: Scratch, name: str, *, at: int) -> None:
@@ -66,7 +66,7 @@ async def gone(ground: Scratch, name: str, *, at: int) -> None:
     raise NotKept("get", name, "an object that was deleted is still read")
 
 
-async def ranges(ground: Scratch) -> Passed:
+async def ranges(ground: Scratch) -> CheckPassed:
     """Ranges are exact: at both ends, past the end, and counted from the end."""
     data = ground.runtime.random.randbytes(RANGED_BYTES)
     name = await ground.created("ranges", data)
@@ -76,10 +76,10 @@ async def ranges(ground: Scratch) -> Passed:
             asked = f"{length:,} from byte {offset:,} on, of {RANGED_BYTES:,}"
             came = f"{len(found):,} came, which are not the right {end - first:,}"
             raise NotKept("get_range", name, f"asked for {asked}: {came}")
-    return Passed(f"{len(_RANGES)} ranges")
+    return CheckPassed(f"{len(_RANGES)} ranges")
 
 
-async def empty_object(ground: Scratch) -> Passed:
+async def empty_object(ground: Scratch) -> CheckPassed:
     """An object without bytes is one: it is there, listed, and read in any range."""
     name = await ground.created("empty", b"")
     await _sized(ground, name, 0, at=1)
@@ -89,10 +89,10 @@ async def empty_object(ground: Scratch) -> Passed:
         raise NotKept("get", name, "an empty object has bytes")
     if [info.name for info in await ground.listed("empty", at=1)] != [name]:
         raise NotKept("list", name, "an empty object is not shown")
-    return Passed()
+    return CheckPassed()
 
 
-async def large_object(ground: Scratch) -> Passed:
+async def large_object(ground: Scratch) -> CheckPassed:
     """An object as large as SSTs are comes back whole, and is not replaced either."""
     size_bytes = ground.effort.large_object_bytes
     data = await ground.runtime.workers.run(ground.runtime.random.randbytes, size_bytes)
@@ -107,10 +107,10 @@ async def large_object(ground: Scratch) -> Passed:
     outcome, _ = await ground.answered(name, data[::-1], at=1)
     if not isinstance(outcome, Exists) or await _range(ground, name, 0, 100) != data[:100]:
         raise NotKept("create", name, "a second create replaced the object, or says so")
-    return Passed(f"{size_bytes:,} bytes")
+    return CheckPassed(f"{size_bytes:,} bytes")
 
 
-async def metadata(ground: Scratch) -> Passed | Told:
+async def metadata(ground: Scratch) -> CheckPassed | Told:
     """What an object was created with stands beside it; nothing may, but nothing else."""
     given = {"writer_epoch": "7"}
     name = await ground.created("metadata", b"with metadata", given)
@@ -119,7 +119,7 @@ async def metadata(ground: Scratch) -> Passed | Told:
         return Told("lost; the copy inside of each object is the one that counts")
     if dict(found) != given:
         raise NotKept("get", name, f"metadata {given} came back as {dict(found)}")
-    return Passed()
+    return CheckPassed()
 
 
 async def _sized(ground: Scratch, name: str, size_bytes: int, *, at: int) -> None:
@@ -147,7 +147,7 @@ PAGED_NAMES = 1_050  # more than stores show in one reply
 _UNORDERED = ("b", "a", "Z", "10", "9", "1", "1.sst", "a-", "a_", "a.b", "c", "a0", "a~", "C1")
 
 
-async def list_after_write(ground: Scratch) -> Passed:
+async def list_after_write(ground: Scratch) -> CheckPassed:
     """Lists show what a create has made, and no more what a delete has removed."""
     names: list[str] = []
     for number in range(LISTED_COUNT):
@@ -156,7 +156,7 @@ async def list_after_write(ground: Scratch) -> Passed:
     while names:
         await ground.reader(len(names)).delete([names.pop(0)])
         await _shows(ground, "listed-", names, at=len(names) + 2)
-    return Passed(f"{2 * LISTED_COUNT} lists")
+    return CheckPassed(f"{2 * LISTED_COUNT} lists")
 
 
 async def shown(ground: Scratch, name: str) -> None:
@@ -165,15 +165,15 @@ async def shown(ground: Scratch, name: str) -> None:
         raise NotKept("list", name, "an object that exists is not shown")
 
 
-async def order(ground: Scratch) -> Passed:
+async def order(ground: Scratch) -> CheckPassed:
     """Lists are in the order of the bytes of the names."""
     names = [ground.name(f"order-{label}") for label in _UNORDERED]
     await ground.created_many(names)
     await _shows(ground, "order-", sorted(names), at=1)
-    return Passed()
+    return CheckPassed()
 
 
-async def paging(ground: Scratch) -> Passed:
+async def paging(ground: Scratch) -> CheckPassed:
     """A list of more than one page shows each object once, wherever it begins."""
     names = [ground.name(f"paged-{number:06d}") for number in range(PAGED_NAMES)]
     await ground.created_many(names)
@@ -181,10 +181,10 @@ async def paging(ground: Scratch) -> Passed:
     for first in (1, 49, 50, 51, 999, 1_000, 1_001, PAGED_NAMES):
         expected = names[first:]
         await _shows(ground, "paged-", expected, at=1, start_after=names[first - 1])
-    return Passed(f"{PAGED_NAMES:,} names")
+    return CheckPassed(f"{PAGED_NAMES:,} names")
 
 
-async def start_after(ground: Scratch) -> Passed:
+async def start_after(ground: Scratch) -> CheckPassed:
     """A list begins behind the name it is told, whether an object has it or not."""
     names = [ground.name(f"after-{number:03d}.sst") for number in range(5)]
     await ground.created_many(names)
@@ -196,7 +196,7 @@ async def start_after(ground: Scratch) -> Passed:
         (names[4], []),
     ):
         await _shows(ground, "after-", expected, at=1, start_after=name)
-    return Passed()
+    return CheckPassed()
 
 
 async def _shows(
@@ -232,7 +232,7 @@ SLACK_MS = 5_000  # stores tell whole seconds, and consist of several machines
 _DATE = "Date"
 
 
-async def clock(ground: Scratch) -> Passed:
+async def clock(ground: Scratch) -> CheckPassed:
     """The store's clock is there, does not go back, and is the one that dates new objects."""
     readings = [await now_ms(ground, at=0)]
     name = await ground.created("dated", b"dated", at=1)
@@ -244,7 +244,7 @@ async def clock(ground: Scratch) -> Passed:
     if not readings[0] - SLACK_MS <= modified_ms <= readings[-1] + SLACK_MS:
         apart_ms = modified_ms - readings[0]
         raise NotKept("head", name, f"a new object is dated {apart_ms:+,} ms off the store's clock")
-    return Passed(f"{len(readings)} readings")
+    return CheckPassed(f"{len(readings)} readings")
 
 
 async def now_ms(ground: Scratch, *, at: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shalekv.errors import IllegalState, ObjectNotFound, StoreUnavailable
 from shalekv.format.coding import crc32c
 from shalekv.format.names import temporary_name
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.two_phase.records import (
     Inserted,
     InsertOutcome,
@@ -17,13 +17,13 @@ from shalekv.store.two_phase.records import (
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.races import read
 from shalekv.store.verify.scratch import NotKept, Scratch, all_of
-from shalekv.store.verify.verdict import ONE_WINNER, WHOLE, Check, Passed
+from shalekv.store.verify.verdict import ONE_WINNER, WHOLE, Check, CheckPassed
 
 UUID_BYTES = 16
 _GIVEN = {"writer_epoch": "7"}
 
 
-async def put_and_copy(ground: Scratch) -> Passed:
+async def put_and_copy(ground: Scratch) -> CheckPassed:
     """A put replaces what was there, and so does a copy, which is the whole of its source."""
     plain = _store(ground, 0).plain
     source, destination = ground.name("put"), ground.name("copy")
@@ -41,11 +41,11 @@ async def put_and_copy(ground: Scratch) -> Passed:
     try:
         await plain.copy(source, destination)
     except ObjectNotFound:
-        return Passed()
+        return CheckPassed()
     raise NotKept("copy", source, "an object that was deleted was copied")
 
 
-async def record_races(ground: Scratch) -> Passed:
+async def record_races(ground: Scratch) -> CheckPassed:
     """Rounds of inserts of one record at once, as `create_races` does it with objects.
 
     No object ever belongs to them: `Scratch.delete_all` has the store forget the records.
@@ -56,14 +56,15 @@ async def record_races(ground: Scratch) -> Passed:
         proven += await _record_race(ground, destination, at=number)
     if not proven:
         raise StoreUnavailable(_url(ground), "insert", ground.own, "no race was answered")
-    return Passed(f"{proven:,} races of {ground.effort.racers:,}")
+    return CheckPassed(f"{proven:,} races of {ground.effort.racers:,}")
 
 
 async def _record_race(ground: Scratch, destination: Destination, *, at: int) -> bool:
     """One race; False if nobody was answered."""
     drawn = [ground.runtime.random.randbytes(UUID_BYTES) for _ in range(ground.effort.racers)]
     records = [
-        Record(destination, temporary_name(destination.name, uuid, crc32c(uuid))) for uuid in drawn
+        CreateRecord(destination, temporary_name(destination.name, uuid, crc32c(uuid)))
+        for uuid in drawn
     ]
     outcomes = await all_of([_inserted(ground, *racer) for racer in enumerate(records)])
     found = await _store(ground, at).records.find(destination)
@@ -73,7 +74,7 @@ async def _record_race(ground: Scratch, destination: Destination, *, at: int) ->
     return found is not None
 
 
-async def _inserted(ground: Scratch, racer: int, record: Record) -> InsertOutcome:
+async def _inserted(ground: Scratch, racer: int, record: CreateRecord) -> InsertOutcome:
     try:
         return await _store(ground, racer).records.insert(record)
     except StoreUnavailable as error:
@@ -81,7 +82,7 @@ async def _inserted(ground: Scratch, racer: int, record: Record) -> InsertOutcom
 
 
 def judged(
-    outcomes: Sequence[InsertOutcome], records: Sequence[Record], found: Record | None
+    outcomes: Sequence[InsertOutcome], records: Sequence[CreateRecord], found: CreateRecord | None
 ) -> str:
     """What is wrong with a race in which these were told that, and then `found` was read; or ""."""
     told = [

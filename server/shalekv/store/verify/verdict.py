@@ -9,7 +9,7 @@ from shalekv.store.verify.scratch import Scratch
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class CheckPassed:
     """The store keeps it."""
 
     seen: str = ""  # how much was looked at, where that is not plain
@@ -23,7 +23,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CheckFailed:
     """The store does not keep it, and must."""
 
     problem: str
@@ -36,7 +36,7 @@ class Unanswered:
     problem: str
 
 
-Verdict = Passed | Told | Failed | Unanswered
+Verdict = CheckPassed | Told | CheckFailed | Unanswered
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Check:
     name: str
     proves: str
     lost: str  # the guarantee of the database that rests on it
-    run: Callable[[Scratch], Awaitable[Passed | Told]]
+    run: Callable[[Scratch], Awaitable[CheckPassed | Told]]
 
 
 # --- guarantees

@@ -27,7 +27,7 @@ from shalekv.store.verify.verdict import (
     TIMELY,
     WHOLE,
     Check,
-    Failed,
+    CheckFailed,
     Unanswered,
     Verdict,
 )
@@ -116,34 +116,34 @@ def checks_of(mode: CasMode) -> Sequence[Check]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What a check came to."""
 
     check: Check
     verdict: Verdict
 
 
-class Verification:
+class StoreVerification:
     """The checks of one store."""
 
     def __init__(self, ground: Scratch) -> None:
         self._ground = ground
         self.checks: Sequence[Check] = checks_of(ground.stores[0].cas_mode)
 
-    async def findings(self) -> AsyncIterator[Finding]:
+    async def findings(self) -> AsyncIterator[CheckResult]:
         """What each check came to. Raises the errors of a store that cannot be reached at all."""
         await self._ground.listed()
         await self._ground.reader(0).recover()  # asks the records, where there are any
         for check in self.checks:
-            yield Finding(check, await self._verdict(check))
+            yield CheckResult(check, await self._verdict(check))
 
     async def _verdict(self, check: Check) -> Verdict:
         try:
             return await check.run(self._ground)
         except NotKept as found:
-            return Failed(str(found))
+            return CheckFailed(str(found))
         except ObjectNotFound as error:
-            return Failed(str(error))
+            return CheckFailed(str(error))
         except StoreError as error:
             return Unanswered(str(error))
 
@@ -155,7 +155,7 @@ async def verification(
     settings: StoreSettings,
     effort: Effort,
     left: Callable[[Sequence[str]], None],
-) -> AsyncIterator[Verification]:
+) -> AsyncIterator[StoreVerification]:
     """Checks of the store that `open_one` opens, each time with connections of its own.
 
     What they make is deleted at the end, however it comes; `left` hears what could not be.
@@ -163,7 +163,7 @@ async def verification(
     async with stores_of(open_one, effort.racers) as stores:
         ground = Scratch(stores, runtime, settings, effort)
         try:
-            yield Verification(ground)
+            yield StoreVerification(ground)
         finally:
             # A cancelled create may still be on its way in another thread, or at the server.
             remaining = await ground.clear()

@@ -31,9 +31,9 @@ from shalekv.protocol.quorum_records import (
     Ballot,
     Greet,
     Greeting,
-    Health,
+    LogEnd,
+    LogHealth,
     LogShape,
-    Mark,
     Record,
     Refusal,
     Vote,
@@ -223,7 +223,7 @@ async def _greeting(member: Member, link: Link) -> Greeting:
         raise _NotNow(unexpected(reply))
     if reply.member_id != member.id:
         raise _Strange("is another member by now: it has lost its disk, or was made anew")
-    if reply.health is not Health.SOUND:
+    if reply.health is not LogHealth.SOUND:
         raise _NotNow("has lost records, and does not vote before it is filled again")
     return reply
 
@@ -236,15 +236,15 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedTail:
     """The end of the log that was elected."""
 
     archive_tip: int | None  # the last object that is in the archive with all before it
-    base: Mark  # the last record that is archived
+    base: LogEnd  # the last record that is archived
     records: Sequence[Record]  # those that follow
 
     @property
-    def last(self) -> Mark:
+    def last(self) -> LogEnd:
         """The last record of the log."""
         return self.records[-1].mark if self.records else self.base
 
@@ -270,7 +270,7 @@ _NOT_THERE = (LinkBroken, NotAMember, RecordTrimmed, LogDamaged, CorruptObject, 
 
 async def fetch_unarchived(
     store: CasStore, manifest: FencedManifest, way: Way, candidacy: Candidacy
-) -> Fetched:
+) -> FetchedTail:
     """The records of objects that are not in the archive, from a voter that has the elected log.
 
     What is archived of the log that was elected is compared with it. Raises `LogBehindArchive`,
@@ -330,8 +330,8 @@ async def _compare(store: CasStore, manifest: FencedManifest, ends: Mapping[int,
 
 
 async def _fetch(
-    way: Way, member: Member, last: Mark, tip: int | None
-) -> tuple[Fetched, Mapping[int, Record]]:
+    way: Way, member: Member, last: LogEnd, tip: int | None
+) -> tuple[FetchedTail, Mapping[int, Record]]:
     """From one member: what is not archived, and the ends of the last objects that are.
 
     It may have trimmed its log since it has voted.
@@ -351,7 +351,7 @@ async def _fetch(
     before = base
     ends: dict[int, Record] = {}  # by object, those with a payload
     if base.lsn == last.lsn:
-        return Fetched(tip, base, ()), ends
+        return FetchedTail(tip, base, ()), ends
     async for record in _records(way, member, base.lsn + 1):
         if not record.follows(before):
             raise _NotTheSame(f"record {record.lsn} does not follow record {before.lsn}")
@@ -366,10 +366,10 @@ async def _fetch(
             records.append(record)
     if before != last:
         raise _NotTheSame(f"its records end with {before.lsn}, not {last.lsn}")
-    return Fetched(tip, base, records), ends
+    return FetchedTail(tip, base, records), ends
 
 
-def _known_archived(log_now: LogShape, tip: int | None) -> Mark:
+def _known_archived(log_now: LogShape, tip: int | None) -> LogEnd:
     """The last record before those that are compared, by what is known without their bytes."""
     before = -1 if tip is None else tip - COMPARED_MAX
     marks = [section.last for section in log_now.sections]

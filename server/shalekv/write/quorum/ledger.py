@@ -19,8 +19,8 @@ from shalekv.errors import ShaleError
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.membership import Configuration, is_archived
 from shalekv.protocol.opening import WriterId, fenced
-from shalekv.protocol.proposer import Leader, Place
-from shalekv.protocol.quorum_records import Ballot, Mark, Record, Refusal
+from shalekv.protocol.proposer import Leader, ObjectPosition
+from shalekv.protocol.quorum_records import Ballot, LogEnd, Record, Refusal
 
 # --- held_records
 # The records that a writer has in memory: all that are not in the archive, and some that are.
@@ -36,7 +36,7 @@ RECORD_OVERHEAD_BYTES = 300  # of the values beside the payload, measured
 class HeldRecords:
     """The end of the log."""
 
-    def __init__(self, base: Mark, records: Iterable[Record] = ()) -> None:
+    def __init__(self, base: LogEnd, records: Iterable[Record] = ()) -> None:
         """`base` is the record before the first of `records`, which follow each other."""
         self.base = base
         self._records: list[Record] = []
@@ -197,7 +197,7 @@ class Ledger:
         """For how long the commit point has stood still although there is something to commit."""
         return now_ms - self._moved_ms if self.last_lsn > self.committed_lsn else 0.0
 
-    def append(self, place: Place, payload: bytes) -> Record:
+    def append(self, place: ObjectPosition, payload: bytes) -> Record:
         """Put a record at the end of the log, for all members. Raises what ended it."""
         self.check_leading()
         if self.last_lsn == self.committed_lsn:

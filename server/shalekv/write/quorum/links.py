@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from shalekv.protocol.quorum_records import (
     Append,
     Ballot,
-    Health,
+    LogHealth,
     LogShape,
     Record,
     ToAcceptor,
@@ -49,7 +49,7 @@ class MemberStatus:
     place: DatabasePlace
     member_id: bytes
     promise: Ballot
-    health: Health
+    health: LogHealth
     log: LogShape
     committed_lsn: int
     archived_wal_id: int | None

@@ -36,7 +36,7 @@ from shalekv.protocol.membership import (
     check_unchanging,
 )
 from shalekv.protocol.proposer import next_object
-from shalekv.protocol.quorum_records import Health, Mark
+from shalekv.protocol.quorum_records import LogEnd, LogHealth
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.quorum.links import DatabasePlace, LinkBroken, Links, MemberStatus
@@ -59,7 +59,7 @@ class Surveyed:
     @property
     def is_sound(self) -> bool:
         """Whether its log can be believed."""
-        return self.status is not None and self.status.health is Health.SOUND
+        return self.status is not None and self.status.health is LogHealth.SOUND
 
 
 def configuration_of(manifest: Manifest) -> Configuration:
@@ -297,7 +297,7 @@ class Recovery:
         ]
 
 
-class Recovering:
+class ForcedRecovery:
     """The recovery of one database."""
 
     def __init__(self, store: CasStore, links: Links) -> None:
@@ -358,7 +358,7 @@ def _check_lost(configuration: Configuration, sound: set[bytes]) -> None:
         )
 
 
-def _can_be_used(last: Mark, tip: int | None, manifest: Manifest) -> bool:
+def _can_be_used(last: LogEnd, tip: int | None, manifest: Manifest) -> bool:
     """Whether a writer could open with this log: it is not behind the archive."""
     compacted = manifest.wal_id_last_compacted
     try:
@@ -368,8 +368,8 @@ def _can_be_used(last: Mark, tip: int | None, manifest: Manifest) -> bool:
     return True
 
 
-def _end(surveyed: Surveyed) -> Mark:
-    return Mark() if surveyed.status is None else surveyed.status.log.last
+def _end(surveyed: Surveyed) -> LogEnd:
+    return LogEnd() if surveyed.status is None else surveyed.status.log.last
 
 
 def _problem(surveyed: Surveyed) -> str:

@@ -24,7 +24,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.sst import open_sst
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration
-from shalekv.protocol.opening import Verdict, WriterId, claim_epoch, fenced, judge
+from shalekv.protocol.opening import SlotVerdict, WriterId, claim_epoch, fenced, judge
 from shalekv.protocol.proposer import (
     CHARGED_INTERVAL_MS,
     FREE_INTERVAL_MS,
@@ -41,21 +41,21 @@ from shalekv.store.manifests import FencedManifest, StoredManifest
 from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.write.commit import WalContents
 from shalekv.write.logical_time import LogicalTime, first_time
-from shalekv.write.quorum.electing import Fetched, fetch_unarchived, gather_votes, greet
+from shalekv.write.quorum.electing import FetchedTail, fetch_unarchived, gather_votes, greet
 from shalekv.write.quorum.ledger import HeldRecords, Ledger
 from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.log import QuorumLog, Reconfiguring, until_failed
 from shalekv.write.quorum.peer import Way
-from shalekv.write.quorum.wal import Encoding, QuorumSlots
+from shalekv.write.quorum.wal import GroupEncoding, QuorumWal
 from shalekv.write.recovery import (
     FencedLog,
-    OpenedLog,
+    RecoveredLog,
     WalKeeper,
     opening_deadline,
     replay_log,
     serve_replayed,
 )
-from shalekv.write.wal import WalSlots, list_wal
+from shalekv.write.wal import ObjectStoreWal, list_wal
 
 log = structlog.get_logger()
 
@@ -73,7 +73,7 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     since_epoch: int | None = None,
     cache: CacheSettings | None = None,
     disk: DiskCache | None = None,
-) -> OpenedLog:
+) -> RecoveredLog:
     """Take over the database in `store`, whose manifest was read.
 
     If a `since_epoch` is given, a writer with a later epoch is not fenced: then it raises
@@ -112,7 +112,7 @@ async def _take_over(
     settings: WriterSettings,
     way: Way,
     time: LogicalTime,
-) -> tuple[QuorumSlots, Fetched, int]:
+) -> tuple[QuorumWal, FetchedTail, int]:
     """From the election to the fence that a majority has: nobody older can commit any more."""
     own = manifest.own
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
@@ -141,14 +141,14 @@ async def _take_over(
         clock=store.runtime.clock,
     )
     quorum_log = QuorumLog(ledger, way)
-    encoding = Encoding(
+    encoding = GroupEncoding(
         manifest.current.database_id,
         settings.wal_block_bytes,
         Codec[settings.wal_codec.name],
         time.now_ms,
     )
     reconfiguring = Reconfiguring(manifest, quorum_log, store.runtime.clock)
-    slots = QuorumSlots(quorum_log, reconfiguring, encoding, way.settings, store.runtime)
+    slots = QuorumWal(quorum_log, reconfiguring, encoding, way.settings, store.runtime)
     time.raise_to(_latest_ms(fetched, manifest.current))
     await _fence(quorum_log, slots, fence_wal_id, way)
     log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
@@ -213,7 +213,7 @@ async def _close_log_before(
     """
     if not manifest.current.wal_ids_left_out:
         return  # the log has never been at another place
-    slots = WalSlots(
+    slots = ObjectStoreWal(
         store,
         manifest.own,
         database_id=manifest.current.database_id,
@@ -227,7 +227,7 @@ async def _close_log_before(
         occupant = await slots.create(wal_id, WalContents())
         if occupant is None:
             return
-        if judge(occupant, slots.own) is Verdict.NEWER:
+        if judge(occupant, slots.own) is SlotVerdict.NEWER:
             raise fenced(slots.own, occupant.owner.epoch, names.wal_name(wal_id))
         first = wal_id + 1  # the list may lag
 
@@ -236,7 +236,7 @@ async def _nothing() -> None:
     """Fences are never collected: no slot is filled again."""
 
 
-async def _fence(quorum_log: QuorumLog, slots: QuorumSlots, wal_id: int, way: Way) -> None:
+async def _fence(quorum_log: QuorumLog, slots: QuorumWal, wal_id: int, way: Way) -> None:
     """Have a majority take all that was elected and the first record of this epoch."""
     timeout_ms = way.settings.vote_timeout_ms
     fence = await slots.append_fence(wal_id)
@@ -260,7 +260,7 @@ async def _fence(quorum_log: QuorumLog, slots: QuorumSlots, wal_id: int, way: Wa
 
 
 async def _replay_records(
-    store: CasStore, replayed: Replayed, fetched: Fetched, database_id: bytes
+    store: CasStore, replayed: Replayed, fetched: FetchedTail, database_id: bytes
 ) -> None:
     """Apply what is not in the archive: all of it is committed, since the fence behind it is."""
     last_wal_id: int | None = None
@@ -277,7 +277,7 @@ async def _replay_records(
         await store.runtime.clock.sleep_ms(0)
 
 
-def _latest_ms(fetched: Fetched, manifest: Manifest) -> int:
+def _latest_ms(fetched: FetchedTail, manifest: Manifest) -> int:
     """The logical time of the last record with entries, which the fence must not be behind."""
     for record in reversed(fetched.records):
         if record.payload:

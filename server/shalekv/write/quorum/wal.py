@@ -28,7 +28,7 @@ from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.membership import is_archived
 from shalekv.protocol.opening import Occupant, WriterId
-from shalekv.protocol.proposer import Grouping, GroupingPolicy, Leader, Place
+from shalekv.protocol.proposer import Grouping, GroupingPolicy, Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Record
 from shalekv.runtime import Runtime
 from shalekv.settings import QuorumSettings
@@ -157,7 +157,7 @@ OBJECTS_HELD_MIN = 4  # so many have room in memory: one is written while others
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class GroupEncoding:
     """How groups become SSTs."""
 
     database_id: bytes
@@ -166,22 +166,22 @@ class Encoding:
     now_ms: Callable[[], int]  # logical time, which every SST records
 
 
-class _Turn(NamedTuple):
+class _AppendTurn(NamedTuple):
     """The place of a record that is to be appended."""
 
     number: int
-    place: Place
+    place: ObjectPosition
     size_bytes: int
 
 
-class QuorumSlots:
+class QuorumWal:
     """The log of one writer, in safekeepers."""
 
     def __init__(
         self,
         quorum_log: QuorumLog,
         reconfiguring: Reconfiguring,
-        encoding: Encoding,
+        encoding: GroupEncoding,
         settings: QuorumSettings,
         runtime: Runtime,
     ) -> None:
@@ -200,7 +200,7 @@ class QuorumSlots:
         self._opened = asyncio.Event()  # an object is open
         self._wanted_wal_id = -1  # somebody waits until this object is in the archive
         self._hurry = asyncio.Event()  # that is not to wait for the end of its time
-        self._taken: dict[int, _Turn] = {}  # by groups that are not created yet, by position
+        self._taken: dict[int, _AppendTurn] = {}  # by groups that are not created yet, by position
         self._taken_count = 0
         self._turn_count = 0
         self._turn_now = 0
@@ -298,7 +298,7 @@ class QuorumSlots:
     async def append_fence(self, wal_id: int) -> Record:
         """Append the first record of this epoch, alone in its object. It is not committed yet."""
         data = await self._encode(wal_id, WalContents())
-        return self._ledger.append(Place(wal_id, ends_object=True), data)
+        return self._ledger.append(ObjectPosition(wal_id, ends_object=True), data)
 
     async def archive(self, wal_id: int | None = None) -> None:
         """Return when an object is in the archive, and all before it.
@@ -385,7 +385,7 @@ class QuorumSlots:
         run = self._runtime.workers.run
         return await run(encode_wal, properties, contents, encoding.block_bytes, encoding.codec)
 
-    def _correct(self, turn: _Turn, size_bytes: int) -> None:
+    def _correct(self, turn: _AppendTurn, size_bytes: int) -> None:
         """What was accounted for a group when it was taken is more than it takes as an SST."""
         opened = self._grouping.begun
         if opened is not None and opened.wal_id == turn.place.wal_id:
@@ -394,9 +394,9 @@ class QuorumSlots:
                 self._grouping, begun=replace(opened, size_bytes=max(0, corrected))
             )
 
-    def _next_turn(self, place: Place, size_bytes: int) -> _Turn:
+    def _next_turn(self, place: ObjectPosition, size_bytes: int) -> _AppendTurn:
         self._turn_count += 1
-        return _Turn(self._turn_count - 1, place, size_bytes)
+        return _AppendTurn(self._turn_count - 1, place, size_bytes)
 
     async def _await_turn(self, number: int) -> None:
         if number > self._turn_now:
@@ -454,7 +454,7 @@ class QuorumSlots:
             last = self._ledger.leader.log.last
             if last.wal_id is None or last.ends_object:
                 return
-            record = self._ledger.append(Place(last.wal_id, ends_object=True), b"")
+            record = self._ledger.append(ObjectPosition(last.wal_id, ends_object=True), b"")
         finally:
             self._end_turn(turn.number)
         await self._ledger.wait_committed(record.lsn)

@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.clock import LoopClock
 from shalekv.errors import BackupBusy, BackupNotFound, CorruptObject
-from shalekv.format.backup import LEVELS_FOLDER, WAL_FOLDER, Work, parse_mark
+from shalekv.format.backup import LEVELS_FOLDER, WAL_FOLDER, MarkPurpose, parse_mark
 from shalekv.jobs.backup.repository import Deletion, Repository
 from shalekv.runtime import Runtime
 from shalekv.store.api import ObjectStore
@@ -192,7 +192,7 @@ async def test_backup_whose_mark_is_gone_is_taken_back() -> None:
     async def after(request: Request) -> None:
         if request.operation == "create" and request.name.startswith("backups/"):
             for mark in await Repository(repository.cas()).marks():
-                assert mark.work is Work.CREATION
+                assert mark.work is MarkPurpose.CREATION
                 repository.lose(str(mark))
 
     written = FaultyStore(repository.store(), after=after)

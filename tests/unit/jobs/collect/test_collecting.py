@@ -11,7 +11,7 @@ import pytest
 from shalekv.errors import BadChecksum, DatabaseNotFound, IllegalState
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
-from shalekv.jobs.collect import BATCH_MAX, FENCE_BYTES, Deleter, Plan, list_objects
+from shalekv.jobs.collect import BATCH_MAX, FENCE_BYTES, CollectionPlan, Deleter, list_objects
 from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.retention import Folder, Listed, Reason
 from shalekv.protocol.sst_table import SstTable
@@ -200,7 +200,7 @@ RETAINED_S = 100
 RETAINING: dict[str, Any] = {"wal_retention_s": RETAINED_S, "collect_age_s": 0}
 
 
-def kept(plan: Plan) -> dict[int, tuple[Reason, str]]:
+def kept(plan: CollectionPlan) -> dict[int, tuple[Reason, str]]:
     return {
         each.listed.number: (each.verdict.reason, each.verdict.detail)
         for each in plan.objects

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 from shalekv.format.records import record_key
-from shalekv.jobs.compact.parts import OwnProcessParts, Part, PartResult
+from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.jobs.compact.range_job import (
     EVERYTHING,
     CompactionReport,
@@ -17,7 +17,7 @@ from shalekv.jobs.compact.range_job import (
 )
 from shalekv.protocol.compaction.jobs import Job, MergeJob, WalJob
 from shalekv.protocol.entry import Entry, KeyRange, Kind
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Tree
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Version
 from shalekv.settings import CompactSettings
 from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, merge_job, random_entry
 from tests.kit.engine.naive_merge import Versions, answers
@@ -43,10 +43,10 @@ class Parts(OwnProcessParts):
         self.results: Sequence[PartResult] = ()
 
     async def run(
-        self, parts: Sequence[Part], is_lifted: Callable[[], bool]
+        self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
         """Their results, when the other thing has happened as well."""
-        travelled: Sequence[Part] = pickle.loads(pickle.dumps(parts))  # noqa: S301 - our own
+        travelled: Sequence[MergePart] = pickle.loads(pickle.dumps(parts))  # noqa: S301 - our own
         self.results = await super().run(travelled, is_lifted)
         await self._meanwhile()
         return self.results
@@ -94,7 +94,7 @@ async def filled(slots: int = 8, limits: CompactSettings | None = None) -> Compa
     return database
 
 
-def picked(random: Random, tree: Tree, slots_left: int) -> Job | None:
+def picked(random: Random, tree: Version, slots_left: int) -> Job | None:
     kind = random.randrange(6)
     if kind < 2 and slots_left:
         first = 0 if tree.wal_id is None else tree.wal_id + 1

@@ -18,13 +18,13 @@ from shalekv.format.records import load_entry, record_key
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.jobs.compact.outputs import LevelWriter
-from shalekv.jobs.compact.pace import Pace
+from shalekv.jobs.compact.pace import TokenBucket
 from shalekv.jobs.compact.parts import run_part
 from shalekv.protocol.compaction.jobs import MergeJob, MergeResult, WalResult
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.loads import is_pending, register_load
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, PendingLoad, Tree
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, PendingLoad, Version
 from shalekv.protocol.sst_table import SstTable
 from shalekv.settings import KIB, MIB, LevelCodec, LevelSettings, StoreSettings
 from shalekv.store.cas import CasStore
@@ -144,7 +144,7 @@ async def test_a_damaged_input_is_not_merged() -> None:
     await database.write([put(b"a", b"v" * 99)])
     await database.compact_wal()
     before = await database.stored.refresh()
-    tree = Tree.of(before)
+    tree = Version.of(before)
     name = level_name(tree.l0[0].id)
     data = bytearray((await database.store.get(name)).data)
     data[20] ^= 1
@@ -177,7 +177,7 @@ async def test_a_large_merge_is_divided_and_each_part_reads_its_share() -> None:
     for _ in range(2):
         await database.write([put(key, b"v" * 20) for key in keys])
         await database.compact_wal()
-    tree = Tree.of(await database.stored.refresh())
+    tree = Version.of(await database.stored.refresh())
     job = merge_job(tree, L0, 1, 99)
     assert isinstance(job, MergeJob)
     before = database.compactions.counters.read_bytes
@@ -193,7 +193,7 @@ async def test_a_merge_stays_within_its_memory(tmp_path: Path) -> None:
     """Inputs three times as large as the memory are merged within it, filters included."""
     runtime = inline_runtime()
     store = CasStore(LocalStore(tmp_path, runtime), runtime, StoreSettings())
-    pace, random = Pace(runtime.clock, 0), Random(1)
+    pace, random = TokenBucket(runtime.clock, 0), Random(1)
     settings = LevelSettings(codec=LevelCodec.NONE, block_bytes=4 * KIB)
     memory_bytes, runs, rows, step = 4 * MIB, 4, 10_500, 500
     sources = []
@@ -269,7 +269,7 @@ async def test_a_slot_with_a_load_stands_alone() -> None:
     manifest = await database.stored.refresh()
     assert manifest.pending_loads == ()
     assert [load.load_id for load in manifest.recent_loads] == ["load"]
-    tree = Tree.of(manifest)
+    tree = Version.of(manifest)
     assert [(info.min_seq, info.max_seq) for info in tree.l0] == [(3, 3), (2, 2), (1, 1)]
     expected = {b"a": (2, b"load"), b"b": (1, b"before"), b"c": (3, b"after")}
     naive = await database.read()
@@ -279,7 +279,9 @@ async def test_a_slot_with_a_load_stands_alone() -> None:
     assert naive.answers(expected, STORE_NOW_MS) == expected
 
 
-async def taken(clock: HandClock, pace: Pace, *, sizes: int, step_ms: float, steps: int) -> int:
+async def taken(
+    clock: HandClock, pace: TokenBucket, *, sizes: int, step_ms: float, steps: int
+) -> int:
     """How many pieces of `sizes` bytes are taken in so many steps of the clock."""
     count = 0
 
@@ -303,7 +305,7 @@ async def taken(clock: HandClock, pace: Pace, *, sizes: int, step_ms: float, ste
 async def test_bytes_in_a_second_are_bounded() -> None:
     """Over ten seconds as much is taken as the rate says, and one piece at most besides."""
     clock = HandClock()
-    pace = Pace(clock, 1_000)
+    pace = TokenBucket(clock, 1_000)
     count = await taken(clock, pace, sizes=500, step_ms=10, steps=1_000)
     assert 20 <= count <= 21
 
@@ -311,8 +313,8 @@ async def test_bytes_in_a_second_are_bounded() -> None:
 async def test_what_holds_writes_back_is_not_bounded() -> None:
     """As soon as the bound is lifted nothing waits any more; without a rate nothing ever does."""
     clock, lifted = HandClock(), False
-    pace = Pace(clock, 1, lambda: lifted)
+    pace = TokenBucket(clock, 1, lambda: lifted)
     assert await taken(clock, pace, sizes=1_000, step_ms=1, steps=50) <= 2
     lifted = True
     assert await taken(clock, pace, sizes=1_000, step_ms=100, steps=5) > 10
-    assert await taken(clock, Pace(clock, 0), sizes=1_000, step_ms=0, steps=5) > 10
+    assert await taken(clock, TokenBucket(clock, 0), sizes=1_000, step_ms=0, steps=5) > 10

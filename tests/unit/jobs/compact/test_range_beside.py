@@ -14,7 +14,7 @@ from shalekv.protocol.compaction.policy import LAST_LEVEL, LeveledPolicy, new_ru
 from shalekv.protocol.compaction.publish import is_range_published, reservations
 from shalekv.protocol.compaction.range_job import RangeResult, pick_range
 from shalekv.protocol.lease import without_lease
-from shalekv.protocol.manifest import L0, Manifest, Tree
+from shalekv.protocol.manifest import L0, Manifest, Version
 from tests.kit.engine.compaction import merge_job, small_settings
 from tests.unit.jobs.compact.range_jobs import (
     DEEPEST,
@@ -78,7 +78,7 @@ async def test_a_merge_that_began_before_gives_way() -> None:
     """
     database = await filled()
     picked_for = await database.stored.refresh()
-    tree = Tree.of(picked_for)
+    tree = Version.of(picked_for)
     job = merge_job(tree, L0, DEEPEST - 1, 99)
     assert job is not None
 
@@ -112,7 +112,7 @@ async def test_writes_and_compactions_go_on_above() -> None:
                 reserved = lease.reserved_seq or 0
                 wal = await list_backlog(database.cas, manifest.first_uncompacted_wal_id, 0)
                 state = CompactionState(
-                    Tree.of(manifest), wal, is_hurried=False, reserved_seq=reserved
+                    Version.of(manifest), wal, is_hurried=False, reserved_seq=reserved
                 )
                 job = policy.pick(state)
                 if job is None:
@@ -149,7 +149,7 @@ async def test_its_own_edit_is_known_again() -> None:
         await run_range(database.cas, request(database), parts)
     reserved, published, ended = seen
     outputs = [info for part in parts.results for info in part.outputs]
-    job = pick_range(Tree.of(before), EVERYTHING, reserved_seq=before.last_compacted_seq)
+    job = pick_range(Version.of(before), EVERYTHING, reserved_seq=before.last_compacted_seq)
     assert job is not None
     (lease,) = reservations(reserved, 0)
     for result in (RangeResult(job, outputs), RangeResult(job, [])):

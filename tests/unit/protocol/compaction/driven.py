@@ -9,9 +9,14 @@ import numpy as np
 
 from shalekv.protocol.compaction.jobs import Job, MergeJob, WalJob
 from shalekv.protocol.compaction.l0 import l0_count
-from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy, Shape, WalState
-from shalekv.protocol.compaction.simulate import Rehearsal, Rows
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Tree, upper_bound
+from shalekv.protocol.compaction.policy import (
+    CompactionState,
+    LeveledPolicy,
+    LevelTargets,
+    WalState,
+)
+from shalekv.protocol.compaction.simulate import Rehearsal, SimulatedRows
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Version, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.model import KIB, MIB
@@ -27,7 +32,7 @@ SMALL = CompactorSettings(
 )
 SMALL_LEVELS = LevelSettings(sst_bytes=64 * KIB)
 VALUE_BYTES = 4_000
-EMPTY = Tree(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
+EMPTY = Version(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
 PUT, DELETE = False, True
 
 
@@ -37,8 +42,10 @@ class Driven:
 
     settings: CompactorSettings = SMALL
     levels: LevelSettings = SMALL_LEVELS
-    tree: Tree = EMPTY
-    slots: list[Rows] = field(default_factory=list)  # all of them; the first ones are compacted
+    tree: Version = EMPTY
+    slots: list[SimulatedRows] = field(
+        default_factory=list
+    )  # all of them; the first ones are compacted
     done: int = 0
     newest: dict[int, tuple[int, bool]] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
@@ -61,7 +68,7 @@ class Driven:
         keys, deletes = zip(*commit, strict=True)
         count = len(commit)
         self.slots.append(
-            Rows(
+            SimulatedRows(
                 np.array(keys, dtype=np.uint64),
                 np.arange(first_seq, first_seq + count, dtype=np.int64),
                 np.where(deletes, 8, value_bytes).astype(np.int64),
@@ -81,8 +88,8 @@ class Driven:
         return CompactionState(self.tree, self.wal, self.is_hurried, self.now_ms)
 
     @property
-    def shape(self) -> Shape:
-        return Shape.of(self.tree, self.settings)
+    def shape(self) -> LevelTargets:
+        return LevelTargets.of(self.tree, self.settings)
 
     def step(self) -> Job | None:
         state = self.state
@@ -119,7 +126,7 @@ def meets(one: SstInfo, other: SstInfo) -> bool:
     return one.first_key <= upper_bound(other) and other.first_key <= upper_bound(one)
 
 
-def judge(tree: Tree, job: MergeJob, settings: CompactorSettings) -> None:
+def judge(tree: Version, job: MergeJob, settings: CompactorSettings) -> None:
     """A job may do what its description promises, and nothing else."""
     runs = {run.level: run for run in tree.runs}
     assert job.sources
@@ -150,6 +157,6 @@ def judge(tree: Tree, job: MergeJob, settings: CompactorSettings) -> None:
     assert job.input_bytes <= settings.compaction_bytes_max or len(job.sources) == 1
 
 
-def sorted_runs(tree: Tree) -> list[SortedRun]:
+def sorted_runs(tree: Version) -> list[SortedRun]:
     """The runs, built again from their SSTs: that raises where two of them overlap."""
     return [SortedRun.of(run.level, run.ssts) for run in tree.runs]

@@ -20,7 +20,7 @@ from shalekv.protocol.compaction.l0 import l0_count, l0_runs, l0_sources
 from shalekv.protocol.compaction.policy import LeveledPolicy, records_to_merge
 from shalekv.protocol.compaction.range_job import pick_range
 from shalekv.protocol.entry import KeyRange
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, Tree, newest_first
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, Version, newest_first
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.model import KIB, MIB
@@ -206,8 +206,8 @@ def outputs(first: int, count: int, seqs: tuple[int, int]) -> list[SstInfo]:
     ]
 
 
-def tree_of(*ssts: SstInfo) -> Tree:
-    return Tree(1, 6, 9_999, newest_first(ssts), (), ())
+def tree_of(*ssts: SstInfo) -> Version:
+    return Version(1, 6, 9_999, newest_first(ssts), (), ())
 
 
 def test_what_one_job_made_is_one_source() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shalekv.protocol.compaction.policy import LAST_LEVEL
 from shalekv.protocol.compaction.range_job import RangeJob, is_merged, pick_range
 from shalekv.protocol.entry import KeyRange
-from shalekv.protocol.manifest import L0, SortedRun, Tree, newest_first, overlaps
+from shalekv.protocol.manifest import L0, SortedRun, Version, newest_first, overlaps
 from shalekv.protocol.sst_table import SstInfo
 
 KEYS = [b"%02d" % number for number in range(24)]
@@ -23,7 +23,7 @@ Rows = Mapping[bytes, tuple[int, bool]]  # key -> sequence number, and whether i
 class Model:
     """A tree, and what its SSTs hold."""
 
-    tree: Tree
+    tree: Version
     rows: Mapping[bytes, Rows]
 
     def read(self, key: bytes) -> int | None:
@@ -89,7 +89,7 @@ def models(draw: st.DrawFn) -> Model:
             l0 += found
         else:
             runs.append(SortedRun.of(level, found))
-    return Model(Tree(1, 1, 1_000, newest_first(l0), runs, ()), rows)
+    return Model(Version(1, 1, 1_000, newest_first(l0), runs, ()), rows)
 
 
 def merged(model: Model, job: RangeJob) -> Model:
@@ -151,7 +151,7 @@ def test_older_ones_come_along_by_their_whole_range() -> None:
     newer = info(5, L0, b"14", b"23", [60])
     runs = [SortedRun.of(6, [near, far]), SortedRun.of(7, [other])]
     job = pick_range(
-        Tree(1, 1, 60, [newer, wide], runs, ()), KeyRange(b"05", b"06"), reserved_seq=60
+        Version(1, 1, 60, [newer, wide], runs, ()), KeyRange(b"05", b"06"), reserved_seq=60
     )
     assert job == RangeJob([[wide], [near, far]], LAST_LEVEL)
 
@@ -159,7 +159,7 @@ def test_older_ones_come_along_by_their_whole_range() -> None:
 def test_ssts_of_one_load_are_one_source() -> None:
     """They have one number and do not overlap, so a reader needs memory for one of them."""
     load = [info(number, L0, b"%02d" % number, b"%02d" % number, [7]) for number in range(9)]
-    job = pick_range(Tree(1, 1, 7, load, (), ()), ALL, reserved_seq=7)
+    job = pick_range(Version(1, 1, 7, load, (), ()), ALL, reserved_seq=7)
     assert job is not None
     assert [len(source) for source in job.sources] == [9]
 

@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.protocol.compaction.jobs import MergeJob, OlderKeys, older_ssts, output_cuts
 from shalekv.protocol.entry import END_OF_KEYS
-from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Tree, upper_bound
+from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, Version, upper_bound
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.model import KIB
 from tests.unit.protocol.compaction.driven import DELETE, PUT, SMALL_LEVELS, Driven
@@ -31,7 +31,7 @@ SSTS = {
     "records": info(8, SYSTEM_LEVEL, b"", b"", 90),
     "old records": info(9, SYSTEM_LEVEL, b"", b"", 10),
 }
-TREE = Tree.of(
+TREE = Version.of(
     Manifest(
         database_id=bytes(16),
         manifest_id=1,

@@ -34,7 +34,7 @@ from shalekv.protocol.lease import (
     renew_lease,
     with_lease,
 )
-from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Lease, Manifest, Tree, newest_first
+from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Lease, Manifest, Version, newest_first
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.store import LevelSettings
@@ -170,10 +170,10 @@ def test_a_merge_of_the_compactor_gives_way_to_a_reservation() -> None:
     check_not_reserved(later, of_new, ())
 
 
-def tree_of(new: Sequence[SstInfo]) -> Tree:
+def tree_of(new: Sequence[SstInfo]) -> Version:
     """The levels with these in L0 beside what is reserved."""
     manifest = replace(EMPTY, leveled_ssts=EMPTY.leveled_ssts.replace((), new))
-    return Tree.of(manifest)
+    return Version.of(manifest)
 
 
 def test_new_ssts_without_overlaps_are_one_run() -> None:

@@ -13,7 +13,7 @@ from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
 from shalekv.protocol.acceptor import AcceptorState
 from shalekv.protocol.manifest import CasMode, WalMode
-from shalekv.protocol.quorum_records import Health
+from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime
 from shalekv.store.api import RequestKind
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -331,11 +331,11 @@ async def test_a_damaged_log_is_not_archived(store: MemoryStore, runtime: Runtim
     """Nothing of it counts until it is filled again."""
     written, log = Written(), HeldLog(A, appointed=A)
     log.append(written.write("0."), committed_lsn=1)
-    log.state = replace(log.state, health=Health.DAMAGED)
+    log.state = replace(log.state, health=LogHealth.DAMAGED)
     async with running(archiver_of(log, store, runtime)):
         await looked(store, 3)
         assert await listed(store) == []
-        log.state = replace(log.state, health=Health.REFILLING)
+        log.state = replace(log.state, health=LogHealth.REFILLING)
         await log.reached(archived=0)
 
 

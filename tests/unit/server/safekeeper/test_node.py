@@ -31,8 +31,8 @@ from shalekv.protocol.quorum_records import (
     Appended,
     Ballot,
     Elected,
-    Health,
     Joined,
+    LogHealth,
     LogShape,
     Record,
     Refusal,
@@ -40,7 +40,7 @@ from shalekv.protocol.quorum_records import (
     ToProposer,
     VoteRequest,
 )
-from shalekv.server.safekeeper.member import Member
+from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.node import Node
 from shalekv.settings import SafekeepSettings
 from shalekv.store.local import LocalStore
@@ -65,14 +65,14 @@ def place(folder: Path, name: str = "db", database_id: bytes = DATABASE_ID) -> D
     return DatabasePlace(database_id, f"file://{folder}/archive/{name}")
 
 
-async def say(member: Member, stream: int, message: ToAcceptor) -> ToProposer:
+async def say(member: LocalMember, stream: int, message: ToAcceptor) -> ToProposer:
     reply = await member.receive(stream, message)
     assert reply is not None
     return reply
 
 
 async def filled(
-    member: Member, ballot: Ballot = FIRST, count: int = 5, log: LogShape = EMPTY_LOG
+    member: LocalMember, ballot: Ballot = FIRST, count: int = 5, log: LogShape = EMPTY_LOG
 ) -> list[Record]:
     """Win, and append records that are committed but for the last."""
     stream = member.open_stream()
@@ -123,7 +123,7 @@ def held_by(node: Node) -> set[bytes]:
     return {member.place.database_id for member in node.status().members}
 
 
-def health_of(node: Node) -> Health:
+def health_of(node: Node) -> LogHealth:
     return node.find(DATABASE_ID).state.health
 
 
@@ -327,17 +327,17 @@ async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
         damage(settings, records[2])
         with pytest.raises(LogDamaged):
             await member.records(1, 9, bytes_max=1 << 20)
-        assert health_of(node) is Health.DAMAGED
+        assert health_of(node) is LogHealth.DAMAGED
         assert isinstance(await say(member, old, Append(FIRST, (records[4],), 4)), Refusal)
     async with running_node(settings) as node:
         member = node.find(DATABASE_ID)
-        assert health_of(node) is Health.DAMAGED
+        assert health_of(node) is LogHealth.DAMAGED
         stream = member.open_stream()
         assert isinstance(await say(member, stream, VoteRequest(member_id, SECOND)), Refusal)
         assert await say(member, stream, Elected(member_id, FIRST, shape)) == Joined(FIRST, 0)
         reply = await say(member, stream, Append(FIRST, tuple(records), 4))
         assert reply == Appended(FIRST, 5)
-        assert health_of(node) is Health.SOUND
+        assert health_of(node) is LogHealth.SOUND
         assert await member.records(1, 9, bytes_max=1 << 20) == records
 
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import FOLDER, Part
+from shalekv.store.disk_cache_folder import FOLDER, CachedPart
 from tests.kit.disks.cache_folders import (
     BYTES_MAX,
     data_of,
@@ -34,7 +34,7 @@ SLACK_BYTES = CACHES * BYTES_MAX // 16
 FLIPS, CUTS, UNLINKS, SWAPS = 0.4, 0.6, 0.8, 0.98  # the rest deletes a folder
 
 
-def shared_part(number: int) -> Part:
+def shared_part(number: int) -> CachedPart:
     """One of those that all caches use: some of a page, some of many."""
     return part(number, 500 + 67 * number)
 

@@ -11,8 +11,8 @@ import errno
 import pytest
 
 from shalekv.errors import CorruptObject
-from shalekv.protocol.acceptor import Commit, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import Ballot, Health, Mark
+from shalekv.protocol.acceptor import CommittedUpTo, Flush, Reset, Save, Truncate, Write
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from shalekv.store.files import FileSystem
 from tests.kit.disks.careless import ForwardingFileSystem
 from tests.kit.disks.crashing import CrashingDisk
@@ -91,8 +91,8 @@ def test_an_older_file_that_is_put_back(sound: CrashingDisk) -> None:
 def test_what_was_committed_is_missed(disk: CrashingDisk) -> None:
     """Committed records are known to have been there, although an older `synced` claims less."""
     log = old_log(FOLDER, filesystem=disk)
-    saves = [Save(PROMISE, health) for health in (Health.REFILLING, Health.SOUND)]
-    log.perform([Commit(len(RECORDS)), *saves, Flush()])
+    saves = [Save(PROMISE, health) for health in (LogHealth.REFILLING, LogHealth.SOUND)]
+    log.perform([CommittedUpTo(len(RECORDS)), *saves, Flush()])
     log.close()
     older = disk_with_records(2)
     disk.bytes_of(FOLDER / "synced")[:] = older.bytes_of(FOLDER / "synced")
@@ -123,7 +123,7 @@ def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
     """A segment of before a reset is no part of the log, even if its records would follow."""
     log = old_log(FOLDER, filesystem=disk)
     old = {name: bytes(disk.bytes_of(FOLDER / name)) for name in files_of(disk)}
-    log.perform([Reset(Mark()), Flush()])
+    log.perform([Reset(LogEnd()), Flush()])
     write(log, RECORDS[:3])
     log.close()
     for name, data in old.items():
@@ -131,7 +131,7 @@ def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
             disk.close(disk.create(FOLDER / name))
             disk.bytes_of(FOLDER / name).extend(data)
     again = old_log(FOLDER, filesystem=disk)
-    assert again.recovered.health is Health.SOUND
+    assert again.recovered.health is LogHealth.SOUND
     assert again.read(1, ALL, ALL) == list(RECORDS[:3])
 
 
@@ -156,11 +156,11 @@ def test_bad_sectors_in_a_segment(disk: CrashingDisk, number: int, offset: int) 
     """A log of which any part cannot be read is damaged; a leader fills it again."""
     name = [name for name in files_of(disk) if name.endswith(".log")][number]
     log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
-    assert log.recovered.health is Health.DAMAGED
-    log.perform([Reset(Mark()), Save(PROMISE, Health.REFILLING), Write(RECORDS[:3]), Flush()])
+    assert log.recovered.health is LogHealth.DAMAGED
+    log.perform([Reset(LogEnd()), Save(PROMISE, LogHealth.REFILLING), Write(RECORDS[:3]), Flush()])
     log.close()
     again = old_log(FOLDER, filesystem=disk)
-    assert again.recovered.health is Health.REFILLING
+    assert again.recovered.health is LogHealth.REFILLING
     assert again.recovered.promise == PROMISE
     assert held(again) == list(RECORDS[:3])
 
@@ -181,7 +181,7 @@ def test_what_ends_before_the_base_is_damaged(disk: CrashingDisk) -> None:
     log.trim(RECORDS[6].mark)
     log.close()
     disk.bytes_of(FOLDER / f"{7:020}.log")[70] ^= 1
-    assert old_log(FOLDER, filesystem=disk).recovered.health is Health.DAMAGED
+    assert old_log(FOLDER, filesystem=disk).recovered.health is LogHealth.DAMAGED
 
 
 @pytest.mark.parametrize("name", ["control", "synced"])
@@ -191,9 +191,9 @@ def test_bad_sectors_in_slots(disk: CrashingDisk, name: str) -> None:
     """
     for offset in (0, SLOT_BYTES):
         log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
-        assert log.recovered.health is Health.SOUND
+        assert log.recovered.health is LogHealth.SOUND
         higher = Ballot(log.recovered.promise.epoch + 1, b"h" * 16)
-        log.perform([Save(higher, Health.SOUND)])
+        log.perform([Save(higher, LogHealth.SOUND)])
         log.close()
         again = old_log(FOLDER, filesystem=disk)
         assert again.recovered.promise == higher
@@ -204,4 +204,4 @@ def test_bad_sectors_in_slots(disk: CrashingDisk, name: str) -> None:
         with pytest.raises(CorruptObject):
             old_log(FOLDER, filesystem=bad)
     else:
-        assert old_log(FOLDER, filesystem=bad).recovered.health is Health.DAMAGED
+        assert old_log(FOLDER, filesystem=bad).recovered.health is LogHealth.DAMAGED

@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.errors import StoreRefused, UnsupportedVersion
 from shalekv.format.coding import crc32c
-from shalekv.protocol.quorum_records import Mark
+from shalekv.protocol.quorum_records import LogEnd
 from shalekv.store.safekeeper_log.folder import DataFolder
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
@@ -24,7 +24,7 @@ from tests.kit.disks.member_logs import (
 )
 
 OTHER = replace(IDENTITY, database_id=b"e" * 16, member_id=b"o" * 16)
-RECORDS = records_after(Mark(), payloads(5))
+RECORDS = records_after(LogEnd(), payloads(5))
 
 
 @pytest.fixture

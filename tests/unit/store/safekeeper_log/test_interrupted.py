@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.format.wal_record import encode_record
 from shalekv.protocol.acceptor import Truncate, Write
-from shalekv.protocol.quorum_records import Health, Mark
+from shalekv.protocol.quorum_records import LogEnd, LogHealth
 from tests.kit.disks.member_logs import (
     ALL,
     FOLDER,
@@ -20,7 +20,7 @@ from tests.kit.disks.member_logs import (
     write,
 )
 
-RECORDS = records_after(Mark(), payloads(6))
+RECORDS = records_after(LogEnd(), payloads(6))
 
 
 class Killed(BaseException):
@@ -37,14 +37,14 @@ def test_an_empty_segment_is_taken_over() -> None:
     segment = disk.bytes_of(FOLDER / f"{1:020}.log")
     segment[64:] = bytes(136)  # and a part of the file is lost with them
     log = old_log(FOLDER, filesystem=disk)
-    assert log.recovered.log.last == Mark()
-    large = records_after(Mark(), [bytes(150), b"next", *payloads(6)], epoch=2)
+    assert log.recovered.log.last == LogEnd()
+    large = records_after(LogEnd(), [bytes(150), b"next", *payloads(6)], epoch=2)
     write(log, large)
     log.trim(large[0].mark)
     assert log.read(2, ALL, ALL) == list(large[1:])
     log.close()
     log = old_log(FOLDER, filesystem=disk)
-    assert log.recovered.health is Health.SOUND
+    assert log.recovered.health is LogHealth.SOUND
     assert log.read(2, ALL, ALL) == list(large[1:])
 
 
@@ -79,10 +79,10 @@ def test_a_record_of_another_chain_is_no_part_of_the_log() -> None:
     effects = [Write(RECORDS[1:3])]
     log.submitted(effects)
     log.apply(effects)  # and the power goes before it is synced
-    other = records_after(Mark(2, 1, 12345, 1), payloads(1))[0]
+    other = records_after(LogEnd(2, 1, 12345, 1), payloads(1))[0]
     disk.bytes_of(FOLDER / f"{1:020}.log")[360:508] = encode_record(other)
     log = old_log(FOLDER, filesystem=disk)
-    assert log.recovered.health is Health.SOUND
+    assert log.recovered.health is LogHealth.SOUND
     assert log.read(1, ALL, ALL) == list(RECORDS[:2])
     assert not any(disk.bytes_of(FOLDER / f"{1:020}.log")[360:])
 
@@ -95,4 +95,4 @@ def test_a_later_segment_says_what_was_durable() -> None:
     write(log, RECORDS)
     disk.bytes_of(FOLDER / "synced")[:] = bound
     disk.bytes_of(FOLDER / f"{1:020}.log")[220] ^= 1
-    assert old_log(FOLDER, filesystem=disk).recovered.health is Health.DAMAGED
+    assert old_log(FOLDER, filesystem=disk).recovered.health is LogHealth.DAMAGED

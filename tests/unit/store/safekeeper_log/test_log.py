@@ -7,8 +7,23 @@ from pathlib import Path
 import pytest
 
 from shalekv.errors import LogDamaged, RecordTrimmed
-from shalekv.protocol.acceptor import AcceptorState, Commit, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import EMPTY_LOG, Ballot, Health, LogShape, Mark, Section
+from shalekv.protocol.acceptor import (
+    AcceptorState,
+    CommittedUpTo,
+    Flush,
+    Reset,
+    Save,
+    Truncate,
+    Write,
+)
+from shalekv.protocol.quorum_records import (
+    EMPTY_LOG,
+    Ballot,
+    EpochSection,
+    LogEnd,
+    LogHealth,
+    LogShape,
+)
 from tests.kit.disks.member_logs import (
     ALL,
     IDENTITY,
@@ -21,7 +36,7 @@ from tests.kit.disks.member_logs import (
     write,
 )
 
-RECORDS = records_after(Mark(), payloads(20))
+RECORDS = records_after(LogEnd(), payloads(20))
 FRAME_BYTES = 148
 BALLOT = Ballot(3, b"n" * 16)
 
@@ -51,19 +66,19 @@ def test_records_are_found_again(folder: Path) -> None:
     """Records, promise and commit point are there when the log is opened again."""
     log = new_log(folder)
     later = records_after(RECORDS[-1].mark, payloads(3), epoch=2)
-    log.perform([Write(RECORDS), Flush(), Commit(17)])
-    log.perform([Save(BALLOT, Health.REFILLING), Write(later), Flush()])
+    log.perform([Write(RECORDS), Flush(), CommittedUpTo(17)])
+    log.perform([Save(BALLOT, LogHealth.REFILLING), Write(later), Flush()])
     assert log.durable_lsn == 23
     assert held(log) == [*RECORDS, *later]
     log.close()
     again = old_log(folder)
-    sections = (Section(1, RECORDS[-1].mark), Section(21, later[-1].mark))
+    sections = (EpochSection(1, RECORDS[-1].mark), EpochSection(21, later[-1].mark))
     assert again.recovered == AcceptorState(
         IDENTITY.member_id,
         promise=BALLOT,
         log=LogShape(sections=sections),
         committed_lsn=17,
-        health=Health.REFILLING,
+        health=LogHealth.REFILLING,
     )
     assert held(again) == [*RECORDS, *later]
     assert again.size_bytes == 23 * FRAME_BYTES
@@ -73,7 +88,7 @@ def test_records_are_found_again(folder: Path) -> None:
 def test_records_of_all_sizes(folder: Path) -> None:
     """A record that is larger than a segment has one of its own; empty ones take a header."""
     sizes = (0, 5 * SEGMENT_BYTES, 1, SEGMENT_BYTES - 112, SEGMENT_BYTES - 111, 0, 3_000_000)
-    records = records_after(Mark(), [bytes([size % 250]) * size for size in sizes])
+    records = records_after(LogEnd(), [bytes([size % 250]) * size for size in sizes])
     log = new_log(folder)
     write(log, records[:1])
     write(log, records[1:])
@@ -86,7 +101,7 @@ def test_what_does_not_follow_is_not_written(folder: Path) -> None:
     """A gap, a second time, or another chain is an error of the caller, and nothing is written."""
     log = new_log(folder)
     write(log, RECORDS[:3])
-    for wrong in (RECORDS[2:4], RECORDS[4:5], records_after(Mark(3, 1, 99, 2), [b"x"])):
+    for wrong in (RECORDS[2:4], RECORDS[4:5], records_after(LogEnd(3, 1, 99, 2), [b"x"])):
         with pytest.raises(ValueError, match="does not follow"):
             write(log, wrong)
     assert held(log) == list(RECORDS[:3])
@@ -110,19 +125,21 @@ def test_truncating(folder: Path, last: int) -> None:
     """What is behind the cut is gone, for good; the log goes on with other records."""
     log = new_log(folder)
     write(log, RECORDS)
-    log.perform([Commit(20), Save(BALLOT, Health.SOUND)])  # a floor, which has to sink with it
-    mark = RECORDS[last - 1].mark if last else Mark()
+    log.perform(
+        [CommittedUpTo(20), Save(BALLOT, LogHealth.SOUND)]
+    )  # a floor, which has to sink with it
+    mark = RECORDS[last - 1].mark if last else LogEnd()
     log.perform([Truncate(mark), Flush()])
     assert log.durable_lsn == last
     assert held(log) == list(RECORDS[:last])
     log.close()
     log = old_log(folder)
-    assert (log.recovered.log.last, log.recovered.health) == (mark, Health.SOUND)
+    assert (log.recovered.log.last, log.recovered.health) == (mark, LogHealth.SOUND)
     other = records_after(mark, payloads(6), epoch=2)
     write(log, other)
     log.close()
     log = old_log(folder)
-    assert log.recovered.health is Health.SOUND
+    assert log.recovered.health is LogHealth.SOUND
     assert held(log) == [*RECORDS[:last], *other]
     end = other[-1].mark  # what was not synced yet can be cut as well
     more = records_after(end, payloads(3), epoch=2)
@@ -135,7 +152,7 @@ def test_a_reset_begins_another_log(folder: Path) -> None:
     """After a reset the log begins behind the new base, before or after the old end."""
     log = new_log(folder)
     write(log, RECORDS)
-    for base in (Mark(900, 4, 77, 50), Mark(7, 5, 78, 3)):
+    for base in (LogEnd(900, 4, 77, 50), LogEnd(7, 5, 78, 3)):
         records = records_after(base, payloads(5), epoch=6)
         log.perform([Reset(base), Flush()])
         assert segments(folder) == []
@@ -147,7 +164,7 @@ def test_a_reset_begins_another_log(folder: Path) -> None:
             log.read(base.lsn, ALL, ALL)
         log.close()
         log = old_log(folder)
-        assert log.recovered.log == LogShape(base, (Section(base.lsn + 1, records[-1].mark),))
+        assert log.recovered.log == LogShape(base, (EpochSection(base.lsn + 1, records[-1].mark),))
         assert held(log) == list(records)
 
 
@@ -170,7 +187,7 @@ def test_trimming_deletes_whole_segments(folder: Path) -> None:
     assert log.recovered.committed_lsn == 8
     assert held(log) == list(RECORDS[8:])
     with pytest.raises(ValueError, match="not in the log"):
-        log.trim(Mark(21, 1, 0))
+        log.trim(LogEnd(21, 1, 0))
     log.trim(RECORDS[-1].mark)
     assert log.size_bytes == 0
     assert segments(folder) == [19]
@@ -186,7 +203,7 @@ def test_trimming_deletes_whole_segments(folder: Path) -> None:
 def test_objects_are_found(folder: Path) -> None:
     """The first record of an object is known; where there is none, that of the next one."""
     log = new_log(folder)
-    several = records_after(Mark(), payloads(4), ends_object=False)
+    several = records_after(LogEnd(), payloads(4), ends_object=False)
     apart = records_after(several[-1].mark, payloads(2), epoch=2)
     write(log, [*several, *apart])
     for opened in (log, old_log(folder)):
@@ -211,12 +228,12 @@ def test_nothing_is_written_behind_damage(folder: Path) -> None:
     assert log.read(1, 3, ALL) == list(RECORDS[:3])
     log.close()
     log = old_log(folder)
-    assert log.recovered.health is Health.DAMAGED
+    assert log.recovered.health is LogHealth.DAMAGED
     with pytest.raises(ValueError, match="reset"):
         write(log, RECORDS[3:5])
-    log.perform([Reset(Mark()), Save(BALLOT, Health.REFILLING), Write(RECORDS), Flush()])
-    log.perform([Save(BALLOT, Health.SOUND)])
+    log.perform([Reset(LogEnd()), Save(BALLOT, LogHealth.REFILLING), Write(RECORDS), Flush()])
+    log.perform([Save(BALLOT, LogHealth.SOUND)])
     log.close()
     log = old_log(folder)
-    assert log.recovered.health is Health.SOUND
+    assert log.recovered.health is LogHealth.SOUND
     assert held(log) == list(RECORDS)

@@ -13,7 +13,7 @@ import pytest
 
 from shalekv.errors import ShaleError
 from shalekv.protocol.acceptor import Effect, Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, Health, Mark, Record
+from shalekv.protocol.quorum_records import NO_BALLOT, Ballot, LogEnd, LogHealth, Record
 from shalekv.store.files import FileSystem
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.slots import FILE_BYTES, SLOT_OFFSETS, SYNCED_NAME
@@ -36,7 +36,7 @@ CUTS = 250
 CALLS_MAX = 1_000  # more than the life of the log below takes
 LATER = Ballot(8, b"l" * 16)
 OTHER = records_after(RECORDS[2].mark, payloads(3), epoch=2)
-NEW_BASE = Mark(9, 2, 77, 9)
+NEW_BASE = LogEnd(9, 2, 77, 9)
 AFTER = records_after(NEW_BASE, payloads(2), epoch=3)
 
 
@@ -48,25 +48,27 @@ class Cut(BaseException):
 class State:
     """What a log holds: `start` is where its chain begins, any of `bases` may be found."""
 
-    start: Mark
+    start: LogEnd
     records: tuple[Record, ...]
     promise: Ballot
-    bases: tuple[Mark, ...]
+    bases: tuple[LogEnd, ...]
 
     @classmethod
-    def of(cls, records: tuple[Record, ...], promise: Ballot, trimmed: Mark | None = None) -> State:
-        return cls(Mark(), records, promise, (Mark(), trimmed or Mark()))
+    def of(
+        cls, records: tuple[Record, ...], promise: Ballot, trimmed: LogEnd | None = None
+    ) -> State:
+        return cls(LogEnd(), records, promise, (LogEnd(), trimmed or LogEnd()))
 
 
 KEPT = (*RECORDS[:3], *OTHER)
 # What is done one after the other, and what the log holds then.
-LIFE: list[tuple[list[Effect] | Mark, State]] = [
+LIFE: list[tuple[list[Effect] | LogEnd, State]] = [
     ([Write(RECORDS[:4]), Flush()], State.of(RECORDS[:4], NO_BALLOT)),
-    ([Save(PROMISE, Health.SOUND)], State.of(RECORDS[:4], PROMISE)),
+    ([Save(PROMISE, LogHealth.SOUND)], State.of(RECORDS[:4], PROMISE)),
     ([Write(RECORDS[4:6]), Flush()], State.of(RECORDS[:6], PROMISE)),
     ([Truncate(RECORDS[2].mark), Flush()], State.of(RECORDS[:3], PROMISE)),
     ([Write(OTHER), Flush()], State.of(KEPT, PROMISE)),
-    ([Save(LATER, Health.SOUND)], State.of(KEPT, LATER)),
+    ([Save(LATER, LogHealth.SOUND)], State.of(KEPT, LATER)),
     (OTHER[0].mark, State.of(KEPT, LATER, OTHER[0].mark)),
     ([Reset(NEW_BASE), Flush()], State(NEW_BASE, (), LATER, (NEW_BASE,))),
     ([Write(AFTER), Flush()], State(NEW_BASE, AFTER, LATER, (NEW_BASE,))),
@@ -76,7 +78,7 @@ LIFE: list[tuple[list[Effect] | Mark, State]] = [
 def fits(log: MemberLog, before: State, after: State) -> bool:
     """Whether what was found is as before a step, as after it, or between the two."""
     found, records = log.recovered, held(log)
-    if found.health is not Health.SOUND or found.promise not in {before.promise, after.promise}:
+    if found.health is not LogHealth.SOUND or found.promise not in {before.promise, after.promise}:
         return False
     shorter, longer = sorted((before, after), key=lambda state: len(state.records))
     choices = [(longer, len(shorter.records))]
@@ -106,7 +108,7 @@ def cut(random: Random, wrap: Callable[[FileSystem], FileSystem]) -> bool:
     disk.before_call = step
     try:
         for effects, after in LIFE:
-            log.trim(effects) if isinstance(effects, Mark) else log.perform(effects)
+            log.trim(effects) if isinstance(effects, LogEnd) else log.perform(effects)
             before = after
     except Cut:
         pass
@@ -167,7 +169,7 @@ def test_a_bound_that_was_not_synced_is_harmless() -> None:
     log = new_log(FOLDER, filesystem=noted)
     most = 0
     for effects, after in LIFE:
-        log.trim(effects) if isinstance(effects, Mark) else log.perform(effects)
+        log.trim(effects) if isinstance(effects, LogEnd) else log.perform(effects)
         slots = [{data[at : at + SLOT_BYTES] for data in noted.versions} for at in SLOT_OFFSETS]
         most = max(most, *map(len, slots))
         for first, second in product(*slots):

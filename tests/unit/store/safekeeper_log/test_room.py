@@ -10,12 +10,12 @@ import pytest
 
 from shalekv.errors import LogDamaged, LogFull, StoreBroken
 from shalekv.protocol.acceptor import Flush, Reset, Save, Truncate, Write
-from shalekv.protocol.quorum_records import Ballot, Health, Mark
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from shalekv.store.files import FileSystem
 from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.index import frame_bytes
 from shalekv.store.safekeeper_log.log import MemberLog
-from shalekv.store.safekeeper_log.space import Room
+from shalekv.store.safekeeper_log.space import SegmentSpace
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
     ALL,
@@ -29,7 +29,7 @@ from tests.kit.disks.member_logs import (
     write,
 )
 
-RECORDS = records_after(Mark(), payloads(30))
+RECORDS = records_after(LogEnd(), payloads(30))
 BALLOT = Ballot(3, b"n" * 16)
 SMALL_FILES_BYTES = 2 * 8192
 
@@ -109,7 +109,7 @@ def test_trimming_makes_room(tmp_path: Path) -> None:
     log.perform([Truncate(RECORDS[3].mark)])
     assert log.make_room(sizes(8))
     assert not log.make_room(sizes(9))
-    log.perform([Reset(Mark())])
+    log.perform([Reset(LogEnd())])
     assert log.make_room(sizes(9))
     assert not log.make_room(sizes(10))
     write(log, RECORDS[:9])
@@ -125,7 +125,7 @@ def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
     assert append_until_full(log) == 6
     assert disk.left_bytes == 0
     assert held(log) == list(RECORDS[:6])
-    log.perform([Truncate(RECORDS[4].mark), Save(BALLOT, Health.SOUND), Flush()])
+    log.perform([Truncate(RECORDS[4].mark), Save(BALLOT, LogHealth.SOUND), Flush()])
     other = records_after(RECORDS[4].mark, payloads(1), epoch=3)
     assert log.has_room(other)
     write(log, other)
@@ -148,7 +148,7 @@ def test_a_member_needs_room(tmp_path: Path) -> None:
 
 def test_room_counts_what_was_submitted() -> None:
     """Room that is spoken for is not given twice; a spare is taken when the open one ends."""
-    room = Room()
+    room = SegmentSpace()
     room.open_bytes = 100
     assert room.fits([60, 40])
     assert not room.fits([60, 41])
@@ -179,12 +179,12 @@ def test_a_failed_write_or_sync_ends_everything(tmp_path: Path, call: str, numbe
     with pytest.raises(StoreBroken):
         write(log, RECORDS[3:6])
     disk.recover()
-    for effect in (Flush(), Save(BALLOT, Health.SOUND), Write(RECORDS[3:6]), Truncate(Mark())):
+    for effect in (Flush(), Save(BALLOT, LogHealth.SOUND), Write(RECORDS[3:6]), Truncate(LogEnd())):
         with pytest.raises(StoreBroken):
             log.perform([effect])
     log.close()
     again = old_log(tmp_path / "member")
-    assert again.recovered.health is Health.SOUND
+    assert again.recovered.health is LogHealth.SOUND
     found = held(again)
     assert found == list(RECORDS[: len(found)])
     assert len(found) >= 3

@@ -14,7 +14,7 @@ import pytest
 
 from shalekv.errors import StoreBroken
 from shalekv.protocol.acceptor import Flush, Save, Truncate, Write
-from shalekv.protocol.quorum_records import Ballot, Health, Mark
+from shalekv.protocol.quorum_records import Ballot, LogEnd, LogHealth
 from shalekv.runtime import ThreadWorkers
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
@@ -30,7 +30,7 @@ from tests.kit.disks.member_logs import (
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-RECORDS = records_after(Mark(), payloads(40))
+RECORDS = records_after(LogEnd(), payloads(40))
 BALLOT = Ballot(3, b"n" * 16)
 SEGMENT_BYTES = 1 << 16
 
@@ -124,7 +124,7 @@ async def test_effects_are_done_in_order(log: MemberLog, tmp_path: Path) -> None
     async with running(ThreadWorkers(1)) as syncer:
         futures = [
             syncer.submit(log, [Write(RECORDS[:9]), Flush()]),
-            syncer.submit(log, [Truncate(RECORDS[4].mark), Save(BALLOT, Health.SOUND), Flush()]),
+            syncer.submit(log, [Truncate(RECORDS[4].mark), Save(BALLOT, LogHealth.SOUND), Flush()]),
             syncer.submit(log, [Write(other), Flush()]),
         ]
         assert await futures[-1] == 8
@@ -156,7 +156,7 @@ async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFi
 
 async def test_the_next_segment_is_allocated_before_it_is_needed(log: MemberLog) -> None:
     """A log that fills its segment by half has room for another whole one."""
-    big = records_after(Mark(), [bytes(SEGMENT_BYTES // 2)])
+    big = records_after(LogEnd(), [bytes(SEGMENT_BYTES // 2)])
     next_ones = records_after(big[-1].mark, [bytes(SEGMENT_BYTES // 2)])
     workers = HeldWorkers()
     async with running(workers) as syncer:

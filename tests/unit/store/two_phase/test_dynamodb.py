@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shalekv.errors import StoreError, StoreRefused, StoreUnavailable
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase.opening import open_records
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, RecordStore
@@ -29,7 +29,7 @@ from tests.kit.s3.opening import (
 )
 from tests.kit.s3.scripted_server import Broken, Reply, Request, ScriptedServer, scripted
 
-RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")
+RECORD = CreateRecord(Destination("s3://bucket", "wal/1"), "wal/1.source")
 CALLS: dict[str, Callable[[RecordStore], Awaitable[object]]] = {
     "insert": lambda records: records.insert(RECORD),
     "find": lambda records: records.find(RECORD.destination),

@@ -13,11 +13,11 @@ import pytest
 
 from shalekv.errors import InvalidRequest, StoreRefused, StoreUnavailable
 from shalekv.format.names import manifest_name, temporary_name, wal_name
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
 from shalekv.store.cas import Claimed, Taken, claim
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from shalekv.store.two_phase.opening import BelongingStore
+from shalekv.store.two_phase.opening import OwnedStore
 from shalekv.store.two_phase.records import MemoryRecords, Table
 from tests.kit.inline_runtime import inline_runtime
 from tests.unit.store.two_phase.world import (
@@ -100,9 +100,9 @@ def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
     assert (told, rival).count(Claimed()) == 1
 
 
-def dead_record(number: int = 0) -> Record:
+def dead_record(number: int = 0) -> CreateRecord:
     destination = Destination("memory://stepped", NAME)
-    return Record(destination, temporary_name(NAME, bytes(16), number))
+    return CreateRecord(destination, temporary_name(NAME, bytes(16), number))
 
 
 @pytest.mark.parametrize("begin", [lambda world: creating(world, OURS), sweeping])
@@ -317,9 +317,9 @@ def test_foreign_objects_are_deleted_as_they_are() -> None:
     assert world.table == {}
 
 
-def opened(objects: MemoryObjects, table: Table) -> BelongingStore:
+def opened(objects: MemoryObjects, table: Table) -> OwnedStore:
     plain = MemoryStore(lambda: 0, name="db", objects=objects)
-    return BelongingStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
+    return OwnedStore(plain, MemoryRecords(table=table), inline_runtime(len(table)))
 
 
 async def test_its_own_records_are_recognised() -> None:
@@ -357,12 +357,12 @@ async def test_a_manifest_that_goes_meanwhile_is_no_stranger() -> None:
     await own.create(manifest_name(0), b"0")
 
     class Late(MemoryRecords):
-        async def find(self, destination: Destination) -> Record | None:
+        async def find(self, destination: Destination) -> CreateRecord | None:
             if destination.name == manifest_name(0):
                 await own.create(manifest_name(1), b"1")
                 await own.delete([manifest_name(0)])
             return await super().find(destination)
 
     plain = MemoryStore(lambda: 0, name="db", objects=objects)
-    late = BelongingStore(plain, Late(table=table), inline_runtime(9))
+    late = OwnedStore(plain, Late(table=table), inline_runtime(9))
     assert await late.create(manifest_name(2), b"2") == Created()

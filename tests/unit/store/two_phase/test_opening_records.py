@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shalekv.errors import InvalidSetting, StoreError, StoreRefused, StoreUnavailable
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.settings import CasChoice, StoreSettings
 from shalekv.store.two_phase import sql
 from shalekv.store.two_phase.opening import open_records
@@ -23,7 +23,7 @@ from shalekv.store.two_phase.sql import prepare
 from tests.kit.inline_runtime import inline_runtime
 
 SECRET = "SENTINEL-p4ss"
-RECORD = Record(Destination("s3://bucket", "wal/1"), "wal/1.source")
+RECORD = CreateRecord(Destination("s3://bucket", "wal/1"), "wal/1.source")
 
 
 def opened(records_url: str) -> RecordStore:

@@ -17,7 +17,7 @@ from typing import Any
 
 from shalekv.errors import StoreUnavailable
 from shalekv.format.names import parse_temporary_name
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.runtime import Runtime
 from shalekv.store.api import NO_METADATA, ObjectInfo, Recovered, RequestKind, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
@@ -101,7 +101,7 @@ class World:
         names = [info.name for info in self.objects.page(folder, "")]
         return [name for name in names if parse_temporary_name(name) is not None]
 
-    def record(self, name: str) -> Record | None:
+    def record(self, name: str) -> CreateRecord | None:
         return self.table.get(Destination("memory://stepped", name))
 
 
@@ -240,29 +240,29 @@ class SteppedRecords(MemoryRecords):
         super().__init__(table=world.table)
         self._turns = Turns(world, fates, self.url)
 
-    async def insert(self, record: Record) -> InsertOutcome:
+    async def insert(self, record: CreateRecord) -> InsertOutcome:
         try:
             outcome: InsertOutcome = await self._change("insert", partial(super().insert, record))
         except StoreUnavailable as error:
             return InsertUnknown(str(error))
         return outcome
 
-    async def find(self, destination: Destination) -> Record | None:
+    async def find(self, destination: Destination) -> CreateRecord | None:
         await self._turns.read("find", str(destination))
         return await super().find(destination)
 
-    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[Record]:
+    async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
         await self._turns.read("list records", database)
         async for record in super().list(database, uncommitted_only=uncommitted_only):
             yield record
 
-    async def commit(self, record: Record) -> bool:
+    async def commit(self, record: CreateRecord) -> bool:
         return bool(await self._change("commit", partial(super().commit, record)))
 
-    async def take_over(self, record: Record, source: str) -> bool:
+    async def take_over(self, record: CreateRecord, source: str) -> bool:
         return bool(await self._change("take_over", partial(super().take_over, record, source)))
 
-    async def withdraw(self, record: Record) -> None:
+    async def withdraw(self, record: CreateRecord) -> None:
         await self._change("withdraw", partial(super().withdraw, record))
 
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:

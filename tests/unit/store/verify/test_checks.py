@@ -18,7 +18,7 @@ from shalekv.store.memory import MemoryObjects
 from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.scratch import FOLDER, Effort
-from shalekv.store.verify.verdict import Failed, Passed, Told, Unanswered, Verdict
+from shalekv.store.verify.verdict import CheckFailed, CheckPassed, Told, Unanswered, Verdict
 from shalekv.store.verify.verify import check_fit, verification
 from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
@@ -41,7 +41,7 @@ class Tried:
 
     @property
     def failed(self) -> set[str]:
-        return {name for name, verdict in self.verdicts.items() if isinstance(verdict, Failed)}
+        return {name for name, verdict in self.verdicts.items() if isinstance(verdict, CheckFailed)}
 
     async def run(self, seed: int = 1) -> None:
         async with verification(
@@ -69,7 +69,9 @@ async def test_a_careful_store_passes() -> None:
     """A store that keeps all of it passes every check, and nothing is left in it."""
     objects = MemoryObjects()
     checked = await tried(Careful, objects)
-    assert all(isinstance(each, Passed) for each in checked.verdicts.values()), checked.verdicts
+    assert all(isinstance(each, CheckPassed) for each in checked.verdicts.values()), (
+        checked.verdicts
+    )
     assert len(checked.verdicts) == 13
     assert checked.left == []
     assert await gathered(Careful(objects).list(FOLDER)) == []
@@ -143,7 +145,7 @@ async def test_two_phases_pass_without_conditions() -> None:
     checked = Tried(open_one)
     await checked.run()
     assert checked.failed == set(), checked.verdicts
-    assert isinstance(checked.verdicts["record-races"], Passed)
+    assert isinstance(checked.verdicts["record-races"], CheckPassed)
     assert checked.left == []
     store = open_one()
     assert await gathered(store.list(FOLDER)) == []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shalekv.protocol.two_phase import Destination, Record
+from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
 from shalekv.store.two_phase.records import Inserted, InsertOutcome, InsertUnknown, Occupied
 from shalekv.store.verify import two_phase
@@ -15,7 +15,7 @@ from shalekv.store.verify.races import judged
 BODIES = (b"a", b"b", b"c")
 LOST = Unknown("no answer")
 PLACE = Destination("memory://tried", "verify/1")
-A, B, C = (Record(PLACE, f"verify/1.{source}") for source in "abc")
+A, B, C = (CreateRecord(PLACE, f"verify/1.{source}") for source in "abc")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_an_unfair_race(
     ],
 )
 def test_races_for_records(
-    outcomes: Sequence[InsertOutcome], found: Record | None, problem: str
+    outcomes: Sequence[InsertOutcome], found: CreateRecord | None, problem: str
 ) -> None:
     """Records are judged as objects are; who meets its own record has won."""
     told = two_phase.judged(outcomes, (A, B, C), found)

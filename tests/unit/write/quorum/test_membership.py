@@ -20,7 +20,7 @@ from shalekv.format import names
 from shalekv.jobs.switch_wal import switch_to_quorum
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member, begin_change, cancel_change, close_generation
-from shalekv.protocol.quorum_records import Health
+from shalekv.protocol.quorum_records import LogHealth
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.links import DatabasePlace
@@ -99,7 +99,7 @@ async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> Non
         assert await _finished(database, writing) == ["n1:1", "n2:1", "n3:1"]
         database.nodes["n3:1"].stop()
         await writing.put(b"c")
-        assert database.log("n2:1").state.health is Health.SOUND
+        assert database.log("n2:1").state.health is LogHealth.SOUND
     database.nodes["n1:1"].stop()
     database.nodes["n3:1"].start()
     assert len(contents(await database.opened())) == 3

@@ -18,7 +18,7 @@ from shalekv.format.records import IdempotencyRecord, ReplyKind, encode_record, 
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, apply_object
 from shalekv.write.commit import WalContents
@@ -82,7 +82,7 @@ def payload_of(
 
 def records_of(payloads: Sequence[bytes]) -> list[Record]:
     """The records of one object; the last one ends it."""
-    mark, found = Mark(lsn=40, epoch=3, wal_id=WAL_ID - 1), []
+    mark, found = LogEnd(lsn=40, epoch=3, wal_id=WAL_ID - 1), []
     for number, payload in enumerate(payloads):
         ends_object = number == len(payloads) - 1
         found.append(

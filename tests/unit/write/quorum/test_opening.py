@@ -28,9 +28,9 @@ from shalekv.write.opening import open_log
 from shalekv.write.quorum.archive import Archive
 from shalekv.write.quorum.electing import gather_votes
 from shalekv.write.quorum.links import DatabasePlace, Link
-from shalekv.write.quorum.membership import Recovering, Recovery
+from shalekv.write.quorum.membership import ForcedRecovery, Recovery
 from shalekv.write.quorum.peer import Way
-from shalekv.write.wal import WalSlots
+from shalekv.write.wal import ObjectStoreWal
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import TIMES, QuorumDatabase, runtime, until
@@ -102,7 +102,7 @@ async def test_another_object_in_the_archive_is_not_taken_for_that_of_the_log(
     archive = Archive(cas, database.database_id, upload_timeout_ms=1_000)
     await archive.look()
     await archive.add(0, ahead.records[:1])
-    slots = WalSlots(
+    slots = ObjectStoreWal(
         cas,
         WriterId(0, bytes(16)),
         database_id=database.database_id,
@@ -237,8 +237,8 @@ async def test_damaged_member_is_filled_and_votes_again() -> None:
     assert contents(await database.opened()) == [(b"a", b"v"), (b"b", b"v")]
 
 
-def _recovering(database: QuorumDatabase) -> Recovering:
-    return Recovering(database.cas(), database.links())
+def _recovering(database: QuorumDatabase) -> ForcedRecovery:
+    return ForcedRecovery(database.cas(), database.links())
 
 
 def _stop(database: QuorumDatabase, *numbers: int) -> None:

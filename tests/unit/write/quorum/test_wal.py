@@ -11,11 +11,11 @@ from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.quorum_records import Mark, Record
+from shalekv.protocol.quorum_records import LogEnd, Record
 from shalekv.settings import KIB
 from shalekv.write.commit import WalContents
 from shalekv.write.quorum.ledger import HeldRecords
-from shalekv.write.quorum.wal import QuorumSlots
+from shalekv.write.quorum.wal import QuorumWal
 from tests.kit.engine.commits import keys_of
 from tests.kit.quorum.log import QuorumDatabase
 from tests.kit.virtual_time import virtual_time
@@ -25,11 +25,11 @@ def group(*keys: bytes, size: int = 1) -> WalContents:
     return WalContents([Entry(key, 1, Kind.PUT, bytes(size)) for key in keys])
 
 
-async def opened_slots(database: QuorumDatabase) -> QuorumSlots:
+async def opened_slots(database: QuorumDatabase) -> QuorumWal:
     """The slots of a new writer, as its log begins to use them."""
     opened = await database.opened()
     slots = opened.slots
-    assert isinstance(slots, QuorumSlots)
+    assert isinstance(slots, QuorumWal)
     slots.begin(opened.last_wal_id + 1)
     return slots
 
@@ -163,7 +163,7 @@ PAYLOAD = bytes(1_000)
 
 def records(*wal_ids: int) -> list[Record]:
     made: list[Record] = []
-    last = Mark()
+    last = LogEnd()
     for wal_id in wal_ids:
         record = make_record(last, epoch=1, wal_id=wal_id, ends_object=False, payload=PAYLOAD)
         made.append(record)
@@ -173,7 +173,7 @@ def records(*wal_ids: int) -> list[Record]:
 
 def test_objects_are_let_go_as_a_whole() -> None:
     """What is archived and needed by nobody goes, up to the end of an object, never further."""
-    held = HeldRecords(Mark(), records(0, 0, 1, 1, 2))
+    held = HeldRecords(LogEnd(), records(0, 0, 1, 1, 2))
     held.archived(1, committed_lsn=5)
     held.drop(needed_lsn=3, bytes_max=1 << 20)
     assert (held.base.lsn, held.last_lsn) == (2, 5)
@@ -184,7 +184,7 @@ def test_objects_are_let_go_as_a_whole() -> None:
 
 def test_what_is_not_archived_stays() -> None:
     """However much it is, and whether or not all members have it; nor what is not committed."""
-    held = HeldRecords(Mark(), records(0, 1, 2))
+    held = HeldRecords(LogEnd(), records(0, 1, 2))
     held.archived(2, committed_lsn=1)
     held.drop(needed_lsn=3, bytes_max=0)
     assert held.base.lsn == 1
