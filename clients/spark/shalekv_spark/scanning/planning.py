@@ -27,7 +27,7 @@ from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask
 from shalekv_spark.scanning.view import (
     SnapshotPin,
-    SnapshotView,
+    VisibleState,
     check_living,
     open_view,
     renew_pin,
@@ -245,7 +245,7 @@ async def _indexes(
 
 def _weighed(
     reading: ScanPlan,
-    view: SnapshotView,
+    view: VisibleState,
     held: Sequence[Sequence[SstInfo]],
     indexes: Mapping[bytes, BlockIndex],
 ) -> list[Iterator[BlockWeight]]:
@@ -259,7 +259,7 @@ def _weighed(
     ]
 
 
-def _task(reading: ScanPlan, view: SnapshotView, keys: KeyRange) -> ScanTask:
+def _task(reading: ScanPlan, view: VisibleState, keys: KeyRange) -> ScanTask:
     held = in_range(view.runs, keys)
     tail = view.tail
     return ScanTask(

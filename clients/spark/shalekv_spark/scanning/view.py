@@ -43,7 +43,7 @@ class SnapshotPin:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotView:
+class VisibleState:
     """What a snapshot shows. What is newer is told by sequence numbers alone."""
 
     pin: SnapshotPin
@@ -111,7 +111,7 @@ async def check_living(store: CasStore, pin: SnapshotPin) -> None:
 
 async def open_view(
     store: CasStore, pin: SnapshotPin, *, tail_memory_bytes: int, all_versions: bool = False
-) -> SnapshotView:
+) -> VisibleState:
     """What the snapshot shows: with `tail_memory_bytes` of entries of the WAL, or fewer.
 
     Raises `SnapshotNotFound` when it is gone, `CorruptObject`, `IllegalState` and `StoreError`.
@@ -135,7 +135,7 @@ async def open_view(
     runs = [SortedRun.of(info.level, [info]) for info in tree.l0]
     loads = [run for load in reversed(tail.loads) for run in load_tree(load).runs]
     now_ms = max(snapshot.created_ms, tail.logical_time_ms)
-    return SnapshotView(pin, manifest, [*loads, *runs, *tree.runs], tail, now_ms)
+    return VisibleState(pin, manifest, [*loads, *runs, *tree.runs], tail, now_ms)
 
 
 async def _living(store: CasStore, stored: StoredManifest, pin: SnapshotPin) -> Snapshot:

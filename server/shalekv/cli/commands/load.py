@@ -22,7 +22,7 @@ from shalekv.cli.load.options import (
     reading_options,
     sending_options,
 )
-from shalekv.cli.load.run import LoadPlan, run_load
+from shalekv.cli.load.run import LoadRun, run_load
 from shalekv.cli.load.source import InputSource
 from shalekv_client import Durability
 
@@ -109,5 +109,5 @@ def load(  # noqa: PLR0913 (click passes each option by its name)
         run_bulk(BulkPlan(source, reading, bulk, bad_rows_path, progress), target)
         return
     run_load(
-        LoadPlan(source, reading, sending, durability, state_path, bad_rows_path, progress), target
+        LoadRun(source, reading, sending, durability, state_path, bad_rows_path, progress), target
     )

@@ -252,7 +252,7 @@ def _lines(rows: RowBatch, error: ShaleKVError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadRun:
     """What is to be loaded, and how."""
 
     source: InputSource
@@ -302,7 +302,7 @@ class LoadPlan:
             raise click.UsageError(f"--bad-rows: {error}") from None
 
 
-def run_load(plan: LoadPlan, target: Target) -> None:
+def run_load(plan: LoadRun, target: Target) -> None:
     """Load, and print the totals; what fails ends the process with its exit code."""
     state = plan.state()
     if state is not None and state.complete:
@@ -337,7 +337,7 @@ def run_load(plan: LoadPlan, target: Target) -> None:
 
 
 def _talk(
-    plan: LoadPlan,
+    plan: LoadRun,
     target: Target,
     account: Account,
     ledger: LoadLedger,
@@ -369,7 +369,7 @@ def _talk(
     talk(target, call, retry=PATIENT)
 
 
-async def _meet(target: Target, ledger: LoadLedger, plan: LoadPlan) -> None:
+async def _meet(target: Target, ledger: LoadLedger, plan: LoadRun) -> None:
     """Make sure that there is a server, without patience, and of the database of the state."""
     database_id = (await status_of_first(target)).view.database_id.hex()
     if ledger.state is not None and plan.state_path is not None:
@@ -396,7 +396,7 @@ async def status_of_first(target: Target) -> Status:
 
 
 @contextmanager
-def _progress(plan: LoadPlan) -> Iterator[Callable[[Account], None]]:
+def _progress(plan: LoadRun) -> Iterator[Callable[[Account], None]]:
     """What is called with news: a bar if one is to be shown."""
     if sys.stderr.isatty() if plan.shows_progress is None else plan.shows_progress:
         from shalekv.cli.load.progress import progress_bar  # noqa: PLC0415 (scripts don't wait for it)

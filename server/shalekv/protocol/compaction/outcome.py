@@ -30,7 +30,7 @@ class Prices:
 
 
 @dataclass(slots=True)
-class RequestCounts:
+class SimulatedRequests:
     """Requests to the store, by kind."""
 
     put: float = 0.0
@@ -38,7 +38,7 @@ class RequestCounts:
     list: float = 0.0
     delete: float = 0.0
 
-    def add(self, other: RequestCounts, times: float = 1.0) -> None:
+    def add(self, other: SimulatedRequests, times: float = 1.0) -> None:
         """Count the other ones as well, so many times."""
         for kind in fields(self):
             total = getattr(self, kind.name) + times * getattr(other, kind.name)
@@ -54,11 +54,11 @@ class Bill:
 
 
 # An edit of the manifest creates the next one between two lists; rule F2 asks for the second.
-EDIT = RequestCounts(put=1, list=2)
+EDIT = SimulatedRequests(put=1, list=2)
 
 
 def monthly_bill(
-    requests: RequestCounts, *, elapsed_s: float, stored_bytes: float, prices: Prices
+    requests: SimulatedRequests, *, elapsed_s: float, stored_bytes: float, prices: Prices
 ) -> Bill:
     """The bill of a month that is like the `elapsed_s` in which `requests` were sent."""
     usd = (
@@ -135,6 +135,6 @@ class Simulated:
     elapsed_s: float
     job_count: int
     sst_count: int
-    requests: RequestCounts
+    requests: SimulatedRequests
     bill: Bill  # of a month of this
     samples: Sequence[Sample]

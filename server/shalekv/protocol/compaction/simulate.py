@@ -29,10 +29,10 @@ from shalekv.protocol.compaction.l0 import l0_count
 from shalekv.protocol.compaction.outcome import (
     EDIT,
     Amplification,
-    RequestCounts,
     Sample,
     Setup,
     Simulated,
+    SimulatedRequests,
     monthly_bill,
 )
 from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy, WalState
@@ -301,7 +301,7 @@ class _Simulation:
         self._done = self._filled = self._job_count = 0
         self._now_s = self._stalled_s = 0.0
         self._is_hurried = False
-        self._requests = RequestCounts()
+        self._requests = SimulatedRequests()
         self._levels_bytes = self._replaced_bytes = 0
         self._byte_seconds = 0.0
         self._wal_max = self._l0_max = 0
@@ -338,13 +338,13 @@ class _Simulation:
             result = self._rehearsal.run_wal(job, [self._rows(job.slots)])
             read_bytes = self._wal.before(job.slots.stop) - self._wal.before(job.slots.start)
             self._done = job.slots.stop
-            self._requests.add(RequestCounts(get=1, delete=1), len(job.slots))
+            self._requests.add(SimulatedRequests(get=1, delete=1), len(job.slots))
         else:
             result = self._rehearsal.run_merge(job, self._tree)
             read_bytes = self._count_merge(job)
         if not (isinstance(job, MergeJob) and job.is_move):
             self._levels_bytes += sum(info.size_bytes for info in result.outputs)
-            self._requests.add(RequestCounts(put=1), len(result.outputs))
+            self._requests.add(SimulatedRequests(put=1), len(result.outputs))
             self._requests.add(EDIT)  # of the lease
         self._requests.add(EDIT)
         self._tree = self._policy.apply(state, result).tree
@@ -357,7 +357,7 @@ class _Simulation:
             return 0
         for info in job.inputs:
             gets = 1 + -(-info.size_bytes // self._setup.request_bytes)
-            self._requests.add(RequestCounts(get=gets, delete=1))
+            self._requests.add(SimulatedRequests(get=gets, delete=1))
         self._replaced_bytes += job.input_bytes
         return job.input_bytes
 
@@ -462,13 +462,13 @@ class _Simulation:
             samples=self._samples,
         )
 
-    def _all_requests(self, read: float, scan_blocks: float) -> RequestCounts:
+    def _all_requests(self, read: float, scan_blocks: float) -> SimulatedRequests:
         """Those of compactions, of the WAL, of polling, and of reads that miss the cache."""
         requests = replace(self._requests)
-        requests.add(RequestCounts(put=1), len(self._wal))
+        requests.add(SimulatedRequests(put=1), len(self._wal))
         requests.delete += requests.list / EDIT.list  # each edit leaves a manifest behind
         polls = self._now_s * _MS_PER_S / self._setup.compactor.compactor_poll_ms
-        requests.add(RequestCounts(list=2), polls)  # manifest and WAL
+        requests.add(SimulatedRequests(list=2), polls)  # manifest and WAL
         missed = 1 - self._workload.cached_share
         # A filter lets about 0.6185 ** bits of the keys through that are not there.
         passed = exp(-self._setup.levels.filter_bits * log(2) ** 2)

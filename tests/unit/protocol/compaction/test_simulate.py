@@ -11,7 +11,13 @@ import pytest
 from shalekv.cli.commands.compaction import variations
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst_writer import encode_sst
-from shalekv.protocol.compaction.outcome import MONTH_S, Prices, RequestCounts, Setup, monthly_bill
+from shalekv.protocol.compaction.outcome import (
+    MONTH_S,
+    Prices,
+    Setup,
+    SimulatedRequests,
+    monthly_bill,
+)
 from shalekv.protocol.compaction.simulate import overhead_bytes, predict, simulate
 from shalekv.protocol.compaction.workload import KeyOrder, Workload, operations
 from shalekv.protocol.entry import Entry, Kind
@@ -104,7 +110,7 @@ def test_writes_that_are_too_fast_wait() -> None:
 def test_the_bill_is_requests_and_bytes_times_prices() -> None:
     """A month of one PUT in a second, one GET in a second and 10 GiB costs what S3 lists."""
     bill = monthly_bill(
-        RequestCounts(put=60, get=60), elapsed_s=60, stored_bytes=10 * GIB, prices=Prices()
+        SimulatedRequests(put=60, get=60), elapsed_s=60, stored_bytes=10 * GIB, prices=Prices()
     )
     assert bill.requests_usd == pytest.approx(MONTH_S / 1_000 * (0.005 + 0.0004))
     assert bill.storage_usd == pytest.approx(0.23)
