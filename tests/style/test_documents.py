@@ -1,0 +1,51 @@
+"""Documents: their links lead somewhere, and the files that they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.style import diagram
+from tests.style.sources import ROOT, file_names, texts
+
+_LINK = re.compile(r"\]\((?P<path>[^)#\s]+)(#[^)]*)?\)")
+_FILE = re.compile(r"`(?P<path>[\w./-]+\.(py|md|toml|proto|yaml|txt|sh))`")
+_FOLDER = re.compile(r"`(?P<path>(server|clients|protos|docker|tests|examples)/[\w/-]*)`")
+_BUILT = ("protos/node_modules", "docker/.env")  # made by tools and users
+
+# What was true of an earlier version is not changed later.
+_HISTORY = ("CHANGELOG.md",)
+
+DOCUMENTS = [name for name, _ in texts() if name.endswith(".md") and name not in _HISTORY]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_paths_exist(name: str) -> None:
+    """Relative links have a target; files and folders in code style are in the repository."""
+    text = (ROOT / name).read_text()
+    folder = (ROOT / name).parent
+    broken = [
+        link["path"]
+        for link in _LINK.finditer(text)
+        if "://" not in link["path"] and not (folder / link["path"]).exists()
+    ]
+    missing = [path["path"] for path in _FILE.finditer(text) if not _is_known(path["path"])]
+    missing += [
+        path["path"]
+        for path in _FOLDER.finditer(text)
+        if not (ROOT / path["path"]).exists() and path["path"] not in _BUILT
+    ]
+    assert broken + missing == []
+
+
+def test_the_diagram_of_the_architecture_is_that_of_the_imports() -> None:
+    """`python -m tests.style.diagram` writes it."""
+    assert diagram.drawn() in diagram.PAGE.read_text()
+
+
+def _is_known(path: str) -> bool:
+    """Whether a file of the repository has this name, with as many of its folders as are given."""
+    wanted = PurePosixPath(path.removeprefix("./")).parts
+    return any(PurePosixPath(name).parts[-len(wanted) :] == wanted for name in file_names())

@@ -1,0 +1,75 @@
+"""The structure of the product: whole modules, no cycles, folders of few modules."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from tests.style.imports import cycles, importers, modules
+
+FRAGMENT_LINES_MAX = 120
+FOLDER_MODULES_MAX = 20
+MODULE_LINES_MEAN_MIN = 180
+ATTRIBUTES_MAX = 12
+
+# Folders that hold one module for each of many equal things.
+LISTS = frozenset({"server/shalekv/cli/commands"})
+
+# Small modules that their only neighbour imports late, since their own imports are slow.
+DEFERRED: Mapping[str, str] = {}
+
+
+def test_no_module_is_a_fragment() -> None:
+    """A module under 120 lines that one neighbour imports, and nobody else, is part of it."""
+    fragments = [
+        f"{module.name} ({module.line_count} lines) is imported by {by} alone"
+        for module in modules().values()
+        if module.line_count < FRAGMENT_LINES_MAX and module.name not in DEFERRED
+        for by in importers()[module.name]
+        if len(importers()[module.name]) == 1 and modules()[by].folder == module.folder
+    ]
+    assert fragments == []
+
+
+def test_imports_have_no_cycles() -> None:
+    """No module imports itself through others, not even for types or in a function."""
+    graph = {name: sorted(module.imports) for name, module in modules().items()}
+    assert list(cycles(graph)) == []
+
+
+def test_folders_can_be_surveyed() -> None:
+    """A folder has at most 20 modules, unless it is a list of equal things."""
+    counts = Counter(module.folder for module in modules().values())
+    large = {folder: n for folder, n in counts.items() if n > FOLDER_MODULES_MAX}
+    assert {folder: n for folder, n in large.items() if folder not in LISTS} == {}
+
+
+def test_modules_are_whole() -> None:
+    """The server is not cut into pieces: its modules have 180 lines on average, or more."""
+    lines = [m.line_count for m in modules().values() if m.name.startswith("shalekv.")]
+    assert sum(lines) / len(lines) >= MODULE_LINES_MEAN_MIN
+
+
+def test_classes_have_few_attributes() -> None:
+    """An object sets at most 12 attributes of its own: what has more is several things."""
+    large = [
+        f"{module.name}.{name}: {count}"
+        for module in modules().values()
+        for name, count in attribute_counts(module.source.tree)
+        if count > ATTRIBUTES_MAX
+    ]
+    assert large == []
+
+
+def attribute_counts(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, len(set(_set_attributes(node)))
+
+
+def _set_attributes(tree: ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
+                yield node.attr
