@@ -70,6 +70,6 @@ def attribute_counts(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 def _set_attributes(tree: ast.ClassDef) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id == "self":
-                yield node.attr
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
