@@ -142,7 +142,7 @@ def _code(context: _Context) -> str:
 # The whole server, and `shalekv.v1.KV`, are SERVING while both hold, or the first at a reader.
 
 
-SERVICE = health_pb2.DESCRIPTOR.services_by_name["HealthService"].full_name
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WHOLE_SERVER = ""
 WATCHERS_S = 1.0  # for those who watch, to be told
 
