@@ -1,1 +1,1 @@
-"""Reading: memtable, levels, versions of the tree, lookups and scans."""
+"""Reading: the memtable, the levels (`Version`, `VersionSet`), lookups, scans and caches."""

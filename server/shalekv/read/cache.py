@@ -1,7 +1,8 @@
-"""A cache bounded in bytes, in which nothing is loaded twice at once.
+"""A cache bounded in bytes, in which concurrent loads of one key are done once (single flight).
 
-What was used longest ago goes first. The first who misses a key loads it, in its own task; who
-comes meanwhile waits for that. If the loader is cancelled, one of those who wait takes over.
+The least recently used item is evicted first. The first caller that misses a key loads it, in its
+own task; callers that come meanwhile wait for the result. If the loader is cancelled, one of the
+waiting callers takes over.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ class Sized(NamedTuple, Generic[V]):
     size_bytes: int
 
 
-# A future of each who waits for a load, told the item; None: the loader has gone, load it yourself.
-_Line = dict["asyncio.Future[Sized[V] | None]", None]
+# One future for each waiting caller; its result is the item, or None: load it yourself.
+_Waiters = dict["asyncio.Future[Sized[V] | None]", None]
 
 
 class Cache(Generic[K, V]):
-    """Items by key, as many as fit."""
+    """Items by key, bounded by the sum of their sizes, least recently used evicted first."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max` 0: nothing is kept, but nothing is loaded twice at once, either."""
+        """Hold at most `bytes_max` bytes. 0: nothing is kept, but loads are still shared."""
         self._bytes_max = bytes_max
-        self._held: OrderedDict[K, Sized[V]] = OrderedDict()  # used longest ago first
-        self._lines: dict[K, _Line[V]] = {}  # of each key that is being loaded
+        self._held: OrderedDict[K, Sized[V]] = OrderedDict()  # least recently used first
+        self._loading: dict[K, _Waiters[V]] = {}  # of each key that is being loaded
         self.held_bytes = 0
         self.hits = 0
-        self.misses = 0  # who waits for another's load counts, too
+        self.misses = 0  # waiting for another's load counts, too
         self.evictions = 0
 
     def __len__(self) -> int:
@@ -46,7 +47,10 @@ class Cache(Generic[K, V]):
         return key in self._held
 
     def find(self, key: K) -> V | None:
-        """The item if it is here: a hit. None is not counted: `load` follows, which does."""
+        """Return the item if it is here, and count a hit.
+
+        A miss is not counted: `load`, which follows, counts it.
+        """
         held = self._held.get(key)
         if held is None:
             return None
@@ -55,16 +59,16 @@ class Cache(Generic[K, V]):
         return held[0]
 
     def peek(self, key: K) -> V | None:
-        """The item if it is here; no use of it, and nothing is counted."""
+        """Return the item if it is here, without counting it or marking it as used."""
         held = self._held.get(key)
         return None if held is None else held[0]
 
     def is_loading(self, key: K) -> bool:
-        """Whether somebody loads it now."""
-        return key in self._lines
+        """Return whether the key is being loaded now."""
+        return key in self._loading
 
     def keep(self, key: K, item: V, size_bytes: int) -> None:
-        """Hold the item, unless it is larger than all there is room for."""
+        """Hold the item, unless it is larger than the whole cache."""
         self.drop(key)
         if size_bytes > self._bytes_max:
             return
@@ -76,81 +80,81 @@ class Cache(Generic[K, V]):
             self.evictions += 1
 
     def drop(self, key: K) -> None:
-        """Let go of the item, if it is here."""
+        """Remove the item, if it is here."""
         held = self._held.pop(key, None)
         if held is not None:
             self.held_bytes -= held.size_bytes
 
     async def load(self, key: K, fetch: Callable[[], Awaitable[Sized[V]]]) -> V:
-        """The item; if it is not here, what `fetch` brings, for all who ask meanwhile.
+        """Return the item; if it is not here, load it with `fetch`, once for all callers.
 
-        What `fetch` raises is raised to all of them, and nothing is kept. A caller that is
-        cancelled ends nobody else's wait.
+        An error of `fetch` is raised to all of them, and nothing is kept. The cancellation of one
+        caller does not end the wait of another.
         """
         found = self.find(key)
         if found is not None:
             return found
         self.misses += 1
-        line = self._lines.get(key)
-        if line is not None:
-            told = await self._wait(key, line)
-            if told is not None:
-                return told.item
+        waiters = self._loading.get(key)
+        if waiters is not None:
+            given = await self._wait(key, waiters)
+            if given is not None:
+                return given.item
         else:
-            line = self._lines[key] = {}
+            waiters = self._loading[key] = {}
         try:
             fetched = await fetch()
         except Exception as error:
-            self._end(key, line)
-            _fail(line, error)
+            self._end(key, waiters)
+            _fail(waiters, error)
             raise
         except BaseException:
-            self._hand_over(key, line)
+            self._hand_over(key, waiters)
             raise
-        self._end(key, line)
+        self._end(key, waiters)
         self.keep(key, *fetched)
-        for waiter in line:
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(fetched)
         return fetched.item
 
-    async def _wait(self, key: K, line: _Line[V]) -> Sized[V] | None:
-        """What the loader tells; None: the caller is the loader now."""
+    async def _wait(self, key: K, waiters: _Waiters[V]) -> Sized[V] | None:
+        """Return the item from the loader; None: the caller is the loader now."""
         waiter: asyncio.Future[Sized[V] | None] = asyncio.get_running_loop().create_future()
-        line[waiter] = None
+        waiters[waiter] = None
         try:
             return await waiter
         except asyncio.CancelledError:
-            line.pop(waiter, None)
-            # It may have been made the loader in the moment in which it was cancelled.
+            waiters.pop(waiter, None)
+            # It may have been made the loader at the moment in which it was cancelled.
             if _is_loader(waiter):
-                self._hand_over(key, line)
+                self._hand_over(key, waiters)
             raise
         finally:
-            del waiter, line  # an error of theirs would hold this frame
+            del waiter, waiters  # its error would hold this frame
 
-    def _hand_over(self, key: K, line: _Line[V]) -> None:
-        """The loader has gone: the first of those who still wait becomes it."""
-        while line:
-            waiter = next(iter(line))
-            del line[waiter]
+    def _hand_over(self, key: K, waiters: _Waiters[V]) -> None:
+        """Make the first caller that still waits the loader."""
+        while waiters:
+            waiter = next(iter(waiters))
+            del waiters[waiter]
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        self._end(key, line)
+        self._end(key, waiters)
 
-    def _end(self, key: K, line: _Line[V]) -> None:
-        if self._lines.get(key) is line:
-            del self._lines[key]
+    def _end(self, key: K, waiters: _Waiters[V]) -> None:
+        if self._loading.get(key) is waiters:
+            del self._loading[key]
 
 
-def _fail(line: _Line[V], error: Exception) -> None:
-    """Tell `error` to all who wait, and let go of them: it holds the frame of the loader."""
-    for waiter in line:
+def _fail(waiters: _Waiters[V], error: Exception) -> None:
+    """Raise `error` to all waiting callers, and drop them: it holds the frame of the loader."""
+    for waiter in waiters:
         if not waiter.done():
             waiter.set_exception(error)
-            waiter.exception()  # seen: who has gone before it hears of it misses nothing
-    line.clear()
+            waiter.exception()  # mark it as retrieved: a caller may have been cancelled before it
+    waiters.clear()
 
 
 def _is_loader(waiter: asyncio.Future[Sized[V] | None]) -> bool:

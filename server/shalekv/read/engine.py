@@ -1,4 +1,4 @@
-"""What reads need of an engine, the writer's or a replica's."""
+"""The interface that reads need of an engine: that of a writer or of a replica."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Time(Protocol):
     """Logical time, by which values expire."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch; never less than before."""
+        """Return milliseconds since the Unix epoch; never less than before."""
         ...
 
 
 class ReadEngine(Protocol):
     """The state of a database in this process, as far as it is known here."""
 
-    shed_views: Callable[[], Awaitable[None]]  # to be set by who keeps views
+    shed_views: Callable[[], Awaitable[None]]  # set by the holder of views
 
     @property
     def database_id(self) -> bytes:
@@ -38,22 +38,22 @@ class ReadEngine(Protocol):
 
     @property
     def prefix(self) -> Watermark:
-        """How far the log is shown."""
+        """How far the log is applied and visible."""
         ...
 
     @property
     def memtable(self) -> Memtable:
-        """What is not compacted."""
+        """Entries that are not compacted yet."""
         ...
 
     @property
     def held(self) -> PinnedVersion:
-        """The levels that a read uses that begins now."""
+        """The levels, for reads that begin now."""
         ...
 
     @property
     def held_bytes_max(self) -> int:
-        """So much may be compacted, and kept in memory by scans that began before."""
+        """Bytes that older scans may keep in memory after they were compacted."""
         ...
 
     @property
@@ -63,58 +63,58 @@ class ReadEngine(Protocol):
 
     @property
     def staleness_ms(self) -> int:
-        """Everything that was acknowledged so long ago is in the committed state."""
+        """Age of the committed state: it has all that was acknowledged that long ago."""
         ...
 
     @property
     def is_told(self) -> bool:
-        """Whether what is committed comes by itself: `catch_up` makes it come no sooner."""
+        """Whether commits are pushed to this process: `catch_up` brings none sooner."""
         ...
 
     @property
     def snapshots(self) -> SnapshotViews:
-        """What snapshots show."""
+        """The states of snapshots."""
         ...
 
     def check_serving(self) -> None:
-        """Raise what has ended this engine."""
+        """Raise the error that has ended this engine, if it has ended."""
         ...
 
     def committed(self, key: bytes) -> Entry | None:
-        """The newest durable version of `key` in memory; None: what the levels hold counts."""
+        """Return the newest durable version of `key` in memory; None: the levels decide."""
         ...
 
     def newest(self, key: bytes) -> Entry | None:
-        """The same, durable or not. Raises `NotTheWriter` at a replica."""
+        """Return the newest version, durable or not. Raises `NotTheWriter` at a replica."""
         ...
 
     async def committed_view(self) -> ReadView:
-        """The durable prefix, once it covers all that was acknowledged here before this call."""
+        """Return the durable prefix, once it covers all that was acknowledged here before."""
         ...
 
     async def newest_view(self) -> ReadView:
-        """Everything that is there, durable or not. Raises `NotTheWriter` at a replica."""
+        """Return the whole state, durable or not. Raises `NotTheWriter` at a replica."""
         ...
 
     async def confirm(self) -> None:
-        """Return when it is sure, asked after this call, that nobody else writes.
+        """Return when it is certain, by a request sent after this call, that nobody else writes.
 
         Raises `Fenced`, `StoreUnavailable`, and `NotTheWriter` at a replica.
         """
         ...
 
     async def archive(self) -> None:
-        """Return when all that is committed here is in the object store."""
+        """Return when everything committed here is in the object store."""
         ...
 
     async def catch_up(self) -> None:
-        """Look for news now, and return when that was done, whatever came of it."""
+        """Poll for new commits now, and return after that, whatever the result."""
         ...
 
     async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
-        """Why an object of a tree that is read is not there.
+        """Return the reason why an object of a version that is read is missing.
 
-        `SnapshotNotFound`: the tree was not protected any more, and reads that begin from now on
-        use another one.
+        `SnapshotNotFound`: the version was not protected any more; reads that begin from now on use
+        another one.
         """
         ...

@@ -1,6 +1,9 @@
-"""The snapshots in the manifests of other databases that keep SSTs for this one, which is a clone.
+"""Clones: where their SSTs are, and the pins in other databases that keep them.
 
-A clone edits nothing else there. Which snapshots it has is told by the origins of its manifests.
+The SSTs of a database are in its own folder, or in that of a database that it was cloned from;
+`Origins` decides that, and nothing else does. A pin is a snapshot in the manifest of such a
+database that keeps SSTs for the clone. The origins in the clone's manifests name its pins; a clone
+edits nothing else in other databases.
 """
 
 from __future__ import annotations
@@ -26,22 +29,20 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, edit_deadline
 from shalekv.store.opening import open_store
 
-# --- origins
-# Where the SSTs of one database are: in its own folder, or in that of one it was cloned from.
-#
-# This is the one place that decides it. The stores of other databases are opened when they are
-# first needed, with the settings by which this process reaches its own.
-
 
 class SstLocation(NamedTuple):
-    """Where an SST is, and of which database it says that it is."""
+    """The store that holds an SST, and the id of the database that the SST names as its own."""
 
     store: CasStore
     database_id: bytes
 
 
 class Origins:
-    """The places of SSTs, and the stores of other databases that this process has opened."""
+    """Locates SSTs, and opens the stores of other databases.
+
+    A store is opened when it is first needed, with the settings by which this process reaches its
+    own.
+    """
 
     def __init__(self, store: CasStore, database_id: bytes, origins: Iterable[Origin] = ()) -> None:
         """`store` and `database_id` are those of the database whose manifests name the SSTs."""
@@ -52,9 +53,9 @@ class Origins:
         self.learn(origins)
 
     def learn(self, origins: Iterable[Origin]) -> None:
-        """Where those are that one more manifest names.
+        """Add the origins of the SSTs that one more manifest names.
 
-        A newer manifest than one that was learnt names no others. An older one, that a snapshot
+        A manifest newer than one that was learnt names no others. An older one, which a snapshot
         keeps, may.
         """
         for origin in origins:
@@ -66,12 +67,12 @@ class Origins:
                 self._origin_of.setdefault(sst_id, origin)
 
     def is_foreign(self, sst_id: bytes) -> bool:
-        """Whether the SST is in the folder of another database."""
+        """Return whether the SST is in the folder of another database."""
         origin = self._origin_of.get(sst_id)
         return origin is not None and bool(origin.url)
 
     def locate(self, sst_id: bytes) -> SstLocation:
-        """Where the SST is. Raises `InvalidUrl` and `InvalidSetting`."""
+        """Return where the SST is. Raises `InvalidUrl` and `InvalidSetting`."""
         origin = self._origin_of.get(sst_id)
         if origin is None:
             return self._own
@@ -79,10 +80,10 @@ class Origins:
         return SstLocation(store, origin.database_id)
 
     def store_at(self, url: str, cas_mode: CasMode = CasMode.NATIVE) -> CasStore:
-        """The store of another database. To read one, its mode does not matter.
+        """Return the store of another database; for reading, `cas_mode` does not matter.
 
-        Raises `DatabaseMismatch` when this process does not know the transactional store that
-        decides there.
+        Raises `DatabaseMismatch` if this process does not know the transactional store that decides
+        there.
         """
         found = self._opened.get((url, cas_mode))
         if found is not None:
@@ -95,7 +96,7 @@ class Origins:
         return opened
 
     async def close(self) -> None:
-        """Release the stores of other databases; who reads on opens them again."""
+        """Release the stores of other databases; a later read opens them again."""
         while self._opened:
             _, (store, _) = self._opened.popitem()
             await store.close()
@@ -113,15 +114,12 @@ def _settings(own: StoreSettings, url: str, cas_mode: CasMode) -> StoreSettings:
     return own
 
 
-# --- origins
-
-
 async def check_pins(store: CasStore, manifest: Manifest, *, may_fix: bool = True) -> int:
-    """Make sure that every pin on which the manifest rests is there, and never expires.
+    """Make sure that every pin on which the manifest depends exists and never expires.
 
-    Who made the clone may have crashed before it saw to that: it is done here, unless not
-    `may_fix`. How often it was needed. A database that is no clone costs no request. Raises
-    `OriginLost`, and the errors of the other stores.
+    The process that made the clone may have crashed before it fixed a pin; with `may_fix` that is
+    done here. Returns how many pins had to be fixed. A database that is not a clone costs no
+    request. Raises `OriginLost`, and the errors of the other stores.
     """
     needed = needed_pins(manifest)
     if not needed:
@@ -134,7 +132,7 @@ async def check_pins(store: CasStore, manifest: Manifest, *, may_fix: bool = Tru
 
 @asynccontextmanager
 async def origin_pins(store: CasStore, manifest: Manifest) -> AsyncIterator[OriginPins]:
-    """The pins of the database in `store`; what is opened for them is closed at the end."""
+    """Give the pins of the database in `store`; stores opened for them are closed at the end."""
     origins = Origins(store, manifest.database_id)
     try:
         yield OriginPins(origins)
@@ -143,23 +141,26 @@ async def origin_pins(store: CasStore, manifest: Manifest) -> AsyncIterator[Orig
 
 
 class OriginPins:
-    """Looks after pins in the databases where they are."""
+    """Manages pins in the databases that hold them."""
 
     def __init__(self, origins: Origins) -> None:
         """`origins` opens their stores."""
         self._origins = origins
 
     async def find(self, url: str, snapshot_id: bytes) -> Snapshot | None:
-        """The pin, expired or not. Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`."""
+        """Return the pin, even if it has expired.
+
+        Raises `DatabaseNotFound`, `CorruptObject` and `StoreError`.
+        """
         stored = StoredManifest(self._origins.store_at(url))
         return find_snapshot(await _refreshed(stored, url), snapshot_id)
 
     async def cas_mode(self, url: str) -> CasMode:
-        """How objects are created there. Raises as `find`."""
+        """Return how objects are created there. Raises as `find`."""
         return (await _refreshed(StoredManifest(self._origins.store_at(url)), url)).cas_mode
 
     async def check(self, url: str, snapshot_id: bytes, *, may_fix: bool) -> bool:
-        """See `check_pins`; whether the pin had to be fixed."""
+        """Check one pin as `check_pins` does; return whether it had to be fixed."""
         try:
             found = await self.find(url, snapshot_id)
         except DatabaseNotFound as error:
@@ -174,7 +175,7 @@ class OriginPins:
         return may_fix
 
     async def fix(self, url: str, snapshot_id: bytes) -> None:
-        """Let the pin never expire, and keep SSTs alone. Raises `OriginLost`."""
+        """Make the pin permanent, and let it keep only SSTs. Raises `OriginLost`."""
         store, stored = await self._to_be_edited(url)
         now_s = await store.reads.now_ms() / 1_000
         try:
@@ -187,7 +188,7 @@ class OriginPins:
             raise lost(url, snapshot_id) from error
 
     async def release(self, url: str, snapshot_id: bytes) -> None:
-        """Remove the pin, if it is there, and the database itself is."""
+        """Remove the pin, if it and its database exist."""
         try:
             store, stored = await self._to_be_edited(url)
         except DatabaseNotFound:
@@ -201,7 +202,7 @@ class OriginPins:
             )
 
     async def _to_be_edited(self, url: str) -> tuple[CasStore, StoredManifest]:
-        """The manifest there, with the compare-and-swap of that database."""
+        """Return the manifest there, with the compare-and-swap of that database."""
         store = self._origins.store_at(url, await self.cas_mode(url))
         stored = StoredManifest(store)
         await stored.refresh()
@@ -209,7 +210,7 @@ class OriginPins:
 
 
 async def _refreshed(stored: StoredManifest, url: str) -> Manifest:
-    """The manifest of another database; a `CorruptObject` tells that it is not one of ours."""
+    """Read the manifest of another database; a `CorruptObject` then says which database it is."""
     try:
         return await stored.refresh()
     except CorruptObject as error:
@@ -217,7 +218,7 @@ async def _refreshed(stored: StoredManifest, url: str) -> Manifest:
 
 
 def lost(url: str, snapshot_id: bytes) -> OriginLost:
-    """The error of whoever finds that a pin is gone."""
+    """Return the error for a pin that is gone."""
     return OriginLost(
         f"{url} has no snapshot {snapshot_id.hex()} any more, which kept the SSTs that this "
         "database shares with it since it was cloned: they may be deleted. Restore this database "

@@ -1,4 +1,4 @@
-"""How many bytes are fetched at once: past the bound, requests wait in the order they came."""
+"""A bound on the bytes that are fetched at once; requests beyond it wait in FIFO order."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from shalekv.concurrency import Waiter, new_waiter, tell
 
 
 class ReadBudget:
-    """Counts bytes of requests in and out.
+    """Counts the bytes of requests in flight.
 
-    REQUIRES: who has room waits for nobody else's, or both wait for ever.
+    REQUIRES: a request that holds a part of the budget does not wait for another part, or both may
+    wait for ever.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._line: dict[Waiter, int] = {}  # bytes that each asks for, in the order of arrival
+        self._queue: dict[Waiter, int] = {}  # bytes of each request, in the order of arrival
         self.in_flight_bytes = 0
         self.in_flight_bytes_peak = 0
-        self.waits = 0  # requests that did not find room at once
+        self.waits = 0  # requests that had to wait
 
     @property
     def waiting_count(self) -> int:
         """Requests that wait now."""
-        return len(self._line)
+        return len(self._queue)
 
     @asynccontextmanager
     async def room(self, size_bytes: int) -> AsyncIterator[None]:
-        """Room for a request of so many bytes; one larger than the bound is let in alone."""
-        if self._line or not self._has_room(size_bytes):
+        """Take `size_bytes` of the budget; a request larger than all of it is admitted alone."""
+        if self._queue or not self._fits(size_bytes):
             await self._wait(size_bytes)
         else:
             self._take(size_bytes)
         try:
             yield
         finally:
-            self._leave(size_bytes)
+            self._give_back(size_bytes)
 
-    def _has_room(self, size_bytes: int) -> bool:
+    def _fits(self, size_bytes: int) -> bool:
         return self.in_flight_bytes == 0 or self.in_flight_bytes + size_bytes <= self._bytes_max
 
     def _take(self, size_bytes: int) -> None:
@@ -48,30 +49,30 @@ class ReadBudget:
 
     async def _wait(self, size_bytes: int) -> None:
         waiter = new_waiter()
-        self._line[waiter] = size_bytes
+        self._queue[waiter] = size_bytes
         self.waits += 1
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.cancelled():
-                self._line.pop(waiter, None)
-                self._admit()  # it may have been in the way of a smaller one
+                self._queue.pop(waiter, None)
+                self._admit()  # it may have held up a smaller one
             else:
-                self._leave(size_bytes)  # room was made in the moment in which it was cancelled
+                self._give_back(size_bytes)  # it was admitted just when it was cancelled
             raise
 
-    def _leave(self, size_bytes: int) -> None:
+    def _give_back(self, size_bytes: int) -> None:
         self.in_flight_bytes -= size_bytes
         self._admit()
 
     def _admit(self) -> None:
-        while self._line:
-            waiter, size_bytes = next(iter(self._line.items()))
+        while self._queue:
+            waiter, size_bytes = next(iter(self._queue.items()))
             if waiter.done():
-                del self._line[waiter]  # it has just been cancelled, and takes nothing
+                del self._queue[waiter]  # it has just been cancelled, and takes nothing
                 continue
-            if not self._has_room(size_bytes):
+            if not self._fits(size_bytes):
                 return
-            del self._line[waiter]
+            del self._queue[waiter]
             self._take(size_bytes)
             tell(waiter)

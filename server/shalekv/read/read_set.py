@@ -1,8 +1,8 @@
-"""What the levels say of the keys that a write rests on: looked up before it is decided.
+"""The read set of a write: what the levels hold of the keys that the write depends on.
 
-A transaction is decided in one go, by what is in memory; so whatever it may ask of the levels is
-fetched first. The answers are those of one tree. As long as the memtable holds all that came after
-that tree, the transaction can be decided again by them (see `TreeKeeper`).
+A transaction is decided synchronously, from memory; so what it may need from the levels is fetched
+before. All answers come from one `Version`. As long as the memtable holds everything that came
+after that version, the transaction can be decided again by the same answers (see `VersionSet`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.scan import Merge
 from shalekv.read.version import ReadView
 
-# Keys with a value that are fetched of a range which must be empty: one is enough, unless the
+# Keys with a value that are fetched from a range which must be empty. One would do, unless the
 # transaction is decided again and finds it deleted.
 WITNESS_COUNT = 8
 
 
 class Base:
-    """Stands for one tree: held by what was decided by it and may be decided again.
+    """Represents one `Version`: held by what was decided by it and may be decided again.
 
-    Memory keeps all that came after that tree as long as anybody holds this (see `TreeKeeper`).
+    Memory keeps everything that came after that version as long as this is referred to (see
+    `VersionSet`).
     """
 
     __slots__ = ("__weakref__",)
@@ -39,7 +40,7 @@ class RangeBelow:
 
 @dataclass(frozen=True, slots=True)
 class ReadSet:
-    """The answers of one tree. REQUIRES: nobody asks for more than was looked up."""
+    """The answers of one `Version`. REQUIRES: only what was looked up is asked for."""
 
     base: Base | None = None  # None: nothing was looked up
     found: Mapping[bytes, Entry] = field(default_factory=dict)
@@ -59,14 +60,15 @@ async def range_below(
     is_hidden: Callable[[bytes], bool],
     count_max: int,
 ) -> RangeBelow:
-    """The first keys of the range with a value in the levels of which memory does not speak.
+    """Return the first keys of the range that have a value in the levels, and none in memory.
 
-    `levels` is a view without runs. What is in memory and durable tells of a key that
-    `is_shadowed`; of one that `is_hidden` something may tell that is not durable, so that it counts
-    or not. Looks at `count_max` keys at most, or raises `RangeTooCostly`.
+    `levels` is a view without runs. `is_shadowed` says whether memory has a durable version of a
+    key, which then decides. `is_hidden` says whether a version that is not durable may hide the
+    key: such keys are returned, but not counted. Reads at most `count_max` keys, or raises
+    `RangeTooCostly`.
     """
     witnesses: list[Entry] = []
-    seen_count = looked_at = 0
+    seen_count = examined = 0
     merge = Merge(levels, keys, reverse=False)
     while await merge.fetch():
         entries = merge.slice()
@@ -76,16 +78,16 @@ async def range_below(
         seen_count += sum(not is_hidden(entry.key) for entry in left)
         if seen_count >= WITNESS_COUNT:
             return RangeBelow(witnesses, is_whole=False)
-        looked_at += len(entries)
-        check_cost(looked_at, count_max)
+        examined += len(entries)
+        check_cost(examined, count_max)
     return RangeBelow(witnesses, is_whole=True)
 
 
-def check_cost(looked_at: int, count_max: int) -> None:
-    """Raise `RangeTooCostly` when more keys of a range were looked at than are allowed."""
-    if looked_at > count_max:
+def check_cost(examined: int, count_max: int) -> None:
+    """Raise `RangeTooCostly` if more keys of a range were examined than are allowed."""
+    if examined > count_max:
         message = (
-            f"{looked_at} deleted or expired keys of the range were looked at, and "
+            f"{examined} deleted or expired keys of the range were examined, and "
             f"compare_count_max is {count_max}: compare a smaller range"
         )
         raise RangeTooCostly(message)

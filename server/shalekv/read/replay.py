@@ -1,4 +1,4 @@
-"""Replay: from WAL objects to a memtable (I1, I4)."""
+"""Replay: applies WAL objects to a memtable, in the order of their slots (I1, I4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KeepAlive: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay has found so far."""
+    """Results of a replay so far."""
 
     memtable: Memtable
     last_seq: int  # the greatest sequence number
@@ -35,12 +35,12 @@ class Replayed:
     records: list[Entry] = field(default_factory=list)  # of idempotency keys, oldest first
     loads: list[CommittedLoad] = field(default_factory=list)  # oldest first
     time_reset_wal_id: int | None = None  # of the manifest
-    # Told of each load when the memtable holds all that is older, and nothing that is newer.
+    # Called for each load when the memtable holds everything older, and nothing newer.
     land_load: Callable[[CommittedLoad], None] = lambda _: None
 
 
-async def _nothing() -> None:
-    """Nobody has to be told that it goes on."""
+async def _do_nothing() -> None:
+    """Do nothing after an object."""
 
 
 async def replay(
@@ -50,7 +50,7 @@ async def replay(
     database_id: bytes,
     replayed: Replayed,
     parallel_reads: int,
-    keep_alive: KeepAlive = _nothing,
+    keep_alive: KeepAlive = _do_nothing,
 ) -> None:
     """Apply the WAL objects in `slots`, in order, to `replayed`.
 
@@ -76,14 +76,15 @@ async def apply_in_order(
     apply: Callable[[Sst], None],
     parallel_reads: int,
     is_full: Callable[[], bool] = lambda: False,
-    keep_alive: KeepAlive = _nothing,
+    keep_alive: KeepAlive = _do_nothing,
 ) -> None:
-    """Give the WAL objects in `slots`, in order, to `apply`, while the next are on their way.
+    """Call `apply` with the WAL objects in `slots`, in order, while the next ones are fetched.
 
-    Where `is_full` says that there is no room for another one, the rest is left out. Runs of
-    `memtable` are merged meanwhile, and `keep_alive` is awaited after each object. REQUIRES: all of
-    them are filled, and a manifest read afterwards will show that none was collected. Raises what
-    `apply` and `keep_alive` raise, `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
+    Stops early when `is_full` returns True: there is no space for another object. Runs of
+    `memtable` are merged meanwhile, and `keep_alive` is awaited after each object. REQUIRES: all
+    slots are filled, and a manifest that is read afterwards will show that none was collected.
+    Raises what `apply` and `keep_alive` raise, `CorruptObject`, `ObjectNotFound` and
+    `StoreUnavailable`.
     """
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
@@ -107,12 +108,12 @@ async def apply_in_order(
             await store.runtime.clock.sleep_ms(0)
         for task in reading:
             task.cancel()
-    if failure is not None:  # raised here because the group would wrap it
+    if failure is not None:  # raised here, since the group would wrap it
         raise failure
 
 
 async def read_slot(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:
-    """One object, or why it cannot be applied, which is told when it is its turn."""
+    """Return one object, or the error that prevents its use, to be raised when it is its turn."""
     name = names.wal_name(wal_id)
     try:
         stored = await store.reads.get(name)
@@ -122,9 +123,9 @@ async def read_slot(store: CasStore, wal_id: int, database_id: bytes) -> Sst | S
 
 
 def _records(found: Sst) -> list[Entry]:
-    """The idempotency records, oldest first: of a key that was used again the newer one counts.
+    """Return the idempotency records, oldest first: of a key that was reused, the newer counts.
 
-    They are decoded to see that a later repeat can be answered. Raises a `CorruptObject`.
+    They are decoded to make sure that a later repetition can be answered. Raises `CorruptObject`.
     """
     records = sorted(found.system_entries(), key=attrgetter("seq"))
     for entry in records:
@@ -134,19 +135,19 @@ def _records(found: Sst) -> list[Entry]:
 
 
 def loads_of(found: Sst) -> Iterator[CommittedLoad]:
-    """The loads that the object commits, oldest first. Raises a `CorruptObject`."""
+    """Yield the loads that the object commits, oldest first. Raises `CorruptObject`."""
     name = found.properties.name
     wal_id = names.parse_wal_name(name)
     for entry in sorted(found.control_entries(), key=attrgetter("seq")):
         load = decode_load(name, entry)
-        if wal_id is not None:  # as every object that is replayed
+        if wal_id is not None:  # true for every object that is replayed
             yield CommittedLoad(load.load_id, load.ssts, entry.seq, wal_id)
 
 
 def apply_object(found: Sst, replayed: Replayed) -> None:
     """Apply the next WAL object.
 
-    Raises `CorruptObject`, and `IllegalState` when the order of slots is not that of sequence
+    Raises `CorruptObject`, and `IllegalState` if the order of slots is not that of sequence
     numbers.
     """
     contents = found.footer.contents
@@ -154,10 +155,10 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
     if contents.entry_count and contents.min_seq <= replayed.last_seq:
         message = (
             f"{name} begins with sequence number {contents.min_seq}, but {replayed.last_seq} "
-            "stands in a slot before it: slot order must be sequence order"
+            "is in a slot before it: slot order must be sequence order"
         )
         raise IllegalState(message)
-    # Versions of a key come newest first: the first that is met is the one that counts.
+    # The versions of a key come newest first: the first one counts.
     newest: dict[bytes, Entry] = {}
     for entry in found.entries():
         newest.setdefault(entry.key, entry)
@@ -170,6 +171,6 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
         replayed.land_load(load)
     replayed.records += _records(found)
     replayed.last_seq = max(replayed.last_seq, contents.max_seq)
-    told_ms = found.footer.time_told(replayed.time_reset_wal_id)
-    replayed.logical_time_ms = max(replayed.logical_time_ms, told_ms)
+    reported_ms = found.footer.time_told(replayed.time_reset_wal_id)
+    replayed.logical_time_ms = max(replayed.logical_time_ms, reported_ms)
     replayed.objects += 1

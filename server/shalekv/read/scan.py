@@ -1,4 +1,4 @@
-"""Scans: the visible entries of a key range at one view, in slices."""
+"""Scans: the visible entries of a key range in one view, in slices."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from shalekv.read.version import ReadView
 if TYPE_CHECKING:
     from shalekv.read.source import MergeSource
 
-FIRST_SLICE_COUNT = 64  # a short scan should not merge a thousand entries
-SLICE_COUNT_MAX = 1_024  # bounds the time between two chances for other tasks, about a millisecond
+FIRST_SLICE_COUNT = 64  # entries; a short scan should not merge a thousand
+SLICE_COUNT_MAX = 1_024  # entries; bounds the time for which other tasks wait: about a millisecond
 _NOTHING = MemoryRun((), (), 0, 0)
 
 
 async def scan_slices(
     view: ReadView, *, start: bytes, end: bytes, reverse: bool, now_ms: int
 ) -> AsyncGenerator[list[Entry], None]:
-    """The visible entries from `start` on and before `end` (empty: no bound), slice by slice.
+    """Yield the visible entries ``start <= key < end`` (empty: no bound), slice by slice.
 
-    A slice may be empty where everything in it was deleted or has expired at `now_ms`. Its
-    merging blocks for about a millisecond: let other tasks run between two slices. Raises
-    `ObjectNotFound` when an object of the levels is gone, `CorruptObject`, `StoreUnavailable`.
+    A slice may be empty where everything in it was deleted or has expired at `now_ms`. Its merging
+    blocks for about a millisecond: let other tasks run between two slices. Raises `ObjectNotFound`
+    when an object of the levels is gone, `CorruptObject` and `StoreUnavailable`.
     """
     merge = Merge(view, KeyRange(start, end), reverse=reverse)
     while await merge.fetch():
@@ -40,9 +40,9 @@ async def scan_slices(
 
 
 def memory_slices(view: ReadView, keys: KeyRange) -> Iterator[list[Entry]]:
-    """The newest version of each key in memory, tombstones and expired ones included.
+    """Yield the newest version of each key in memory, tombstones and expired ones included.
 
-    What a range delete hides is left out. The levels of the view are not looked at.
+    Entries that a range delete hides are left out, and so are the levels of the view.
     """
     merge = Merge(view, keys, reverse=False, with_levels=False)
     while not merge.is_done:
@@ -50,16 +50,16 @@ def memory_slices(view: ReadView, keys: KeyRange) -> Iterator[list[Entry]]:
 
 
 class Merge:
-    """The merge of all that a view holds in a range: call `fetch` before each `slice`."""
+    """The merge of everything that a view holds in a range: call `fetch` before each `slice`."""
 
     def __init__(
         self, view: ReadView, keys: KeyRange, *, reverse: bool, with_levels: bool = True
     ) -> None:
-        """Nothing is read yet."""
+        """Merge `keys` of `view`, in memory alone if not `with_levels`. Nothing is read yet."""
         sources: Sequence[MergeSource] = ()
         if view.held is not None and with_levels and not keys.is_empty:
             sources = view.held.sources(keys, reverse=reverse)
-        # Oldest first, as `merge_slice` wants them: of one key the last one counts.
+        # Oldest first, as `merge_slice` requires: the last one of a key counts.
         self._sources: list[tuple[Cursor, MergeSource]] = [
             (Cursor(_NOTHING, 0, 0, is_open=True), source) for source in sources
         ]
@@ -75,7 +75,7 @@ class Merge:
         return not self._cursors
 
     async def fetch(self) -> bool:
-        """Fetch what the next slice needs; whether there is anything left."""
+        """Fetch what the next slice needs; return whether anything is left."""
         due = [pair for pair in self._sources if pair[0].is_open and pair[0].is_read]
         if due:
             await self._refill_all(due)
@@ -83,12 +83,12 @@ class Merge:
         return bool(self._cursors)
 
     def slice(self) -> list[Entry]:
-        """The newest version of the next keys. REQUIRES: `fetch` has said that there are some."""
+        """Return the newest versions of the next keys. REQUIRES: `fetch` has returned True."""
         tombstones = self._tombstones
         if tombstones:
             skip_hidden(self._cursors, tombstones, reverse=self._reverse)
             if any(cursor.is_open and cursor.is_read for cursor in self._cursors):
-                return []  # all of a window was hidden: the next one has to be fetched first
+                return []  # a whole window was hidden: the next one has to be fetched first
         entries = merge_slice(self._cursors, self._count, reverse=self._reverse)
         self._count = min(self._count * 2, SLICE_COUNT_MAX)
         return tombstones.visible(entries)
@@ -101,7 +101,7 @@ class Merge:
         await in_parallel(work, len(due))
 
     async def _refill(self, cursor: Cursor, source: MergeSource) -> None:
-        """The next window that holds a key; what range deletes it tells of counts from now on."""
+        """Fetch the next window that holds a key, and apply its range deletes from now on."""
         while (window := await source.next(self._tombstones)) is not None:
             if window.range_tombstones:
                 self._tombstones = self._tombstones.with_added(window.range_tombstones)

@@ -1,10 +1,10 @@
-"""What snapshots show, to be read in any process: the levels of a manifest, and WAL above them.
+"""The states that snapshots refer to, readable in any process: a manifest's levels, and WAL above.
 
-A snapshot names a manifest. Its state are the levels of that manifest and the WAL objects behind
-them, up to `wal_id_last_seen`, which are replayed into a memtable of its own. All of these never
-change, so what was read once is kept while there is room for it. What can change is whether the
-snapshot is still there: that is looked at again and again, by the clock of the store, and whoever
-finds it gone is told so, never less than there was (I7).
+A snapshot names a manifest. Its state consists of the levels of that manifest and the WAL objects
+after them, up to `wal_id_last_seen`, which are replayed into a memtable of its own. All of these
+never change, so a state that was read once is cached. Only the existence of the snapshot can
+change: the manifest is polled for it, and lives are judged by the clock of the store. A reader of a
+snapshot that is gone gets an error, never a state with less in it (I7).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from shalekv.store.cas import CasStore
 
 log = structlog.get_logger()
 
-LOOK_MS = 3_000  # a snapshot that was deleted may be read for so long
-CLOCK_MS = 60_000  # so long is the clock of the store carried on by ours
-REPLAYS_MAX = 2  # at once: each is in memory before anybody knows how large it is
-PARALLEL_READS = 8  # of WAL objects, for each of these
+POLL_MS = 3_000  # a deleted snapshot may be read for so long
+CLOCK_POLL_MS = 60_000  # interval between two readings of the store's clock
+REPLAYS_MAX = 2  # at once: each is in memory before its size is known
+PARALLEL_READS = 8  # of WAL objects, for each replay
 
 
 class Manifests(Protocol):
-    """Whoever knows the current manifest."""
+    """The part of `StoredManifest` that this module uses."""
 
     @property
     def current(self) -> Manifest:
-        """The newest one that was seen."""
+        """The newest manifest that was seen."""
         ...
 
     async def refresh(self) -> Manifest:
-        """The newest one, by a list that is sent now."""
+        """Return the newest manifest, by a list request sent after this call."""
         ...
 
 
@@ -63,31 +63,31 @@ class SnapshotViews:
     def __init__(
         self, store: CasStore, manifest: Manifests, ssts: LevelSsts, limits: LimitSettings
     ) -> None:
-        """Nothing is read yet."""
+        """Begin without states; `manifest` is that of the database in `store`."""
         self.store = store
         self.limits = limits
         self._clock = store.runtime.clock
         self._manifest = manifest
         self._ssts = ssts
         self._kept: Cache[bytes, OpenView] = Cache(limits.snapshot_view_bytes_max)
-        # Each counts for so much at least, which bounds their number.
+        # Each counts for at least so many bytes, which bounds their number.
         self._least_bytes = limits.snapshot_view_bytes_max // limits.snapshot_view_count_max
-        # Those of reads that go on, whether they are kept or not: nobody needs a second one.
+        # States that reads use now, whether cached or not: none is read a second time.
         self._in_use: WeakValueDictionary[bytes, OpenView] = WeakValueDictionary()
         self._replaying = asyncio.Semaphore(REPLAYS_MAX)
-        self._looking = asyncio.Lock()
-        self._begun = self._ended = 0  # looks at the manifest: the number of the last of each
-        self._looked_ms: float | None = None  # when that began which has ended last
-        self._measured_ms: float | None = None  # when the clock of the store was asked
-        self._ahead_ms = 0.0  # of ours
+        self._polling = asyncio.Lock()
+        self._begun = self._ended = 0  # polls of the manifest: the numbers of the last ones
+        self._polled_ms: float | None = None  # start of the last poll that has ended
+        self._measured_ms: float | None = None  # when the store's clock was read
+        self._ahead_ms = 0.0  # of the store's clock, relative to ours
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of snapshots that nobody may be reading now."""
+        """Bytes of cached states, some of which may not be in use."""
         return self._kept.held_bytes
 
     async def open(self, snapshot_id: bytes) -> OpenView:
-        """The state that the snapshot shows; of several who ask at once, one reads it.
+        """Return the state of the snapshot; concurrent calls share one replay.
 
         Raises `SnapshotNotFound` when it has expired or was deleted, and else `CorruptObject`,
         `IllegalState`, `ObjectNotFound` and `StoreUnavailable`.
@@ -100,41 +100,41 @@ class SnapshotViews:
         return opened
 
     async def check(self, snapshot_id: bytes) -> Snapshot:
-        """The snapshot, as it stands in the manifest now. Raises `SnapshotNotFound`.
+        """Return the snapshot as it is in the manifest now. Raises `SnapshotNotFound`.
 
-        One that was deleted elsewhere is found for a few seconds more, which is harmless: objects
-        never change, and who misses one asks `explain`. For as long as the store does not answer,
-        what is known counts.
+        A snapshot that was deleted elsewhere is found for a few seconds more. This is harmless:
+        objects never change, and a reader that misses one calls `explain`. While the store does not
+        answer, the manifest that was seen last is used.
         """
         now_ms = self._clock.monotonic_ms()
-        if self._looked_ms is None or now_ms - self._looked_ms >= LOOK_MS:
+        if self._polled_ms is None or now_ms - self._polled_ms >= POLL_MS:
             try:
-                await self._look(self._ended)
+                await self._poll(self._ended)
             except StoreUnavailable as error:
-                if self._looked_ms is None:
+                if self._polled_ms is None:
                     raise
                 log.warning("snapshots are read as they were last seen", error=str(error))
         found = self._living(snapshot_id)
-        if found is None:  # it may have been created, or renewed, since it was looked
-            self._measured_ms = None  # or a clock of ours that has jumped would end it
-            await self._look(self._begun)
+        if found is None:  # it may have been created or renewed since the last poll
+            self._measured_ms = None  # so that a jump of our clock does not expire it
+            await self._poll(self._begun)
             found = self._living(snapshot_id)
         if found is None:
             raise self._gone(snapshot_id)
         return found
 
     async def explain(self, error: ShaleError, snapshot_id: bytes) -> ShaleError:
-        """Why something of a snapshot could not be read: it is gone, if that is so."""
+        """Return the reason why a read of a snapshot failed: `error`, unless it is gone."""
         self._measured_ms = None
         try:
-            await self._look(self._begun)
+            await self._poll(self._begun)
         except StoreUnavailable as unavailable:
             return unavailable
         return error if self._living(snapshot_id) else self._gone(snapshot_id)
 
     def look_again(self) -> None:
-        """Who reads next sees what was done to the snapshots until now."""
-        self._looked_ms = None
+        """Let the next reader see what was done to the snapshots until now."""
+        self._polled_ms = None
 
     def _living(self, snapshot_id: bytes) -> Snapshot | None:
         found = find_snapshot(self._manifest.current, snapshot_id)
@@ -147,19 +147,19 @@ class SnapshotViews:
         self._kept.drop(snapshot_id)
         return not_found(snapshot_id, self._manifest.current)
 
-    async def _look(self, after: int) -> None:
-        """Return when a look has ended that came after look number `after`; many share one."""
-        async with self._looking:
+    async def _poll(self, after: int) -> None:
+        """Return when a poll with a number greater than `after` has ended; calls share polls."""
+        async with self._polling:
             if self._ended > after:
                 return
             self._begun += 1
             began_ms = self._clock.monotonic_ms()
-            if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_MS:
-                told_ms = await self.store.reads.now_ms()
-                self._ahead_ms = told_ms - self._clock.monotonic_ms()
+            if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_POLL_MS:
+                reported_ms = await self.store.reads.now_ms()
+                self._ahead_ms = reported_ms - self._clock.monotonic_ms()
                 self._measured_ms = began_ms
             await self._manifest.refresh()
-            self._looked_ms, self._ended = began_ms, self._begun
+            self._polled_ms, self._ended = began_ms, self._begun
 
     async def _load(self, snapshot: Snapshot) -> Sized[OpenView]:
         async with self._replaying:
@@ -167,9 +167,9 @@ class SnapshotViews:
                 loaded = await self._read(snapshot)
             except (ObjectNotFound, IllegalState, CorruptObject) as error:
                 raise await self.explain(error, snapshot.id) from error
-            # A slot that was collected could be filled again (F1): it counts what was read while
-            # the snapshot kept the WAL, which a look says that is sent now.
-            await self._look(self._begun)
+            # A slot that was collected could be filled again (F1). The state is valid if the
+            # snapshot kept the WAL while it was read, which a poll that is sent now shows.
+            await self._poll(self._begun)
             found = find_snapshot(self._manifest.current, snapshot.id)
             if found is None or found.ssts_only:
                 raise self._gone(snapshot.id)
@@ -179,11 +179,11 @@ class SnapshotViews:
         manifest = self._manifest.current
         if manifest.manifest_id != snapshot.manifest_id:
             manifest, _ = await read_pinned(self.store, manifest, snapshot.manifest_id)
-        tree = await self.store.runtime.workers.run(Version.of, manifest)
+        version = await self.store.runtime.workers.run(Version.of, manifest)
         self._ssts.origins.learn(manifest.origins)
         replayed = await self._replay(manifest)
         memtable = replayed.memtable
-        held = PinnedVersion(tree, self._ssts, snapshot.id)
+        held = PinnedVersion(version, self._ssts, snapshot.id)
         for load in replayed.loads:
             held = LoadedVersion(load, memtable.aside(load.seq), held)
         view = memtable.view(replayed.last_seq, manifest.wal_id_last_seen)
@@ -193,7 +193,7 @@ class SnapshotViews:
         return Sized(OpenView(view, now_ms), max(memtable.size_bytes, self._least_bytes))
 
     async def _replay(self, manifest: Manifest) -> Replayed:
-        """What stands in the WAL between the levels of a manifest and what it has seen."""
+        """Replay the WAL between the levels of a manifest and the last object it has seen."""
         memtable = Memtable()
         replayed = Replayed(
             memtable,

@@ -1,9 +1,9 @@
-"""Sorted runs in memory, and the merge of some of them, slice by slice.
+"""Sorted runs in memory, and the merge of several of them, slice by slice.
 
 A run is what one group commit adds: its keys in order, each with its newest entry. Runs never
-change, so a scan that holds a tuple of them reads one state while writes go on. Both the scan and
-the merging of small runs into larger ones use `merge_slice`, which does a bounded amount of work
-between two chances for other tasks to run.
+change, so a scan that holds a tuple of them reads one state while writes go on. The scan, and the
+merge of small runs into larger ones, both use `merge_slice`, which does a bounded amount of work
+before other tasks may run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.range_tombstones import RangeTombstones
 
-# Objects, dictionary slots and list slots of one entry: 257 to 312, measured.
+# Objects, dictionary slots and list slots of one entry: 257 to 312 bytes, measured.
 ENTRY_OVERHEAD_BYTES = 320
-MERGE_FAN_IN = 8  # runs of about one size that are merged into one
-MERGE_RUNS_MAX = 64  # runs merged at once: with more, slices are many and short
-SKIPS_MAX = 500  # range tombstones passed between two chances for other tasks: under 1 ms
+MERGE_FAN_IN = 8  # runs of one tier that are merged into one
+MERGE_RUNS_MAX = 64  # with more, slices are many and short
+SKIPS_MAX = 500  # range tombstones passed before other tasks may run: under 1 ms
 _TIER_BITS = 3  # a run of the next tier is 2**3 = MERGE_FAN_IN times as long
 
 
 def entries_bytes(entries: Sequence[Entry]) -> int:
-    """The memory that entries are accounted with, bytes."""
+    """Return the memory that entries are accounted with, bytes."""
     keys_bytes = sum([len(entry[0]) for entry in entries])
     values_bytes = sum([len(entry[3]) for entry in entries])
     return keys_bytes + values_bytes + ENTRY_OVERHEAD_BYTES * len(entries)
@@ -32,17 +32,17 @@ def entries_bytes(entries: Sequence[Entry]) -> int:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class MemoryRun:
-    """Entries in the order of their keys; every key stands here once."""
+    """Entries in the order of their keys; each key occurs once."""
 
     keys: Sequence[bytes]
     entries: Sequence[Entry]
-    size_bytes: int  # as accounted by `entries_bytes`, range tombstones left out
+    size_bytes: int  # as accounted by `entries_bytes`, without range tombstones
     max_seq: int  # no entry has a greater sequence number
     range_tombstones: Sequence[Entry] = ()  # of the same commits
     tier: int = field(init=False)  # the power of `MERGE_FAN_IN` that its length reaches
 
     def __post_init__(self) -> None:
-        """Computed once, since it is asked for whenever a run is added."""
+        """Compute the tier once, since it is needed whenever a run is added."""
         tier = max(len(self.keys) - 1, 0).bit_length() // _TIER_BITS
         object.__setattr__(self, "tier", tier)
 
@@ -50,7 +50,7 @@ class MemoryRun:
     def from_newest(
         cls, newest: dict[bytes, Entry], *, max_seq: int, range_tombstones: Sequence[Entry] = ()
     ) -> MemoryRun:
-        """A run of the newest entries of some keys."""
+        """Make a run of the newest entries of some keys."""
         keys = sorted(newest)
         entries = [newest[key] for key in keys]
         return cls(keys, entries, entries_bytes(entries), max_seq, range_tombstones)
@@ -58,10 +58,10 @@ class MemoryRun:
 
 @dataclass(slots=True)
 class Cursor:
-    """A window ``low <= i < high`` of one run that was not read yet.
+    """The window ``low <= i < high`` of one run, which is not merged yet.
 
-    An open cursor goes on where its window ends: with what has to be fetched first. Nothing past
-    the window may be merged before that.
+    An open cursor continues behind its window with entries that have to be fetched first. Nothing
+    behind the window may be merged before that.
     """
 
     run: MemoryRun
@@ -71,12 +71,12 @@ class Cursor:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing is left of its window."""
+        """Whether nothing is left of the window."""
         return self.low >= self.high
 
 
 def open_cursors(runs: Iterable[MemoryRun], start: bytes, end: bytes) -> list[Cursor]:
-    """Cursors over the keys from `start` on and before `end` (empty: no end), oldest run first."""
+    """Return cursors over the keys ``start <= key < end`` (empty: no end), oldest run first."""
     cursors = []
     for run in runs:
         low = bisect_left(run.keys, start) if start else 0
@@ -89,10 +89,10 @@ def open_cursors(runs: Iterable[MemoryRun], start: bytes, end: bytes) -> list[Cu
 def skip_hidden(
     cursors: list[Cursor], tombstones: RangeTombstones, *, reverse: bool = False
 ) -> None:
-    """Move each cursor past what its next range tombstones hide whole, as far as `SKIPS_MAX` go.
+    """Move each cursor past the entries that its next range tombstones hide whole.
 
-    A million deleted keys of one run cost one bisection. What a run has put after the deletion
-    stays, and what is hidden beside it.
+    A million deleted keys of one run cost one bisection. The cursor of a run that has an entry
+    newer than the deletion does not move for it. At most `SKIPS_MAX` steps are done.
     """
     skips_left = SKIPS_MAX
     for cursor in cursors:
@@ -110,18 +110,18 @@ def skip_hidden(
 
 
 def drop_read(cursors: list[Cursor]) -> None:
-    """Let go of cursors that have nothing left and nothing to come."""
+    """Drop cursors that have nothing left and nothing to fetch."""
     cursors[:] = [cursor for cursor in cursors if cursor.low < cursor.high or cursor.is_open]
 
 
 def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = False) -> list[Entry]:
-    """The next entries of all cursors in order, newest of each key.
+    """Return the next entries of all cursors in key order, the newest of each key.
 
-    Reads about `target_count` entries: at most twice as many and one of each cursor, at least one.
+    Reads about `target_count` entries: at least one, and at most twice as many and one of each
+    cursor. Advances the cursors, and drops those that are read to their end. An empty result means
+    that nothing is left.
 
-    REQUIRES: `cursors` ordered from oldest to newest run, none of the open ones is read. Advances
-    the cursors and drops those that are read to their end. An empty result means that nothing is
-    left.
+    REQUIRES: `cursors` are ordered from the oldest run to the newest, and no open one is read.
     """
     near = _near(cursors, target_count, reverse=reverse)
     if len(near) <= 1:
@@ -151,10 +151,10 @@ def merge_slice(cursors: list[Cursor], target_count: int, *, reverse: bool = Fal
 
 
 def _near(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Cursor]:
-    """The cursors that can have one of the next `target_count` entries, in their order.
+    """Return, in their order, the cursors that can have one of the next `target_count` entries.
 
-    Runs that were written in the order of their keys hardly overlap: without this, each slice
-    would be a small part of the first and nothing of the others.
+    Runs that were written in the order of their keys hardly overlap: without this, each slice would
+    be a small part of the first and nothing of the others.
     """
     long = [c for c in cursors if c.is_open or c.high - c.low > target_count]
     if not long:
@@ -167,11 +167,11 @@ def _near(cursors: list[Cursor], target_count: int, *, reverse: bool) -> list[Cu
 
 
 def _offered(cursors: list[Cursor], target_count: int) -> list[tuple[Cursor, int]]:
-    """How many entries each cursor offers, if that is not all that it will ever have.
+    """Return how many entries each cursor offers, without those that offer all they will have.
 
-    The nearest of the last keys that are offered is how far all cursors can be read. Each offers
-    the same part of what it has left, so that a long run among short ones does not make slices
-    short; but at least an even part of the target, so that the shortest do not, either.
+    All cursors can be read as far as the nearest of the last keys that are offered. Each cursor
+    offers the same share of what it has left, so that a long run among short ones does not make
+    slices short, but at least an even share of the target, so that the shortest do not, either.
     """
     left_count = sum([c.high - c.low for c in cursors])
     even = max(target_count // len(cursors), 1)
@@ -185,7 +185,7 @@ def _window(run: MemoryRun, low: int, high: int) -> Iterable[tuple[bytes, Entry]
 
 
 def _single_slice(cursor: Cursor, target_count: int, *, reverse: bool) -> list[Entry]:
-    """The next entries of one cursor: nothing to compare."""
+    """Return the next entries of one cursor: there is nothing to compare."""
     if reverse:
         cut = max(cursor.high - target_count, cursor.low)
         entries = list(cursor.run.entries[cut : cursor.high][::-1])
@@ -198,10 +198,13 @@ def _single_slice(cursor: Cursor, target_count: int, *, reverse: bool) -> list[E
 
 
 class RunMerge:
-    """One run made of several, a slice at a time, without what range tombstones hide."""
+    """A merge of several runs into one, a slice at a time, without what range tombstones hide.
+
+    `hidden` collects the entries that were left out for that.
+    """
 
     def __init__(self, runs: Sequence[MemoryRun], tombstones: RangeTombstones) -> None:
-        """REQUIRES: `runs` ordered from oldest to newest."""
+        """REQUIRES: `runs` are ordered from oldest to newest."""
         self._cursors = open_cursors(runs, b"", b"")
         self._tombstones = tombstones
         self._max_seq = max(run.max_seq for run in runs)
@@ -211,7 +214,7 @@ class RunMerge:
         self.hidden: list[Entry] = []
 
     def step(self, target_count: int) -> bool:
-        """Merge about `target_count` entries more; whether anything may be left."""
+        """Merge about `target_count` more entries; return whether any may be left."""
         merged = merge_slice(self._cursors, target_count)
         entries = self._tombstones.visible(merged)
         if len(entries) != len(merged):
@@ -222,16 +225,16 @@ class RunMerge:
         return bool(self._cursors)
 
     def result(self) -> MemoryRun:
-        """REQUIRES: `step` has returned False."""
+        """Return the merged run. REQUIRES: `step` has returned False."""
         return MemoryRun(self._keys, self._entries, self._size_bytes, self._max_seq)
 
 
 def pick_merge(tiers: Sequence[int]) -> slice | None:
-    """Which neighbouring runs should become one run; None: none should.
+    """Return the neighbouring runs that should become one run; None: none should.
 
-    `tiers` are those of the runs, oldest first. From the newest on, `MERGE_FAN_IN` runs of one
-    tier are merged into one of the next; and what is shorter than the run after it, such as a put
-    before a batch, is merged into that one, so that tiers never rise towards the newest. Every
+    `tiers` are those of the runs, oldest first. Beginning with the newest, `MERGE_FAN_IN` runs of
+    one tier are merged into one of the next. A run that is shorter than the one after it, such as a
+    put before a batch, is merged into that one, so that tiers never rise towards the newest. Every
     entry is then copied at most about twice per tier, and a scan meets fewer than `MERGE_FAN_IN`
     runs of each.
     """

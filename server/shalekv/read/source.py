@@ -1,12 +1,15 @@
-"""What a scan reads of a tree: one source for each SST of L0 and for each run, window by window.
+"""Sources of a scan in the levels: one for each SST of L0 and for each sorted run.
 
-A source reads its blocks in order, in either direction, each once. It begins with one block and
-reads more at once the longer the scan goes on, up to `read_ahead_bytes_max`. What a long scan reads
-is not cached: it would push out what others read again and again.
+A source yields its blocks window by window, in order, in either direction, each once. It begins
+with one block and reads more at once the longer the scan goes on, up to `read_ahead_bytes_max`.
+Blocks that a long scan reads are not cached: they would evict what others read again and again.
 
-A window is what decoding makes of some blocks, small enough that other tasks need not wait for it.
-The next request is sent when the last of what was fetched is used up: sending it earlier takes a
-task that outlives the call.
+A window holds what decoding makes of some blocks, and is small enough that other tasks need not
+wait for it. The next request is sent when the last of the fetched blocks is used up: to send it
+earlier would take a task that outlives the call.
+
+A source leaves out, unread, what newer range tombstones hide. A fragment hides the keys of an SST
+if it is newer than all of the SST. Keys there that the SST has deleted itself are hidden, too.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.sorted_runs import SKIPS_MAX, MemoryRun, entries_bytes
 from shalekv.read.sst_reader import FetchedBlocks, LevelSsts, OpenSst
 
-WINDOW_ROWS = 1_024  # decoded at once, unless one block has more: about a millisecond
-KEPT_BLOCKS_MAX = 4  # a request for more than this belongs to a long scan, and is not cached
+WINDOW_ROWS = 1_024  # entries decoded at once, unless one block has more: about a millisecond
+KEPT_BLOCKS_MAX = 4  # blocks: a larger request belongs to a long scan, and is not cached
 
-AHEAD_COPIES = 2  # as it is stored, and as the entries of a window
+AHEAD_COPIES = 2  # of what is read ahead: as it is stored, and as the entries of a window
 
 NO_BLOCKS = range(0)
 NO_KEYS = MemoryRun((), (), 0, 0)
@@ -39,17 +42,17 @@ NO_KEYS = MemoryRun((), (), 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class MergeWindow:
-    """The next keys of a source, ascending, and range tombstones that count from now on."""
+    """The next keys of a source, ascending, and range tombstones that apply from now on."""
 
     run: MemoryRun
     range_tombstones: Sequence[Entry]
 
 
 class MergeSource(Protocol):
-    """A part of what a scan merges."""
+    """One input of the merge that a scan does."""
 
     async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
-        """The next window; None: there is no more. What `hidden` hides may be left out."""
+        """Return the next window; None: there is no more. May leave out what `hidden` hides."""
         ...
 
 
@@ -59,48 +62,51 @@ class TreeSource:
     def __init__(
         self, ssts: LevelSsts, infos: Iterable[SstInfo], keys: KeyRange, *, reverse: bool
     ) -> None:
-        """REQUIRES: `infos` do not overlap, and stand in the direction of the scan."""
+        """Read `keys` of these SSTs, in the order of `infos`.
+
+        REQUIRES: `infos` do not overlap, and are in the direction of the scan.
+        """
         self._ssts = ssts
         self._infos = iter(infos)
         self._keys = keys
         self._reverse = reverse
         self._read_ahead_blocks = 1
         self._opened: OpenSst | None = None
-        self._untold: Sequence[Entry] = ()  # its range tombstones, until a window tells them
-        self._unread = NO_BLOCKS  # blocks of that SST that were not fetched
+        self._unreported: Sequence[Entry] = ()  # range tombstones that are in no window yet
+        self._unread = NO_BLOCKS  # blocks of that SST that are not fetched yet
         self._fetched: FetchedBlocks | None = None
-        self._undecoded = NO_BLOCKS  # blocks of those that were
-        self._taken_bytes = 0  # of the room that all scans have to read ahead
+        self._undecoded = NO_BLOCKS  # blocks of `_fetched` that are not decoded yet
+        self._taken_bytes = 0  # of the budget for reading ahead that all scans share
 
     def __del__(self) -> None:
         self._ssts.ahead.give_back(self._taken_bytes)
 
     @property
     def opened(self) -> OpenSst | None:
-        """The SST that is being read, as far as this holds it."""
+        """The SST that is being read, if any."""
         return self._opened
 
     @property
     def held_bytes(self) -> int:
-        """What was fetched and is not used up, as it is stored."""
+        """Bytes that were fetched and are not used up, as they are stored."""
         return 0 if self._fetched is None else self._fetched.size_bytes
 
     async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
-        """The next window; None: there is no more.
+        """Return the next window; None: there is no more.
 
-        What `hidden` hides whole may be left out, unread: range tombstones that the caller knows.
-        Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
+        `hidden` are range tombstones that the caller knows already: what they hide whole may be
+        left out, unread. Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
         """
         while not self._undecoded:
             if self._unread and self._skip(hidden):
                 await self._fetch()
                 break
-            if self._untold:
+            if self._unreported:
                 break
             if not await self._open_next(hidden):
                 return None
         run = self._decode()
-        tombstones, self._untold = self._untold, ()
+        tombstones, self._unreported = self._unreported, ()
         return MergeWindow(run, tombstones)
 
     async def _open_next(self, hidden: RangeTombstones) -> bool:
@@ -111,14 +117,14 @@ class TreeSource:
             if opened.filter is not None:
                 opened = replace(opened, filter=None)  # a long scan should not hold it
             self._unread = blocks_between(opened.index, Section.POINTS, *self._keys)
-            self._untold = _entries_in(opened.range_tombstones, self._keys)
+            self._unreported = entries_in(opened.range_tombstones, self._keys)
             self._opened = opened
             return True
         self._opened = None
         return False
 
     def _skip(self, hidden: RangeTombstones) -> bool:
-        """Leave out blocks that are hidden whole; whether there are others."""
+        """Leave out blocks that are hidden whole; return whether any are left."""
         if hidden:
             assert self._opened is not None
             self._unread = left_to_read(
@@ -140,11 +146,11 @@ class TreeSource:
         self._undecoded, self._unread = numbers, left
 
     def _blocks_ahead(self, opened: OpenSst) -> int:
-        """How many blocks to fetch now."""
+        """Return how many blocks to fetch now, and take the budget for them."""
         ahead = self._ssts.ahead
         ahead.give_back(self._taken_bytes)
-        room_bytes = ahead.free_bytes // AHEAD_COPIES
-        bytes_max = min(self._ssts.settings.read_ahead_bytes_max, room_bytes)
+        budget_bytes = ahead.free_bytes // AHEAD_COPIES
+        bytes_max = min(self._ssts.settings.read_ahead_bytes_max, budget_bytes)
         ordered = self._unread[::-1] if self._reverse else self._unread
         fetched_bytes = count = 0
         for number in ordered[: self._read_ahead_blocks]:
@@ -159,7 +165,7 @@ class TreeSource:
         return count
 
     def _decode(self) -> MemoryRun:
-        """The next of the blocks that were fetched, as one run."""
+        """Decode the next of the blocks that were fetched, as one run."""
         fetched, undecoded = self._fetched, self._undecoded
         if fetched is None:
             return NO_KEYS
@@ -181,28 +187,28 @@ class TreeSource:
 
 
 def tree_sources(
-    ssts: LevelSsts, tree: Version, keys: KeyRange, *, reverse: bool
+    ssts: LevelSsts, version: Version, keys: KeyRange, *, reverse: bool
 ) -> list[TreeSource]:
-    """What has to be merged for the newest versions of `keys`, from oldest to newest.
+    """Return what a scan of `keys` has to merge in these levels, from oldest to newest.
 
     Nothing is read before the first `next`.
     """
     order = -1 if reverse else 1
     sources = []
-    for run in reversed(tree.runs):
+    for run in reversed(version.runs):
         infos = run.overlapping(keys)
         if infos:
             sources.append(TreeSource(ssts, infos[::order], keys, reverse=reverse))
     sources += [
         TreeSource(ssts, [info], keys, reverse=reverse)
-        for info in reversed(tree.l0)
+        for info in reversed(version.l0)
         if overlaps(info, keys)
     ]
     return sources
 
 
 def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
-    """The newest version of each key of these neighbouring blocks."""
+    """Return the newest version of each key of these neighbouring blocks."""
     keys: list[bytes] = []
     entries: list[Entry] = []
     for block in blocks:
@@ -210,7 +216,7 @@ def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
         keys += columns.keys
         entries += columns.entries()
     if not all(map(lt, keys, islice(keys, 1, None))):
-        # Of each key the first version is the newest.
+        # The first version of each key is the newest.
         newest = {entry.key: entry for entry in reversed(entries)}
         keys = sorted(newest)
         entries = [newest[key] for key in keys]
@@ -221,8 +227,8 @@ def _run(blocks: Sequence[Block], within: KeyRange, max_seq: int) -> MemoryRun:
     return MemoryRun(keys, entries, entries_bytes(entries), max_seq)
 
 
-def _entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:
-    """As entries, those that reach into `keys`."""
+def entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:
+    """Return the range tombstones that reach into `keys`, as entries."""
     return [
         Entry(start, seq, Kind.RANGE_TOMBSTONE, b"" if end == END_OF_KEYS else end)
         for start, end, seq in tombstones.fragments
@@ -230,15 +236,8 @@ def _entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:
     ]
 
 
-# --- skipping
-# What a scan need not read, because newer range tombstones hide all of it.
-#
-# A fragment hides an SST's keys if it is newer than all of the SST. What the SST has deleted
-# itself there is hidden, too.
-
-
 def is_hidden(info: SstInfo, keys: KeyRange, hidden: RangeTombstones) -> bool:
-    """Whether one fragment hides all that the SST has of `keys`."""
+    """Return whether one fragment hides all that the SST has of `keys`."""
     fragment = hidden.over(max(info.first_key, keys.start))
     if fragment is None or fragment.seq <= info.max_seq:
         return False
@@ -248,9 +247,9 @@ def is_hidden(info: SstInfo, keys: KeyRange, hidden: RangeTombstones) -> bool:
 def left_to_read(
     opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstones, *, reverse: bool
 ) -> range:
-    """Of the blocks `unread` those from the first on that is not hidden, as the scan goes."""
+    """Return the blocks of `unread` from the first, in the scan's direction, that is not hidden."""
     left = unread
-    for _ in range(SKIPS_MAX):  # past it, some are read for nothing
+    for _ in range(SKIPS_MAX):  # beyond that many steps, some hidden blocks are read
         before = left
         if left:
             left = (_skip_back if reverse else _skip)(opened, left, keys, hidden)
@@ -266,7 +265,7 @@ def _skip(opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTombstone
         return unread
     if _reaches_end(fragment, opened.info, keys):
         return unread[:0]
-    # What is before a block that begins inside of the fragment, or with its end, is hidden.
+    # Blocks before the last one whose first key is at most the end of the fragment are hidden.
     return unread[max(bisect_right(unread, fragment.end, key=index.first_key) - 1, 0) :]
 
 
@@ -285,7 +284,7 @@ def _skip_back(opened: OpenSst, unread: range, keys: KeyRange, hidden: RangeTomb
 
 
 def _reaches_end(fragment: Fragment, info: SstInfo, keys: KeyRange) -> bool:
-    """Whether no key of the SST in `keys` stands behind the fragment."""
+    """Return whether no key of the SST in `keys` is beyond the fragment."""
     if keys.end and fragment.end >= keys.end:
         return True
     return fragment.end > upper_bound(info) or fragment.end == END_OF_KEYS

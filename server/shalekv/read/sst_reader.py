@@ -1,7 +1,11 @@
 """The SSTs of the levels of one database, read piece by piece through bounded caches.
 
-What is kept of an SST beside its blocks (footer, index, filter, range tombstones) comes with one
-request, and one more if it has range tombstones. SSTs never change, so nothing here grows old.
+The metadata of an SST (footer, index, filter, range tombstones) comes with one request, and one
+more if it has range tombstones. SSTs never change, so no cached piece becomes stale.
+
+A piece is written to the disk cache only after it was found to be what the SST holds: otherwise,
+damage on the way from the store would stay there. Pieces from the disk are checked in the same way:
+a damaged one is deleted and fetched again.
 """
 
 from __future__ import annotations
@@ -39,13 +43,21 @@ from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache, DiskCounters
 from shalekv.store.disk_cache_folder import CachedPart
 
-# --- read_counters
-# What reading the levels came to: the figures of a status.
+# Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
+# 1,900 of the rest.
+BLOCK_OVERHEAD_BYTES = 700
+METADATA_OVERHEAD_BYTES = 2_000
+
+PARSED_AT_ONCE_BYTES = 1 << 20  # before other tasks may run: about 2 ms
+OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
+
+T = TypeVar("T")
+_BlockKey = tuple[bytes, int, int]  # id of the SST, number of the block, sequence number of a load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCounters:
-    """What reading the levels came to so far. Hits and misses are those of the caches."""
+    """Counters of what reading the levels has cost so far; hits and misses are of the caches."""
 
     block_hits: int
     block_misses: int
@@ -59,9 +71,9 @@ class ReadCounters:
     metadata_held_bytes: int
     metadata_requests: int
     metadata_fetched_bytes: int
-    filter_negatives: int  # SSTs that were not looked into
+    filter_negatives: int  # SSTs that were not searched
     filter_positives: int
-    filter_false_positives: int  # ... that held no version of the key
+    filter_false_positives: int  # positives of SSTs that held no version of the key
     in_flight_bytes: int
     in_flight_bytes_peak: int
     in_flight_waits: int  # requests that waited for the read budget
@@ -70,27 +82,16 @@ class ReadCounters:
 
 @dataclass(slots=True)
 class FilterCounts:
-    """What filters said, counted by who asks them."""
+    """Answers of filters, counted by their callers."""
 
     negatives: int = 0
     positives: int = 0
     false_positives: int = 0
 
 
-# --- pieces
-# Reads neighbouring pieces of SSTs: from the cache on disk, if there is one, or from the store.
-#
-# A piece goes to the disk when it was found to be what the SST holds, and not before: damage on
-# the way from the store would stay there. And what comes from the disk is looked at in the same
-# way: if it is damaged after all, it is deleted and fetched.
-
-
-T = TypeVar("T")
-
-
 @dataclass(slots=True)
 class FetchCounts:
-    """What was fetched from the store."""
+    """Requests to the store, and what they fetched."""
 
     requests: int = 0
     pieces: int = 0
@@ -99,15 +100,15 @@ class FetchCounts:
 
 # Reads a range of an SST from the store, and counts it.
 Fetch = Callable[[bytes, ByteRange, FetchCounts], Awaitable[bytes]]
-# What these pieces hold, one after the other; raises `CorruptObject`.
+# Parses adjacent pieces; raises `CorruptObject`.
 Parse = Callable[[Sequence[bytes]], Awaitable[T]]
 
 
 class Pieces:
-    """Pieces of the SSTs of one process."""
+    """Reads adjacent pieces of SSTs, from the disk cache, if there is one, or from the store."""
 
     def __init__(self, fetch: Fetch, disk: DiskCache | None, budget: ReadBudget) -> None:
-        """`fetch` takes room in `budget` itself."""
+        """`fetch` takes its own share of `budget`."""
         self._fetch = fetch
         self._disk = disk
         self._budget = budget
@@ -120,10 +121,11 @@ class Pieces:
         count: FetchCounts,
         parse: Parse[T],
     ) -> T:
-        """What `parse` makes of these ranges, which stand one after the other in the SST.
+        """Return what `parse` makes of these ranges, which are adjacent in the SST.
 
-        `owner_id` is the database that wrote it. From the first that is not on the disk to the last
-        they come with one request: some bytes that are read for nothing cost less than another.
+        `owner_id` is the database that wrote it. Everything from the first range that is not on the
+        disk to the last one comes with one request: some bytes read for nothing cost less than
+        another request.
         """
         disk = self._disk
         if disk is None:
@@ -161,12 +163,12 @@ class Pieces:
         kept: Sequence[bytes | None],
         count: FetchCounts,
     ) -> Sequence[bytes]:
-        """All pieces; those that were not `kept` are fetched."""
+        """Return all pieces; fetch those that were not `kept`."""
         missing = [number for number, piece in enumerate(kept) if piece is None]
         if not missing:
             return [piece for piece in kept if piece is not None]
         first, last = missing[0], missing[-1]
-        span = covering(ranges[first], ranges[last])
+        span = _covering(ranges[first], ranges[last])
         count.pieces += last - first + 1
         data = await self._fetch(sst_id, span, count)
         if len(ranges) == 1:
@@ -178,31 +180,22 @@ class Pieces:
         return [piece for piece in pieces if piece is not None]
 
 
-def covering(first: ByteRange, last: ByteRange) -> ByteRange:
-    """From the first to the last."""
+def _covering(first: ByteRange, last: ByteRange) -> ByteRange:
+    """Return the range from the beginning of the first to the end of the last."""
     return ByteRange(first.start, last.start + last.length - first.start)
 
 
-# --- sst_reader
-
-
-# Objects, tuples and dictionary slots beside the bytes that were read, measured: 600 of a block,
-# 1,900 of the rest.
-BLOCK_OVERHEAD_BYTES = 700
-METADATA_OVERHEAD_BYTES = 2_000
-
-PARSED_AT_ONCE_BYTES = 1 << 20  # then other tasks have their turn: about 2 ms
-OPENED_AT_ONCE = 16  # requests of one caller; the read budget bounds those of all
-
-_BlockKey = tuple[bytes, int, int]
+def _byte_range(handle: BlockHandle) -> ByteRange:
+    return ByteRange(handle.offset, handle.length)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSst:
-    """What is known of an SST without reading its blocks.
+    """Metadata of an SST: everything but its blocks.
 
-    `info.level` is that at which it was opened first: a trivial move changes no object. `filter`
-    is None if it has none, of a kind that this version does not know, or if it was not asked for.
+    `info.level` is that at which it was opened first: a trivial move changes no object. `filter` is
+    None if it has none, or one of a kind that this version does not know, or if it was not
+    requested.
     """
 
     info: SstInfo
@@ -214,7 +207,7 @@ class OpenSst:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBlocks:
-    """Neighbouring blocks of an SST, verified and decompressed when they are asked for."""
+    """Adjacent blocks of an SST, verified and decompressed when they are used."""
 
     opened: OpenSst
     held: dict[int, Block]  # those that are decompressed already
@@ -227,7 +220,7 @@ class FetchedBlocks:
         return len(self.data)
 
     def block(self, number: int) -> Block:
-        """Block `number` of the index, one of those that were fetched."""
+        """Return block `number` of the index, one of those that were fetched."""
         held = self.held.get(number)
         if held is not None:
             return held
@@ -250,17 +243,17 @@ class LevelSsts:
         settings: CacheSettings,
         disk: DiskCache | None = None,
     ) -> None:
-        """Nothing is read before it is asked for. What is fetched is kept in `disk`, too.
+        """Create a reader; nothing is read before it is needed.
 
-        Of a database that is a clone, `origins` has to learn of each manifest whose SSTs are read.
-
-        Who is not to trust that, or reads all there is, goes without.
+        What is fetched is also written to `disk`. Leave `disk` out to read everything, or to check
+        what is in the store. If the database is a clone, `origins` has to learn of each manifest
+        whose SSTs are read.
         """
         self.settings = settings
         self.filter_counts = FilterCounts()
         self.origins = Origins(store, database_id)
-        # Of metadata without the filter the key has a zero byte more: then both can be held, and
-        # the hot path, which needs the filter, asks for the id.
+        # The key of metadata without the filter is one zero byte longer: both can be cached, and
+        # the hot path, which needs the filter, uses the plain key.
         self._metadata: Cache[bytes, OpenSst] = Cache(settings.metadata_cache_bytes)
         self._blocks: Cache[_BlockKey, Block] = Cache(settings.block_cache_bytes)
         self.ahead = MemoryBudget(settings.scan_ahead_bytes_max)
@@ -271,13 +264,13 @@ class LevelSsts:
         self._pieces = Pieces(self._fetch, disk, self._budget)
 
     async def keep_on_disk(self) -> None:
-        """Write what the cache on disk is to keep, until cancelled; returns if there is none."""
+        """Write to the disk cache until cancelled; return at once if there is none."""
         if self.disk is not None:
             await self.disk.run()
 
     @property
     def counters(self) -> ReadCounters:
-        """The counters as they stand now."""
+        """The counters as they are now."""
         blocks, metadata, budget = self._blocks, self._metadata, self._budget
         return ReadCounters(
             block_hits=blocks.hits,
@@ -302,11 +295,11 @@ class LevelSsts:
         )
 
     def held(self, info: SstInfo) -> OpenSst | None:
-        """What `metadata` returns with the filter, if it is in memory."""
+        """Return what `metadata` returns with the filter, if it is in memory."""
         return self._metadata.find(_key(info))
 
     async def metadata(self, info: SstInfo, *, with_filter: bool = True) -> OpenSst:
-        """Footer, index, range tombstones and filter of the SST; those who ask at once share it.
+        """Return footer, index, range tombstones and filter; concurrent calls share one load.
 
         Without `with_filter` there may be one nevertheless.
         """
@@ -325,7 +318,7 @@ class LevelSsts:
         return opened
 
     async def open_many(self, infos: Sequence[SstInfo]) -> dict[bytes, OpenSst]:
-        """`metadata` with the filter of all these by id, fetched in parallel."""
+        """Return the `metadata`, with filters, of all these SSTs by id, fetched in parallel."""
         opened: dict[bytes, OpenSst] = {}
         unread = [*infos]
 
@@ -339,11 +332,11 @@ class LevelSsts:
         return opened
 
     def held_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
-        """What `block` returns, if it is in memory; `listed_seq` is that of its index."""
+        """Return what `block` returns if it is in memory; `listed_seq` is that of its index."""
         return self._blocks.find((sst_id, number, listed_seq))
 
     async def block(self, opened: OpenSst, number: int) -> Block:
-        """Block `number` of the index; those who ask at once share it."""
+        """Return block `number` of the index; concurrent calls share one load."""
         return await self._blocks.load(
             (opened.info.id, number, opened.index.listed_seq),
             lambda: self._load_block(opened.info.id, opened.index[number]),
@@ -352,10 +345,11 @@ class LevelSsts:
     async def neighbours(
         self, sst_id: bytes, first: int, handles: Sequence[BlockHandle]
     ) -> list[Block]:
-        """Blocks from number `first` on, which are not in memory, with one request; cached.
+        """Read adjacent blocks from number `first` on, with one request, and cache them.
 
-        These are their handles, one or more: who waits for many need not hold their indexes. Those
-        that are on the disk are read there.
+        REQUIRES: they are not in memory, and there is at least one. The caller gives their handles
+        so that it need not hold the indexes of many SSTs. Blocks that are on the disk are read
+        there.
         """
         if len(handles) == 1:
             handle = handles[0]
@@ -368,7 +362,7 @@ class LevelSsts:
         return blocks
 
     async def blocks(self, opened: OpenSst, numbers: range, *, keep: bool) -> list[Block]:
-        """These neighbouring blocks; what is not in memory comes with one request.
+        """Return these adjacent blocks; those not in memory come with one request.
 
         With `keep` they are cached.
         """
@@ -376,9 +370,10 @@ class LevelSsts:
         return [fetched.block(number) for number in numbers]
 
     async def fetch(self, opened: OpenSst, numbers: range, *, keep: bool) -> FetchedBlocks:
-        """The same. Without `keep` they stay as small as they are stored until asked for.
+        """Fetch as `blocks`, but decompress each block when it is used.
 
-        And neither are they looked for on the disk nor kept there: that is for what is read again.
+        Without `keep` they stay as small as they are stored until then, and the disk cache is
+        neither searched nor filled: it is for blocks that are read again.
         """
         id_, index = opened.info.id, opened.index
         find = self._blocks.find if keep else self._blocks.peek
@@ -401,7 +396,7 @@ class LevelSsts:
         return _sized((await self._read_blocks(sst_id, [handle]))[0])
 
     async def _read_blocks(self, sst_id: bytes, handles: Sequence[BlockHandle]) -> list[Block]:
-        """These neighbouring blocks, from the disk or the store."""
+        """Return these adjacent blocks, from the disk or the store."""
         name = level_name(sst_id)
 
         async def parse(pieces: Sequence[bytes]) -> list[Block]:
@@ -415,13 +410,13 @@ class LevelSsts:
                     await asyncio.sleep(0)
             return blocks
 
-        ranges = [ByteRange(handle.offset, handle.length) for handle in handles]
+        ranges = [_byte_range(handle) for handle in handles]
         return await self._read(sst_id, ranges, self._block_requests, parse)
 
     async def _fetch_blocks(
         self, sst_id: bytes, first: BlockHandle, last: BlockHandle, count: int
     ) -> bytes:
-        """The bytes of so many neighbouring blocks, from the store."""
+        """Fetch the bytes of `count` adjacent blocks from the store."""
         self._block_requests.pieces += count
         return await self._fetch(sst_id, _span(first, last), self._block_requests)
 
@@ -484,7 +479,7 @@ class LevelSsts:
 
 
 def _span(first: BlockHandle, last: BlockHandle) -> ByteRange:
-    return ByteRange(first.offset, last.offset + last.length - first.offset)
+    return _covering(_byte_range(first), _byte_range(last))
 
 
 def _sized(block: Block) -> Sized[Block]:
@@ -499,5 +494,9 @@ def _metadata_sized(opened: OpenSst) -> Sized[OpenSst]:
 
 
 def _key(info: SstInfo) -> bytes:
-    """What the metadata of an SST goes by: a file of a load has the number that its list says."""
+    """Return the key of an SST's metadata in the cache.
+
+    It contains the sequence number, since the entries of a load's file have the one that its list
+    says.
+    """
     return info.id + info.max_seq.to_bytes(8, "little")

@@ -1,4 +1,12 @@
-"""A tree that is read: what protects its objects lives as long as somebody holds it."""
+"""What a read uses: a pinned `Version` of the levels, and views that add the memtable to it.
+
+A `Version` is the set of SSTs of all levels that one manifest names. The collector keeps these
+objects as long as a snapshot in the manifest names them (I8).
+
+- `PinnedVersion`: a `Version` together with the snapshot that keeps its objects.
+- `ReadView`: one state of the database: runs in memory, and the `PinnedVersion` below them.
+- `OpenView`: a `ReadView` with the logical time at which it is read.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +24,28 @@ from shalekv.read.sst_reader import LevelSsts
 
 
 class PinnedVersion:
-    """A tree, and the snapshot in the manifest that keeps its objects.
+    """A `Version`, and the snapshot in the manifest that keeps its objects.
 
-    Views, scans and lookups refer to it; when the last of them is gone, so is the reason for its
-    snapshot, which the `TreeKeeper` notices by a weak reference. All reads may raise
-    `ObjectNotFound` when this process was stopped for so long that its snapshot has expired, and
-    `CorruptObject` and `StoreUnavailable`.
+    Views, scans and lookups refer to it. Once none of them does, the snapshot is not needed any
+    more: the `VersionSet` notices that by a weak reference. All reads may raise `CorruptObject` and
+    `StoreUnavailable`, and `ObjectNotFound` when this process was suspended for so long that its
+    snapshot has expired.
     """
 
     __slots__ = ("__weakref__", "snapshot_id", "ssts", "tree")
 
-    def __init__(self, tree: Version, ssts: LevelSsts, snapshot_id: bytes) -> None:
-        """REQUIRES: the snapshot names a manifest with the same levels."""
-        self.tree = tree
+    def __init__(self, version: Version, ssts: LevelSsts, snapshot_id: bytes) -> None:
+        """Pin `version` by the snapshot `snapshot_id`.
+
+        REQUIRES: the snapshot names a manifest with the same levels.
+        """
+        self.tree = version
         self.ssts = ssts
         self.snapshot_id = snapshot_id
 
     @property
     def base(self) -> PinnedVersion:
-        """The tree of a manifest, to which the snapshot belongs."""
+        """The version of a manifest that this one is built on, to which the snapshot belongs."""
         return self
 
     @property
@@ -43,51 +54,48 @@ class PinnedVersion:
         return (self.snapshot_id,)
 
     async def find(self, key: bytes) -> Entry | None:
-        """The newest version of `key` in the levels; may be a tombstone or expired."""
+        """Return the newest version of `key` in the levels; it may be a tombstone or expired."""
         return await lookup.find(self.ssts, self.tree, key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
-        """The same of many keys: those that were found."""
+        """Return what `find` returns, for each of many keys; keys not found are missing."""
         return await lookup.find_many(self.ssts, self.tree, keys)
 
     async def find_record(self, record_key: bytes) -> Entry | None:
-        """The newest record with this key of the system."""
+        """Return the newest system record with this key; it may be a tombstone or expired."""
         return await lookup.find_record(self.ssts, self.tree, record_key)
 
     def may_hold(self, key: bytes) -> bool:
-        """Whether `key` may be in the levels, as far as can be told without reading anything."""
+        """Return whether `key` may be in the levels, as far as memory can say."""
         return lookup.may_hold(self.ssts, self.tree, key)
 
     def may_hold_record(self, record_key: bytes) -> bool:
-        """The same of a key of the system."""
+        """Return whether a system record may be in the levels; see `may_hold`."""
         return bool(self.tree.system) and lookup.may_hold_record(self.ssts, self.tree, record_key)
 
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
-        """What a scan merges, oldest first."""
+        """Return the sources that a scan merges, oldest first."""
         return tree_sources(self.ssts, self.tree, keys, reverse=reverse)
-
-
-# --- view
-# A view: one state of the database, for as long as the caller holds it.
 
 
 @dataclass(frozen=True, slots=True)
 class ReadView:
-    """Runs in memory, and the levels below them.
+    """One state of the database: runs in memory, and the levels below them.
 
-    What the levels hold may stand in the runs as well, but nothing between the two is missing.
+    An entry may be both in the levels and in the runs, but none is missing between the two. Views
+    never change, so that a caller may hold one while writes go on.
     """
 
-    seq: int  # of the last commit that it contains
-    wal_id: int | None  # of the last WAL object that it contains
+    seq: int  # sequence number of the last commit that it contains
+    wal_id: int | None  # the last WAL object that it contains
     runs: tuple[MemoryRun, ...]  # oldest first
-    range_tombstones: RangeTombstones = NONE  # of what is in memory
-    held: PinnedVersion | None = None  # None: there is nothing in the levels
+    range_tombstones: RangeTombstones = NONE  # those in memory
+    held: PinnedVersion | None = None  # None: the levels are empty
 
     def get(self, key: bytes) -> Entry | None:
-        """The version of `key` in memory; may be a tombstone or expired.
+        """Return the newest version of `key` in memory; it may be a tombstone or expired.
 
-        None: nothing in memory speaks of the key, and what the levels hold counts.
+        None: memory has neither an entry nor a range delete for the key, so the levels decide.
         """
         found = None
         for run in reversed(self.runs):
@@ -98,27 +106,26 @@ class ReadView:
         return self.range_tombstones.latest(key, found)
 
     def below(self, newer: Iterable[MemoryRun]) -> ReadView:
-        """This state with newer runs on top of it."""
+        """Return this state with newer runs on top of it."""
         added = list(newer)
         tombstones = [entry for run in added for entry in run.range_tombstones]
         return replace(self.without(tombstones), runs=(*self.runs, *added))
 
     def without(self, tombstones: Sequence[Entry]) -> ReadView:
-        """This state without what newer range tombstones hide."""
+        """Return this state without what newer range tombstones hide."""
         if not tombstones:
             return self
         return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
 
     def above(self, held: PinnedVersion) -> ReadView:
-        """This state, above what these levels hold."""
+        """Return this state with `held` as the levels below the runs."""
         return replace(self, held=held)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class OpenView:
-    """One state of the database, and the moment at which it is read."""
+    """A `ReadView`, and the time at which it is read."""
 
     view: ReadView
     now_ms: int  # logical time
-    # Of lapsed time: everything that was acknowledged before is in it.
-    fresh_ms: float = 0.0
+    fresh_ms: float = 0.0  # monotonic time: the view contains all that was acknowledged before it

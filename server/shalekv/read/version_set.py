@@ -1,12 +1,19 @@
-"""Which tree reads use, and the snapshots in the manifest that keep its objects.
+"""The `Version` that reads use, and the snapshots in the manifest that keep its objects.
 
-A new tree is read only after a snapshot of it stands in the manifest; the snapshot of an old one
-goes when nobody reads that tree any more. So the collector never deletes what is read (I8), as long
-as this process renews its snapshots in time. If it was stopped for longer, reads of old trees fail
-with a typed error, and new ones use a tree that is protected again.
+`VersionSet` follows the manifest: a new `Version` is read only after the manifest has a snapshot of
+it, and the snapshot of an older one is removed when nobody reads that version any more. So the
+collector never deletes what is read (I8), as long as this process renews its snapshots in time. If
+the process was suspended for longer, reads of older versions fail with a typed error, and new reads
+use a version that is protected again.
 
-What is in memory and in the new tree as well is let go when nothing is left that was decided by an
-older tree and may be decided again.
+Entries that are both in memory and in the new version are dropped from memory when nothing is left
+that was decided by an older version and may be decided again.
+
+`LoadedVersion` adds a load that is durable and not compacted. Sources are merged in the order of
+their sequence numbers, not of their places: a load is newer than everything that was in memory when
+its record landed, and older than everything that came after. So when a load lands, the contents of
+the memtable are set aside below it, and the memtable begins anew. To a read, the three layers (the
+load, what was in memory, and the levels or another `LoadedVersion`) are one version.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from typing import Protocol
 import structlog
 
 from shalekv.errors import ShaleError
-from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
+from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.loads import CommittedLoad, level_rows, load_tree
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
@@ -30,38 +37,40 @@ from shalekv.read import lookup
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import Base, ReadSet
 from shalekv.read.sorted_runs import MemoryRun, entries_bytes
-from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, tree_sources
+from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, entries_in, tree_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.watermark import Watermark
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import Edit, Landed, named_manifest
 
-# --- loaded_tree
-# A load that is durable and not compacted, as a part of what stands below the memtable.
-#
-# Sources are read in the order of their sequence numbers, not of their places: the load is newer
-# than all that was in memory when its record landed, and older than all that came after. So when
-# it lands, what memory holds is set aside, and stands below the load; the memtable begins anew.
-# What reads find there in the end is one tree like any other, of three layers: the load, what was
-# in memory, and the levels (or again such a tree).
+log = structlog.get_logger()
+
+SNAPSHOT_ID_BYTES = 16
+RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
+LEAVE_TIMEOUT_MS = 10_000.0  # for the edit with which an ending process removes its snapshots
+WAIT_MS = 5  # between two polls for something that takes some milliseconds
+# A snapshot lives for whole seconds, and for a little less by a clock that runs ahead.
+UNSURE_MS, UNSURE_PARTS = 1_000, 100
+NO_SNAPSHOT = b""
 
 
 class LoadPin:
-    """What keeps a snapshot whose manifest names the files of a load: hold it to read them.
+    """Keeps a snapshot whose manifest names the files of a load, as long as it is referred to.
 
-    Who renews snapshots looks by a weak reference whether anybody still does.
+    `VersionSet` renews the snapshot until this object is gone, which it notices by a weak
+    reference.
     """
 
     __slots__ = ("__weakref__", "snapshot_id")
 
     def __init__(self, snapshot_id: bytes) -> None:
-        """Of a snapshot that stands in the manifest."""
+        """REQUIRES: the snapshot is in the manifest."""
         self.snapshot_id = snapshot_id
 
 
 class LoadedVersion(PinnedVersion):
-    """A load above what was in memory when it landed, above a tree."""
+    """A load above what was in memory when it landed, above another version."""
 
     __slots__ = ("below", "load", "memory", "pin", "run")
 
@@ -72,11 +81,12 @@ class LoadedVersion(PinnedVersion):
         below: PinnedVersion,
         pin: LoadPin | None = None,
     ) -> None:
-        """`memory` is all that is older than the load and not in `below`; its own tree is unused.
+        """Put `load` above `memory`, and both above `below`.
 
-        REQUIRES: snapshots keep the files of the load: that of `below`, or `pin`.
+        `memory` is everything that is older than the load and not in `below`; `memory.held` is not
+        used. REQUIRES: snapshots keep the files of the load: that of `below`, or that of `pin`.
         """
-        # Its shape, for those who count SSTs or ask whether there are any.
+        # The shape, for callers that count SSTs or ask whether there are any.
         shape = replace(below.tree, l0=(*level_rows(load), *below.tree.l0))
         super().__init__(shape, below.ssts, below.snapshot_id)
         self.load = load
@@ -87,7 +97,7 @@ class LoadedVersion(PinnedVersion):
 
     @property
     def base(self) -> PinnedVersion:
-        """The tree of the manifest that stands lowest, to which the snapshot belongs."""
+        """The lowest version: that of a manifest, to which the snapshot belongs."""
         return self.below.base
 
     @property
@@ -97,12 +107,12 @@ class LoadedVersion(PinnedVersion):
         return (*pins, *self.below.snapshot_ids)
 
     async def find(self, key: bytes) -> Entry | None:
-        """The newest version of `key` here or below; may be a tombstone or expired."""
+        """Return the newest version of `key` here or below; may be a tombstone or expired."""
         found = await lookup.find(self.ssts, self.run, key) or self._in_memory(key)
         return found or await self.below.find(key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
-        """The same of many keys: those that were found."""
+        """Return what `find` returns, for each of many keys; keys not found are missing."""
         found = await lookup.find_many(self.ssts, self.run, keys)
         left = []
         for key in keys:
@@ -116,29 +126,30 @@ class LoadedVersion(PinnedVersion):
         return found | await self.below.find_many(left) if left else found
 
     async def find_record(self, record_key: bytes) -> Entry | None:
-        """The newest record with this key of the system in the levels: loads have none."""
+        """Return the newest system record with this key in the levels: loads have none."""
         return await self.below.find_record(record_key)
 
     def may_hold(self, key: bytes) -> bool:
-        """Whether `key` may be here or below, as far as can be told without reading anything."""
+        """Return whether `key` may be here or below, as far as memory can say."""
         if lookup.may_hold(self.ssts, self.run, key) or self._in_memory(key) is not None:
             return True
         return self.below.may_hold(key)
 
     def may_hold_record(self, record_key: bytes) -> bool:
-        """The same of a key of the system."""
+        """Return whether a system record may be in the levels: loads have none."""
         return self.below.may_hold_record(record_key)
 
     def _in_memory(self, key: bytes) -> Entry | None:
-        """What memory says that the levels below do not: of what they hold, it may have let go.
+        """Return the entry of `key` in memory if it is newer than the levels below.
 
-        A range delete may be there still, and a put that is newer not any more.
+        Older ones do not count: of what the levels hold, memory may have dropped a part. A range
+        delete may still be there while a put that is newer than it is gone.
         """
         found = self.memory.get(key)
         return found if found is not None and found.seq > self.tree.last_seq else None
 
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
-        """What a scan merges, oldest first."""
+        """Return the sources that a scan merges, oldest first."""
         return [
             *self.below.sources(keys, reverse=reverse),
             *memory_sources(self.memory, keys, reverse=reverse),
@@ -147,8 +158,8 @@ class LoadedVersion(PinnedVersion):
 
 
 def memory_sources(view: ReadView, keys: KeyRange, *, reverse: bool) -> list[MemorySource]:
-    """What is in memory, as sources of a scan, oldest first. The first one tells range deletes."""
-    tombstones = _entries_in(view.range_tombstones, keys)
+    """Return sources for what is in memory, oldest first; the first has the range deletes."""
+    tombstones = entries_in(view.range_tombstones, keys)
     sources = [MemorySource(run, keys, reverse=reverse) for run in view.runs]
     if not tombstones:
         return sources
@@ -157,7 +168,7 @@ def memory_sources(view: ReadView, keys: KeyRange, *, reverse: bool) -> list[Mem
 
 
 class MemorySource:
-    """A run in memory, between two keys."""
+    """A run in memory, between two keys, as a source of a scan."""
 
     def __init__(
         self,
@@ -167,7 +178,7 @@ class MemorySource:
         reverse: bool,
         range_tombstones: Sequence[Entry] = (),
     ) -> None:
-        """`range_tombstones` are told with the first window."""
+        """Read `keys` of `run`; the first window contains `range_tombstones`."""
         self._run = run
         self._low = bisect_left(run.keys, keys.start)
         self._high = bisect_left(run.keys, keys.end) if keys.end else len(run.keys)
@@ -175,7 +186,10 @@ class MemorySource:
         self._range_tombstones = range_tombstones
 
     async def next(self, hidden: RangeTombstones = NONE) -> MergeWindow | None:
-        """The next window; None: there is no more. It costs nothing to read what `hidden` hides."""
+        """Return the next window; None: there is no more.
+
+        `hidden` is ignored: what it hides costs nothing to read here.
+        """
         del hidden
         tombstones, self._range_tombstones = self._range_tombstones, ()
         low, high = self._low, self._high
@@ -193,44 +207,21 @@ class MemorySource:
         return MergeWindow(part, tombstones)
 
 
-def _entries_in(tombstones: RangeTombstones, keys: KeyRange) -> list[Entry]:
-    """As entries, those that reach into `keys`."""
-    return [
-        Entry(start, seq, Kind.RANGE_TOMBSTONE, b"" if end == END_OF_KEYS else end)
-        for start, end, seq in tombstones.fragments
-        if end > keys.start and (not keys.end or start < keys.end)
-    ]
-
-
-# --- version_set
-
-
-log = structlog.get_logger()
-
-SNAPSHOT_ID_BYTES = 16
-RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
-LEAVE_TIMEOUT_MS = 10_000.0  # for the edit that removes the snapshots of a process that ends
-WAIT_MS = 5  # between two looks whether something is over that takes some milliseconds
-# A snapshot lives for whole seconds, and for a little less by a clock that runs ahead.
-UNSURE_MS, UNSURE_PARTS = 1_000, 100
-NO_SNAPSHOT = b""
-
-
 class PinManifest(Protocol):
-    """The manifest, as whoever keeps a tree sees it."""
+    """The part of `StoredManifest` that a `VersionSet` uses."""
 
     @property
     def current(self) -> Manifest:
-        """The newest that was seen."""
+        """The newest manifest that was seen."""
         ...
 
     async def edit(self, edit: Edit, landed: Landed) -> Manifest:
-        """As `StoredManifest.edit`."""
+        """Edit the manifest; see `StoredManifest.edit`."""
         ...
 
 
 class VersionSet:
-    """Keeps the current tree of one serving process."""
+    """Keeps the current `Version` of one serving process, and its snapshots."""
 
     def __init__(  # noqa: PLR0913 - what it connects, for a writer and for a replica
         self,
@@ -246,18 +237,21 @@ class VersionSet:
         jump: Callable[[Version], None] | None = None,
         archived: Callable[[], int | None] = lambda: None,
         protected_since_ms: float | None = None,
-        believed_ms: Callable[[int, float], int] = lambda told_ms, _took_ms: told_ms,
+        believed_ms: Callable[[int, float], int] = lambda reported_ms, _took_ms: reported_ms,
     ) -> None:
-        """`held` is the tree of the current manifest, in which its snapshot stands.
+        """Begin with `held`: the version of the current manifest, which has its snapshot.
 
-        `loads` are those that were replayed, for each of which the memtable has set aside what is
-        older. `on_compacted` lets go of what is in memory up to a sequence number. A replica gives
-        `jump`: its log goes on behind a tree that holds more than it has read, when what it had to
-        read next may be deleted, and up to `archived` it knows that objects are in the store. The
-        life of the snapshot began at `protected_since_ms`; None: now. Without `snapshot_ttl_s`
-        nothing is protected, and the manifest never edited. `believed_ms` is told what the store's
-        clock shows, and how long it took to ask, each time that snapshots are renewed, and says
-        what to take for it.
+        `loads` are those that were replayed; for each of them the memtable has set aside what is
+        older. `on_compacted` drops what is in memory up to a sequence number.
+
+        A replica gives `jump` and `archived`. `jump` lets its log go on behind a version that holds
+        more than it has read, when what it had to read next may be deleted. `archived` returns the
+        last WAL object of which the replica knows that it is in the store.
+
+        The life of the snapshot began at `protected_since_ms` (monotonic time; None: now). Without
+        `snapshot_ttl_s` nothing is protected, and the manifest is never edited. `believed_ms` is
+        called each time that snapshots are renewed, with the time that the store's clock shows and
+        the duration of the request (both milliseconds); it returns the time to use in its place.
         """
         self._store = store
         self._clock = store.runtime.clock
@@ -268,32 +262,33 @@ class VersionSet:
         self._jump = jump
         self._archived = archived
         self._believed_ms = believed_ms
-        # By the ids of their snapshots: who reads an older tree, or the files of a load.
+        # By the ids of their snapshots: versions and pins of loads that may still be read.
         self._older: dict[bytes, weakref.ref[PinnedVersion] | weakref.ref[LoadPin]] = {}
         self._older_bases: list[weakref.ref[Base]] = []
         self._table = manifest.current.leveled_ssts
         now_ms = self._clock.monotonic_ms()
         self._renewed_ms = now_ms if protected_since_ms is None else protected_since_ms
-        self._keeping = asyncio.Lock()
+        self._edit_lock = asyncio.Lock()
         self._installed = asyncio.Event()
         self._memtable = memtable
         self._loads: list[tuple[CommittedLoad, LoadPin | None]] = [(load, None) for load in loads]
-        self.current = self._with_loads(held)  # the tree that new reads use
-        self.lost_count = 0  # how often it was not protected any more, and another was
-        # Up to here memory may let go at any moment of what the current tree holds: who decides by
-        # the two looks there, and not into memory. 0: memory stays as it is until the tree changes.
+        self.current = self._with_loads(held)  # that new reads use
+        self.lost_count = 0  # how often it was found unprotected, and replaced
+        # Memory may drop entries up to this sequence number at any moment, since the current
+        # version has them: transactions read those from the version. 0: memory drops nothing until
+        # the version changes.
         self.leaving_seq = held.tree.last_seq
-        self.base = Base()  # what rests on the current tree, and may be decided again, holds this
-        self.nothing = ReadSet(self.base)  # the levels say nothing of what was asked
+        self.base = Base()  # held by what rests on the current version and may be decided again
+        self.nothing = ReadSet(self.base)  # for lookups of which the levels have nothing
 
     @property
     def ssts(self) -> LevelSsts:
-        """What reads the objects of all trees."""
+        """The reader of the objects of all versions."""
         return self.current.ssts
 
     @property
     def is_renewal_due(self) -> bool:
-        """Whether the snapshots should be given more time."""
+        """Whether the lives of the snapshots should be extended."""
         if self._ttl_s is None:
             return False
         age_ms = self._clock.monotonic_ms() - self._renewed_ms
@@ -301,7 +296,7 @@ class VersionSet:
 
     @property
     def is_surely_protected(self) -> bool:
-        """Whether the snapshots cannot have expired by now, whatever others did to the manifest."""
+        """Whether the snapshots cannot have expired yet, whatever others did to the manifest."""
         if self._ttl_s is None or self.is_lost:
             return False
         age_ms = self._clock.monotonic_ms() - self._renewed_ms
@@ -310,17 +305,17 @@ class VersionSet:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the manifest that was seen last does not protect the current tree any more."""
+        """Whether the manifest that was seen last does not protect the current version any more."""
         return self._ttl_s is not None and not self.protects(self.current)
 
     def keep_pin(self, pin: LoadPin) -> None:
-        """Renew the snapshot of a load as long as somebody holds the pin."""
+        """Renew the snapshot of a load until nothing refers to the pin."""
         self._older[pin.snapshot_id] = weakref.ref(pin)
 
     def land_load(self, load: CommittedLoad, pin: LoadPin | None) -> None:
-        """A load is durable: reads meet it below what is in memory from now on.
+        """Add a load that is durable: from now on reads find it, below what lands later.
 
-        REQUIRES: nothing has landed that is newer, and nothing is in flight.
+        REQUIRES: nothing that is newer has landed, and nothing is in flight.
         """
         self._loads.append((load, pin))
         self._memtable.set_aside(load.seq)
@@ -328,27 +323,27 @@ class VersionSet:
         self._move_base()
 
     async def keep(self) -> None:
-        """Follow the manifest that was seen last; edit it if that takes a snapshot, or frees one.
+        """Follow the manifest that was seen last; edit it if a snapshot is needed or free.
 
-        Raises what an edit raises: what is read stays as it is then.
+        Raises what an edit raises: the current version stays as it is then.
         """
-        async with self._keeping:
+        async with self._edit_lock:
             await self._keep()
 
     async def move(self) -> None:
-        """Read the tree of the manifest that was seen last, also if it holds more than memory.
+        """Read the version of the manifest that was seen last, also if it holds more than memory.
 
         REQUIRES: `jump` was given. Raises as `keep`.
         """
-        async with self._keeping:
+        async with self._edit_lock:
             await self._keep(is_forced=True)
 
     async def leave(self, held: PinnedVersion) -> None:
-        """Read another tree than `held`, of which objects are gone, if it is still the current one.
+        """Replace `held`, of which objects are gone, if it is still the current version.
 
         REQUIRES: `jump` was given. Raises as `keep`.
         """
-        async with self._keeping:
+        async with self._edit_lock:
             await self._keep(is_forced=held.base is self.current.base)
 
     async def _keep(self, *, is_forced: bool = False) -> None:
@@ -373,37 +368,40 @@ class VersionSet:
 
     @property
     def load_count(self) -> int:
-        """Loads that are durable and not in the current tree: each is a layer of every read."""
+        """Loads that are durable and not in the levels: each is a layer of every read."""
         return len(self._loads)
 
     def forget_dropped(self) -> None:
-        """Read the layers above the current tree as memory has them now: less, but no other."""
+        """Rebuild the layers of loads from what memory still holds.
+
+        They hold less then, but nothing else.
+        """
         if self._loads:
             self.current = self._with_loads(self.current.base)
 
     async def let_go(self) -> None:
-        """Let go of what is in memory and in the current tree as well, until cancelled."""
+        """Drop from memory what the current version holds as well, until cancelled."""
         while True:
-            tree = self.current.tree
+            version = self.current.tree
             older = tuple(self._older_bases)
             while any(base() is not None for base in older):
                 await self._clock.sleep_ms(WAIT_MS)
             self._older_bases = [base for base in self._older_bases if base() is not None]
-            await self._on_compacted(tree.last_seq)
+            await self._on_compacted(version.last_seq)
             if not self._installed.is_set():
                 self.leaving_seq = 0
             await self._installed.wait()
             self._installed.clear()
 
     def protects(self, held: PinnedVersion) -> bool:
-        """Whether the manifest that was seen last has the snapshots of that tree."""
+        """Return whether the manifest that was seen last has all snapshots of that version."""
         manifest = self._manifest.current
         return all(has_snapshot(manifest, each) for each in held.snapshot_ids)
 
     async def close(self, timeout_ms: float) -> None:
-        """Remove all snapshots of this process: nothing is read from now on.
+        """Remove all snapshots of this process. REQUIRES: nothing is read from now on.
 
-        After `timeout_ms`, and after an error, they are left to expire by themselves.
+        After `timeout_ms`, and after an error, they are left to expire.
         """
         problem = f"the object store did not take the edit within {timeout_ms:.0f} ms"
         try:
@@ -428,9 +426,9 @@ class VersionSet:
         await self._manifest.edit(edit, lambda m: not any(has_snapshot(m, each) for each in own))
 
     def _is_newer(self, manifest: Manifest) -> bool:
-        """Whether its levels are not those that are read, and all that they hold has landed here.
+        """Return whether other levels are to be read, and all that they hold has landed here.
 
-        A slot may be compacted while we still wait to hear that it landed.
+        A slot may be compacted while this process still waits for the reply that it landed.
         """
         if not self._has_landed(manifest.wal_id_last_compacted):
             return False
@@ -442,8 +440,8 @@ class VersionSet:
 
     async def _edit(self, dead: set[bytes], created: bytes | None) -> Manifest:
         began_ms = self._clock.monotonic_ms()
-        told_ms = await self._store.reads.now_ms()
-        now_ms = self._believed_ms(told_ms, self._clock.monotonic_ms() - began_ms)
+        reported_ms = await self._store.reads.now_ms()
+        now_ms = self._believed_ms(reported_ms, self._clock.monotonic_ms() - began_ms)
         expire_time_s = now_ms // 1_000 + (self._ttl_s or 0)
         seen_wal_id = self._archived()
         renewed = {self.current.snapshot_id, *self._older} - dead
@@ -470,39 +468,41 @@ class VersionSet:
         return manifest
 
     async def _install(self, manifest: Manifest, snapshot_id: bytes) -> None:
-        """Read the levels of `manifest` from now on, and let go of what they hold."""
-        tree = await self._store.runtime.workers.run(Version.of, manifest)
-        while not self._has_landed(tree.wal_id):  # another edit came between
+        """Read the levels of `manifest` from now on, and drop what they hold from memory."""
+        version = await self._store.runtime.workers.run(Version.of, manifest)
+        while not self._has_landed(version.wal_id):  # another edit came between
             if self._jump is not None:
-                self._jump(tree)
+                self._jump(version)
                 break
             await self._clock.sleep_ms(WAIT_MS)
         if self.current.snapshot_id != NO_SNAPSHOT:
             self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
         self._table = manifest.leveled_ssts
         self.ssts.origins.learn(manifest.origins)
-        self.current = self._with_loads(PinnedVersion(tree, self.ssts, snapshot_id))
-        self.leaving_seq = tree.last_seq
+        self.current = self._with_loads(PinnedVersion(version, self.ssts, snapshot_id))
+        self.leaving_seq = version.last_seq
         self._move_base()
         self._installed.set()
-        log.debug("levels read", manifest_id=tree.manifest_id, wal_id_last_compacted=tree.wal_id)
+        log.debug(
+            "levels read", manifest_id=version.manifest_id, wal_id_last_compacted=version.wal_id
+        )
 
     def _with_loads(self, held: PinnedVersion) -> PinnedVersion:
-        """The tree of a manifest, and above it the loads that it does not hold."""
+        """Return a version of a manifest with the loads above it that it does not hold."""
         self._loads = [pair for pair in self._loads if pair[0].seq > held.tree.last_seq]
         for load, pin in self._loads:
             held = LoadedVersion(load, self._memtable.aside(load.seq), held, pin)
         return held
 
     def _move_base(self) -> None:
-        """What is decided from now on rests on another tree."""
+        """Let what is decided from now on rest on another version."""
         self._older_bases.append(weakref.ref(self.base))
         self.base = Base()
         self.nothing = ReadSet(self.base)
 
 
 def _with_seen(manifest: Manifest, wal_id: int | None) -> Manifest:
-    """The manifest that knows of the WAL object (seed 000, "Snapshots"), if it is news."""
+    """Return the manifest with `wal_id_last_seen` set to this WAL object, if that is newer."""
     known = manifest.wal_id_last_seen
     if wal_id is None or (known is not None and known >= wal_id):
         return manifest

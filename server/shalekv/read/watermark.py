@@ -1,4 +1,4 @@
-"""How far a process has applied the log, and who waits for it to come further."""
+"""How far a process has applied the log, and who waits for it to get further."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from shalekv.errors import ShaleError
 
 
 def _do_nothing() -> None:
-    """Whoever applies the log needs not be told."""
+    """Ignore the call: a log that is applied as it comes needs no request for more."""
 
 
 class Watermark:
-    """The last commit and WAL object of the contiguous prefix that is shown."""
+    """The last commit and WAL object of the contiguous prefix of the log that reads see."""
 
     def __init__(self, *, seq: int, wal_id: int | None) -> None:
-        """`seq` and `wal_id` are the last commit and object that are there at the start."""
-        self._waiters: dict[Waiter, int] = {}  # which commit each waits for
+        """Begin at the last commit and the last object that are already there."""
+        self._waiters: dict[Waiter, int] = {}  # the commit that each waits for
         self._failed: ShaleError | None = None
-        self.on_wait: Callable[[], None] = _do_nothing  # to be set by who can look for more
+        self.on_wait: Callable[[], None] = _do_nothing  # set by a log that can poll for more
         self.seq = seq
         self.wal_id = wal_id
-        self.landed_seq = seq  # the greatest that is durable, gaps or not
+        self.landed_seq = seq  # greatest durable sequence number, gaps or not
 
     @property
     def is_whole(self) -> bool:
@@ -30,7 +30,7 @@ class Watermark:
         return self.landed_seq == self.seq
 
     def has_whole(self, wal_id: int) -> bool:
-        """Whether all of this object, and of those before it, is in the prefix."""
+        """Return whether the prefix contains this object and all before it, completely."""
         return self.wal_id is not None and self.wal_id >= wal_id
 
     @property
@@ -39,18 +39,18 @@ class Watermark:
         return len(self._waiters)
 
     def advance(self, seq: int, wal_id: int | None) -> None:
-        """All up to this commit and object is shown from now on. Never goes back (I6)."""
+        """Extend the prefix to this commit and object. It never shrinks (I6)."""
         self.seq = max(self.seq, seq)
         self.landed_seq = max(self.landed_seq, self.seq)
         self.wal_id = wal_id
         self._wake()
 
     async def cover(self, seq: int) -> None:
-        """Wait until the prefix contains commit `seq`. Raises what `fail` was given."""
+        """Wait until the prefix contains commit `seq`. Raises the error given to `fail`."""
         if self.seq >= seq:
             return
         if self._failed is not None:
-            raise self._failed.with_traceback(None)  # or it would grow with each call
+            raise self._failed.with_traceback(None)  # its traceback would grow with each call
         waiter = new_waiter()
         self._waiters[waiter] = seq
         self.on_wait()
@@ -61,7 +61,7 @@ class Watermark:
             del waiter  # its error would hold this frame
 
     def fail(self, error: ShaleError) -> None:
-        """The prefix will not grow any more: tell those who wait for it."""
+        """Raise `error` to all who wait, now and later: the prefix will not grow any more."""
         self._failed = error
         for waiter in self._waiters:
             tell(waiter, error)

@@ -16,7 +16,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.origins import fix_pin
 from shalekv.protocol.snapshot import find_snapshot
 from shalekv.read.scan import scan_slices
-from shalekv.read.snapshot_views import CLOCK_MS, LOOK_MS, SnapshotViews
+from shalekv.read.snapshot_views import CLOCK_POLL_MS, POLL_MS, SnapshotViews
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version import OpenView
 from shalekv.runtime import Runtime
@@ -89,7 +89,7 @@ async def test_deletion_is_noticed_soon() -> None:
         await views.open(each.id)
     await database.snapshots().delete(first.id.hex())
     asked = len(store.requests)
-    database.pass_time((LOOK_MS - 1) / 1_000)
+    database.pass_time((POLL_MS - 1) / 1_000)
     for _ in range(10):
         await views.open(first.id)
     assert len(store.requests) == asked
@@ -289,8 +289,8 @@ async def test_clock_that_jumps_ends_no_snapshot() -> None:
     await views.open(created.id)
     clock = views.store.runtime.clock
     assert isinstance(clock, StoreClock)
-    clock.jumped_ms += CLOCK_MS / 2
+    clock.jumped_ms += CLOCK_POLL_MS / 2
     assert (await views.check(created.id)).id == created.id
     missed = ObjectNotFound(database.store.url, "get", "wal/1", "it is not there")
-    clock.jumped_ms += CLOCK_MS / 2
+    clock.jumped_ms += CLOCK_POLL_MS / 2
     assert await views.explain(missed, created.id) is missed

@@ -74,7 +74,7 @@ async def test_the_oldest_makes_way() -> None:
     assert await timed_ms(room, 2 * LARGE) <= LATE_MS
     assert are_ended(clients) == [True, True, False, False]
     assert room.used_bytes == 2 * LARGE
-    assert "taken nothing of this stream for 1" in str(clients[0].ended_by)
+    assert "read nothing from this stream for 1" in str(clients[0].ended_by)
 
 
 @virtual_time(orders=5)
