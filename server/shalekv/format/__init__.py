@@ -1,1 +1,1 @@
-"""Pure translation between bytes and core types."""
+"""Formats: pure translation between stored or sent bytes and the values of `protocol`."""

@@ -1,6 +1,20 @@
-"""The bytes that say what a backup consists of: an envelope around JSON.
+"""Backups: names of the objects in a repository of backups, and the object that describes one.
 
-Byte layout, numbers least significant byte first; the same in all versions:
+A repository has these folders. None of them is a folder of a database, so no collector touches
+their objects:
+
+    backups/<id>.backup                               the description of a backup
+    backup_levels/<UUID version 7>.<CRC-32C>.sst      a copy of an SST of the levels
+    backup_wal/<20 digits>.<write id>.<CRC-32C>.sst   a copy of a WAL object
+    backup_marks/<id>.<creation or deletion>          a process makes or deletes backups
+    backup_marks/<id>.creation.<id>                   and was still doing so at a later time
+    backup_marks/restoration                          in a place where a backup is restored: its id
+
+An id begins with the time at which the backup began. The name of a copy identifies its bytes: slots
+of the WAL are filled again when an older copy of a database is used, and a write id belongs to one
+slot and its bytes.
+
+Byte layout of a description, numbers least significant byte first; the same in all versions:
 
     0   magic 8, version u16, flags u16 (0), length of the JSON u32
     16  CRC-32C u32 of bytes 0 to 15 and of the JSON
@@ -49,37 +63,52 @@ _HEADER = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<I")
 _BODY_AT = _HEADER.size + _CHECKSUM.size
 
+BACKUPS_FOLDER = "backups/"
+LEVELS_FOLDER = "backup_levels/"
+WAL_FOLDER = "backup_wal/"
+MARKS_FOLDER = "backup_marks/"
+
+RESTORATION_NAME = f"{MARKS_FOLDER}restoration"
+
+RANDOM_BYTES = 4  # of an id
+_STAMP = "%Y%m%dT%H%M%S"
+_ID = r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}"
+_BACKUP = re.compile(rf"backups/({_ID})\.backup")
+_MARK = re.compile(rf"backup_marks/({_ID})\.(creation|deletion)(?:\.({_ID}))?")
+_LEVEL = re.compile(r"backup_(levels/[0-9a-f-]+)\.([0-9a-f]{8})\.sst")
+_WAL = re.compile(r"backup_(wal/[0-9]+)\.([0-9a-f]{32})\.([0-9a-f]{8})\.sst")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """What a backup consists of: the manifest of a snapshot, and copies of what that needs."""
+    """The description of a backup: the manifest of a snapshot, and copies of what it needs."""
 
     backup_id: str
     source_url: str  # without credentials
-    seq: int  # the last commit that is in it
+    seq: int  # the last commit that it contains
     logical_time_ms: int  # of that commit
     manifest: Manifest
     manifest_bytes: bytes  # of the snapshot, without loads that no copy of a WAL object commits
-    copies: tuple[tuple[Copy, int], ...]  # and the bytes of each
+    copies: tuple[tuple[Copy, int], ...]  # and the size of each, bytes
 
     @property
     def name(self) -> str:
-        """Of the object that says all this."""
+        """The name of the object with this description."""
         return backup_name(self.backup_id)
 
     @property
     def begun_ms(self) -> int:
-        """When it began, by the repository's clock."""
+        """The time at which it began, by the repository's clock."""
         return begun_ms(self.backup_id)
 
     @property
     def size_bytes(self) -> int:
-        """Of all copies."""
+        """The size of all copies."""
         return sum(size_bytes for _, size_bytes in self.copies)
 
 
 def encode_backup(backup: Backup) -> bytes:
-    """The object that says what this backup consists of."""
+    """Return the object that describes this backup."""
     fields = {
         "backup_id": backup.backup_id,
         "source_url": backup.source_url,
@@ -98,7 +127,10 @@ def encode_backup(backup: Backup) -> bytes:
 
 
 def decode_backup(name: str, data: bytes) -> Backup:
-    """The backup in `data`, the bytes of the object `name`. Raises a `CorruptObject`."""
+    """Return the backup that `data`, the bytes of the object `name`, describes.
+
+    Raises a `CorruptObject`.
+    """
     body = _verified_body(name, data)
     try:
         fields = json.loads(body)
@@ -114,7 +146,9 @@ def decode_backup(name: str, data: bytes) -> Backup:
         )
         is_own = fields["database_id"] == backup.manifest.database_id.hex()
     except (ValueError, KeyError, TypeError, RecursionError, CorruptObject) as error:
-        raise BadStructure(name, _BODY_AT, f"says what no backup says: {error}") from error
+        raise BadStructure(
+            name, _BODY_AT, f"is not the description of a backup: {error}"
+        ) from error
     if backup.name != name or not is_own:
         raise WrongObject(name, _BODY_AT, f"these are the bytes of backup {backup.backup_id}")
     return backup
@@ -156,39 +190,8 @@ def _of(kind: type, value: Any) -> Any:
     return value
 
 
-# --- backup_names
-# The names of what stands in a repository of backups, built and parsed here and nowhere else.
-#
-# backups/<id>.backup what a backup consists of backup_levels/<UUID version 7>.<CRC-32C>.sst a
-# copy of an SST of the levels backup_wal/<20 digits>.<write id>.<CRC-32C>.sst a copy of a WAL
-# object backup_marks/<id>.<creation or deletion> somebody makes or deletes backups
-# backup_marks/<id>.creation.<id> and was still at it later backup_marks/restoration where one is
-# restored: its id
-#
-# None of these folders is one of a database: its collector has no say there. A name tells which
-# bytes belong under it: slots of the WAL are filled again when an older copy of a database lives
-# on, and a write id belongs to one slot and its bytes. An id begins with the time at which the
-# backup began.
-
-
-BACKUPS_FOLDER = "backups/"
-LEVELS_FOLDER = "backup_levels/"
-WAL_FOLDER = "backup_wal/"
-MARKS_FOLDER = "backup_marks/"
-
-RESTORATION_NAME = f"{MARKS_FOLDER}restoration"
-
-RANDOM_BYTES = 4  # of an id
-_STAMP = "%Y%m%dT%H%M%S"
-_ID = r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}"
-_BACKUP = re.compile(rf"backups/({_ID})\.backup")
-_MARK = re.compile(rf"backup_marks/({_ID})\.(creation|deletion)(?:\.({_ID}))?")
-_LEVEL = re.compile(r"backup_(levels/[0-9a-f-]+)\.([0-9a-f]{8})\.sst")
-_WAL = re.compile(r"backup_(wal/[0-9]+)\.([0-9a-f]{32})\.([0-9a-f]{8})\.sst")
-
-
 class MarkPurpose(enum.StrEnum):
-    """What whoever has put a mark there is doing."""
+    """The work of a process that has put a mark."""
 
     CREATION = "creation"
     DELETION = "deletion"
@@ -207,7 +210,7 @@ class LevelCopy:
         return level_name(self.sst_id)
 
     def __str__(self) -> str:
-        """The name of the copy."""
+        """Return the name of the copy."""
         return f"backup_{_stem(self.source)}.{self.checksum:08x}.sst"
 
 
@@ -225,7 +228,7 @@ class WalCopy:
         return wal_name(self.wal_id)
 
     def __str__(self) -> str:
-        """The name of the copy."""
+        """Return the name of the copy."""
         return f"backup_{_stem(self.source)}.{self.write_id.hex()}.{self.checksum:08x}.sst"
 
 
@@ -234,48 +237,51 @@ Copy = LevelCopy | WalCopy
 
 @dataclass(frozen=True, slots=True)
 class BackupMark:
-    """Somebody is at work, or was interrupted."""
+    """The mark of a process that works in the repository, or was interrupted."""
 
     work_id: str
     work: MarkPurpose
-    sign_id: str = ""  # of a sign of life: an id of the time at which it was given
+    sign_id: str = ""  # of a sign of life: an id with the time at which it was given
 
     @property
     def seen_ms(self) -> int:
-        """When whoever it is was last known to be at work."""
+        """The time at which the process was last known to be at work."""
         return begun_ms(self.sign_id or self.work_id)
 
     def __str__(self) -> str:
-        """Its name."""
+        """Return the name of the mark."""
         sign = f".{self.sign_id}" if self.sign_id else ""
         return f"{MARKS_FOLDER}{self.work_id}.{self.work}{sign}"
 
 
 def new_backup_id(now_ms: int, random_bytes: bytes) -> str:
-    """The id of a backup that begins now, by the repository's clock: later ones are greater."""
+    """Return the id of a backup that begins now, by the repository's clock.
+
+    Ids of later backups are greater.
+    """
     seconds, milliseconds = divmod(now_ms, 1_000)
     stamp = datetime.fromtimestamp(seconds, UTC).strftime(_STAMP)
     return f"{stamp}{milliseconds:03d}Z-{random_bytes.hex()}"
 
 
 def begun_ms(backup_id: str) -> int:
-    """When the backup with this id began."""
+    """Return the time at which the backup with this id began."""
     stamp = datetime.strptime(backup_id[:15], _STAMP).replace(tzinfo=UTC)
     return round(stamp.timestamp()) * 1_000 + int(backup_id[15:18])
 
 
 def is_backup_id(text: str) -> bool:
-    """Whether this is the id of a backup."""
+    """Return whether this is the id of a backup."""
     return parse_backup_name(f"{BACKUPS_FOLDER}{text}.backup") is not None
 
 
 def backup_name(backup_id: str) -> str:
-    """The name of what says what this backup consists of."""
+    """Return the name of the object that describes this backup."""
     return f"{BACKUPS_FOLDER}{backup_id}.backup"
 
 
 def parse_backup_name(name: str) -> str | None:
-    """The id of the backup that this object describes."""
+    """Return the id of the backup that this object describes; None: it describes none."""
     match = _BACKUP.fullmatch(name)
     if match is None:
         return None
@@ -287,7 +293,7 @@ def parse_backup_name(name: str) -> str | None:
 
 
 def parse_mark(name: str) -> BackupMark | None:
-    """The mark with this name."""
+    """Return the mark with this name; None: it is not the name of a mark."""
     match = _MARK.fullmatch(name)
     if match is None:
         return None
@@ -297,7 +303,7 @@ def parse_mark(name: str) -> BackupMark | None:
 
 
 def parse_copy(name: str) -> Copy | None:
-    """The copy with this name."""
+    """Return the copy with this name; None: it is not the name of a copy."""
     if (match := _LEVEL.fullmatch(name)) is not None:
         sst_id = parse_level_name(f"{match[1]}.sst")
         return None if sst_id is None else LevelCopy(sst_id, int(match[2], 16))

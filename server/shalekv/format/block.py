@@ -31,8 +31,8 @@ from shalekv.format.records import unknown_kind
 from shalekv.protocol.entry import NO_EXPIRY, Entry
 
 HAS_EXPIRY = 1
-HAS_SEQS = 2  # else one sequence number stands for all rows
-HAS_KINDS = 4  # else all rows are what most of their section are: puts, or range tombstones
+HAS_SEQS = 2  # else one sequence number applies to all rows
+HAS_KINDS = 4  # else all rows have the first kind of `KINDS_OF`: put, or range tombstone
 KNOWN_FLAGS = HAS_EXPIRY | HAS_SEQS | HAS_KINDS
 
 _COUNTS = struct.Struct("<II")
@@ -42,7 +42,7 @@ _COLUMNS_AT = HEADER_BYTES + _COUNTS.size
 
 
 def encode_block(section: Section, columns: Columns) -> bytes:
-    """The block that holds these rows, one or more, which must obey the rules of `section`.
+    """Return the block with these rows, one or more, which must obey the rules of `section`.
 
     It is not compressed; `shalekv.format.block_frame.compressed` does that.
     """
@@ -79,10 +79,10 @@ def encode_block(section: Section, columns: Columns) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block whose frame and offsets are sound; its rows are looked at when they are asked for.
+    """A block whose frame and offsets are sound; its rows are decoded when they are used.
 
-    Few objects and no copies: this is what a cache of blocks holds. What rows contain may still
-    raise `BadStructure` or, for kinds of entries that a later version defines,
+    It consists of few objects and no copies, since a cache holds many of them. The contents of rows
+    may still raise `BadStructure` or, for kinds of entries that a later version defines,
     `UnsupportedVersion`.
     """
 
@@ -96,7 +96,7 @@ class Block:
     kinds_at: int
     keys_at: int
     values_at: int
-    listed_seq: int = 0  # of all rows, which do not know it; 0: they do
+    listed_seq: int = 0  # sequence number of all rows, if they do not have one; 0: they do
 
     def __len__(self) -> int:
         return self.rows
@@ -112,7 +112,7 @@ class Block:
         return self._key(self.rows - 1)
 
     def columns(self) -> Columns:
-        """All rows."""
+        """Decode all rows."""
         data, rows = self.piece.data, self.rows
         key_offsets = self.piece.u32s(self.key_offsets_at, rows + 1, "key offsets")
         value_offsets = self.piece.u32s(self.value_offsets_at, rows + 1, "value offsets")
@@ -135,10 +135,10 @@ class Block:
         return columns
 
     def lower_bound(self, key: bytes, seq: int = MAX_U64) -> int:
-        """The first row that is not before version `seq` of `key`; `len(self)`: none.
+        """Return the first row that is not before version `seq` of `key`; `len(self)`: none.
 
-        Newer versions stand before older ones, so that with the default this is the newest
-        version of `key`, or where it would stand.
+        Newer versions come before older ones. So with the default, this is the row of the newest
+        version of `key`, or the place where it would be inserted.
         """
         row = bisect_left(range(self.rows), key, key=self._key)
         if row == self.rows or self._seq(row) <= seq or self._key(row) != key:
@@ -146,12 +146,12 @@ class Block:
         return self._older(row, key, seq)
 
     def find(self, key: bytes, seq: int = MAX_U64) -> Entry | None:
-        """The newest version of `key` that is not newer than `seq`, without decoding the rest."""
+        """Return the newest version of `key` up to `seq`, without decoding other rows."""
         row = self.lower_bound(key, seq)
         return self.entry(row) if row < self.rows and self._key(row) == key else None
 
     def entry(self, row: int) -> Entry:
-        """Row `row`, 0 to `len(self)` - 1."""
+        """Return row `row`, 0 to `len(self)` - 1."""
         data = self.piece.data
         number = KINDS_OF[self.section][0]
         if self.flags & HAS_KINDS:
@@ -171,7 +171,7 @@ class Block:
         return self.piece.data[self.keys_at + start : self.keys_at + end]
 
     def _older(self, row: int, key: bytes, seq: int) -> int:
-        """The first row after `row` that is no version of `key` newer than `seq`."""
+        """Return the first row after `row` that is not a version of `key` newer than `seq`."""
 
         def is_reached(row: int) -> bool:
             return self._seq(row) <= seq or self._key(row) != key
@@ -189,23 +189,24 @@ class Block:
         return struct.unpack_from(f"<{self.rows}Q", self.piece.data, start)
 
     def _refusal(self, columns: Columns, problem: str) -> BadStructure | UnsupportedVersion:
-        """`problem` as an error; if it is a kind of entry or of record, the error that names it."""
+        """Return `problem` as an error, or the error for an unknown kind of entry or record."""
         name, kinds = self.piece.name, columns.kinds
-        strangers = kinds.translate(None, KINDS_OF[self.section])
-        if strangers:
-            offset = self.piece.offset + self.kinds_at + kinds.index(strangers[:1])
-            return refuse_kind(name, offset, strangers[0], self.section)
-        stranger = unknown_kind(columns.keys) if self.section is Section.SYSTEM else None
-        if stranger is not None:
-            problem = f"records of kind {stranger} are for a later version"
+        unknown_kinds = kinds.translate(None, KINDS_OF[self.section])
+        if unknown_kinds:
+            offset = self.piece.offset + self.kinds_at + kinds.index(unknown_kinds[:1])
+            return refuse_kind(name, offset, unknown_kinds[0], self.section)
+        unknown = unknown_kind(columns.keys) if self.section is Section.SYSTEM else None
+        if unknown is not None:
+            problem = f"records of kind {unknown} are for a later version"
             return UnsupportedVersion(name, self.piece.offset + self.keys_at, problem)
         return self.piece.malformed(_COLUMNS_AT, problem)
 
 
 def parse_block(piece: Piece, listed_seq: int = 0) -> Block:
-    """The block in `piece`, whose checksum has been verified.
+    """Return the block in `piece`, whose checksum has been verified.
 
-    `listed_seq` is the sequence number of all rows of an SST that was written without (0: not so).
+    `listed_seq` is the sequence number of all rows of an SST that was written without (0: rows have
+    their own).
     """
     piece, section, columns_end = plain(piece)
     rows, flags = piece.unpack(_COUNTS, HEADER_BYTES, "row count and flags")

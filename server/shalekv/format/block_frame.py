@@ -1,4 +1,4 @@
-"""The frame of a block: eight bytes of header, and whether what follows them is compressed.
+"""The frame of a block: a header of eight bytes, and compression of what follows it.
 
 Byte layout, numbers least significant byte first:
 
@@ -6,7 +6,7 @@ Byte layout, numbers least significant byte first:
     8   codec 0: the columns, zeros to a multiple of 8
         others: stored length u32, so many compressed bytes, zeros to a multiple of 8
 
-A block that gets no smaller is stored with codec 0, whatever its writer wanted.
+A block that compression does not make smaller is stored with codec 0.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _COMPRESSED_AT = HEADER_BYTES + _STORED_LEN.size
 
 
 class Codec(enum.IntEnum):
-    """How the columns of a block are stored. The numbers are part of the format."""
+    """Encoding of the columns of a block. The numbers are part of the format."""
 
     NONE = 0
-    ZSTD = 1  # one frame of RFC 8878 that tells its content size, no dictionary
+    ZSTD = 1  # one frame of RFC 8878 that has its content size, no dictionary
     LZ4 = 2  # one block of the LZ4 block format, not of its frame format
 
 
@@ -43,38 +43,41 @@ Compress = Callable[[bytes | memoryview], bytes]
 _CODEC_OF = {int(codec): codec for codec in Codec}
 _ZSTD_LEVEL = 1  # level 3 takes a third longer and saves 0 to 4 %
 
-# No compressed byte stands for more than this: 128 KiB of one byte take zstd 4 bytes, and a byte of
-# an LZ4 length adds 255. What claims more is refused before memory is taken for it.
+# The greatest ratio that is possible: zstd encodes 128 KiB of one byte in 4 bytes, and a byte of an
+# LZ4 length adds 255. A block that claims more is refused before memory is allocated for it.
 _RATIO_MAX = {Codec.ZSTD: 2**15, Codec.LZ4: 255}
 
-_LZ4_RAW_BYTES_MAX = 0x7E000000  # the library takes no more at once; such a block is not compressed
+_LZ4_RAW_BYTES_MAX = 0x7E000000  # limit of the library; a larger block is not compressed
 
-# Making one costs 8 us, as much as using it for 4 KiB. As many as threads use at once; taking one
-# and giving it back are single operations of the interpreter.
+# Making one costs 8 us, as much as using it for 4 KiB. There are as many as threads use at once;
+# `pop` and `append` are atomic in the interpreter.
 _idle_decompressors: list[zstandard.ZstdDecompressor] = []
 
 
 def pack_header(section: Section, raw_len: int) -> bytes:
-    """The header of a block that is not compressed. `ValueError`: its columns are too long."""
+    """Return the header of an uncompressed block. `ValueError`: its columns are too long."""
     if raw_len > MAX_RAW_BYTES:
         raise ValueError(f"a block of {raw_len} bytes is above the limit of {MAX_RAW_BYTES}")
     return _HEADER.pack(Codec.NONE, section, 0, raw_len)
 
 
 def codec_of(data: bytes, offset: int) -> Codec:
-    """How the block at `offset` of these bytes is stored. REQUIRES: `plain` takes it."""
+    """Return the codec of the block at `offset` of `data`. REQUIRES: `plain` accepts the block."""
     return _CODEC_OF[data[offset]]
 
 
 def compressor(codec: Codec) -> Compress | None:
-    """What compresses with this codec; None: nothing does. Not for two threads at once."""
+    """Return a function that compresses with this codec; None: it does not compress.
+
+    Two threads must not use it at once.
+    """
     if codec is Codec.ZSTD:
         return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress
     return _lz4_compress if codec is Codec.LZ4 else None
 
 
 def compressed(block: bytes, codec: Codec, compress: Compress) -> bytes:
-    """The same block with its columns compressed, or as it is if that makes it no smaller."""
+    """Return the block with compressed columns, or as it is if that makes it no smaller."""
     _, section, _, raw_len = _HEADER.unpack_from(block)
     if codec is Codec.LZ4 and raw_len > _LZ4_RAW_BYTES_MAX:
         return block
@@ -87,10 +90,10 @@ def compressed(block: bytes, codec: Codec, compress: Compress) -> bytes:
 
 
 def plain(piece: Piece) -> tuple[Piece, Section, int]:
-    """The block in `piece` with codec 0, its section, and the end of its columns.
+    """Return the block in `piece` with codec 0, its section, and the end of its columns.
 
-    A block that is stored so is not copied. Of others, errors count bytes as if they were. Takes
-    no more memory than the raw length says, and that is what the stored length can amount to.
+    A block with codec 0 is not copied. Errors count bytes as if the block were stored like that.
+    Allocates no more memory than the raw length, which is checked against the stored length before.
     """
     number, section, reserved, raw_len = piece.unpack(_HEADER, 0, "block header")
     if reserved != 0:
@@ -117,7 +120,7 @@ def _section(piece: Piece, number: int) -> Section:
 
 
 def _decompressed(piece: Piece, codec: Codec, raw_len: int) -> bytes:
-    """The columns of a block of this codec, `raw_len` bytes."""
+    """Return the columns of a block of this codec, `raw_len` bytes."""
     (stored_len,) = piece.unpack(_STORED_LEN, HEADER_BYTES, "stored length")
     stored = piece.take(_COMPRESSED_AT, stored_len, "compressed bytes")
     end = _COMPRESSED_AT + stored_len
@@ -125,7 +128,7 @@ def _decompressed(piece: Piece, codec: Codec, raw_len: int) -> bytes:
         problem = f"a stored length of {stored_len} does not fit a block of {len(piece.data)} bytes"
         raise piece.malformed(HEADER_BYTES, problem)
     if raw_len > stored_len * _RATIO_MAX[codec]:
-        problem = f"{stored_len} compressed bytes can't stand for a raw length of {raw_len}"
+        problem = f"{stored_len} compressed bytes cannot have a raw length of {raw_len}"
         raise piece.malformed(4, problem)
     try:
         return _zstd_decompress(stored, raw_len) if codec is Codec.ZSTD else _lz4(stored, raw_len)
@@ -134,14 +137,14 @@ def _decompressed(piece: Piece, codec: Codec, raw_len: int) -> bytes:
 
 
 class _Malformed(Exception):
-    """Compressed bytes that don't decompress to what the header says."""
+    """Compressed bytes that do not decompress to what the header says."""
 
 
 def _zstd_decompress(stored: bytes, raw_len: int) -> bytes:
     try:
         claimed = zstandard.frame_content_size(stored)
-        if claimed != raw_len:  # the library takes memory for this much, before it looks further
-            raise _Malformed(f"the frame tells of {claimed} bytes, the header of {raw_len}")
+        if claimed != raw_len:  # the library allocates this much, before it decodes anything
+            raise _Malformed(f"the frame says {claimed} bytes, the header {raw_len}")
         decompressor = _decompressor()
         raw = decompressor.decompress(stored, allow_extra_data=False)
         _idle_decompressors.append(decompressor)
@@ -168,5 +171,5 @@ def _lz4(stored: bytes, raw_len: int) -> bytes:
     except lz4.block.LZ4BlockError as error:
         raise _Malformed(str(error)) from error
     if len(raw) != raw_len:
-        raise _Malformed(f"they stand for {len(raw)} bytes, the header tells of {raw_len}")
+        raise _Malformed(f"decompresses to {len(raw)} bytes, the header says {raw_len}")
     return raw

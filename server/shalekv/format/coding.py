@@ -1,4 +1,4 @@
-"""Bytes of an object, taken apart without ever reading past their end, and their checksums."""
+"""Bytes of an object: bounds-checked reading of numbers and columns, padding, and checksums."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ MAX_U64 = 2**64 - 1
 
 
 def crc32c(data: bytes, before: int = 0) -> int:
-    """The CRC-32C (Castagnoli) of bytes whose checksum is `before`, followed by `data`."""
+    """Return the CRC-32C (Castagnoli) of bytes whose checksum is `before`, followed by `data`."""
     checksum: int = google_crc32c.extend(before, data)
     return checksum
 
 
 def padding(length: int) -> bytes:
-    """The zero bytes that bring `length` to a multiple of 8."""
+    """Return the zero bytes that bring `length` to a multiple of 8."""
     return bytes(-length % ALIGNMENT)
 
 
 def pack_u64s(values: Sequence[int]) -> bytes:
-    """A column of 8-byte numbers. `ValueError`: one does not fit."""
+    """Return a column of 8-byte numbers. `ValueError`: one does not fit."""
     return _pack("Q", values)
 
 
 def pack_u32s(values: Sequence[int]) -> bytes:
-    """A column of 4-byte numbers. `ValueError`: one does not fit."""
+    """Return a column of 4-byte numbers. `ValueError`: one does not fit."""
     return _pack("I", values)
 
 
@@ -45,10 +45,10 @@ def _pack(code: str, values: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`data` is what the object `name` holds from byte `offset` on.
+    """A part of the object `name`: `data` are its bytes from byte `offset` on.
 
-    Positions are relative to `data`. Whatever would read beyond it raises `Truncated`; errors name
-    the byte of the object.
+    Positions are relative to `data`. A read beyond its end raises `Truncated`; errors name the byte
+    of the object. `what` is a noun for errors.
     """
 
     name: str
@@ -56,27 +56,27 @@ class Piece:
     data: bytes
 
     def take(self, start: int, length: int, what: str) -> bytes:
-        """The `length` bytes at `start`, which are said to be `what`."""
+        """Return the `length` bytes at `start`."""
         self._require(start, length, what)
         return self.data[start : start + length]
 
     def unpack(self, layout: struct.Struct, start: int, what: str) -> tuple[int, ...]:
-        """The numbers at `start` in the given layout."""
+        """Return the numbers at `start` in the given layout."""
         self._require(start, layout.size, what)
         return layout.unpack_from(self.data, start)
 
     def u64s(self, start: int, count: int, what: str) -> tuple[int, ...]:
-        """A column of `count` 8-byte numbers."""
+        """Return a column of `count` 8-byte numbers."""
         self._require(start, 8 * count, what)
         return struct.unpack_from(f"<{count}Q", self.data, start)
 
     def u32s(self, start: int, count: int, what: str) -> tuple[int, ...]:
-        """A column of `count` 4-byte numbers."""
+        """Return a column of `count` 4-byte numbers."""
         self._require(start, 4 * count, what)
         return struct.unpack_from(f"<{count}I", self.data, start)
 
     def offsets(self, start: int, count: int, what: str) -> tuple[int, ...]:
-        """A column of `count` + 1 offsets, which must ascend from 0."""
+        """Return a column of `count` + 1 offsets, which must ascend from 0."""
         column = self.u32s(start, count + 1, what)
         if column[0] != 0 or [*column] != sorted(column):
             raise BadStructure(
@@ -85,14 +85,14 @@ class Piece:
         return column
 
     def verify(self, expected: int, what: str) -> None:
-        """Raises `BadChecksum` unless `expected` is the CRC-32C of all of it."""
+        """Raise `BadChecksum` unless `expected` is the CRC-32C of `data`."""
         actual = crc32c(self.data)
         if actual != expected:
             problem = f"{what}: checksum is {actual:#010x}, expected {expected:#010x}"
             raise BadChecksum(self.name, self.offset, problem)
 
     def malformed(self, start: int, problem: str) -> BadStructure:
-        """The error that says what is wrong with the bytes at `start`."""
+        """Return the error for wrong bytes at `start`."""
         return BadStructure(self.name, self.offset + start, problem)
 
     def _require(self, start: int, length: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What the entries of an SST amount to, as its footer and the manifest tell it."""
+"""Counts, sequence numbers and key bounds of the entries of an SST, for footer and manifest."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from shalekv.format.coding import MAX_U64
 from shalekv.format.columns import Columns, Section
 from shalekv.protocol.entry import Kind
 
-UNNUMBERED = 0  # the sequence number of entries that do not know theirs: commits have 1 and above
+UNNUMBERED = 0  # in place of a sequence number that is not known yet; commits begin at 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstContents:
-    """What the entries of an SST amount to; all zero and empty for a fence.
+    """Summary of the entries of an SST; all zero and empty for a fence.
 
-    All keys of points, and all keys that range tombstones delete, lie between `first_key` and
+    All keys of points, and all keys that range tombstones delete, are between `first_key` and
     `last_key`, both included. If there are any, an empty `last_key` means: no upper bound. The end
-    of a range tombstone counts as a key although it is the first not deleted.
+    of a range tombstone counts as a key although it is the first one that is not deleted.
 
-    Entries of the system and control records are `other_count`, whatever their kind, and count in
-    the sequence numbers and bytes too; their keys are of other spaces, which the bounds say nothing
-    about.
+    `other_count` counts entries of the system and control records, of all kinds. They are included
+    in the sequence numbers and bytes, but not in the bounds: their keys are of other key spaces.
     """
 
     min_seq: int = 0
@@ -37,30 +36,30 @@ class SstContents:
 
     @property
     def entry_count(self) -> int:
-        """All entries, tombstones, those of the system and control included; 0: a fence."""
+        """All entries, including tombstones, system and control records; 0: a fence."""
         return self.bounded_count + self.other_count
 
     @property
     def bounded_count(self) -> int:
-        """The entries that `first_key` and `last_key` are about: those that clients wrote."""
+        """The entries that the bounds cover: those that clients wrote."""
         return self.put_count + self.tombstone_count + self.range_tombstone_count
 
     @property
     def may_commit_load(self) -> bool:
-        """Whether a control record may be among them: it stands beside no entries of clients."""
+        """Whether control records are possible: they come without clients' entries."""
         return self.other_count > 0 and not self.bounded_count
 
     @property
     def is_unnumbered(self) -> bool:
         """Whether entries were written before their sequence number was known.
 
-        The list that names the SST has it then, one for all of them.
+        The list that names the SST has the number, one for all of them.
         """
         return self.entry_count > 0 and self.max_seq == UNNUMBERED
 
 
 class Tally:
-    """Adds up entries, given as columns of some rows each."""
+    """Sums up entries, given as columns of some rows each."""
 
     def __init__(self) -> None:
         self._min_seq = MAX_U64
@@ -74,7 +73,7 @@ class Tally:
         self._has_end = True
 
     def add(self, section: Section, columns: Columns) -> None:
-        """Counts these rows, one or more, which are in order."""
+        """Count these rows, one or more, which are in order."""
         self._min_seq = min(self._min_seq, *columns.seqs)
         self._max_seq = max(self._max_seq, *columns.seqs)
         self._key_bytes += sum(map(len, columns.keys))
@@ -93,7 +92,7 @@ class Tally:
             self._last_key = max(self._last_key, columns.keys[-1])
 
     def add_points(self, points: SstContents) -> None:
-        """Counts points that were counted elsewhere, one or more, whose keys are above the rest."""
+        """Count points from a summary of one or more, whose keys are above all so far."""
         self._min_seq = min(self._min_seq, points.min_seq)
         self._max_seq = max(self._max_seq, points.max_seq)
         self._key_bytes += points.key_bytes
@@ -105,7 +104,7 @@ class Tally:
         self._last_key = points.last_key
 
     def contents(self) -> SstContents:
-        """What all rows so far amount to."""
+        """Return the summary of all rows so far."""
         if self._first_key is None and not self._other_count:
             return SstContents()
         return SstContents(

@@ -1,9 +1,10 @@
-"""Leases of the election of a writer, as objects: one line of JSON behind its checksum.
+"""Leases of the election of a writer, as objects: one line of JSON after its checksum.
 
     5b2d0c9a {"holder":"there:7654","id":41,"nonce":"<32 digits>","released":false,"ttl_ms":3000}
 
-People may read it. Nothing is decided by it but who *tries* to be the writer, so what cannot be
-read, damaged or of a newer version, is nobody's lease, and ends by time as others do.
+The text is readable for people. A lease only decides which process *tries* to be the writer. So an
+object that is damaged or of a newer version counts as nobody's lease, and ends by time as others
+do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _HEX = re.compile(r"[0-9a-f]{32}")
 
 
 def encode_lease(lease_id: int, lease: ElectionLease) -> bytes:
-    """The object of that id: other bytes for each id and each tenure."""
+    """Return the object with this id: its bytes differ for each id and each tenure."""
     members = {
         "holder": lease.holder,
         "id": lease_id,
@@ -35,7 +36,7 @@ def encode_lease(lease_id: int, lease: ElectionLease) -> bytes:
 
 
 def decode_lease(lease_id: int, data: bytes) -> ElectionLease | None:
-    """What the object of that id says; None when it is not such an object."""
+    """Return the lease in the object with this id; None: it is not a valid lease."""
     line = _LINE.fullmatch(data)
     if line is None or int(line[1], 16) != crc32c(line[2]):
         return None

@@ -1,17 +1,19 @@
-"""A filter: told a key, it says that an SST has no version of it, or that it may have one.
+"""Filters: whether an SST may have a version of a key, without reading its blocks.
 
-A Bloom filter whose bits for one key all stand in one line of 64 bytes. Byte layout, numbers least
-significant byte first:
+A filter is a Bloom filter whose bits for one key are all in one line of 64 bytes. Byte layout,
+numbers least significant byte first:
 
     0   kind u8 (1), bits per key u8 (3 or 6), reserved u16 (0), lines u32 (1 or more)
-    8   keys u64: how many different keys went in
+    8   keys u64: how many different keys were added
     16  lines, 64 bytes each; bit p of a line is bit p mod 8 (1: least significant) of byte p div 8
 
 Let h be the XXH64 of a key. Its line is (h div 2^32) * lines div 2^32. Of x = h mod 2^32 its bits
 are x, x div 2^9 and x div 2^18, each mod 2^9; and if a key has 6 bits, the same three of
 y = (x * MULTIPLIER mod 2^64) div 2^37.
 
-`shalekv.format.filter` makes filters.
+`FilterKeys` builds a filter with numpy. Each key is kept as its hash, 8 bytes, until all are known;
+then one byte for each bit of the filter is allocated for a moment. That is 18 bytes for a key at 10
+bits.
 """
 
 from __future__ import annotations
@@ -33,25 +35,32 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 KIND = 1
 FEW_PROBES = 3
 MANY_PROBES = 6
 HEADER = struct.Struct("<BBHIQ")
 LINE_BYTES = 64
-SEED = 0x5368616C65535354  # ours alone: keys chosen or spread by another XXH64 spread here too
+SEED = 0x5368616C65535354  # not shared: keys chosen or spread by another XXH64 spread here, too
 MULTIPLIER = 0x9E3779B97F4A7C15
 _LOW_64 = 2**64 - 1
 
+BITS_PER_KEY = 10.0
+BITS_PER_KEY_MIN = 1.0
+BITS_PER_KEY_MAX = 64.0
+
+_LINE_BITS = 8 * LINE_BYTES
+_MANY_PROBES_FROM = 6.5  # bits per key: below, 3 probes give fewer false positives than 6
+_GROUP_KEYS = 1 << 15  # so few at once that the processor's cache holds what they take
+
 
 def key_hash(key: bytes) -> int:
-    """The hash that filters go by: the same for all SSTs, so a lookup computes it once."""
+    """Return the hash of a key that all filters use, so that a lookup computes it once."""
     return xxh64_intdigest(key, SEED)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter where it lies: `data` may be all of an object, or a file that is mapped."""
+    """A filter in place: `data` may be a whole object, or a mapped file."""
 
     data: bytes | memoryview
     lines_at: int
@@ -60,11 +69,11 @@ class Filter:
     keys: int
 
     def may_contain(self, key: bytes) -> bool:
-        """False: there is no version of `key`. True: there may be one; for 1 key in 100 not so."""
+        """Return False if there is no version of `key`; True may be wrong for 1 key in 100."""
         return self.may_contain_hash(xxh64_intdigest(key, SEED))
 
     def may_contain_hash(self, hashed: int) -> bool:
-        """The same for a key whose `key_hash` is known."""
+        """Return `may_contain` for a key whose `key_hash` is known."""
         data, bits = self.data, hashed & 0xFFFFFFFF
         at = self.lines_at + ((hashed >> 32) * self.lines >> 32) * LINE_BYTES
         if not (
@@ -84,10 +93,10 @@ class Filter:
 
 
 def parse_filter(name: str, offset: int, data: bytes | memoryview) -> Filter | None:
-    """The filter in `data`, which was read from byte `offset` of the object `name`.
+    """Return the filter in `data`, which was read from byte `offset` of the object `name`.
 
-    None: there is none, or of a kind that a later version defines; all keys may be there. Its
-    checksum has been verified.
+    None: there is none, or one of a kind that a later version defines; all keys may be there.
+    REQUIRES: the checksum has been verified.
     """
     if len(data) < HEADER.size:
         return None
@@ -100,27 +109,11 @@ def parse_filter(name: str, offset: int, data: bytes | memoryview) -> Filter | N
     return Filter(data, HEADER.size, lines, probes, keys)
 
 
-# --- filter_build
-# Makes the filter of an SST (see `shalekv.format.filter`) from its keys, with numpy.
-#
-# Each key is kept as its hash, 8 bytes, until all are known; then one byte for each bit of the
-# filter is taken for a moment. That is 18 bytes for a key at 10 bits.
-
-
-BITS_PER_KEY = 10.0
-BITS_PER_KEY_MIN = 1.0
-BITS_PER_KEY_MAX = 64.0
-
-_LINE_BITS = 8 * LINE_BYTES
-_MANY_PROBES_FROM = 6.5  # bits for a key: below, 3 probes let fewer absent keys through than 6
-_GROUP_KEYS = 1 << 15  # so many at once that the processor's cache has room for what they take
-
-
 class FilterKeys:
-    """The keys of a filter, as far as they are known."""
+    """The keys of a filter that is being built."""
 
     def __init__(self, bits_per_key: float = BITS_PER_KEY) -> None:
-        """`bits_per_key`, 1 to 64, is what a key takes; formats.md says what that is worth."""
+        """`bits_per_key`, 1 to 64, is the size for each key; formats.md has the error rates."""
         if not BITS_PER_KEY_MIN <= bits_per_key <= BITS_PER_KEY_MAX:
             limits = f"{BITS_PER_KEY_MIN:g} to {BITS_PER_KEY_MAX:g}"
             raise ValueError(f"bits_per_key is {bits_per_key}, expected {limits}")
@@ -128,15 +121,15 @@ class FilterKeys:
         self._hashes = array("Q")
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Takes these keys too. One that comes again right after itself counts once."""
+        """Add these keys. A key that is repeated directly after itself counts once."""
         self._hashes.extend(map(xxh64_intdigest, keys, repeat(SEED)))
 
     def add_hashes(self, hashes: Iterable[int]) -> None:
-        """Takes keys by their `shalekv.format.filter.key_hash`."""
+        """Add keys by their `key_hash`."""
         self._hashes.extend(hashes)
 
     def build(self) -> bytes:
-        """The filter of all keys so far, of one line or more."""
+        """Return the filter of all keys so far, of one line or more."""
         import numpy as np  # noqa: PLC0415 - 80 ms and 15 MB, which only who makes filters pays
 
         hashes = np.frombuffer(self._hashes, dtype=np.uint64)
@@ -155,14 +148,14 @@ class FilterKeys:
 
 
 def build_filter(keys: Iterable[bytes], bits_per_key: float = BITS_PER_KEY) -> bytes:
-    """The filter of these keys; versions of one key that stand together count once."""
+    """Return the filter of these keys; adjacent versions of one key count once."""
     filter_keys = FilterKeys(bits_per_key)
     filter_keys.add(keys)
     return filter_keys.build()
 
 
 def _bits(hashes: NDArray[np.uint64], lines: int, probes: int) -> Iterable[NDArray[np.uint64]]:
-    """For each probe, the numbers of the bits of these keys, counted from the first line on."""
+    """Yield, for each probe, the numbers of these keys' bits, counted from the first line."""
     u64 = hashes.dtype.type
     first_bit = (hashes >> u64(32)) * u64(lines) >> u64(32) << u64(9)
     low = hashes & u64(0xFFFFFFFF)

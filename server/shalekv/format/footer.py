@@ -1,4 +1,28 @@
-"""What the footer of an SST says: whose it is, what is in it, and where."""
+"""The footer of an SST: its identity, contents and layout. Its checksum covers the whole object.
+
+Byte layout of the footer, numbers least significant byte first:
+
+    0    object id 16, database id 16, writer nonce 16, write id 16
+    64   u64 each: writer epoch, logical time ms, least and greatest sequence number, puts,
+         tombstones, range tombstones, other entries (of the system), bytes of keys, bytes of
+         values, object size, filter offset, filter length, index offset, index length
+    184  u32 each: filter checksum, index checksum, length of first key, length of last key
+    200  object kind u8 (0: WAL, 1: level), reserved 7 (0)
+    208  first key, last key
+    ...  the tail
+
+The object id is the UUID of a level, or the id of a WAL object as u64 and 8 zeros. The checksums of
+filter and index are in the footer, and those of blocks in the index: so the checksum of the footer
+vouches for the whole object.
+
+The tail is the last 20 bytes of the object, the same in all versions. It gives the size of the
+footer, and lets a reader distinguish an object of a later version from a damaged one:
+
+    0   length u32 of the part of the footer before these bytes
+    4   version u16, flags u16 (0)
+    8   CRC-32C u32 of that part and of bytes 0 to 7
+    12  magic 8
+"""
 
 from __future__ import annotations
 
@@ -18,10 +42,26 @@ from shalekv.format.names import (
 )
 from shalekv.protocol.sst_table import SstInfo
 
+SST_FORMAT_VERSION = 1
+MAGIC = b"ShaleSST"
+TAIL_BYTES = 20
+
+_FRAME = struct.Struct("<IHH")
+_AFTER_FRAME = TAIL_BYTES - _FRAME.size
+_AFTER_CHECKSUM = len(MAGIC)
+
+KIND_WAL = 0
+KIND_LEVEL = 1
+
+_FIXED = struct.Struct("<16s16s16s16s15Q4IB7s")
+_WAL_ID = struct.Struct("<Q8s")
+_NOTHING = bytes(8)
+MIN_FOOTER_BYTES = _FIXED.size + TAIL_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstProperties:
-    """What the writer of an SST decides about it, apart from the entries.
+    """Properties of an SST that its writer chooses, apart from the entries.
 
     `name` is the name of the object. `writer_nonce` is the nonce of the process that holds
     `writer_epoch`; `write_id` belongs to this slot and these bytes.
@@ -37,7 +77,7 @@ class SstProperties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstLayout:
-    """Where the parts of an SST stand. A filter of length 0 is none."""
+    """Offsets, lengths and checksums of the parts of an SST. A filter of length 0 is none."""
 
     object_size: int
     filter_offset: int
@@ -50,7 +90,7 @@ class SstLayout:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A footer that belongs to the object and the database that it was expected of."""
+    """A footer whose object and database are the expected ones."""
 
     properties: SstProperties
     contents: SstContents
@@ -58,9 +98,9 @@ class Footer:
     checksum: int
 
     def time_told(self, reset_wal_id: int | None) -> int:
-        """The logical time that this WAL object proves to have been reached; 0: none.
+        """Return the logical time that this WAL object proves to have been reached; 0: none.
 
-        One without entries proves none: nothing was decided by it. Nor do those up to
+        An object without entries proves none: nothing was decided by its time. Nor do those up to
         `reset_wal_id`, which were made before logical time was set back.
         """
         wal_id = parse_wal_name(self.properties.name)
@@ -68,7 +108,7 @@ class Footer:
         return 0 if is_before or not self.contents.entry_count else self.properties.logical_time_ms
 
     def info(self, level: int) -> SstInfo:
-        """How the manifest lists this SST as part of `level`; only for objects in ``levels/``."""
+        """Return the manifest row for this SST in `level`; only for objects in ``levels/``."""
         sst_id = parse_level_name(self.properties.name)
         if sst_id is None:
             raise ValueError(f"{self.properties.name} is no SST of the levels")
@@ -91,37 +131,16 @@ class Footer:
         )
 
 
-# --- sst_tail
-# The last 20 bytes of an SST, the same in all versions: how much to read, and is it sound.
-#
-#     0   length u32 of the part of the footer before these bytes
-#     4   version u16, flags u16 (0)
-#     8   CRC-32C u32 of that part and of bytes 0 to 7
-#     12  magic 8
-#
-# Because they never change, a reader tells an object that a later version wrote from a damaged
-# one.
-
-
-SST_FORMAT_VERSION = 1
-MAGIC = b"ShaleSST"
-TAIL_BYTES = 20
-
-_FRAME = struct.Struct("<IHH")
-_AFTER_FRAME = TAIL_BYTES - _FRAME.size
-_AFTER_CHECKSUM = len(MAGIC)
-
-
 def seal(body: bytes) -> bytes:
-    """The footer whose changing part is `body`."""
+    """Return the footer that consists of `body` and the tail."""
     covered = body + _FRAME.pack(len(body), SST_FORMAT_VERSION, 0)
     return covered + crc32c(covered).to_bytes(4, "little") + MAGIC
 
 
 def needed_tail(name: str, tail: bytes, object_size: int | None = None) -> int:
-    """How many of the last bytes of the object `name` make its footer, told by its last 20.
+    """Return the size of the footer of the object `name`, given its last 20 bytes or more.
 
-    For readers that fetch ranges. Nothing has been verified yet but the magic. With `object_size`
+    It is for readers that fetch ranges. Only the magic has been verified then. With `object_size`
     errors name the byte of the object, else that of `tail`.
     """
     magic = tail[-len(MAGIC) :]
@@ -135,9 +154,10 @@ def needed_tail(name: str, tail: bytes, object_size: int | None = None) -> int:
 
 
 def unseal(name: str, tail: bytes, object_size: int) -> tuple[Piece, int]:
-    """The changing part of the footer, sound and of a known version, and its checksum.
+    """Return the part of the footer before the tail, verified, and its checksum.
 
-    `tail` are the last bytes of the object `name`, all of its footer or more.
+    Checks that the version is known. `tail` are the last bytes of the object `name`, its whole
+    footer or more.
     """
     if len(tail) > object_size:
         raise Truncated(name, object_size, f"expected {object_size} bytes, found {len(tail)}")
@@ -159,39 +179,13 @@ def unseal(name: str, tail: bytes, object_size: int) -> tuple[Piece, int]:
     return Piece(name, footer.offset, footer.data[:-TAIL_BYTES]), expected
 
 
-# --- footer_codec
-# The bytes of the footer of an SST. Its checksum vouches for the whole object.
-#
-# Byte layout, numbers least significant byte first:
-#
-#     0    object id 16, database id 16, writer nonce 16, write id 16
-#     64   u64 each: writer epoch, logical time ms, least and greatest sequence number, puts,
-#          tombstones, range tombstones, other entries (of the system), bytes of keys, bytes of
-#          values, object size, filter offset, filter length, index offset, index length
-#     184  u32 each: filter checksum, index checksum, length of first key, length of last key
-#     200  object kind u8 (0: WAL, 1: level), reserved 7 (0)
-#     208  first key, last key
-#     ...  the tail: see `shalekv.format.footer`
-#
-# The object id is the UUID of a level, or the id of a WAL object as u64 and 8 zeros.
-
-
-KIND_WAL = 0
-KIND_LEVEL = 1
-
-_FIXED = struct.Struct("<16s16s16s16s15Q4IB7s")
-_WAL_ID = struct.Struct("<Q8s")
-_NOTHING = bytes(8)
-MIN_FOOTER_BYTES = _FIXED.size + TAIL_BYTES
-
-
 def footer_size(contents: SstContents) -> int:
-    """How many bytes the footer of an SST with these contents has."""
+    """Return the size in bytes of the footer of an SST with these contents."""
     return MIN_FOOTER_BYTES + len(contents.first_key) + len(contents.last_key)
 
 
 def encode_footer(properties: SstProperties, contents: SstContents, layout: SstLayout) -> bytes:
-    """The footer. `ValueError`: a field is out of its limits."""
+    """Return the footer. `ValueError`: a field is out of its limits."""
     kind, object_id = _identity(properties.name)
     ids = (object_id, properties.database_id, properties.writer_nonce, properties.write_id)
     if any(len(id_) != UUID_BYTES for id_ in ids):
@@ -234,11 +228,12 @@ def read_footer(
     database_id: bytes | None,
     checksum: int | None = None,
 ) -> Footer:
-    """The footer of the object `name` of `object_size` bytes, of which `tail` are the last.
+    """Return the footer of the object `name` of `object_size` bytes, which ends with `tail`.
 
-    Raises `Truncated` if `tail` doesn't hold all of it (see `needed_tail`), or if the object is
-    shorter or longer than it says; `WrongObject` if it is another object than `name`, of another
-    database than `database_id` (None: any), or with another checksum than `checksum` (None: any).
+    Raises `Truncated` if `tail` does not contain the whole footer (see `needed_tail`), or if the
+    object is shorter or longer than the footer says; `WrongObject` if it is another object than
+    `name`, of another database than `database_id` (None: any), or with another checksum than
+    `checksum` (None: any).
     """
     piece, found = unseal(name, tail, object_size)
     if len(piece.data) < _FIXED.size:
@@ -260,9 +255,9 @@ def read_footer(
 
 
 def told_name(place: str, tail: bytes, object_size: int) -> str:
-    """The name of the object that a footer is of, for files whose names say nothing.
+    """Return the name of the object in its footer, for files whose own names say nothing.
 
-    `place` is where errors say that it was read from; they are those of `read_footer`.
+    `place` is the file that errors name; they are those of `read_footer`.
     """
     piece, _ = unseal(place, tail, object_size)
     if len(piece.data) < _FIXED.size:
@@ -291,7 +286,7 @@ def _name(piece: Piece, kind: int, object_id: bytes) -> str:
 
 
 def _parse(piece: Piece, checksum: int) -> Footer:
-    """The footer in `piece`, whose parts have the lengths that it says."""
+    """Return the footer in `piece`, whose parts have the lengths that it says."""
     fields = _FIXED.unpack_from(piece.data)
     object_id, database_id, nonce, write_id, epoch, logical_time_ms, *numbers = fields
     min_seq, max_seq, puts, tombstones, ranges, others, key_bytes, value_bytes, *numbers = numbers
@@ -338,7 +333,7 @@ def _parse(piece: Piece, checksum: int) -> Footer:
 
 
 def _check(piece: Piece, footer: Footer) -> None:
-    """Raises `BadStructure` unless the parts fill the object and the contents are possible."""
+    """Raise `BadStructure` unless the parts fill the object and the contents are possible."""
     contents, layout = footer.contents, footer.layout
     if layout.filter_offset + layout.filter_len != layout.index_offset:
         raise piece.malformed(152, f"expected the filter to end at {layout.index_offset}")

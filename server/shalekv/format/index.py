@@ -1,4 +1,4 @@
-"""The index of an SST: where each block stands, its checksum and its first key.
+"""The index of an SST: offset, checksum and first key of each block.
 
 Byte layout, numbers least significant byte first (n: blocks):
 
@@ -11,8 +11,8 @@ Byte layout, numbers least significant byte first (n: blocks):
         sections           u8[n]
         first keys, zeros to a multiple of 8
 
-Blocks stand one after the other from byte 0 of the object on. All versions of a key are in one
-block, so first keys ascend strictly inside a section and a lookup reads one block.
+Blocks are adjacent, from byte 0 of the object on. All versions of a key are in one block, so first
+keys ascend strictly inside a section and a lookup reads one block.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OFFSETS_AT = _COUNTS.size
 
 
 class BlockHandle(NamedTuple):
-    """What the index says about one block."""
+    """The index entry of one block."""
 
     offset: int
     length: int
@@ -55,7 +55,7 @@ class BlockHandle(NamedTuple):
 
 
 def encode_index(handles: Sequence[BlockHandle]) -> bytes:
-    """The index of these blocks."""
+    """Return the index of these blocks."""
     keys = [handle.first_key for handle in handles]
     body = b"".join(
         (
@@ -74,12 +74,12 @@ def encode_index(handles: Sequence[BlockHandle]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BlockIndex:
-    """An index that was found sound as a whole; its handles are decoded when they are asked for."""
+    """An index that was verified as a whole; its handles are decoded when they are used."""
 
     piece: Piece
     count: int
     sections: bytes
-    listed_seq: int = 0  # of all entries, if they do not know it themselves; 0: they do
+    listed_seq: int = 0  # sequence number of all entries, if they do not have one; 0: they do
 
     def __len__(self) -> int:
         return self.count
@@ -103,19 +103,19 @@ class BlockIndex:
         return map(self.__getitem__, range(self.count))
 
     def first_key(self, number: int) -> bytes:
-        """The first key of block `number`, 0 to `len(self)` - 1."""
+        """Return the first key of block `number`, 0 to `len(self)` - 1."""
         data, offsets_at = self.piece.data, _OFFSETS_AT + 20 * self.count
         keys_at = offsets_at + 4 * (self.count + 1) + self.count
         start, end = _OFFSET_PAIR.unpack_from(data, offsets_at + 4 * number)
         return data[keys_at + start : keys_at + end]
 
     def blocks_of(self, section: Section) -> range:
-        """The numbers of the blocks of this section."""
+        """Return the numbers of the blocks of this section."""
         start = max(0, self.sections.find(section))
         return range(start, start + self.sections.count(section))
 
     def locate(self, section: Section, key: bytes) -> int | None:
-        """The one block that can hold `key`; None: no block can.
+        """Return the number of the only block that can hold `key`; None: no block can.
 
         For a scan that begins at `key`, this is the first block to read (None: the section's
         first).
@@ -125,14 +125,14 @@ class BlockIndex:
         return None if found == 0 else blocks[found - 1]
 
     def rows_of(self, section: Section) -> int:
-        """How many rows the blocks of this section hold."""
+        """Return the number of rows in the blocks of this section."""
         blocks = self.blocks_of(section)
         at = _OFFSETS_AT + 16 * self.count + 4 * blocks.start
         return sum(struct.unpack_from(f"<{len(blocks)}I", self.piece.data, at))
 
 
 def parse_index(piece: Piece, blocks_end: int) -> BlockIndex:
-    """The index in `piece`, whose checksum is verified, of blocks that end at `blocks_end`."""
+    """Return the index in `piece`, whose checksum is verified, of blocks up to `blocks_end`."""
     count, reserved = piece.unpack(_COUNTS, 0, "block count")
     if reserved != 0:
         problem = f"reserved {reserved:#x}: for a later version"

@@ -40,9 +40,11 @@ from shalekv.protocol.manifest import (
 from shalekv.protocol.sst_table import SstTable
 from shalekv.v1 import manifest_pb2
 
-# --- manifest_message
-# The manifest as a protobuf message, field by field.
+MAGIC = b"ShaleMan"
 
+_HEADER = struct.Struct("<8sHHI")
+_CHECKSUM = struct.Struct("<I")
+_BODY_AT = _HEADER.size + _CHECKSUM.size
 
 Mode = TypeVar("Mode", CasMode, WalMode)
 
@@ -59,7 +61,7 @@ _WAL_MODE_OF = {int(number): mode for mode, number in _WAL_MODES.items()}
 
 
 def encode_message(manifest: Manifest) -> bytes:
-    """The message's bytes. `ValueError`: a field is out of its limits."""
+    """Return the bytes of the message. `ValueError`: a field is out of its limits."""
     message = manifest_pb2.Manifest(
         manifest_format_version=MANIFEST_FORMAT_VERSION,
         writer_epoch=manifest.writer_epoch,
@@ -97,14 +99,17 @@ def encode_message(manifest: Manifest) -> bytes:
 
 
 def decode_message(piece: Piece) -> Manifest:
-    """The manifest whose message is `piece`, a part of an object whose checksum is verified."""
+    """Return the manifest whose message is `piece`.
+
+    REQUIRES: `piece` is a part of an object whose checksum is verified.
+    """
     message = manifest_pb2.Manifest()
     try:
         message.ParseFromString(piece.data)
         if message.manifest_format_version > MANIFEST_FORMAT_VERSION:
             problem = f"manifest format version {message.manifest_format_version}"
             raise UnsupportedVersion(piece.name, piece.offset, problem)
-        # Who edits a manifest writes all of it: a field that is unknown here would be lost.
+        # An edit writes the whole manifest: a field that is unknown here would be lost.
         message.DiscardUnknownFields()
         if message.ByteSize() != len(piece.data):
             problem = "the message has fields that are for a later version"
@@ -247,20 +252,23 @@ def _origin_of(message: manifest_pb2.Origin) -> Origin:
 def _check_origin(origin: Origin) -> None:
     _id("origins.database_id", origin.database_id)
     if len(origin.snapshot_id) != (UUID_BYTES if origin.url else 0):
-        raise ValueError("origins.snapshot_id: there is one where there is a URL, of 16 bytes")
+        raise ValueError("origins.snapshot_id: expected 16 bytes with a URL, and none without")
     if len(origin.sst_ids) % UUID_BYTES:
-        raise ValueError(f"origins.sst_ids: has {len(origin.sst_ids)} bytes, which is no whole id")
+        raise ValueError(f"origins.sst_ids: has {len(origin.sst_ids)} bytes, not a multiple of 16")
 
 
 def _id(field: str, value: bytes) -> bytes:
-    """`value`; `ValueError` if it can't be an id or a nonce."""
+    """Return `value`; `ValueError` if it cannot be an id or a nonce."""
     if len(value) != UUID_BYTES:
         raise ValueError(f"{field}: has {len(value)} bytes, expected {UUID_BYTES}")
     return value
 
 
 def _mode(piece: Piece, field: str, number: int, modes: Mapping[int, Mode]) -> Mode:
-    """The mode with this number; 0 is none, and numbers that are unknown are a later version's."""
+    """Return the mode with this number.
+
+    Raises `ValueError` for 0, which is not set, and `UnsupportedVersion` for an unknown number.
+    """
     if number == 0:
         raise ValueError(f"{field}: is not set")
     if number not in modes:
@@ -268,18 +276,8 @@ def _mode(piece: Piece, field: str, number: int, modes: Mapping[int, Mode]) -> M
     return modes[number]
 
 
-# --- manifest
-
-
-MAGIC = b"ShaleMan"
-
-_HEADER = struct.Struct("<8sHHI")
-_CHECKSUM = struct.Struct("<I")
-_BODY_AT = _HEADER.size + _CHECKSUM.size
-
-
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The object that holds this manifest. `ValueError`: a field is out of its limits."""
+    """Return the object that holds this manifest. `ValueError`: a field is out of its limits."""
     body = encode_message(manifest)
     if len(body) > MAX_U32:
         raise ValueError(f"a manifest of {len(body)} bytes is above the limit of {MAX_U32}")
@@ -288,10 +286,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(name: str, data: bytes) -> Manifest:
-    """The manifest in `data`, the bytes of the object `name`.
+    """Return the manifest in `data`, the bytes of the object `name`.
 
-    Raises a `CorruptObject`: `WrongObject` if it is intact, but not the manifest that belongs
-    under this name.
+    Raises a `CorruptObject`: `WrongObject` if it is intact, but not the manifest with this name.
     """
     piece = Piece(name, 0, data)
     magic, version, flags, length = _HEADER.unpack(piece.take(0, _HEADER.size, "header"))

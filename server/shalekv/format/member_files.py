@@ -1,7 +1,7 @@
-"""The small files of a member, and the head of a segment, as bytes.
+"""The small files of a member of a quorum, and the head of a segment, as bytes.
 
-All are written in two slots, or once and for all; each is covered whole by its checksum, which
-stands at its end. Numbers are little endian.
+The small files have two slots each; a head is written once. The last bytes of a slot or head are
+the checksum of the rest. Numbers are little endian.
 
     control (a slot, 4096 bytes)         synced (a slot, 64 bytes)     segment (its head, 64 bytes)
       magic              4  "SKC1"         magic           4  "SKD1"     magic          4  "SKS1"
@@ -51,7 +51,7 @@ _ENDS_OBJECT = 2
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """Who a member is: drawn once, never changed."""
+    """The identity of a member: chosen once, never changed."""
 
     database_id: bytes  # 16 bytes
     member_id: bytes  # 16 bytes, drawn when it is admitted
@@ -61,15 +61,15 @@ class MemberIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What must be durable before a reply rests on it, but for the records."""
+    """State of a member, apart from the records, that must be durable before it replies."""
 
     identity: MemberIdentity
     promise: Ballot = NO_BALLOT
     health: LogHealth = LogHealth.SOUND
-    generation: int = 1  # counts resets: a segment of another one is not part of the log
+    generation: int = 1  # counts resets: a segment of another generation is not part of the log
     base: LogEnd = EMPTY_LOG.base  # the record before the first one that must be there
     committed_lsn: int = 0  # was durable and committed: a lower bound
-    sequence: int = 1  # counts what was saved: the greatest is the last
+    sequence: int = 1  # counts saves: the slot with the greatest is the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHead:
-    """Whose segment it is, and where it begins."""
+    """The first bytes of a segment: the member it belongs to, and where it begins."""
 
     member_id: bytes
     generation: int
@@ -93,7 +93,7 @@ class SegmentHead:
 
 
 def encode_control(control: Control) -> bytes:
-    """A slot. `ValueError`: the URL is too long."""
+    """Return the bytes of a slot. `ValueError`: the URL is too long."""
     identity, base = control.identity, control.base
     url = identity.url.encode()
     if len(url) > URL_BYTES_MAX:
@@ -124,7 +124,7 @@ def encode_control(control: Control) -> bytes:
 
 
 def decode_control(name: str, data: bytes, offset: int = 0) -> Control:
-    """What is in the slot at `offset` of the file `name`. Raises `CorruptObject`."""
+    """Return the state in the slot at `offset` of the file `name`. Raises `CorruptObject`."""
     slot = _opened(name, data, offset, CONTROL_BYTES, _CONTROL_MAGIC)
     (
         _,
@@ -147,7 +147,7 @@ def decode_control(name: str, data: bytes, offset: int = 0) -> Control:
     ) = _CONTROL.unpack_from(slot)
     is_known = health < len(_HEALTHS) and not flags & ~(_HAS_WAL_ID | _ENDS_OBJECT)
     if not is_known or reserved or url_bytes > URL_BYTES_MAX:
-        raise BadStructure(name, offset, "values of a later version")
+        raise BadStructure(name, offset, "has values of a later version")
     base = LogEnd(
         lsn,
         base_epoch,
@@ -171,7 +171,7 @@ def decode_control(name: str, data: bytes, offset: int = 0) -> Control:
 
 
 def encode_synced(synced: Synced) -> bytes:
-    """A slot."""
+    """Return the bytes of a slot."""
     fixed = _SYNCED.pack(
         _SYNCED_MAGIC,
         synced.checksum,
@@ -184,20 +184,20 @@ def encode_synced(synced: Synced) -> bytes:
 
 
 def decode_synced(name: str, data: bytes, offset: int = 0) -> Synced:
-    """What is in the slot at `offset` of the file `name`. Raises `CorruptObject`."""
+    """Return the bound in the slot at `offset` of the file `name`. Raises `CorruptObject`."""
     slot = _opened(name, data, offset, SYNCED_BYTES, _SYNCED_MAGIC)
     _, checksum, generation, sequence, lsn, committed_lsn = _SYNCED.unpack_from(slot)
     return Synced(generation, sequence, lsn, checksum, committed_lsn)
 
 
 def encode_head(head: SegmentHead) -> bytes:
-    """The first bytes of a segment; frames follow."""
+    """Return the first bytes of a segment; frames follow."""
     fixed = _HEAD.pack(_HEAD_MAGIC, 0, head.member_id, head.generation, head.first_lsn)
     return _sealed(fixed, HEAD_BYTES)
 
 
 def decode_head(name: str, data: bytes) -> SegmentHead:
-    """The head of the segment `name`. Raises `CorruptObject`."""
+    """Return the head of the segment `name`. Raises `CorruptObject`."""
     slot = _opened(name, data, 0, HEAD_BYTES, _HEAD_MAGIC)
     _, _, member_id, generation, first_lsn = _HEAD.unpack_from(slot)
     return SegmentHead(member_id, generation, first_lsn)
@@ -211,12 +211,12 @@ def _sealed(contents: bytes, size_bytes: int) -> bytes:
 def _opened(name: str, data: bytes, offset: int, size_bytes: int, magic: bytes) -> bytes:
     slot = data[offset : offset + size_bytes]
     if len(slot) < size_bytes:
-        raise Truncated(name, offset, f"{size_bytes} bytes")
+        raise Truncated(name, offset, f"expected {size_bytes} bytes, found {len(slot)}")
     checked, checksum = slot[:-_CHECKSUM_BYTES], slot[-_CHECKSUM_BYTES:]
     if crc32c(checked) != int.from_bytes(checksum, "little"):
-        raise BadChecksum(name, offset, "what stands there")
+        raise BadChecksum(name, offset, "the checksum does not match")
     if slot[:3] != magic[:3]:
-        raise BadMagic(name, offset, "a file of a member")
+        raise BadMagic(name, offset, f"expected {magic!r}, found {slot[:4]!r}")
     if slot[:4] != magic:
-        raise UnsupportedVersion(name, offset, f"version {slot[3:4]!r}")
+        raise UnsupportedVersion(name, offset, f"version {slot[3:4]!r}, expected {magic[3:4]!r}")
     return slot

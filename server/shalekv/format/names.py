@@ -2,10 +2,10 @@
 
 manifest/<20 digits>.manifest     wal/<20 digits>.sst     levels/<UUID version 7>.sst
 election/<20 digits>.lease
-<any of these>.<UUID>.<checksum>  what two-phase compare-and-swap copies to the name before it
+<any of these>.<UUID>.<checksum>  temporary: two-phase compare-and-swap copies it to the first part
 
-Parsers return None for every other name: a folder may hold objects that are not ours. A name has
-exactly one spelling, so that building and parsing are each other's inverse.
+Parsers return None for every other name: a folder may hold objects of others. A name has exactly
+one spelling, so that building and parsing are each other's inverse.
 """
 
 from __future__ import annotations
@@ -40,66 +40,69 @@ class TemporaryName:
     """The name of an object that is to be copied to `destination`."""
 
     destination: str
-    uuid: bytes  # 16 of them
+    uuid: bytes  # 16 bytes
     checksum: int  # CRC-32C of the object
 
     def __str__(self) -> str:
-        """The name."""
+        """Return the name."""
         return temporary_name(self.destination, self.uuid, self.checksum)
 
 
 def manifest_name(manifest_id: int) -> str:
-    """The name of manifest `manifest_id`, 0 to 2^64 - 1."""
+    """Return the name of manifest `manifest_id`, 0 to 2^64 - 1."""
     return f"{MANIFEST_FOLDER}{_digits(manifest_id)}.manifest"
 
 
 def wal_name(wal_id: int) -> str:
-    """The name of WAL object `wal_id`, 0 to 2^64 - 1."""
+    """Return the name of WAL object `wal_id`, 0 to 2^64 - 1."""
     return f"{WAL_FOLDER}{_digits(wal_id)}.sst"
 
 
 def election_name(lease_id: int) -> str:
-    """The name of lease `lease_id` of the election of a writer, 0 to 2^64 - 1."""
+    """Return the name of lease `lease_id` of the election of a writer, 0 to 2^64 - 1."""
     return f"{ELECTION_FOLDER}{_digits(lease_id)}.lease"
 
 
 def level_name(sst_id: bytes) -> str:
-    """The name of the SST of the levels whose id is this UUID of version 7, 16 bytes."""
+    """Return the name of the SST of the levels with this id, a UUID of version 7 in 16 bytes."""
     if not is_uuid7(sst_id):
         raise ValueError(f"{sst_id.hex()} is not a UUID of version 7")
     return f"{LEVELS_FOLDER}{_uuid(sst_id)}.sst"
 
 
 def temporary_name(destination: str, uuid: bytes, checksum: int) -> str:
-    """The name of what is to be copied to `destination`: 16 bytes, and the CRC-32C of its own."""
+    """Return the name of an object that is to be copied to `destination`.
+
+    `uuid` has 16 bytes; `checksum` is the CRC-32C of the object.
+    """
     if len(uuid) != UUID_BYTES or not 0 <= checksum < 2**32:
         raise ValueError(f"{uuid.hex()} and {checksum} are not 16 bytes and a CRC-32C")
     return f"{destination}.{_uuid(uuid)}.{checksum:08x}"
 
 
 def parse_manifest_name(name: str) -> int | None:
-    """The id of the manifest with this name."""
+    """Return the id of the manifest with this name."""
     return _parse_id(_MANIFEST, name)
 
 
 def parse_wal_name(name: str) -> int | None:
-    """The id of the WAL object with this name."""
+    """Return the id of the WAL object with this name."""
     return _parse_id(_WAL, name)
 
 
 def parse_election_name(name: str) -> int | None:
-    """The id of the lease with this name."""
+    """Return the id of the lease with this name."""
     return _parse_id(_ELECTION, name)
 
 
 def parse_level_name(name: str) -> bytes | None:
-    """The 16 bytes of the UUID of the SST with this name."""
+    """Return the id of the SST with this name, the 16 bytes of its UUID."""
     match = _LEVEL.fullmatch(name)
     return None if match is None else bytes.fromhex(match[1].replace("-", ""))
 
 
 def parse_temporary_name(name: str) -> TemporaryName | None:
-    """What the name of a temporary object says."""
+    """Return the parts of the name of a temporary object."""
     match = _TEMPORARY.fullmatch(name)
     if match is None:
         return None
@@ -107,7 +110,7 @@ def parse_temporary_name(name: str) -> TemporaryName | None:
 
 
 def is_uuid7(value: bytes) -> bool:
-    """Whether these bytes are a UUID of version 7."""
+    """Return whether these bytes are a UUID of version 7."""
     return len(value) == UUID_BYTES and (value[6] >> 4, value[8] >> 6) == (_VERSION, _VARIANT)
 
 

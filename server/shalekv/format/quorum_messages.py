@@ -1,7 +1,7 @@
-"""The messages of the quorum WAL as protobuf: core values to the wire, and back.
+"""The messages of the quorum WAL as protobuf: values of `protocol` to the wire, and back.
 
-What comes from the wire is checked here as far as one message can be: the lengths of ids, the
-order of sections, and the checksum of each record. Raises `InvalidRequest`, and `BadChecksum`.
+Decoding checks what one message shows: the lengths of ids, the order of sections, and the checksum
+of each record. Raises `InvalidRequest` and `BadChecksum`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HEALTH_OF: Mapping[int, LogHealth] = {number: health for health, number in _HEA
 
 
 def check_id(value: bytes, field: str) -> bytes:
-    """An id of 16 bytes. Raises `InvalidRequest`."""
+    """Return `value` if it is an id of 16 bytes. Raises `InvalidRequest`."""
     if len(value) != MEMBER_ID_BYTES:
         problem = f"{len(value)} bytes, and an id has {MEMBER_ID_BYTES}"
         raise InvalidRequest(field, problem)
@@ -53,7 +53,7 @@ def check_id(value: bytes, field: str) -> bytes:
 
 
 def propose_request(message: ToAcceptor) -> wire.ProposeRequest:
-    """What a writer says."""
+    """Encode a message of a writer."""
     match message:
         case Append():
             return wire.ProposeRequest(append=_append_message(message))
@@ -73,7 +73,7 @@ def propose_request(message: ToAcceptor) -> wire.ProposeRequest:
 
 
 def to_acceptor(request: wire.ProposeRequest) -> ToAcceptor:
-    """What a writer has said."""
+    """Decode a message of a writer."""
     match request.WhichOneof("message"):
         case "append":
             return _append_of(request.append)
@@ -96,7 +96,7 @@ def to_acceptor(request: wire.ProposeRequest) -> ToAcceptor:
 
 
 def propose_reply(message: ToProposer) -> wire.ProposeReply:
-    """What a member says."""
+    """Encode a message of a member."""
     match message:
         case Appended():
             appended = wire.Appended(
@@ -127,7 +127,7 @@ def propose_reply(message: ToProposer) -> wire.ProposeReply:
 
 
 def to_proposer(reply: wire.ProposeReply) -> ToProposer:
-    """What a member has said."""
+    """Decode a message of a member."""
     match reply.WhichOneof("message"):
         case "appended":
             return _appended_of(reply.appended)
@@ -151,20 +151,20 @@ def to_proposer(reply: wire.ProposeReply) -> ToProposer:
 
 
 def relay_request(database_id: bytes, member_id: bytes, message: Append) -> wire.RelayRequest:
-    """What a member passes on."""
+    """Encode an append that a member relays to another one."""
     append = _append_message(message)
     return wire.RelayRequest(database_id=database_id, member_id=member_id, append=append)
 
 
 def relayed_append(request: wire.RelayRequest) -> Append:
-    """What another member has passed on."""
+    """Decode an append that another member has relayed."""
     check_id(request.database_id, "database_id")
     check_id(request.member_id, "member_id")
     return _append_of(request.append)
 
 
 def record_messages(records: Iterable[Record]) -> Iterator[wire.LogRecord]:
-    """Records, to be sent."""
+    """Encode records."""
     for record in records:
         yield wire.LogRecord(
             lsn=record.lsn,
@@ -178,7 +178,7 @@ def record_messages(records: Iterable[Record]) -> Iterator[wire.LogRecord]:
 
 
 def records_of(messages: Iterable[wire.LogRecord], name: str) -> tuple[Record, ...]:
-    """Records that were sent by `name`, their checksums verified. Raises `BadChecksum`."""
+    """Decode records that `name` has sent, and verify their checksums. Raises `BadChecksum`."""
     return tuple(
         check_record(
             Record(
@@ -197,12 +197,12 @@ def records_of(messages: Iterable[wire.LogRecord], name: str) -> tuple[Record, .
 
 
 def ballot_message(ballot: Ballot) -> wire.Ballot:
-    """A ballot, to be sent."""
+    """Encode a ballot."""
     return wire.Ballot(epoch=ballot.epoch, nonce=ballot.nonce)
 
 
 def shape_message(log: LogShape) -> wire.LogShape:
-    """A shape, to be sent."""
+    """Encode the shape of a log."""
     sections = (
         wire.LogSection(first_lsn=section.first_lsn, last=_mark_message(section.last))
         for section in log.sections
@@ -211,24 +211,24 @@ def shape_message(log: LogShape) -> wire.LogShape:
 
 
 def health_value(health: LogHealth) -> wire.LogHealth.ValueType:
-    """A health, to be sent."""
+    """Encode the health of a log."""
     return _HEALTH[health]
 
 
 def status_ballot(ballot: wire.Ballot) -> Ballot:
-    """The promise in a status."""
+    """Decode the promise in a status."""
     return _ballot_of(ballot, "promise")
 
 
 def status_shape(log: wire.LogShape) -> LogShape:
-    """The log in a status."""
+    """Decode the shape of the log in a status."""
     return _shape_of(log, "log")
 
 
 def health_of(value: int) -> LogHealth:
-    """A health that was sent. Raises `InvalidRequest`."""
+    """Decode the health of a log. Raises `InvalidRequest`."""
     if value not in _HEALTH_OF:
-        raise InvalidRequest("health", f"{value} is none of those that are known here")
+        raise InvalidRequest("health", f"{value} is unknown")
     return _HEALTH_OF[value]
 
 
@@ -320,7 +320,7 @@ def _shape_of(log: wire.LogShape, field: str) -> LogShape:
 
 
 def _check_sections(base: LogEnd, sections: Sequence[EpochSection], field: str) -> None:
-    """Raise `InvalidRequest` unless they follow each other, and the base."""
+    """Raise `InvalidRequest` unless each section follows the one before, the first `base`."""
     lasts = [base, *(section.last for section in sections)]
     for (before, last), section in zip(pairwise(lasts), sections, strict=True):
         is_next = section.first_lsn == before.lsn + 1 and last.lsn >= section.first_lsn

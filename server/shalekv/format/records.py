@@ -1,12 +1,30 @@
-"""Idempotency records: what a repeated request is answered with.
+"""Records in SSTs that clients do not write: idempotency records, and control records of loads.
 
-One is a put of section 2: its sequence number is that of the commit, and it expires at the logical
-time at which its window ends. Byte layout of the value, numbers least significant byte first:
+Section 2 of an SST is a key space of the system. The first byte of a key is the kind of record:
+
+    0x01  idempotency record: then the key that the client chose, 1 to 64 bytes
+
+Readers refuse kinds that they do not know: to skip a record would lose what it protects.
+
+An idempotency record holds the answer to a repeated request. It is a put: its sequence number is
+that of the commit, and it expires at the logical time at which its window ends. Byte layout of the
+value, numbers least significant byte first:
 
     0   hash of the request 16
     16  WAL object id u64
     24  reply kind u8, reserved 7 (0)
     32  the reply as a protobuf message, without its header
+
+A control record commits a load, that is, ready-made SSTs (kind INGEST, section 3 of a WAL object).
+The key is the id of the load in UTF-8, 1 to 256 bytes; the sequence number is that of the whole
+load. Byte layout of the value:
+
+    0   version u8 (1), reserved 7 (0)
+    8   the files as the protobuf message SstTable of `manifest.proto`
+
+The files are in the order of their keys, and do not overlap. Their levels and sequence numbers are
+0: the level is L0, and the sequence number is that of the entry, which gets another one when its
+WAL slot is lost to a fence.
 """
 
 from __future__ import annotations
@@ -29,19 +47,17 @@ from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.v1 import manifest_pb2
 
-# --- system_key
-# The keys of section 2, a key space of the system's own: first byte the kind of record.
-#
-#     0x01  idempotency record: then the key that the client chose, 1 to 64 bytes
-#
-# Readers refuse kinds that they don't know: who skips a record loses what it protects.
-
-
 CLIENT_KEY_BYTES_MAX = 64
+REQUEST_HASH_BYTES = 16
+
+_FIXED = struct.Struct("<16sQB7s")
+_NOTHING = bytes(7)
+_LOAD_VERSION = 1
+LOAD_HEADER_BYTES = 8
 
 
 class RecordKind(enum.IntEnum):
-    """What a record of the system is about. The numbers are part of the format."""
+    """The kind of a record of the system. The numbers are part of the format."""
 
     IDEMPOTENCY = 1
 
@@ -51,7 +67,7 @@ _KNOWN = frozenset(bytes((kind,)) for kind in RecordKind)
 
 
 def record_key(idempotency_key: bytes) -> bytes:
-    """The key of the record of a client's key. `ValueError`: that does not have 1 to 64 bytes."""
+    """Return the key of the record for a client's key. `ValueError`: not 1 to 64 bytes."""
     if not 1 <= len(idempotency_key) <= CLIENT_KEY_BYTES_MAX:
         problem = f"expected 1 to {CLIENT_KEY_BYTES_MAX} bytes, found {len(idempotency_key)}"
         raise ValueError(f"idempotency key: {problem}")
@@ -59,14 +75,14 @@ def record_key(idempotency_key: bytes) -> bytes:
 
 
 def client_key(key: bytes) -> bytes:
-    """The client's key in the key of an idempotency record. `ValueError`: it is no such key."""
+    """Return the client's key in the key of an idempotency record. `ValueError`: it is not one."""
     if key_violation((key,)) is not None:
         raise ValueError(f"{key.hex()} is not the key of an idempotency record")
     return key[1:]
 
 
 def key_violation(keys: Collection[bytes]) -> str | None:
-    """What is wrong with these keys, one or more, as keys of section 2; None: nothing."""
+    """Return what is wrong with these keys, one or more, of section 2; None: nothing."""
     if not all(keys):
         return "the key of a record is empty, and names no kind"
     kind = unknown_kind(keys)
@@ -79,31 +95,13 @@ def key_violation(keys: Collection[bytes]) -> str | None:
 
 
 def unknown_kind(keys: Iterable[bytes]) -> int | None:
-    """The least kind of record among these keys that this version does not know, if any."""
-    strangers = {*map(_first_byte, keys)} - _KNOWN - {b""}
-    return min(strangers)[0] if strangers else None
-
-
-# --- records
-
-
-__all__ = [
-    "IdempotencyRecord",
-    "ReplyKind",
-    "client_key",
-    "decode_record",
-    "encode_record",
-    "record_key",
-]
-
-REQUEST_HASH_BYTES = 16
-
-_FIXED = struct.Struct("<16sQB7s")
-_NOTHING = bytes(7)
+    """Return the least kind of record among these keys that is unknown here; None: none is."""
+    unknown = {*map(_first_byte, keys)} - _KNOWN - {b""}
+    return min(unknown)[0] if unknown else None
 
 
 class ReplyKind(enum.IntEnum):
-    """Which message a reply is. The numbers are part of the format."""
+    """The message type of a reply. The numbers are part of the format."""
 
     PUT = 1
     DELETE = 2
@@ -117,10 +115,10 @@ _REPLY_KIND_OF = {int(kind): kind for kind in ReplyKind}
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyRecord:
-    """What became of a request: its hash (16 bytes) tells a repeat from another request.
+    """The outcome of a request; its hash (16 bytes) distinguishes a repeat from another request.
 
-    `wal_id` is the WAL object that holds the commit; `reply` is the protobuf message that
-    `reply_kind` names, with no header: that is made anew for each repeat.
+    `wal_id` is the WAL object that holds the commit. `reply` is the protobuf message that
+    `reply_kind` names, without a header, which is made anew for each repeat.
     """
 
     request_hash: bytes
@@ -130,7 +128,7 @@ class IdempotencyRecord:
 
 
 def encode_record(record: IdempotencyRecord) -> bytes:
-    """The value of the record. `ValueError`: a field is out of its limits."""
+    """Return the value of the record. `ValueError`: a field is out of its limits."""
     if len(record.request_hash) != REQUEST_HASH_BYTES:
         problem = f"expected {REQUEST_HASH_BYTES} bytes, found {len(record.request_hash)}"
         raise ValueError(f"idempotency record: hash of the request: {problem}")
@@ -144,10 +142,10 @@ def encode_record(record: IdempotencyRecord) -> bytes:
 
 
 def decode_record(name: str, data: bytes) -> IdempotencyRecord:
-    """The record with the value `data`, which was read from the object `name`.
+    """Return the record with the value `data`, which was read from the object `name`.
 
     Raises `Truncated`, or `UnsupportedVersion` for what a later version defines; their offsets
-    count from the first byte of the value. The reply is not looked into.
+    count from the first byte of the value. The reply is not decoded.
     """
     piece = Piece(name, 0, data)
     piece.take(0, _FIXED.size, "idempotency record")
@@ -162,42 +160,24 @@ def decode_record(name: str, data: bytes) -> IdempotencyRecord:
     return IdempotencyRecord(request_hash, wal_id, reply_kind, data[_FIXED.size :])
 
 
-# --- load_record
-# Control records of loads: what commits ready-made SSTs (kind INGEST, section 3 of a WAL object).
-#
-# The key is the id of the load in UTF-8, 1 to 256 bytes; the sequence number is that of the whole
-# load. Byte layout of the value:
-#
-#     0   version u8 (1), reserved 7 (0)
-#     8   the files as the protobuf message SstTable of `manifest.proto`
-#
-# The files are in the order of their keys, which do not overlap. Their levels and sequence
-# numbers are 0: the former is L0, the latter stands in the entry, which gets another one when its
-# WAL slot is lost to a fence.
-
-
-VERSION = 1
-HEADER_BYTES = 8
-
-
 def load_entry(load: PendingLoad, seq: int) -> Entry:
-    """The record that commits the load. `ValueError`: its files cannot be one."""
-    problem = _problem([*load.ssts])
+    """Return the record that commits the load. `ValueError`: its files cannot be a load."""
+    problem = _load_problem([*load.ssts])
     if problem is not None:
         raise ValueError(f"load {load.load_id!r}: {problem}")
     message = table_message(load.ssts).SerializeToString(deterministic=True)
-    value = bytes((VERSION,)) + _NOTHING + message
+    value = bytes((_LOAD_VERSION,)) + _NOTHING + message
     return Entry(load.load_id.encode(), seq, Kind.INGEST, value)
 
 
 def decode_load(name: str, entry: Entry) -> PendingLoad:
-    """The load that the control record `entry` of the object `name` commits.
+    """Return the load that the control record `entry` of the object `name` commits.
 
     Raises a `CorruptObject`, whose offset counts from the first byte of the value.
     """
     piece = Piece(name, 0, entry.value)
-    header = piece.take(0, HEADER_BYTES, "record of a load")
-    if header[0] != VERSION:
+    header = piece.take(0, LOAD_HEADER_BYTES, "record of a load")
+    if header[0] != _LOAD_VERSION:
         raise UnsupportedVersion(name, 0, f"record of a load: version {header[0]}")
     if header[1:] != _NOTHING:
         problem = f"record of a load: reserved {header[1:].hex()}: for a later version"
@@ -205,22 +185,22 @@ def decode_load(name: str, entry: Entry) -> PendingLoad:
     message = manifest_pb2.SstTable()
     try:
         load_id = entry.key.decode()
-        message.ParseFromString(entry.value[HEADER_BYTES:])
+        message.ParseFromString(entry.value[LOAD_HEADER_BYTES:])
         message.DiscardUnknownFields()
-        if message.ByteSize() != len(entry.value) - HEADER_BYTES:
+        if message.ByteSize() != len(entry.value) - LOAD_HEADER_BYTES:
             problem = "record of a load: it has fields that are for a later version"
-            raise UnsupportedVersion(name, HEADER_BYTES, problem)
+            raise UnsupportedVersion(name, LOAD_HEADER_BYTES, problem)
         ssts = table_of(message)
     except (DecodeError, ValueError) as error:
-        raise piece.malformed(HEADER_BYTES, f"record of a load: {error}") from error
-    found = _problem([*ssts])
+        raise piece.malformed(LOAD_HEADER_BYTES, f"record of a load: {error}") from error
+    found = _load_problem([*ssts])
     if found is not None:
-        raise piece.malformed(HEADER_BYTES, f"record of a load: {found}")
+        raise piece.malformed(LOAD_HEADER_BYTES, f"record of a load: {found}")
     return PendingLoad(load_id, ssts)
 
 
-def _problem(ssts: list[SstInfo]) -> str | None:
-    """What rules these files out as a load."""
+def _load_problem(ssts: list[SstInfo]) -> str | None:
+    """Return why these files cannot be a load; None: they can."""
     if not ssts:
         return "it has no files"
     for at, info in enumerate(ssts):

@@ -1,8 +1,10 @@
-"""Reads an SST, whole or piece by piece, and trusts nothing that no checksum vouches for.
+"""Reads SSTs, whole or piece by piece, and verifies the checksum of everything before its use.
 
-Whole, as the WAL is read: `open_sst`. Piece by piece, as the levels are read: `read_footer` (in
-`shalekv.format.footer`), then `read_index` and `open_filter`, or `read_metadata` (in
-`shalekv.format.sst`) for all three; then `read_block` for one block of the index.
+- Whole, as the WAL is read: `open_sst`.
+- Piece by piece, as the levels are read: `read_footer` (in `shalekv.format.footer`), then
+  `read_index` and `open_filter`, or `read_metadata` for all three; then `read_block` for one block.
+- Piece by piece, to check all of it: `SstAudit`, which is given each block and compares their sums
+  with the footer. The SST is never in memory as a whole, and all damage is reported.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from shalekv.protocol.sst_table import SstInfo
 class Sst:
     """A whole SST whose checksums are all verified.
 
-    What blocks hold is decoded when it is asked for, and raises `BadStructure` or
+    The contents of blocks are decoded when they are used: this raises `BadStructure` or
     `UnsupportedVersion` if their writer broke the format.
     """
 
@@ -42,23 +44,23 @@ class Sst:
 
     @property
     def properties(self) -> SstProperties:
-        """What the writer decided about it."""
+        """The properties that its writer has chosen."""
         return self.footer.properties
 
     @property
     def filter_bytes(self) -> bytes:
-        """The filter as it was stored; empty: none."""
+        """The filter as it is stored; empty: none."""
         layout = self.footer.layout
         return self.data[layout.filter_offset : layout.index_offset]
 
     def decode_block(self, number: int) -> Block:
-        """Block `number` of the index."""
+        """Return block `number` of the index."""
         handle = self.index[number]
         data = self.data[handle.offset : handle.offset + handle.length]
         return _listed(handle, Piece(self.properties.name, handle.offset, data))
 
     def columns(self, section: Section) -> Iterator[Columns]:
-        """The rows of a section, block by block."""
+        """Yield the rows of a section, block by block."""
         last_key: bytes | None = None
         for number in self.index.blocks_of(section):
             block = self.decode_block(number)
@@ -71,23 +73,23 @@ class Sst:
             yield columns
 
     def entries(self) -> Iterator[Entry]:
-        """Puts and tombstones, by key, the versions of one key from the newest to the oldest."""
+        """Return puts and tombstones by key, the versions of one key from newest to oldest."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.POINTS)))
 
     def range_tombstones(self) -> Iterator[Entry]:
-        """Range tombstones by first deleted key, and from the newest to the oldest."""
+        """Return range tombstones by first deleted key, and from newest to oldest."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.RANGE_TOMBSTONES)))
 
     def system_entries(self) -> Iterator[Entry]:
-        """Puts and tombstones of the system's own keys (see `shalekv.format.records`)."""
+        """Return puts and tombstones of the system's keys (see `shalekv.format.records`)."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.SYSTEM)))
 
     def control_entries(self) -> Iterator[Entry]:
-        """Control records, by the id of the load (see `shalekv.format.records`)."""
+        """Return control records by the id of the load (see `shalekv.format.records`)."""
         return chain.from_iterable(map(Columns.entries, self.columns(Section.CONTROL)))
 
     def audit(self) -> None:
-        """Decodes everything; raises unless footer and filter say what the entries amount to."""
+        """Decode everything; raise unless footer and filter agree with the entries."""
         tally = Tally()
         key_filter = open_filter(self.footer, self.filter_bytes)
         for section in SECTIONS:
@@ -100,12 +102,12 @@ class Sst:
             found = replace(found, min_seq=UNNUMBERED, max_seq=UNNUMBERED)
         if found != self.footer.contents:
             offset = self.footer.layout.index_offset + self.footer.layout.index_len
-            problem = f"the footer tells of {self.footer.contents}, found {found}"
+            problem = f"the footer says {self.footer.contents}, found {found}"
             raise BadStructure(self.properties.name, offset, problem)
 
     @property
     def _filtered_section(self) -> Section:
-        """Whose keys the filter holds: points, or in their absence what the system remembers."""
+        """The section whose keys the filter has: points, or without any, the system's."""
         return Section.POINTS if self.index.blocks_of(Section.POINTS) else Section.SYSTEM
 
     def _check_filter(self, key_filter: Filter, columns: Columns) -> None:
@@ -122,10 +124,10 @@ def open_sst(
     checksum: int | None = None,
     listed_seq: int = 0,
 ) -> Sst:
-    """The SST with this name and these bytes.
+    """Return the SST with this name and these bytes.
 
-    `database_id` is the database that it must belong to (None: any), `checksum` the checksum that
-    its footer must have (None: any), `listed_seq` what `read_index` takes. Raises a
+    `database_id` is the database to which it must belong (None: any), and `checksum` the checksum
+    that its footer must have (None: any). `listed_seq` is that of `read_index`. Raises a
     `CorruptObject`.
     """
     footer = read_footer(name, data, len(data), database_id=database_id, checksum=checksum)
@@ -140,7 +142,7 @@ def open_sst(
 
 
 def read_filter(footer: Footer, data: bytes) -> bytes:
-    """The bytes of the filter of the SST with this footer, verified; `data` are said to be them."""
+    """Verify `data` as the filter of the SST with this footer, and return it."""
     piece = Piece(footer.properties.name, footer.layout.filter_offset, data)
     piece.take(0, footer.layout.filter_len, "filter")
     piece.verify(footer.layout.filter_checksum, "filter")
@@ -148,16 +150,16 @@ def read_filter(footer: Footer, data: bytes) -> bytes:
 
 
 def open_filter(footer: Footer, data: bytes) -> Filter | None:
-    """The same, to be asked for keys; None: there is none that this version understands."""
+    """Return the filter in `data`, verified; None: there is none that this version knows."""
     read_filter(footer, data)
     return parse_filter(footer.properties.name, footer.layout.filter_offset, data)
 
 
 def read_index(footer: Footer, data: bytes, listed_seq: int = 0) -> BlockIndex:
-    """The index of the SST with this footer; `data` are the bytes that its layout speaks of.
+    """Return the index of the SST with this footer; `data` are its bytes.
 
-    If its entries were written before their sequence number was known, `listed_seq` is what they
-    get: the one that the list says which names the SST. 0: nothing says so, they stay as they are.
+    If the entries were written before their sequence number was known, they get `listed_seq`: the
+    number in the list that names the SST. 0: no list has named it, and they stay without.
     """
     layout, contents = footer.layout, footer.contents
     piece = Piece(footer.properties.name, layout.index_offset, data)
@@ -172,7 +174,7 @@ def read_index(footer: Footer, data: bytes, listed_seq: int = 0) -> BlockIndex:
         problem = f"lists {found} points, range tombstones, others; the footer {expected}"
         raise piece.malformed(0, problem)
     if control and (contents.bounded_count or parse_wal_name(piece.name) is None):
-        raise piece.malformed(0, "control records stand in WAL objects, apart from all keys")
+        raise piece.malformed(0, "control records belong in WAL objects, apart from all keys")
     if not contents.is_unnumbered or not listed_seq:
         return index
     if points != contents.entry_count:
@@ -181,12 +183,12 @@ def read_index(footer: Footer, data: bytes, listed_seq: int = 0) -> BlockIndex:
 
 
 def read_block(index: BlockIndex, number: int, data: bytes) -> Block:
-    """Block `number` of the index; `data` are the bytes that its handle speaks of."""
+    """Return block `number` of the index; `data` are its bytes."""
     return read_block_at(index.piece.name, index[number], data)
 
 
 def read_block_at(name: str, handle: BlockHandle, data: bytes) -> Block:
-    """The block of the object `name` that has this handle, for who keeps that and no index."""
+    """Return the block of the object `name` with this handle, for callers without an index."""
     piece = Piece(name, handle.offset, data)
     piece.take(0, handle.length, "block")
     piece.verify(handle.checksum, "block")
@@ -194,7 +196,7 @@ def read_block_at(name: str, handle: BlockHandle, data: bytes) -> Block:
 
 
 def _listed(handle: BlockHandle, piece: Piece) -> Block:
-    """The block in `piece`, whose checksum is verified; it must be as its handle says."""
+    """Return the block in `piece`, whose checksum is verified; it must be as its handle says."""
     block = parse_block(piece, handle.listed_seq)
     found = (block.section, block.rows, block.first_key)
     if found != (handle.section, handle.rows, handle.first_key):
@@ -202,15 +204,8 @@ def _listed(handle: BlockHandle, piece: Piece) -> Block:
     return block
 
 
-# --- sst_metadata
-# What a reader keeps of an SST of the levels: footer, index, filter, in one request.
-#
-# They are the end of the object, one after the other: filter, index, footer. The manifest says
-# where they begin, and its checksum vouches for all three.
-
-
 class ByteRange(NamedTuple):
-    """`length` bytes of an object from byte `start` on."""
+    """The `length` bytes of an object from byte `start` on."""
 
     start: int
     length: int
@@ -218,10 +213,10 @@ class ByteRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SstMetadata:
-    """All that is known of an SST without reading its blocks.
+    """Metadata of an SST: everything but its blocks.
 
-    `filter` is None if it has none, or of a kind that this version does not know, or if it was not
-    asked for: then every key may be there.
+    `filter` is None if it has none, or one of a kind that this version does not know, or if it was
+    not requested: then every key may be there.
     """
 
     footer: Footer
@@ -230,13 +225,17 @@ class SstMetadata:
 
 
 def metadata_range(info: SstInfo, *, with_filter: bool = True) -> ByteRange:
-    """What to fetch for `read_metadata`. Scans and compactions have no use for the filter."""
+    """Return the range of `read_metadata`; scans and compactions need no filter.
+
+    Filter, index and footer are the end of the object, in this order. The manifest has their
+    offsets, and its checksum vouches for all three, so that one request is enough.
+    """
     start = info.filter_offset if with_filter and info.filter_len else info.block_meta_offset
     return ByteRange(start, info.size_bytes - start)
 
 
 def metadata_ranges(info: SstInfo, *, with_filter: bool = True) -> list[ByteRange]:
-    """The same in two pieces, one after the other, if it has a filter: that, and the rest."""
+    """Return this range as two adjacent ones if there is a filter: the filter, and the rest."""
     rest = metadata_range(info, with_filter=False)
     whole = metadata_range(info, with_filter=with_filter)
     if whole == rest:
@@ -247,11 +246,11 @@ def metadata_ranges(info: SstInfo, *, with_filter: bool = True) -> list[ByteRang
 def read_metadata(
     info: SstInfo, data: bytes, *, database_id: bytes, with_filter: bool = True
 ) -> SstMetadata:
-    """Footer, index and filter of the SST that the manifest lists as `info`.
+    """Return footer, index and filter of the SST that the manifest lists as `info`.
 
-    `data` are the bytes of its `metadata_range`. Raises a `CorruptObject`: they are not that, or
-    not the object that the manifest speaks of. Entries that were written before their sequence
-    number was known get the one of `info`: the index tells it to `read_block`.
+    `data` are the bytes of its `metadata_range`. Raises a `CorruptObject` if they are damaged, or
+    of another object than the manifest lists. Entries that were written before their sequence
+    number was known get the one of `info`, by way of the index.
     """
     name = level_name(info.id)
     start, length = metadata_range(info, with_filter=with_filter)
@@ -264,7 +263,7 @@ def read_metadata(
     listed = (info.filter_offset, info.filter_len, info.block_meta_offset, info.block_meta_len)
     found = (layout.filter_offset, layout.filter_len, layout.index_offset, layout.index_len)
     if listed != found:
-        problem = f"filter and index stand at {found}, the manifest says {listed}"
+        problem = f"filter and index are at {found}, the manifest says {listed}"
         raise WrongObject(name, start, problem)
     index_at = layout.index_offset - start
     if footer.contents.is_unnumbered and info.min_seq != info.max_seq:
@@ -274,18 +273,11 @@ def read_metadata(
     return SstMetadata(footer, index, open_filter(footer, data[:index_at]) if index_at else None)
 
 
-# --- sst_audit
-# Checks a whole SST piece by piece: it is never in memory at once, and all damage is told.
-#
-# First the ends (`shalekv.format.footer`, `shalekv.format.sst`): footer, index, filter.
-# Then every block is shown to an `SstAudit`, and at last it is asked what they amount to.
-
-
 class SstAudit:
-    """The blocks of one SST, seen in order."""
+    """Checks the blocks of one SST, given in order, and its footer."""
 
     def __init__(self, footer: Footer, index: BlockIndex, key_filter: Filter | None) -> None:
-        """`key_filter`: None, if there is none, or if it is damaged."""
+        """`key_filter` is None if there is none, or if it is damaged."""
         self._footer = footer
         self._index = index
         self._filter = key_filter
@@ -293,10 +285,10 @@ class SstAudit:
         self._last_keys: dict[Section, bytes] = {}
         self._is_sound = True
         self.repeated_key: bytes | None = None  # a point with a second version
-        self.loads: list[PendingLoad] = []  # that control records commit
+        self.loads: list[PendingLoad] = []  # those that control records commit
 
     def check_block(self, number: int, data: bytes) -> CorruptObject | None:
-        """Look at block `number`, whose bytes are `data`; what is wrong with it, if anything."""
+        """Check block `number`, whose bytes are `data`; return what is wrong, if anything."""
         try:
             block = read_block(self._index, number, data)
             columns = block.columns()
@@ -306,25 +298,25 @@ class SstAudit:
                 raise block.piece.malformed(0, problem)
             self._last_keys[block.section] = columns.keys[-1]
             self._tally.add(block.section, columns)
-            self._look_into(block.section, columns)
+            self._check_rows(block.section, columns)
         except CorruptObject as error:
             self._is_sound = False
             return error
         return None
 
     def check_contents(self) -> CorruptObject | None:
-        """Whether the footer tells of what was seen. REQUIRES: every block was."""
+        """Return an error unless the footer agrees with all blocks. REQUIRES: all were checked."""
         found = self._tally.contents()
         if self._index.listed_seq:
             found = replace(found, min_seq=UNNUMBERED, max_seq=UNNUMBERED)
         if not self._is_sound or found == self._footer.contents:
             return None
         layout = self._footer.layout
-        problem = f"the footer tells of {self._footer.contents}, found {found}"
+        problem = f"the footer says {self._footer.contents}, found {found}"
         offset = layout.index_offset + layout.index_len
         return BadStructure(self._footer.properties.name, offset, problem)
 
-    def _look_into(self, section: Section, columns: Columns) -> None:
+    def _check_rows(self, section: Section, columns: Columns) -> None:
         name = self._footer.properties.name
         if section is Section.POINTS:
             if self.repeated_key is None:

@@ -1,4 +1,4 @@
-"""SSTs as protobuf messages: the packed columns of the levels, and single ones for loads."""
+"""SSTs as protobuf messages: packed columns for the levels, and single ones for pending loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXPIRY_BYTES = 8
 
 
 def table_message(table: SstTable) -> manifest_pb2.SstTable:
-    """The columns as a message: no loop over SSTs."""
+    """Encode the columns as a message, without a loop over SSTs."""
     return manifest_pb2.SstTable(
         count=table.count,
         ids=table.ids,
@@ -31,16 +31,16 @@ def table_message(table: SstTable) -> manifest_pb2.SstTable:
         tombstone_counts=table.tombstone_counts,
         sizes_bytes=table.sizes_bytes,
         checksums=table.checksums,
-        # Only where values expire: versions that do not know the column read all other tables.
+        # Left out unless values expire, so that versions without this column can read the table.
         first_expiries_ms=table.first_expiries_ms if table.first_expiries_ms.strip(b"\0") else b"",
     )
 
 
 def table_of(message: manifest_pb2.SstTable) -> SstTable:
-    """The columns in a message. `ValueError` names a column whose length is wrong.
+    """Decode the columns in a message. `ValueError` names a column whose length is wrong.
 
-    The column of expiries may be missing: nothing expires then that has an id here. `count` is
-    compared with the length of the columns only afterwards, and may be any number.
+    The column of expiries may be missing: then no SST in it has values that expire. `count` may be
+    any number here; it is compared with the length of the columns later.
     """
     no_expiries = bytes(_EXPIRY_BYTES * (len(message.ids) // ID_BYTES))
     return SstTable(
@@ -66,7 +66,7 @@ def table_of(message: manifest_pb2.SstTable) -> SstTable:
 
 
 def info_message(info: SstInfo) -> manifest_pb2.SstInfo:
-    """One SST as a message."""
+    """Encode one SST."""
     return manifest_pb2.SstInfo(
         sstinfo_format_version=SSTINFO_FORMAT_VERSION,
         id=info.id,
@@ -88,7 +88,11 @@ def info_message(info: SstInfo) -> manifest_pb2.SstInfo:
 
 
 def info_of(message: manifest_pb2.SstInfo, piece: Piece) -> SstInfo:
-    """The SST in a message that was read from `piece`. `ValueError`: there is no such version."""
+    """Decode the SST in a message that was read from `piece`.
+
+    Raises `UnsupportedVersion` for a later version, and `ValueError` for version 0, which does not
+    exist.
+    """
     version = message.sstinfo_format_version
     if version > SSTINFO_FORMAT_VERSION:
         problem = f"SstInfo format version {version}, expected at most {SSTINFO_FORMAT_VERSION}"

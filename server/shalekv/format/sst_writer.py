@@ -1,9 +1,10 @@
-"""Writes an SST piece by piece: rows of columns in, in order, the bytes of one object out.
+"""Writes SSTs: rows of columns in, in order, and the bytes of one object out.
 
 sst := block* [filter] index footer
 
-Blocks are encoded as soon as they are full, so that what is held beside the finished bytes is one
-block and 8 bytes for each key of the filter.
+`SstWriter` takes rows piece by piece. It encodes a block as soon as it is full, so that beside the
+finished bytes it holds one block, and 8 bytes for each key of the filter. `encode_sst` takes all
+entries at once.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ from shalekv.format.index import BlockHandle, encode_index
 from shalekv.format.names import parse_wal_name
 from shalekv.protocol.entry import NO_EXPIRY, Entry
 
+# Each row is read several times: so few rows at once that the processor's cache still has them.
+_GROUP_ROWS = 512
+
 
 class FinishedSst(NamedTuple):
-    """The bytes of an SST, and what their footer says."""
+    """The bytes of an SST, and its footer."""
 
     data: bytes
     footer: Footer
 
 
 class EncodedBlock(NamedTuple):
-    """A block of points that was encoded elsewhere, as `encode_block` and `compressed` do it.
+    """A block of points that was encoded elsewhere, as by `encode_block` and `compressed`.
 
-    `contents` speak of its rows alone, and `hashes` hold the `key_hash` of each key.
+    `contents` sums up its rows alone, and `hashes` has the `key_hash` of each key.
     """
 
     data: bytes
@@ -56,9 +60,10 @@ class EncodedBlock(NamedTuple):
 class SstWriter:
     """One SST that is being written.
 
-    A block is closed before its keys and values pass `block_bytes`, but never between two versions
-    of a key. `codec` compresses the blocks that it makes smaller. With `filter_bits_per_key` the
-    SST gets a filter: of the keys of points, or if it has none, of those of the system.
+    A block is closed before its keys and values exceed `block_bytes`, but never between two
+    versions of a key. `codec` compresses the blocks that it makes smaller. With
+    `filter_bits_per_key` the SST gets a filter: of the keys of points, or without any, of those of
+    the system.
     """
 
     def __init__(
@@ -79,34 +84,34 @@ class SstWriter:
         if filter_bits_per_key is not None:
             self._filter_keys = FilterKeys(filter_bits_per_key)
         self._has_points = False
-        self.first_expiry_ms = NO_EXPIRY  # when the first of its values expires, so far
+        self.first_expiry_ms = NO_EXPIRY  # the earliest expiry of its values so far
         self._finished = BytesIO()  # `getvalue` does not copy, unlike joining blocks
         self._offset = 0
         self._handles: list[BlockHandle] = []
         self._tally = Tally()
         self._section = Section.POINTS
-        self._last_key: bytes | None = None  # of what is encoded of the section
+        self._last_key: bytes | None = None  # the last encoded key of the section
         # The rows of the block that is not full yet.
         self._rows = NO_ROWS
         self._ends: list[int] = []  # bytes of keys and values up to the end of each row
-        self._before = 0  # ... and up to the first row
+        self._before = 0  # bytes of keys and values before the first row
 
     @property
     def held_rows(self) -> int:
-        """Rows of the block that is not full yet. To add fewer at once copies them too often."""
+        """Rows of the block that is not full yet; to add fewer at once copies them too often."""
         return len(self._ends)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks so far, those of the block that is not full before compression."""
+        """Bytes of all blocks so far; the block that is not full counts uncompressed."""
         return self._offset + (self._ends[-1] - self._before if self._ends else 0)
 
     def add(self, section: Section, columns: Columns) -> None:
-        """Take these rows, one or more, the next ones of `section`; sections come in order.
+        """Add these rows, one or more, to `section`; sections come in order.
 
-        Rows stand by key, ascending, and those of one key by sequence number, descending, no two
-        with the same of both. Raises `ValueError` for rows that break the rules of their section,
-        no later than by `finish`.
+        Rows are ordered by key, ascending, and those of one key by sequence number, descending; no
+        two rows have the same of both. Raises `ValueError` for rows that break the rules of their
+        section, at the latest in `finish`.
         """
         if section is not self._section:
             if section < self._section:
@@ -117,7 +122,7 @@ class SstWriter:
         last_end = self._ends[-1] if self._ends else self._before
         self._ends += islice(accumulate(sizes, initial=last_end), 1, None)
         rows, ends, cuts = self._rows, self._ends, [0]
-        # A block that reaches the last row may go on with the rows that come next.
+        # The last block may continue with the rows that come next.
         before = self._before
         while (stop := _block_end(rows.keys, ends, cuts[-1], before + self._block_bytes)) < len(
             ends
@@ -130,7 +135,7 @@ class SstWriter:
             self._rows, self._ends = rows.rows(cuts[-1], len(ends)), ends[cuts[-1] :]
 
     def add_block(self, block: EncodedBlock) -> None:
-        """Take a block whose keys are above those before; not together with `add`.
+        """Add a block whose keys are above all keys so far; not to be combined with `add`.
 
         REQUIRES: its rows obey the rules of points. `ValueError`: its first key is too low.
         """
@@ -149,9 +154,9 @@ class SstWriter:
         self._write(block.data, contents.entry_count, Section.POINTS, contents.first_key)
 
     def finish(self, filter_bytes: bytes = b"") -> FinishedSst:
-        """The SST; nothing can be added any more.
+        """Return the SST; nothing can be added after that.
 
-        `filter_bytes` is stored as the filter of an SST that gets no other, a multiple of 8 bytes.
+        `filter_bytes` is stored as the filter of an SST that has no other, a multiple of 8 bytes.
         """
         self._end_section(self._section)
         if self._filter_keys is not None:
@@ -182,7 +187,7 @@ class SstWriter:
 
     @property
     def _takes_control(self) -> bool:
-        """Whether nothing rules out control records here."""
+        """Whether control records are allowed: only in WAL objects without keys."""
         is_wal = parse_wal_name(self._properties.name) is not None
         return is_wal and not self._tally.contents().bounded_count
 
@@ -193,13 +198,13 @@ class SstWriter:
         self._section, self._last_key = following, None
 
     def _encode(self, rows: Columns, cuts: Sequence[int]) -> None:
-        """Encode the blocks that begin and end among `rows` at `cuts`."""
+        """Encode the blocks whose bounds among `rows` are `cuts`."""
         section = self._section
         problem = violation(section, rows)
         if problem is None and self._last_key is not None and self._last_key >= rows.keys[0]:
             problem = "the key of a row is not above the key before it"
         if section is Section.CONTROL and not self._takes_control:
-            problem = "control records stand in WAL objects, apart from all keys"
+            problem = "control records belong in WAL objects, apart from all keys"
         if problem is not None:
             raise ValueError(f"{self._properties.name}: section {section}: {problem}")
         self._last_key = rows.keys[-1]
@@ -225,26 +230,16 @@ class SstWriter:
 
 
 def _sooner(one_ms: int, other_ms: int) -> int:
-    """The first of two times, of which each may be none."""
+    """Return the earlier of two times, each of which may be none."""
     return min(one_ms or other_ms, other_ms or one_ms)
 
 
 def _block_end(keys: Sequence[bytes], ends: Sequence[int], start: int, limit: int) -> int:
-    """Where the block ends that begins with row `start`, and may reach to `limit` bytes."""
+    """Return the end of the block that begins with row `start`, and may reach `limit` bytes."""
     stop = max(start + 1, bisect_right(ends, limit, lo=start))
     if stop < len(keys) and keys[stop] == keys[stop - 1]:
         return bisect_right(keys, keys[stop], lo=stop)
     return stop
-
-
-# --- sst_encode
-# Writes an SST whose entries are all there: entries in, the bytes of one object out.
-#
-# `shalekv.format.sst_writer` writes one piece by piece.
-
-
-# Each row is looked at several times: so few at once that the processor's cache still has them.
-_GROUP_ROWS = 512
 
 
 def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
@@ -259,15 +254,15 @@ def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
     filter_bits_per_key: float | None = None,
     filter_bytes: bytes = b"",
 ) -> bytes:
-    """The SST of these entries.
+    """Return the SST of these entries.
 
-    `entries` are puts and tombstones, `range_tombstones` what their name says, `system` puts and
-    tombstones of keys of the system (see `shalekv.format.records`), `control` records of loads;
-    each stand by key, ascending, and those of one key by sequence number, descending, no two with
-    the same of both. Blocks, codec and filter are those of `SstWriter`; without
-    `filter_bits_per_key`, `filter_bytes` is stored as it is, a multiple of 8 bytes.
+    `entries` are puts and tombstones, `system` puts and tombstones of keys of the system (see
+    `shalekv.format.records`), and `control` records of loads. All are ordered by key, ascending,
+    and those of one key by sequence number, descending; no two have the same of both. Blocks, codec
+    and filter are those of `SstWriter`; without `filter_bits_per_key`, `filter_bytes` is stored as
+    it is, a multiple of 8 bytes.
 
-    Raises `ValueError` for entries that break these rules, are of another kind, or don't fit.
+    Raises `ValueError` for entries that break these rules, are of another kind, or do not fit.
     """
     writer = SstWriter(
         properties, block_bytes=block_bytes, codec=codec, filter_bits_per_key=filter_bits_per_key
@@ -279,12 +274,12 @@ def encode_sst(  # noqa: PLR0913 - four sections, and how they are written
         (Section.CONTROL, control),
     ):
         unread = iter(rows)
-        # As many as are held back, so that a block of many groups is not copied for each of them.
+        # As many as the writer holds, so that a block of many groups is not copied for each.
         while group := [*islice(unread, max(_GROUP_ROWS, writer.held_rows))]:
             writer.add(section, columns_of(group))
     return writer.finish(filter_bytes).data
 
 
 def encode_fence(properties: SstProperties) -> bytes:
-    """An SST without entries, which only occupies its slot."""
+    """Return an SST without entries, which only occupies its slot."""
     return encode_sst(properties, (), block_bytes=1)

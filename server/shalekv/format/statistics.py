@@ -1,4 +1,4 @@
-"""What an SST weighs, and where to cut it: told by footer and index, without reading blocks."""
+"""Sizes of an SST, and keys at which to cut it, from footer and index, without reading blocks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shalekv.format.index import BlockIndex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstStatistics:
-    """Sizes in bytes. `logical_bytes` are keys and values of all entries, as clients wrote them.
+    """Sizes in bytes. `logical_bytes` is the size of all keys and values as clients wrote them.
 
-    What columns cost beside keys and values, 8 to 33 bytes an entry, is in `stored_bytes` alone.
+    The size of columns beside keys and values, 8 to 33 bytes per entry, is only in `stored_bytes`.
     """
 
     entries: int
@@ -30,19 +30,19 @@ class SstStatistics:
 
     @property
     def stored_ratio(self) -> float:
-        """Bytes that blocks take for one byte of keys and values; of an SST without any, 1."""
+        """Stored bytes of blocks per byte of keys and values; 1 if there are none."""
         return self.stored_bytes / self.logical_bytes if self.logical_bytes else 1.0
 
 
 class BlockWeight(NamedTuple):
-    """One block, or as much as one."""
+    """The size of one block, or of a part that counts as one."""
 
     first_key: bytes
     stored_bytes: int
 
 
 def statistics(footer: Footer, index: BlockIndex) -> SstStatistics:
-    """The sizes of the SST with this footer and index."""
+    """Return the sizes of the SST with this footer and index."""
     contents, layout = footer.contents, footer.layout
     return SstStatistics(
         entries=contents.entry_count,
@@ -55,9 +55,9 @@ def statistics(footer: Footer, index: BlockIndex) -> SstStatistics:
 
 
 def blocks_between(index: BlockIndex, section: Section, start: bytes, end: bytes) -> range:
-    """The numbers of the blocks that can hold keys of `section` from `start` on, before `end`.
+    """Return the numbers of the blocks that may hold keys ``start <= key < end`` of `section`.
 
-    An empty `end` is none.
+    An empty `end` means: no end.
     """
     blocks = index.blocks_of(section)
     first = index.locate(section, start)
@@ -66,17 +66,17 @@ def blocks_between(index: BlockIndex, section: Section, start: bytes, end: bytes
 
 
 def weights(index: BlockIndex, blocks: range) -> Iterator[BlockWeight]:
-    """What these blocks take in the object, by first key, ascending."""
+    """Yield the stored sizes of these blocks, by first key, ascending."""
     for number in blocks:
         handle = index[number]
         yield BlockWeight(handle.first_key, handle.length)
 
 
 def cuts(blocks: Sequence[BlockWeight], count: int) -> list[bytes]:
-    """Keys, ascending, that cut these blocks into `count` parts of about one size, or into fewer.
+    """Return keys, ascending, that cut these blocks into about equal parts, at most `count`.
 
-    The blocks may be those of several SSTs, merged by first key; each counts where it begins. A
-    cut is made where it is nearest to the place that is due. n keys make n + 1 parts.
+    The blocks may be those of several SSTs, merged by first key; each counts where it begins. Each
+    cut is made as near as possible to its ideal place. n keys make n + 1 parts.
     """
     all_bytes = sum(block.stored_bytes for block in blocks)
     keys: list[bytes] = []

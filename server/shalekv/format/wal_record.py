@@ -1,4 +1,4 @@
-"""Records of the quorum WAL as bytes: what a safekeeper writes, and what is checked of it.
+"""Records of the quorum WAL as bytes: the frames that a safekeeper writes, and their checks.
 
     frame := header payload            header, little endian, 48 bytes:
       magic              4   "SKR1"
@@ -11,8 +11,8 @@
       reserved           4   zero
       checksum           4   CRC-32C of the 44 bytes before it, then of the payload
 
-A record whose checksum matches and that names its predecessor's is what was written, and where it
-was written. A frame that is zero, cut short, or of another chain is no record: the log ends there.
+A record whose checksum matches, and which has the checksum of its predecessor, is intact and in its
+place. A frame that is zero, truncated, or of another chain is not a record: the log ends there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENDS_OBJECT = 1
 def make_record(
     after: LogEnd, *, epoch: int, wal_id: int, ends_object: bool, payload: bytes
 ) -> Record:
-    """The record that follows `after`."""
+    """Return the record that follows `after`."""
     lsn = after.lsn + 1
     header = _header(lsn, epoch, wal_id, after.checksum, len(payload), ends_object=ends_object)
     checksum = crc32c(payload, crc32c(header))
@@ -42,12 +42,12 @@ def make_record(
 
 
 def encode_record(record: Record) -> bytes:
-    """The frame."""
+    """Return the frame of the record."""
     return header_of(record) + record.payload
 
 
 def header_of(record: Record) -> bytes:
-    """The first `HEADER_BYTES` of the frame; the payload follows."""
+    """Return the first `HEADER_BYTES` of the frame; the payload follows."""
     header = _header(
         record.lsn,
         record.epoch,
@@ -60,9 +60,12 @@ def header_of(record: Record) -> bytes:
 
 
 def check_record(record: Record, name: str) -> Record:
-    """The record, its checksum verified: it may have come over a network. Raises `BadChecksum`."""
+    """Return the record if its checksum is right: it may come from a network.
+
+    Raises `BadChecksum`, which names the sender or file `name`.
+    """
     if crc32c(record.payload, crc32c(header_of(record)[:-4])) != record.checksum:
-        raise BadChecksum(name, 0, f"record {record.lsn}")
+        raise BadChecksum(name, 0, f"the checksum of record {record.lsn} does not match")
     return record
 
 
@@ -74,26 +77,26 @@ class FramedRecord(NamedTuple):
 
 
 def decode_record(name: str, data: bytes | memoryview, offset: int = 0) -> FramedRecord:
-    """The record whose frame begins at `offset`.
+    """Return the record whose frame begins at `offset` of `data`.
 
-    Raises `Truncated`, `BadMagic`, `BadStructure` and `BadChecksum`, of the file `name`.
+    Raises `Truncated`, `BadMagic`, `BadStructure` and `BadChecksum` for the file `name`.
     """
     if len(data) - offset < HEADER_BYTES:
-        raise Truncated(name, offset, "the header of a record")
+        raise Truncated(name, offset, "the header of a record is cut short")
     magic, length, lsn, epoch, wal_id, previous, flags, reserved, checksum = HEADER.unpack_from(
         data, offset
     )
     if magic != MAGIC:
-        raise BadMagic(name, offset, "a record")
+        raise BadMagic(name, offset, f"expected {MAGIC!r}, found {magic!r}")
     start = offset + HEADER_BYTES
     if len(data) - start < length:
-        raise Truncated(name, offset, f"the {length} bytes of a record")
+        raise Truncated(name, offset, f"a record of {length} bytes is cut short")
     payload = bytes(data[start : start + length])
     header = bytes(data[offset : offset + _CHECKED.size])
     if crc32c(payload, crc32c(header)) != checksum:
-        raise BadChecksum(name, offset, f"record {lsn}")
+        raise BadChecksum(name, offset, f"the checksum of record {lsn} does not match")
     if flags & ~_ENDS_OBJECT or reserved:
-        raise BadStructure(name, offset, "flags of a later version")
+        raise BadStructure(name, offset, "has flags of a later version")
     ends_object = bool(flags & _ENDS_OBJECT)
     record = Record(lsn, epoch, wal_id, ends_object, previous, checksum, payload)
     return FramedRecord(record, start + length)

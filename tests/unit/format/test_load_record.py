@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shalekv.errors import BadStructure, CorruptObject, Truncated, UnsupportedVersion, WrongObject
 from shalekv.format.coding import MAX_U64
 from shalekv.format.columns import Section
-from shalekv.format.records import HEADER_BYTES, decode_load, load_entry
+from shalekv.format.records import LOAD_HEADER_BYTES, decode_load, load_entry
 from shalekv.format.sst import metadata_range, open_sst, read_block, read_metadata
 from shalekv.format.sst_message import table_message
 from shalekv.format.sst_writer import encode_sst
@@ -118,7 +118,7 @@ GOOD = value_of(info(0, b"a", b"b"), info(1, b"c", b"d"))
         (GOOD[:7] + b"\x01" + GOOD[8:], UnsupportedVersion, "reserved"),
         (GOOD + b"\x98\x06\x01", UnsupportedVersion, "fields"),
         (GOOD[:-1], BadStructure, "record"),
-        (GOOD[:HEADER_BYTES], BadStructure, "offsets"),
+        (GOOD[:LOAD_HEADER_BYTES], BadStructure, "offsets"),
         (value_of(), BadStructure, "no files"),
         (value_of(info(0, b"a", b"c"), info(1, b"c", b"d")), BadStructure, "file 1: .*above"),
         (value_of(info(0, b"b", b"c"), info(1, b"a", b"a")), BadStructure, "file 1: .*above"),

@@ -229,7 +229,7 @@ def test_a_damaged_version_is_damage() -> None:
 def test_an_audit_finds_what_the_footer_gets_wrong() -> None:
     """A footer that tells of other entries than there are is found by an audit."""
     forged = resealed(WAL_NAME, DATA, patched(DATA, FOOTER_AT + 80, b"\x00"))
-    with pytest.raises(BadStructure, match="footer tells"):
+    with pytest.raises(BadStructure, match="footer says"):
         opened(forged).audit()
 
 

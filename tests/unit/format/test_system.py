@@ -119,7 +119,7 @@ def test_an_audit_reads_entries_of_the_system() -> None:
     at = footer_at(opened(data))
     for field in (80, 128, 136):  # least sequence number, bytes of keys, bytes of values
         forged = resealed(WAL_NAME, data, patched(data, at + field, b"\x04"))
-        with pytest.raises(BadStructure, match="footer tells"):
+        with pytest.raises(BadStructure, match="footer says"):
             opened(forged).audit()
 
 
