@@ -240,6 +240,6 @@ LEVELS = (
         "a tree newer than its snapshot",
         (version_set, "named_manifest", _the_newest_will_do),
         test="tests/unit/read/test_version_set.py::"
-        "test_a_tree_is_that_of_the_manifest_that_its_snapshot_names",
+        "test_a_version_is_that_of_the_manifest_that_its_snapshot_names",
     ),
 )

@@ -1,4 +1,4 @@
-"""What bounds reads: a cache that loads nothing twice at once, and bytes in flight."""
+"""The bounds of reads: a cache that shares concurrent loads, and a budget of bytes in flight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Loads:
         return await self.begun[-1]
 
     def end_one(self, random: Random) -> None:
-        """End any of the loads that are under way, well or badly."""
+        """End any of the loads that are under way, with an item or an error."""
         under_way = [load for load in self.begun if not load.done()]
         if not under_way:
             return
@@ -46,8 +46,8 @@ def at_once(item: str, size_bytes: int = 1) -> Fetch:
     return fetch
 
 
-async def test_what_was_used_longest_ago_goes_first() -> None:
-    """Past the bound, the items go that were used longest ago, and as many as it takes."""
+async def test_the_least_recently_used_is_evicted_first() -> None:
+    """Beyond the bound, the least recently used items are evicted, as many as needed."""
     cache: Cache[str, str] = Cache(10)
     for key in "abcde":
         cache.keep(key, key, 2)
@@ -56,10 +56,10 @@ async def test_what_was_used_longest_ago_goes_first() -> None:
     assert ["a" in cache, "b" in cache, "c" in cache, "d" in cache] == [True, False, False, True]
     assert (cache.held_bytes, cache.evictions, len(cache)) == (9, 2, 4)
     assert (cache.hits, cache.misses) == (1, 0)
-    assert cache.peek("d") == "d"  # no use of it: it is the next to go
+    assert cache.peek("d") == "d"  # this does not count as a use: it is evicted next
     cache.keep("g", "g", 2)
     assert "d" not in cache
-    cache.keep("g", "new", 5)  # replaces what there is
+    cache.keep("g", "new", 5)  # replaces the item
     assert (cache.find("g"), cache.held_bytes) == ("new", 10)
     cache.drop("g")
     cache.drop("g")
@@ -68,7 +68,7 @@ async def test_what_was_used_longest_ago_goes_first() -> None:
 
 
 async def test_what_is_too_large_is_returned_and_not_kept() -> None:
-    """An item above the bound is returned, pushes nothing out, and is loaded again."""
+    """An item above the bound is returned, evicts nothing, and is loaded again."""
     cache: Cache[str, str] = Cache(10)
     cache.keep("a", "a", 10)
     assert await cache.load("b", at_once("large", 11)) == "large"
@@ -79,7 +79,7 @@ async def test_what_is_too_large_is_returned_and_not_kept() -> None:
 
 
 async def test_a_loader_that_is_cancelled_before_it_begins_hands_on() -> None:
-    """Who is made the loader and cancelled in the same moment passes that on."""
+    """A caller that becomes the loader and is cancelled at once hands over to the next one."""
     cache: Cache[str, str] = Cache(100)
     loads = Loads()
     async with asyncio.TaskGroup() as tasks:
@@ -87,7 +87,7 @@ async def test_a_loader_that_is_cancelled_before_it_begins_hands_on() -> None:
         await quiesce()
         loads.begun[0].cancel()  # ends the first load as a cancelled task does
         await asyncio.sleep(0)
-        assert (calls[0].done(), len(loads.begun)) == (True, 1)  # it has been told, and not run
+        assert (calls[0].done(), len(loads.begun)) == (True, 1)  # it was woken, and has not run
         calls[1].cancel()
         await quiesce()
         assert len(loads.begun) == 2
@@ -97,7 +97,7 @@ async def test_a_loader_that_is_cancelled_before_it_begins_hands_on() -> None:
 
 @pytest.mark.parametrize("number", range(10))
 async def test_any_cancellations_and_failures(number: int) -> None:
-    """Whoever is not cancelled gets an item or the error of a load that it waited for."""
+    """Each caller that is not cancelled gets an item, or the error of a load that it waited for."""
     random = random_of(f"cache {number}")
     cache: Cache[str, str] = Cache(3)
     loads = Loads()
@@ -151,7 +151,7 @@ class Requests:
 
 
 async def test_first_come_first_served() -> None:
-    """Past the bound requests wait, and small ones do not overtake a large one."""
+    """Beyond the bound requests wait, and small ones do not overtake a large one."""
     requests = Requests(ReadBudget(10))
     async with asyncio.TaskGroup() as tasks:
         for name, size_bytes in [("a", 6), ("b", 4), ("c", 7), ("d", 1), ("e", 3)]:
@@ -172,7 +172,7 @@ async def test_first_come_first_served() -> None:
 
 @pytest.mark.parametrize("number", range(10))
 async def test_any_cancellations(number: int) -> None:
-    """Whatever is cancelled when, the bound holds, nobody is forgotten, and all is given back."""
+    """Under any cancellations the bound holds, all requests proceed, and every byte is returned."""
     random = random_of(f"read budget {number}")
     budget = ReadBudget(10)
     in_flight: list[int] = []

@@ -1,4 +1,4 @@
-"""Lookups find the newest version with as few blocks as filters allow: counted, not timed."""
+"""Lookups find the newest version with as few block reads as filters allow: counted, not timed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def absent(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def large() -> Levels:
-    """Three L0 SSTs over two levels: each key in one of them, and in front of each a filter."""
+    """Return three L0 SSTs over two levels: each key is in one of them, and each has a filter."""
     random = Random(5)
     parts: list[list[Entry]] = [[] for _ in range(5)]
     for number in range(KEYS):
@@ -50,26 +50,26 @@ def large() -> Levels:
 
 
 def opened(levels: Levels) -> tuple[LevelSsts, Version]:
-    """The tree, and a reader whose block cache holds less than a twentieth of it."""
+    """Return a reader with a block cache of under a twentieth of the levels, and their version."""
     return levels.open(block_cache_bytes=CACHE_BYTES), levels.tree()
 
 
 def assert_one_block_per_hit(ssts: LevelSsts, hits: int) -> None:
-    """At most one data block was fetched for each, but for those that a filter spoke falsely of."""
+    """At most one data block was fetched for each hit, apart from false positives."""
     counters = ssts.counters
     assert counters.blocks_fetched <= hits + counters.filter_false_positives
     assert counters.filter_false_positives < hits / 100
 
 
 async def test_a_hit_fetches_one_block(large: Levels) -> None:
-    """Of a database 20 times the cache, a hit fetches at most 1 data block, and nothing else."""
-    ssts, tree = opened(large)
+    """A hit in a database 20 times the cache fetches at most 1 data block, and nothing else."""
+    ssts, version = opened(large)
     await ssts.open_many(large.infos)
     metadata_requests = ssts.counters.metadata_requests
     assert metadata_requests == len(large.infos)
     hits = 1_000
     for number in Random(1).choices(range(KEYS), k=hits):
-        found = await find(ssts, tree, key_of(number))
+        found = await find(ssts, version, key_of(number))
         assert found is not None
         assert found.key == key_of(number)
     assert_one_block_per_hit(ssts, hits)
@@ -79,28 +79,28 @@ async def test_a_hit_fetches_one_block(large: Levels) -> None:
 
 
 async def test_a_miss_fetches_next_to_nothing(large: Levels) -> None:
-    """Of a database 20 times the cache, 100 misses fetch fewer than 1 data block."""
-    ssts, tree = opened(large)
+    """100 misses in a database 20 times the cache fetch fewer than 1 data block."""
+    ssts, version = opened(large)
     misses = 3_000
     for number in Random(2).sample(range(KEYS - 1), misses):
-        assert await find(ssts, tree, absent(number)) is None
+        assert await find(ssts, version, absent(number)) is None
     counters = ssts.counters
     assert counters.blocks_fetched < misses / 100
     assert counters.blocks_fetched <= counters.filter_false_positives
     assert counters.filter_positives == counters.filter_false_positives
-    asked = counters.filter_negatives + counters.filter_positives
-    assert 4.9 * misses < asked <= 5 * misses
+    requested = counters.filter_negatives + counters.filter_positives
+    assert 4.9 * misses < requested <= 5 * misses
     fresh, _ = opened(large)
-    assert await find_many(fresh, tree, [absent(number) for number in range(misses)]) == {}
+    assert await find_many(fresh, version, [absent(number) for number in range(misses)]) == {}
     assert fresh.counters.blocks_fetched <= fresh.counters.filter_false_positives < misses / 50
 
 
 async def test_many_at_once_read_each_block_once(large: Levels) -> None:
-    """Of thousands of keys at once each data block is fetched once, neighbours together."""
-    ssts, tree = opened(large)
+    """A lookup of thousands of keys fetches each data block once, neighbours together."""
+    ssts, version = opened(large)
     numbers = Random(4).sample(range(KEYS), 1_000)
     large.store.requests.clear()
-    found = await find_many(ssts, tree, [key_of(number) for number in numbers])
+    found = await find_many(ssts, version, [key_of(number) for number in numbers])
     assert {*found} == {key_of(number) for number in numbers}
     assert set(large.block_reads().values()) == {1}
     counters = ssts.counters
@@ -110,11 +110,11 @@ async def test_many_at_once_read_each_block_once(large: Levels) -> None:
 
 
 async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
-    """The metadata that a lookup misses is asked for in parallel."""
-    ssts, tree = opened(large)
+    """The metadata that a lookup misses is fetched in parallel."""
+    ssts, version = opened(large)
     large.gate.close()
     async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(find(ssts, tree, absent(KEYS // 2)))
+        call = tasks.create_task(find(ssts, version, absent(KEYS // 2)))
         for _ in range(30):
             await asyncio.sleep(0)
         assert large.gate.waiting == 5
@@ -123,72 +123,72 @@ async def test_a_cold_lookup_opens_all_it_needs_at_once(large: Levels) -> None:
 
 
 async def test_range_tombstone_answers_without_reading_blocks() -> None:
-    """What it hides in its SST and below is not read; a put of the same commit is newer."""
+    """Keys that a range tombstone hides are not read; a put of the same commit is newer."""
     levels = Levels()
     levels.add(2, [Entry(key, 1, Kind.PUT) for key in (b"a", b"b", b"h")])
     put = Entry(b"d", 5, Kind.PUT)
     levels.add(0, [put], [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)])
-    ssts, tree = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.tree()
     await ssts.open_many(levels.infos)
-    assert await find(ssts, tree, b"b") is None
-    assert await find_many(ssts, tree, [b"b", b"h"]) == {}
-    assert not may_hold(ssts, tree, b"b")
+    assert await find(ssts, version, b"b") is None
+    assert await find_many(ssts, version, [b"b", b"h"]) == {}
+    assert not may_hold(ssts, version, b"b")
     assert ssts.counters.blocks_fetched == 0
-    assert await find(ssts, tree, b"d") == put
-    assert await find_many(ssts, tree, [b"d"]) == {b"d": put}
+    assert await find(ssts, version, b"d") == put
+    assert await find_many(ssts, version, [b"d"]) == {b"d": put}
 
 
 async def test_a_lookup_stops_where_it_finds() -> None:
-    """What a newer source holds is not looked for in older ones, which are not even opened."""
+    """A key found in a newer source is not searched in older ones, which are not even opened."""
     levels = Levels()
     levels.add(2, [Entry(b"a", 1, Kind.PUT), Entry(b"k", 1, Kind.PUT)])
     newest = levels.add(0, [Entry(b"k", 2, Kind.TOMBSTONE)])
-    ssts, tree = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.tree()
     await ssts.metadata(newest)
-    assert await find(ssts, tree, b"k") == Entry(b"k", 2, Kind.TOMBSTONE)
+    assert await find(ssts, version, b"k") == Entry(b"k", 2, Kind.TOMBSTONE)
     assert {name for name, _, _ in levels.store.reads} == {level_name(newest.id)}
 
 
 @pytest.mark.parametrize("filter_bits", [None, 10.0])
 async def test_records_of_the_system(filter_bits: float | None) -> None:
-    """The newest record is found, by filter where there is one; no record is a key, nor reverse."""
+    """The newest record is found, by filter if there is one; records and keys are separate."""
     levels = Levels()
     keys = [record_key(b"%03d" % number) for number in range(200)]
     for at, seq in ((0, 1), (50, 2), (100, 3)):
         records = [Entry(key, seq, Kind.PUT, b"record", 99) for key in keys[at : at + 100]]
         levels.add(SYSTEM_LEVEL, records=records, block_bytes=100, filter_bits=filter_bits)
-    ssts, tree = levels.open(block_cache_bytes=0), levels.tree()
+    ssts, version = levels.open(block_cache_bytes=0), levels.tree()
     for number, key in enumerate(keys):
-        found = await find_record(ssts, tree, key)
+        found = await find_record(ssts, version, key)
         assert found == Entry(key, min(number // 50 + 1, 3), Kind.PUT, b"record", 99)
-        assert may_hold_record(ssts, tree, key)
-        assert await find(ssts, tree, key) is None
+        assert may_hold_record(ssts, version, key)
+        assert await find(ssts, version, key) is None
     fetched = ssts.counters.blocks_fetched
     assert fetched <= len(keys) + ssts.counters.filter_false_positives or filter_bits is None
-    assert await find_record(ssts, tree, record_key(b"absent")) is None
-    denied = [may_hold_record(ssts, tree, record_key(b"absent %d" % at)) for at in range(500)]
+    assert await find_record(ssts, version, record_key(b"absent")) is None
+    denied = [may_hold_record(ssts, version, record_key(b"absent %d" % at)) for at in range(500)]
     assert denied.count(False) > 450 or filter_bits is None
     assert await find_record(ssts, Levels().tree(), keys[0]) is None
 
 
 async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
-    """A block that is damaged, or a store that is silent, is told as for a single key."""
+    """A damaged block or a failing store raises the same error as for a single key."""
     levels = Levels()
     entries = [Entry(b"%03d" % key, 1, Kind.PUT, b"v" * 50) for key in range(100)]
     info = levels.add(1, entries, block_bytes=1)
-    ssts, tree = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.tree()
     await ssts.open_many(levels.infos)
-    asked = [entry.key for entry in entries[::2]]
+    requested = [entry.key for entry in entries[::2]]
     levels.store.fail("get_range")
     with pytest.raises(StoreUnavailable):
-        await find_many(ssts, tree, asked)
-    assert len(await find_many(ssts, tree, asked)) == len(asked)
+        await find_many(ssts, version, requested)
+    assert len(await find_many(ssts, version, requested)) == len(requested)
     handle = levels.sst(level_name(info.id)).index[50]
     data = bytearray(levels.data(level_name(info.id)))
     data[handle.offset + 20] ^= 4
     levels.overwrite(level_name(info.id), bytes(data))
     fresh = levels.open()
     with pytest.raises(BadChecksum) as raised:
-        await find_many(fresh, tree, asked)
+        await find_many(fresh, version, requested)
     assert (raised.value.name, raised.value.offset) == (level_name(info.id), handle.offset)
     assert fresh.counters.in_flight_bytes == 0

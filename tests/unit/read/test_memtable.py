@@ -1,6 +1,6 @@
-"""The memtable: what is accounted, merged and dropped, and what range deletes cost.
+"""The memtable: what is accounted, merged and dropped, and the cost of range deletes.
 
-What reads show is the subject of `test_memtable_model`.
+The results of reads are the subject of `test_memtable_model`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIRECTIONS = pytest.mark.parametrize("reverse", [False, True])
 
 
 def key_of(number: int) -> bytes:
-    """A key; keys are in the order of their numbers."""
+    """Return a key; keys are in the order of their numbers."""
     return b"%06d" % number
 
 
@@ -36,16 +36,14 @@ def many(seq: int, count: int = COUNT) -> MemoryRun:
 
 
 def filled(*seqs: int, key: bytes | None = None) -> Memtable:
-    """A memtable with a run for each number, of a key of its own unless one is given."""
+    """Return a memtable with a run for each number, of a key of its own unless one is given."""
     return landed(*(run_of(seq, put(b"%d" % seq if key is None else key, VALUE)) for seq in seqs))
 
 
-# --- accounting --------------------------------------------------------------------------------
-
-
 def test_bytes_are_counted_from_the_landing_on() -> None:
-    """Memory is accounted when an object lands, ahead of its turn or not, and once only; of range
-    tombstones each part of the key space, with its bounds and its overhead.
+    """Memory is accounted once, from the landing of an object on, in or out of order.
+
+    Each fragment of range tombstones counts with its bounds and its overhead.
     """
     memtable = Memtable()
     first, second = run_of(1, put(b"a", b"12345")), run_of(2, put(b"b"))
@@ -79,7 +77,7 @@ def test_accounted_memory_is_not_too_little() -> None:
 
 
 def test_merges_drop_what_is_hidden_and_memory_falls() -> None:
-    """Deleted entries leave the runs and the newest of each key, and so do their bytes."""
+    """Deleted entries leave the runs and the dictionary, and the accounted bytes fall."""
     puts = [run_of(seq, *(put(b"%d/%d" % (seq, n)) for n in range(50))) for seq in range(1, 8)]
     memtable = landed(*puts)
     full_bytes = memtable.size_bytes
@@ -94,15 +92,16 @@ def test_merges_drop_what_is_hidden_and_memory_falls() -> None:
 
 
 def test_merged_runs_count_while_views_from_before_and_after_have_them() -> None:
-    """A view from before a merge has all the entries, though the run that was made is gone; both
-    have the same entries.
+    """The inputs of a merge count while a view has them, even after the result is dropped.
+
+    Inputs and result have the same entries, which count once.
     """
     memtable = filled(1, 2)
     size_bytes = memtable.size_bytes
     before = memtable.view(2, 0)
     memtable.close_segment()
     merge(memtable)
-    assert memtable.held_bytes == 0  # of the same entries
+    assert memtable.held_bytes == 0  # the result has the same entries
     after = memtable.view(2, 0)
     drop(memtable, 2)
     assert memtable.held_bytes == size_bytes
@@ -113,7 +112,7 @@ def test_merged_runs_count_while_views_from_before_and_after_have_them() -> None
 
 
 def test_versions_that_only_a_view_has_count_before_anything_is_dropped() -> None:
-    """A merge leaves out what is overwritten; a view from before it has that still."""
+    """Overwritten versions that a merge leaves out count while a view has them."""
     memtable = filled(1, 2, key=b"k")
     one_bytes = memtable.size_bytes // 2
     view = memtable.view(2, 0)
@@ -127,7 +126,7 @@ def test_versions_that_only_a_view_has_count_before_anything_is_dropped() -> Non
 
 
 def test_runs_that_were_set_aside_count_too() -> None:
-    """What lay below a load is dropped as everything else is."""
+    """Runs that were set aside below a load count after they are dropped."""
     memtable = filled(1, 2)
     size_bytes = memtable.size_bytes
     memtable.set_aside(3)
@@ -140,11 +139,8 @@ def test_runs_that_were_set_aside_count_too() -> None:
     assert memtable.held_bytes == 0
 
 
-# --- merging and dropping ----------------------------------------------------------------------
-
-
 async def test_many_small_objects_leave_few_runs() -> None:
-    """Where an object lands in every turn of the loop, merging keeps up with it."""
+    """Merging keeps up with an object that lands in every iteration of the loop."""
     memtable = Memtable()
     async with asyncio.TaskGroup() as tasks:
         merging = tasks.create_task(memtable.merge_when_due(LoopClock()))
@@ -156,13 +152,13 @@ async def test_many_small_objects_leave_few_runs() -> None:
 
 
 @virtual_time(5)
-async def test_two_who_merge_at_the_same_time_drop_nothing() -> None:
-    """What lands while two tasks merge the same runs is in every scan afterwards."""
+async def test_concurrent_merges_drop_nothing() -> None:
+    """Entries that land during two concurrent merges are in every scan afterwards."""
     memtable = Memtable()
     seqs = iter(range(1, 1_000))
 
     def land(count: int) -> list[bytes]:
-        """A run of so many keys of its own."""
+        """Land a run of so many keys of its own."""
         seq = next(seqs)
         keys = [b"%d-%d" % (seq, number) for number in range(count)]
         landed(run_of(seq, *(put(key) for key in keys)), into=memtable)
@@ -179,20 +175,21 @@ async def test_two_who_merge_at_the_same_time_drop_nothing() -> None:
 
 
 class Watching(InlineClock):
-    """Looks whenever others have a chance to run."""
+    """A clock that calls a function whenever other tasks may run."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, poll: Callable[[], None]) -> None:
         super().__init__()
-        self._look = look
+        self._poll = poll
 
     async def sleep_ms(self, duration_ms: float) -> None:
         del duration_ms
-        self._look()
+        self._poll()
 
 
 def test_what_is_being_dropped_hides_nothing() -> None:
-    """While segments are dropped, a range delete of one hides no put after it that is gone already:
-    either memory shows the put, or it says nothing.
+    """A range delete in a segment that is being dropped hides no put that came after it.
+
+    The put may be gone already: then memory returns nothing for the key.
     """
     memtable = landed(range_delete(1, (b"a", b"z")), run_of(2, put(b"k", b"after")))
     memtable.close_segment()
@@ -204,7 +201,7 @@ def test_what_is_being_dropped_hides_nothing() -> None:
 
 
 def test_segments_go_from_the_oldest_on_when_the_levels_hold_all_of_them() -> None:
-    """One that has a commit above stays whole, and what is newer with it."""
+    """A segment with a commit above the dropped ones stays whole, and so do newer ones."""
     memtable = Memtable()
     for seqs in ((1, 2), (3, 4), (5,)):
         landed(*(run_of(seq, put(b"%d" % seq)) for seq in seqs), into=memtable)
@@ -217,7 +214,7 @@ def test_segments_go_from_the_oldest_on_when_the_levels_hold_all_of_them() -> No
 
 @pytest.mark.parametrize("is_ahead", [True, False])
 def test_range_deletes_are_rebuilt_after_a_drop(*, is_ahead: bool) -> None:
-    """Those of dropped segments go, those that are left stay, and so do those that are ahead."""
+    """Range deletes of dropped segments go; those of others and those that are ahead stay."""
     memtable = landed(range_delete(1, (b"a", b"c")))
     memtable.close_segment()
     landed(range_delete(2, (b"d", b"f")), run_of(3, put(b"z")), into=memtable)
@@ -236,12 +233,9 @@ def test_range_deletes_are_rebuilt_after_a_drop(*, is_ahead: bool) -> None:
     assert read(memtable.view(3, 0)) == ([(b"z", b"v")] if is_ahead else [])
 
 
-# --- what range deletes cost -------------------------------------------------------------------
-
-
 @DIRECTIONS
 def test_deleted_keys_are_stepped_over_at_once(*, reverse: bool) -> None:
-    """However many keys of a run were deleted, a scan looks at a handful of slices."""
+    """A scan skips deleted keys of a run in a few slices, however many they are."""
     memtable = landed(many(1), range_delete(2, (key_of(10), key_of(COUNT - 10))))
     slices = slices_of(memtable.view(2, 1), reverse=reverse)
     assert len(slices) <= 2
@@ -252,7 +246,7 @@ def test_deleted_keys_are_stepped_over_at_once(*, reverse: bool) -> None:
 
 @DIRECTIONS
 def test_what_was_put_again_is_found_among_the_deleted(*, reverse: bool) -> None:
-    """Later puts, one here and one there, cost no more than they are."""
+    """A scan finds later puts among deleted keys without reading those."""
     again = [put(key_of(n), b"new") for n in range(0, COUNT, COUNT // 10)]
     memtable = landed(many(1), range_delete(2, (b"0", b"1")), run_of(3, *again))
     slices = slices_of(memtable.view(3, 2), reverse=reverse)
@@ -263,7 +257,7 @@ def test_what_was_put_again_is_found_among_the_deleted(*, reverse: bool) -> None
 
 @DIRECTIONS
 def test_thousands_of_range_deletes_are_stepped_over_in_slices(*, reverse: bool) -> None:
-    """Where each range delete hides one key, others get their turns between some of them."""
+    """Other tasks run while a scan skips thousands of range deletes of one key each."""
     count = 10 * SKIPS_MAX
     small = [range_delete(2 + n, (key_of(n), key_of(n + 1))) for n in range(count)]
     memtable = landed(many(1, count), *small)

@@ -1,4 +1,4 @@
-"""The memtable's segments against a model: what was written last above what was dropped."""
+"""The memtable against a model: the newest version of each key above what was dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Step = tuple[str, int, int, int]
 
 
 class MemtableHistory:
-    """A memtable and its model, and runs that have landed ahead of their turn."""
+    """A memtable and its model, and runs that have landed out of order."""
 
     def __init__(self) -> None:
         self.memtable = Memtable(segment_bytes=2_000)  # closed after some five puts
@@ -72,7 +72,7 @@ class MemtableHistory:
         self.ahead.append((self.seq, run, False))
 
     def land(self, at: int) -> None:
-        """One of those that are on their way lands; the others stay behind it."""
+        """Land one of the runs that are on their way; the others stay behind it."""
         if -at <= len(self.ahead):
             seq, run, has_landed = self.ahead[at]
             if not has_landed:
@@ -87,9 +87,9 @@ class MemtableHistory:
         self.ahead = []
 
     def check(self) -> None:
-        """Gets, scans and views of what was set aside say what was written last, above the drops.
+        """Check gets, scans and views of what was set aside against the model, above the drops.
 
-        What is not above them may be there still, and must be what was written last then, too.
+        Entries that are not above the drops may still be there, and must then be the newest, too.
         """
         memtable = self.memtable
         self.check_view(memtable.view(self.prefix_seq, 0), self.asides[-1], self.prefix_seq)
@@ -102,12 +102,12 @@ class MemtableHistory:
             assert read(view) == shown
 
     def newest(self, key: bytes, above: int, up_to: int) -> KeyVersion | None:
-        """The last version of a key among some commits."""
+        """Return the last version of a key among commits above `above`, up to `up_to`."""
         found = self.timeline.at(key, up_to)
         return found if found.seq > above else None
 
     def newest_landed(self, key: bytes, landed: Sequence[int]) -> KeyVersion | None:
-        """The last version of a key among the prefix and what has landed ahead."""
+        """Return the last version of a key in the prefix and in what has landed ahead of it."""
         for seq in reversed(landed):
             found = self.timeline.at(key, seq)
             if found.seq == seq:
@@ -115,17 +115,17 @@ class MemtableHistory:
         return self.newest(key, self.asides[-1], self.prefix_seq)
 
     def check_entry(self, found: Entry | None, expected: KeyVersion | None) -> None:
-        """It is what was expected, or it is gone because it was not above what was dropped."""
+        """Check that `found` is the expected version, or is gone with the drops."""
         if found is None:
             assert expected is None or expected.seq <= self.dropped_seq
             return
-        # Of one segment all stays or all goes: what is there of it is the newest all the same.
+        # A segment stays or goes as a whole: an entry that is left is still the newest.
         assert expected is not None
         value = found.value if found.kind is Kind.PUT else None
         assert (found.seq, value) == (expected.seq, expected.value)
 
     def check_view(self, view: ReadView, above: int, up_to: int) -> None:
-        """Scans in both directions read what the model has."""
+        """Check that scans in both directions read what the model has."""
         scanned = read(view)
         assert read(view, reverse=True) == scanned[::-1]
         assert [key for key, _ in scanned] == sorted(key for key, _ in scanned)
@@ -147,9 +147,9 @@ STEPS = st.lists(WRITE | st.tuples(OTHER, INDEX, INDEX, LAG), max_size=60)
 
 @given(steps=STEPS)
 def test_reads_are_those_of_the_model(steps: list[Step]) -> None:
-    """Whatever lands, is merged, closed, set aside and dropped: of each key memory shows what was
-    written last, unless that was dropped; a view never changes; and when all is dropped nothing
-    is left.
+    """Reads show the newest version of each key that was not dropped, after any operations.
+
+    Views never change, and when everything is dropped, nothing is left.
     """
     history = MemtableHistory()
     for step in steps:

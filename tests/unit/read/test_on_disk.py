@@ -1,4 +1,4 @@
-"""With a cache on disk a new process reads without the store, and nothing damaged is served."""
+"""With a disk cache, a new process reads without the store, and nothing damaged is served."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def levels_of_two() -> Levels:
 
 
 async def read_all(levels: Levels, ssts: LevelSsts) -> list[Entry | None]:
-    tree = levels.tree()
-    return [await find(ssts, tree, key) for key in KEYS]
+    version = levels.tree()
+    return [await find(ssts, version, key) for key in KEYS]
 
 
 async def cached(levels: Levels, path: Path) -> list[Entry | None]:
-    """Read everything once: then it is on the disk."""
+    """Read everything once, so that it is on the disk."""
     disk = open_cache(path)
     found = await read_all(levels, levels.open(disk))
     await disk.flush()
@@ -46,7 +46,7 @@ async def cached(levels: Levels, path: Path) -> list[Entry | None]:
 
 
 async def test_a_new_process_asks_the_store_for_nothing(tmp_path: Path) -> None:
-    """What another process has read, this one reads from the disk: metadata, ranges, blocks."""
+    """Pieces that another process has read come from the disk: metadata, ranges and blocks."""
     levels = levels_of_two()
     expected = await cached(levels, tmp_path)
     assert expected == await read_all(levels, levels.open())
@@ -67,7 +67,7 @@ async def test_a_new_process_asks_the_store_for_nothing(tmp_path: Path) -> None:
 
 
 async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
-    """A scan keeps its first blocks; what it reads ahead is neither looked for nor kept."""
+    """A scan caches its first blocks on the disk; blocks that it reads ahead bypass the cache."""
     levels = Levels()
     levels.add(1, POINTS, block_bytes=50)
     disk = open_cache(tmp_path)
@@ -84,16 +84,16 @@ async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
     await disk.flush()
     blocks = 1 + 2 + KEPT_BLOCKS_MAX
     assert disk.counters.written == blocks + 1  # its index
-    looked = disk.counters.hits + disk.counters.misses
-    assert looked == blocks + 1
+    searched = disk.counters.hits + disk.counters.misses
+    assert searched == blocks + 1
     ssts = levels.open(disk)
     assert await scan() == 100
     assert disk.counters.hits == blocks + 1
-    assert disk.counters.misses == looked
+    assert disk.counters.misses == searched
 
 
 async def test_sound_files_with_wrong_contents_are_fetched_again(tmp_path: Path) -> None:
-    """Even if the checksum of a file holds, what the SST's own checksums refuse is not served."""
+    """Pieces that the SST's checksums refuse are not served, even if the file's checksum holds."""
     levels = levels_of_two()
     expected = await cached(levels, tmp_path)
     disk = open_cache(tmp_path)
@@ -109,7 +109,7 @@ async def test_sound_files_with_wrong_contents_are_fetched_again(tmp_path: Path)
 
 
 async def parts_of(levels: Levels, disk: DiskCache) -> list[CachedPart]:
-    """All parts of these levels that are on the disk."""
+    """Return all parts of these levels that are on the disk."""
     parts = []
     for info in levels.infos:
         opened = await levels.open().metadata(info)
@@ -122,7 +122,7 @@ async def parts_of(levels: Levels, disk: DiskCache) -> list[CachedPart]:
 
 
 async def test_damage_on_the_way_from_the_store_is_not_kept(tmp_path: Path) -> None:
-    """What a checksum of the SST refuses is not written to the disk, where it would stay."""
+    """Pieces that a checksum of the SST refuses are not written to the disk, to stay there."""
     levels = Levels()
     info = levels.add(1, POINTS, block_bytes=200)
     name = level_name(info.id)

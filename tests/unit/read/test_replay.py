@@ -1,4 +1,4 @@
-"""Replay: all that counts, in order, or an error that names what is wrong."""
+"""Replay applies every object in order, or raises an error that names the wrong one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.store import STORE_NOW_MS
 
 @pytest.mark.parametrize("parallel_reads", [1, 2, 3, 64])
 async def test_many_objects_are_replayed_into_few_runs(parallel_reads: int) -> None:
-    """However many objects there are and however far is read ahead, replay is whole and merged."""
+    """Replay is complete and merged, however many objects there are and are read ahead."""
     database = await Database.created()
     first = await database.open()
     for number in range(1, 200):
@@ -44,7 +44,7 @@ async def test_many_objects_are_replayed_into_few_runs(parallel_reads: int) -> N
 
 
 async def test_slots_out_of_order_are_illegal() -> None:
-    """Where slot order is not sequence order nobody can tell which version counts (I4)."""
+    """An order of slots that is not the order of sequence numbers is refused (I4)."""
     database = await Database.created()
     first = await database.open()
     await database.fill(1, first.manifest.own, 5, put(b"a"))
@@ -53,8 +53,8 @@ async def test_slots_out_of_order_are_illegal() -> None:
         await database.open()
 
 
-async def test_first_error_in_slot_order_is_told() -> None:
-    """Of several damaged objects the first is named, however the reads come back."""
+async def test_first_error_in_slot_order_is_reported() -> None:
+    """Of several damaged objects the first is named, in whatever order the reads return."""
     database = await four_objects()
     for wal_id in (1, 3):
         await database.overwrite(names.wal_name(wal_id), b"rubbish")
@@ -63,10 +63,10 @@ async def test_first_error_in_slot_order_is_told() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 3])
-async def test_missing_object_is_told(missing: int) -> None:
-    """A slot that was filled and is empty is no end of the log: what follows would be lost (I1)."""
+async def test_missing_object_is_reported(missing: int) -> None:
+    """An empty slot among filled ones is not the end of the log: later ones would be lost (I1)."""
     database = await four_objects()
-    if missing == 3:  # the last one is missed only if somebody has told that it was there
+    if missing == 3:  # the last one is missed only if the manifest says that it was there
         await database.edit(lambda m: replace(m, wal_id_last_seen=3))
     await database.remove(names.wal_name(missing))
     before = await database.wal()
@@ -75,8 +75,8 @@ async def test_missing_object_is_told(missing: int) -> None:
     assert await database.wal() == before
 
 
-async def test_object_that_vanishes_during_the_replay_is_told() -> None:
-    """What was listed and cannot be read ends the opening with the store's own error."""
+async def test_object_that_vanishes_during_the_replay_is_reported() -> None:
+    """An object that was listed and cannot be read raises the error of the store."""
     database = await four_objects()
     manifest = await database.manifest()
     await database.remove(names.wal_name(2))
@@ -93,7 +93,7 @@ async def test_object_that_vanishes_during_the_replay_is_told() -> None:
 
 
 async def four_objects(seed: int = 0) -> Database:
-    """A database with a fence and three objects of its first writer."""
+    """Return a database with a fence and three objects of its first writer."""
     database = await Database.created(seed)
     first = await database.open()
     await database.fill(1, first.manifest.own, 1, put(b"a", b"1" * 20), put(b"b", b"1"))
@@ -107,7 +107,7 @@ EXPIRE_AT_MS = STORE_NOW_MS + 1_000
 
 
 async def test_records_count_as_memory() -> None:
-    """What the engine holds, and lets writes in by, has the records in it."""
+    """The memory of the engine, by which it admits writes, includes the records."""
     database = await Database.created()
     first = await database.open()
     value = encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b""))
@@ -133,7 +133,7 @@ async def test_numbers_of_records_are_in_the_order_of_slots() -> None:
 
 
 async def test_record_of_a_later_version_is_refused() -> None:
-    """A record that cannot be read could not answer its repeat: the object is named (I12)."""
+    """A record that cannot be decoded is refused, naming its object: its repeat needs it (I12)."""
     database = await Database.created()
     first = await database.open()
     value = bytearray(encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b"")))

@@ -1,4 +1,4 @@
-"""Sorted runs and scans: what a merge yields, and what it costs."""
+"""Sorted runs and scans: the result of a merge, and its cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNS = st.lists(st.sets(st.one_of(FEW_KEYS, KEYS), max_size=40), max_size=12)
 
 
 def run_with(keys: set[bytes], seq: int) -> MemoryRun:
-    """A run with these keys, all of commit `seq`."""
+    """Return a run with these keys, all of commit `seq`."""
     return MemoryRun.from_newest(
         {key: Entry(key, seq, Kind.PUT, b"%d" % seq) for key in keys}, max_seq=seq
     )
@@ -75,7 +75,7 @@ def test_slice_reads_a_bounded_number_of_entries(
     target: int,
     reverse: bool,  # noqa: FBT001 - a direction that is drawn
 ) -> None:
-    """No slice reads more than twice its target and one entry of each run, wherever keys lie."""
+    """No slice reads more than twice its target and one entry of each run, wherever keys are."""
     cursors = open_cursors(runs_of(key_sets), b"", b"")
     while cursors:
         before = sum(cursor.high - cursor.low for cursor in cursors)
@@ -96,7 +96,7 @@ def slice_count(runs: list[MemoryRun], target: int, *, reverse: bool = False) ->
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_runs_one_behind_the_other_are_read_in_long_slices(reverse: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """What was written in the order of its keys is read run by run, and not in parts of each."""
+    """Runs written in the order of their keys are read one by one, not in parts of each."""
     runs = [
         run_with({b"%02d%06d" % (number, row) for row in range(5_000)}, number)
         for number in range(1, 20)
@@ -105,7 +105,7 @@ def test_runs_one_behind_the_other_are_read_in_long_slices(reverse: bool) -> Non
 
 
 def test_equal_runs_are_merged_at_the_fan_in() -> None:
-    """Fewer runs of a tier than the fan-in stay; so many become one, and no older ones."""
+    """As many runs of a tier as the fan-in are merged, without older ones; fewer are not."""
     assert pick_merge([]) is None
     assert pick_merge([0] * (MERGE_FAN_IN - 1)) is None
     assert pick_merge([3] + [0] * MERGE_FAN_IN) == slice(1, 1 + MERGE_FAN_IN)
@@ -122,11 +122,11 @@ def test_equal_runs_are_merged_at_the_fan_in() -> None:
     pending_max=st.integers(1, 100),
 )
 def test_merging_is_amortised(lengths: list[int], pending_max: int) -> None:
-    """Whatever lengths land, each entry is copied O(log n) times and few runs remain.
+    """Each entry is copied O(log n) times and few runs remain, whatever lengths land.
 
-    Runs land as numbers only, several between two merges as they do while a long merge goes on.
+    Runs are numbers here. Several land between two merges, as they do during a long merge.
     """
-    runs: list[tuple[int, Counter[int]]] = []  # length, and how many entries by times copied
+    runs: list[tuple[int, Counter[int]]] = []  # length, and the number of entries by times copied
     for number, length in enumerate(lengths, 1):
         runs.append((length, Counter({0: length})))
         if number % pending_max and number < len(lengths):
@@ -156,13 +156,13 @@ def range_of(length: int) -> list[bytes]:
 
 
 def view_of(*changes_by_commit: list[Change]) -> ReadView:
-    """A view with a run for each commit that changes anything."""
+    """Return a view with a run for each commit that changes anything."""
     runs = [run_of(seq, *changes) for seq, changes in enumerate(changes_by_commit, 1) if changes]
     return landed(*runs).view(len(changes_by_commit), None)
 
 
 def test_slices_grow_to_a_bound() -> None:
-    """A short scan does little at first, a long one never much at once."""
+    """Slices begin small and grow to a bound."""
     view = view_of([put(b"%06d" % number) for number in range(10_000)])
     slices = slices_of(view)
     sizes = [len(entries) for entries in slices]
@@ -172,7 +172,7 @@ def test_slices_grow_to_a_bound() -> None:
 
 
 def test_slices_of_deleted_keys_are_empty() -> None:
-    """A long stretch of tombstones is stepped over in slices, too: others get their turns."""
+    """A long range of tombstones is skipped in several slices, so that other tasks run."""
     view = view_of([tombstone(b"%06d" % number) for number in range(5_000)])
     slices = slices_of(view)
     assert len(slices) > 4

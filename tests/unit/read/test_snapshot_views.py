@@ -1,4 +1,4 @@
-"""What snapshots show in any process, and what those are told who come too late."""
+"""The states that snapshots show in any process, and the errors for snapshots that are gone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Shown = list[tuple[bytes, bytes]]
 
 
 class StoreClock(LoopClock):
-    """Our own clock, which goes as the store's does; waits take no time."""
+    """A local clock that runs as the store's does; waits take no time."""
 
     def __init__(self, database: CollectedDatabase) -> None:
         self._database = database
@@ -68,7 +68,7 @@ async def shown(opened: OpenView) -> Shown:
 
 
 async def filled(count: int = 3) -> CollectedDatabase:
-    """A database with so many commits in the WAL."""
+    """Return a database with so many commits in the WAL."""
     database = await CollectedDatabase.created()
     await database.wal(count)
     return database
@@ -79,7 +79,7 @@ def keys(count: int) -> Shown:
 
 
 async def test_deletion_is_noticed_soon() -> None:
-    """Within a few seconds, and by who has deleted it at once; nobody looks more often."""
+    """A deletion is noticed within seconds, or at once where it was done, without more polls."""
     database = await filled()
     first = await database.snapshots().create(ttl_ms=None)
     second = await database.snapshots().create(ttl_ms=None)
@@ -104,7 +104,7 @@ async def test_deletion_is_noticed_soon() -> None:
 
 
 async def test_store_that_is_away_ends_no_reads() -> None:
-    """What is known of a snapshot counts until the store answers again."""
+    """While the store does not answer, the snapshot that was seen last is used."""
     database = await filled()
     created = await database.snapshots().create(ttl_ms=600_000)
     store = FaultyStore(database.store)
@@ -127,7 +127,7 @@ async def test_store_that_is_away_ends_no_reads() -> None:
 
 
 async def test_replaced_manifest_is_noticed() -> None:
-    """A snapshot that knows the checksum of its manifest does not read another."""
+    """A snapshot that has the checksum of its manifest does not read another one."""
     database = await filled()
     first = await database.snapshots().create(ttl_ms=None)
     shared = await database.snapshots().share(first.id.hex(), ttl_ms=None)
@@ -144,7 +144,7 @@ async def test_replaced_manifest_is_noticed() -> None:
 
 
 async def test_states_are_bounded_by_count() -> None:
-    """Beyond `snapshot_view_count_max` that goes which was read longest ago, and comes again."""
+    """Beyond `snapshot_view_count_max` the least recently used state is evicted."""
     database = await filled()
     ids = [(await database.snapshots().create(ttl_ms=None)).id for _ in range(3)]
     store = FaultyStore(database.store)
@@ -160,7 +160,7 @@ async def test_states_are_bounded_by_count() -> None:
 
 
 async def test_large_state_is_read_and_not_kept() -> None:
-    """It is there for as long as somebody reads it, once for all of them."""
+    """A state too large for the cache is shared while reads use it, and not kept."""
     database = await filled(4_000)
     created = await database.snapshots().create(ttl_ms=None)
     store = FaultyStore(database.store)
@@ -176,9 +176,9 @@ async def test_large_state_is_read_and_not_kept() -> None:
 
 
 async def test_collected_meanwhile_is_never_a_short_answer() -> None:
-    """Whenever the snapshot goes while it is loaded: all of it, or that it is gone.
+    """A snapshot lost during its load gives its whole state, or the error that it is gone.
 
-    A stalled writer may fill collected slots again, with other things (F1).
+    A stalled writer may fill collected slots again, with other contents (F1).
     """
     at = 0
     seen: set[str] = set()
@@ -217,8 +217,8 @@ async def test_collected_meanwhile_is_never_a_short_answer() -> None:
     assert seen == {"gone", "whole"}
 
 
-async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
-    """One that keeps SSTs alone from some moment on, for a clone, is not read from then on."""
+async def test_snapshot_that_releases_its_log_meanwhile_is_gone() -> None:
+    """A snapshot that becomes a pin, which keeps only SSTs, is not read from then on."""
     database = await filled(4)
     created = await database.snapshots().create(ttl_ms=5_000)
     store = FaultyStore(database.store)
@@ -234,7 +234,7 @@ async def test_snapshot_that_lets_go_of_its_log_meanwhile_is_gone() -> None:
 
 
 async def test_what_had_expired_is_not_shown_again() -> None:
-    """A snapshot is read as of its creation, also if nothing was written for long before (I2)."""
+    """A snapshot is read as of its creation, even if nothing was written for long before (I2)."""
     database = await CollectedDatabase.created()
     await _put_until(database, b"dead", database.now_ms + 1_000)
     await _put_until(database, b"alive", database.now_ms + HOUR_MS)
@@ -253,7 +253,7 @@ async def _put_until(database: CollectedDatabase, key: bytes, expire_at_ms: int)
 
 
 async def test_gap_is_waited_for() -> None:
-    """What is acknowledged behind a gap is in the snapshot, unless nobody fills it in time."""
+    """A snapshot has the commits behind a gap, unless the gap is not filled in time."""
     database = await filled(2)
     database.last_wal_id += 1
     await database.wal()
@@ -282,7 +282,7 @@ async def test_gap_is_waited_for() -> None:
 
 
 async def test_clock_that_jumps_ends_no_snapshot() -> None:
-    """The store is asked for the time before a snapshot is said to have expired."""
+    """The store's clock is read before a snapshot counts as expired."""
     database = await filled()
     created = await database.snapshots().create(ttl_ms=10_000)
     views = await views_of(database)

@@ -1,4 +1,4 @@
-"""Scans read each block once, ahead but not far, and only what they must: counted, not timed."""
+"""Scans read each block once, a bounded amount ahead, only what they need: counted, not timed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def entries_of(numbers: range, seq: int, *, value_bytes: int = 60) -> list[Entry
 
 
 @pytest.fixture(scope="module")
-def tree_of_all() -> Levels:
-    """Two overlapping L0 SSTs, one of them of old versions, too, over three levels of many SSTs."""
+def all_levels() -> Levels:
+    """Two overlapping L0 SSTs, one also with old versions, over three levels of many SSTs."""
     levels = Levels()
     levels.add(0, entries_of(range(0, COUNT, 50), 9), block_bytes=256)
     versions = [
@@ -68,12 +68,12 @@ def tree_of_all() -> Levels:
 
 
 async def drain(
-    ssts: LevelSsts, tree: Version, keys: KeyRange = ALL, *, reverse: bool = False
+    ssts: LevelSsts, version: Version, keys: KeyRange = ALL, *, reverse: bool = False
 ) -> dict[bytes, Entry]:
-    """All visible versions of a range, the sources one after the other."""
+    """Return all visible versions of a range, reading the sources one after the other."""
     newest: dict[bytes, Entry] = {}
     tombstones = NONE
-    for source in tree_sources(ssts, tree, keys, reverse=reverse):
+    for source in tree_sources(ssts, version, keys, reverse=reverse):
         while (window := await source.next()) is not None:
             newest |= zip(window.run.keys, window.run.entries, strict=True)
             tombstones = tombstones.with_added(window.range_tombstones)
@@ -89,23 +89,23 @@ async def windows(source: TreeSource, hidden: RangeTombstones = NONE) -> AsyncIt
     ("block_cache_bytes", "reverse"), [(0, True), (20_000, False), (20_000, True), (1 << 26, False)]
 )
 async def test_a_scan_reads_each_block_once(
-    tree_of_all: Levels,
+    all_levels: Levels,
     block_cache_bytes: int,
     reverse: bool,  # noqa: FBT001 - parameter
 ) -> None:
     """Over L0 and several levels every data block is read exactly once, in either direction."""
-    ssts, tree = tree_of_all.open(block_cache_bytes=block_cache_bytes), tree_of_all.tree()
-    tree_of_all.store.requests.clear()
-    found = await drain(ssts, tree, reverse=reverse)
+    ssts, version = all_levels.open(block_cache_bytes=block_cache_bytes), all_levels.tree()
+    all_levels.store.requests.clear()
+    found = await drain(ssts, version, reverse=reverse)
     assert len(found) == COUNT - 100 + len(range(300, 400, 50))
     assert {found[key_of(number)].seq for number in range(101, 150)} == {8}
     expected = {
         (level_name(info.id), number): 1
-        for info in tree_of_all.infos
+        for info in all_levels.infos
         for number in range(len((await ssts.metadata(info)).index))
     }
     assert len(expected) > 500
-    assert tree_of_all.block_reads() == expected
+    assert all_levels.block_reads() == expected
     assert ssts.counters.block_requests < len(expected) / 5
 
 
@@ -117,13 +117,13 @@ def wide() -> Levels:
 
 @BOTH
 async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
-    """A scan begins with one block, doubles, and asks for no more at once than the setting says."""
+    """A scan begins with one block and doubles, up to the setting."""
     levels = wide()
-    ssts, tree = levels.open(read_ahead_bytes_max=20 * KIB), levels.tree()
+    ssts, version = levels.open(read_ahead_bytes_max=20 * KIB), levels.tree()
     await ssts.open_many(levels.infos)
     handles = [*(await ssts.metadata(levels.infos[0])).index]
     levels.store.requests.clear()
-    await drain(ssts, tree, reverse=reverse)
+    await drain(ssts, version, reverse=reverse)
     lengths = [length for _, _, length in levels.store.reads]
     block_bytes = handles[0].length
     most = 20 * KIB // block_bytes
@@ -135,14 +135,14 @@ async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
 
 
 async def test_a_long_scan_leaves_the_cache_alone() -> None:
-    """What lookups have cached is there after a scan of far more than the cache holds."""
+    """Blocks cached by lookups stay through a scan of far more than the cache holds."""
     levels = wide()
-    ssts, tree = levels.open(block_cache_bytes=40_000), levels.tree()
+    ssts, version = levels.open(block_cache_bytes=40_000), levels.tree()
     opened = await ssts.metadata(levels.infos[0])
     hot = range(100, 110)
     for number in hot:
         await ssts.block(opened, number)
-    assert len(await drain(ssts, tree)) == 400
+    assert len(await drain(ssts, version)) == 400
     assert all(ssts.held_block(opened.info.id, number) is not None for number in hot)
     assert ssts.counters.block_evictions == 0
     kept = [number for number in range(100) if ssts.held_block(opened.info.id, number)]
@@ -150,16 +150,16 @@ async def test_a_long_scan_leaves_the_cache_alone() -> None:
 
 
 @BOTH
-async def test_only_what_is_in_the_range_is_read(tree_of_all: Levels, *, reverse: bool) -> None:
-    """A short scan opens the SSTs of its range, and reads the few blocks that can hold its keys."""
-    ssts, tree = tree_of_all.open(), tree_of_all.tree()
-    tree_of_all.store.requests.clear()
+async def test_only_what_is_in_the_range_is_read(all_levels: Levels, *, reverse: bool) -> None:
+    """A short scan opens the SSTs of its range, and reads the few blocks that may hold its keys."""
+    ssts, version = all_levels.open(), all_levels.tree()
+    all_levels.store.requests.clear()
     keys = KeyRange(key_of(1_500), key_of(1_510))
-    found = await drain(ssts, tree, keys, reverse=reverse)
+    found = await drain(ssts, version, keys, reverse=reverse)
     assert {*found} == {key_of(number) for number in range(1_500, 1_510)}
     assert ssts.counters.metadata_requests <= 5
-    for name, number in tree_of_all.block_reads():
-        index = tree_of_all.sst(name).index
+    for name, number in all_levels.block_reads():
+        index = all_levels.sst(name).index
         assert index.first_key(number) < keys.end
         points = index.blocks_of(Section.POINTS)
         assert number + 1 not in points or index.first_key(number + 1) > keys.start
@@ -171,23 +171,23 @@ async def test_what_is_hidden_whole_is_not_read(*, reverse: bool) -> None:
     levels = Levels()
     cuts = [key_of(number) for number in (1_000, 2_000, 3_000)]
     add_run(levels, 3, entries_of(range(4_000), 1), cuts=cuts, block_bytes=1_000)
-    ssts, tree = levels.open(read_ahead_bytes_max=4 * KIB), levels.tree()
+    ssts, version = levels.open(read_ahead_bytes_max=4 * KIB), levels.tree()
     hidden = RangeTombstones().with_added([range_tombstone(key_of(500), key_of(3_500), 5)])
-    (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
+    (source,) = tree_sources(ssts, version, ALL, reverse=reverse)
     keys = [key async for window in windows(source, hidden) for key in window.run.keys]
     assert {key_of(number) for number in (*range(500), *range(3_500, 4_000))} <= {*keys}
     opened = {name for name, _, _ in levels.store.reads}
     assert opened == {level_name(levels.infos[at].id) for at in (0, 3)}
-    # 13 entries in a block; what was fetched beside what is visible is one request ahead.
+    # 13 entries in a block; beside the visible ones, one request ahead was fetched.
     assert len(keys) < 1_000 + 150
 
 
 async def test_windows_are_short() -> None:
-    """A window has no more rows than can be decoded in a moment, however much was fetched."""
+    """A window has a bounded number of rows, however much was fetched."""
     levels = Levels()
     levels.add(1, entries_of(range(9_000), 1, value_bytes=0), block_bytes=1_000)
-    ssts, tree = levels.open(), levels.tree()
-    (source,) = tree_sources(ssts, tree, ALL, reverse=False)
+    ssts, version = levels.open(), levels.tree()
+    (source,) = tree_sources(ssts, version, ALL, reverse=False)
     rows = [len(window.run.keys) async for window in windows(source)]
     assert sum(rows) == 9_000
     assert max(rows) <= WINDOW_ROWS
@@ -196,13 +196,13 @@ async def test_windows_are_short() -> None:
 
 @BOTH
 async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> None:
-    """After a cancelled or failed read the next one brings the same, no key or deletion less."""
+    """After a cancelled or failed read the next one returns the same keys and deletions."""
     levels = Levels()
     levels.add(0, entries_of(range(200), 1), [range_tombstone(b"a", b"b", 2)], block_bytes=100)
-    ssts, tree = levels.open(block_cache_bytes=0), levels.tree()
-    (source,) = tree_sources(ssts, tree, ALL, reverse=reverse)
+    ssts, version = levels.open(block_cache_bytes=0), levels.tree()
+    (source,) = tree_sources(ssts, version, ALL, reverse=reverse)
     await ssts.metadata(levels.infos[0])
-    told: list[MergeWindow] = []
+    received: list[MergeWindow] = []
     while True:
         levels.store.fail("get_range")
         try:
@@ -218,19 +218,19 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
         levels.store.before = levels.gate
         if window is None:
             break
-        told.append(window)
-    assert told[0].range_tombstones == [range_tombstone(b"a", b"b", 2)]
-    keys = sorted(key for window in told for key in window.run.keys)
+        received.append(window)
+    assert received[0].range_tombstones == [range_tombstone(b"a", b"b", 2)]
+    keys = sorted(key for window in received for key in window.run.keys)
     assert keys == [key_of(number) for number in range(200)]
     assert ssts.counters.in_flight_bytes == 0
 
 
 async def test_a_scan_does_not_hold_filters() -> None:
-    """What a scan holds of an SST beside the caches is without the filter, its largest part."""
+    """The metadata that a scan holds beside the caches is without the filter, its largest part."""
     levels = wide()
-    ssts, tree = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.tree()
     assert (await ssts.metadata(levels.infos[0])).filter is not None
-    (source,) = tree_sources(ssts, tree, ALL, reverse=False)
+    (source,) = tree_sources(ssts, version, ALL, reverse=False)
     await source.next()
     assert source.opened is not None
     assert source.opened.filter is None

@@ -1,4 +1,4 @@
-"""SSTs are read with few requests, shared by all who ask, and nothing damaged is served."""
+"""SSTs are read with few requests, shared by concurrent callers, and nothing damaged is served."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def test_metadata_comes_with_one_request() -> None:
     assert counters.metadata_fetched_bytes == info.size_bytes - info.filter_offset
 
 
-async def test_who_needs_no_filter_does_not_read_it() -> None:
-    """Without the filter fewer bytes are read; whoever needs it reads that alone, once."""
+async def test_a_filter_that_is_not_needed_is_not_read() -> None:
+    """A caller that needs no filter reads fewer bytes; the filter is then read alone, once."""
     levels = Levels()
     info = levels.add(1, POINTS, RANGES, block_bytes=200)
     ssts = levels.open()
@@ -56,8 +56,8 @@ async def test_who_needs_no_filter_does_not_read_it() -> None:
     assert levels.store.reads == [(level_name(info.id), info.filter_offset, info.filter_len)]
 
 
-async def test_who_asks_at_once_shares_requests() -> None:
-    """Concurrent reads of metadata and of a block send one request for each."""
+async def test_concurrent_callers_share_requests() -> None:
+    """Concurrent reads of metadata and of a block send one request each."""
     levels, info = points_only()
     ssts = levels.open(block_cache_bytes=0)
     levels.gate.close()
@@ -79,7 +79,7 @@ async def test_who_asks_at_once_shares_requests() -> None:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 async def test_neighbours_come_with_one_request(codec: Codec) -> None:
-    """Blocks in a row come with one request for what is missing, and are those of the SST."""
+    """Adjacent blocks come with one request for the missing ones, and are those of the SST."""
     levels = Levels()
     info = levels.add(1, POINTS, block_bytes=200, codec=codec)
     ssts = levels.open()
@@ -103,7 +103,7 @@ async def test_neighbours_come_with_one_request(codec: Codec) -> None:
 
 
 async def test_requests_in_flight_keep_to_the_budget() -> None:
-    """Many reads at once have no more bytes under way than the budget, one large one excepted."""
+    """Concurrent reads keep within the budget of bytes in flight, except one large one alone."""
     levels = Levels()
     value = b"v" * 300_000
     points = [Entry(b"%03d" % key, key + 1, Kind.PUT, value) for key in range(20)]

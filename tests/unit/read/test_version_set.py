@@ -1,4 +1,4 @@
-"""The tree that is read: protected before it is read, for as long as it is, and no longer."""
+"""The version that is read: protected before it is read, as long as it is, and no longer."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def sst(number: int) -> SstInfo:
     return SstInfo(bytes(15) + bytes([number]), 0, b"a", b"z", 0, 0, 8, 8, 1, 1, 1, 0, 100, 1)
 
 
-class Keeping:
-    """A keeper, the store in which it keeps snapshots, and what it lets memory let go of."""
+class PinnedDatabase:
+    """A version set, the store with its snapshots, and the drops that it asked memory for."""
 
     def __init__(self, database: Database, store: HeldStore, opened: RecoveredLog) -> None:
         self.database = database
@@ -54,7 +54,7 @@ class Keeping:
         )
         self.now_s = NOW_S
         self.dropped: list[int] = []
-        self.keeper = VersionSet(
+        self.version_set = VersionSet(
             opened.store,
             opened.manifest,
             opened.held,
@@ -69,19 +69,19 @@ class Keeping:
         self.dropped.append(seq)
 
     @classmethod
-    async def opened(cls) -> Keeping:
-        """The keeper of a new database, in whose manifest there is a snapshot of somebody else."""
+    async def opened(cls) -> PinnedDatabase:
+        """Open a new database, whose manifest has a snapshot of another process."""
         database = await Database.created()
         await database.edit(lambda m: replace(m, snapshots=(FOREIGN,)))
-        keeping: list[Keeping] = []
+        pinned: list[PinnedDatabase] = []
         store = HeldStore(
             database.objects,
             folder=names.MANIFEST_FOLDER,
-            now_ms=lambda: 1_000 * (keeping[0].now_s if keeping else NOW_S),
+            now_ms=lambda: 1_000 * (pinned[0].now_s if pinned else NOW_S),
         )
         store.is_holding = False
-        keeping.append(cls(database, store, await database.open(store)))
-        return keeping[0]
+        pinned.append(cls(database, store, await database.open(store)))
+        return pinned[0]
 
     @property
     def slot(self) -> int:
@@ -89,7 +89,7 @@ class Keeping:
         return self.prefix.wal_id
 
     async def compact(self, *ssts: int, slot: int, seq: int = 60) -> None:
-        """Another process publishes levels that are the effect of the slots up to `slot`."""
+        """Publish levels, by another process, that have the effect of the slots up to `slot`."""
         table = SstTable.from_infos(map(sst, ssts))
         await self.database.edit(
             lambda m: replace(
@@ -99,9 +99,9 @@ class Keeping:
         await self.manifest.refresh()
 
     async def keep(self) -> Manifest:
-        """Let the keeper follow the newest manifest; the one after that."""
+        """Let the version set follow the newest manifest; return the one after that."""
         await self.manifest.refresh()
-        await self.keeper.keep()
+        await self.version_set.keep()
         return await self.database.manifest()
 
     async def pass_s(self, duration_s: float) -> None:
@@ -109,135 +109,132 @@ class Keeping:
         await self.clock.sleep_ms(1_000 * duration_s)
 
     async def expiry_s(self, held: PinnedVersion | LoadPin) -> int | None:
-        """Until when a snapshot lives; None: it is not there."""
+        """Return the time until which a snapshot lives; None: it is not there."""
         found = find_snapshot(await self.database.manifest(), held.snapshot_id)
         return None if found is None else found.snapshot_expire_time_s
 
 
-def is_protected(keeping: Keeping, held: PinnedVersion, manifest: Manifest) -> bool:
-    """Whether a snapshot names a manifest that has the levels of a tree."""
+def is_protected(pinned: PinnedDatabase, held: PinnedVersion, manifest: Manifest) -> bool:
+    """Return whether a snapshot names a manifest that has the levels of this version."""
     found = find_snapshot(manifest, held.snapshot_id)
     if found is None:
         return False
-    return Version.of(keeping.database.manifest_at(found.manifest_id)).l0 == held.tree.l0
+    return Version.of(pinned.database.manifest_at(found.manifest_id)).l0 == held.tree.l0
 
 
-async def test_snapshot_of_an_old_tree_goes_with_its_last_reader() -> None:
-    """It stays as long as a view holds the tree, whatever else is kept meanwhile."""
-    keeping = await Keeping.opened()
-    old = keeping.keeper.current
+async def test_snapshot_of_an_old_version_goes_with_its_last_reader() -> None:
+    """A snapshot stays as long as a view holds its version, whatever else is kept meanwhile."""
+    pinned = await PinnedDatabase.opened()
+    old = pinned.version_set.current
     old_id = old.snapshot_id
     views = [ReadView(1, 0, (), held=old) for _ in range(2)]
     del old
     for number in (1, 2):
-        await keeping.compact(number, slot=keeping.slot)
-        assert has_snapshot(await keeping.keep(), old_id)
+        await pinned.compact(number, slot=pinned.slot)
+        assert has_snapshot(await pinned.keep(), old_id)
     while views:
-        assert has_snapshot(await keeping.keep(), old_id)
+        assert has_snapshot(await pinned.keep(), old_id)
         views.pop()
-    assert not has_snapshot(await keeping.keep(), old_id)
+    assert not has_snapshot(await pinned.keep(), old_id)
 
 
 async def test_snapshots_are_renewed_in_time() -> None:
-    """All that are read live longer when a third of their life is over, those of others do not."""
-    keeping = await Keeping.opened()
-    old = keeping.keeper.current
-    await keeping.compact(1, slot=keeping.slot)
-    await keeping.keep()
-    current = keeping.keeper.current
-    assert [await keeping.expiry_s(each) for each in (old, current)] == [NOW_S + TTL_S] * 2
+    """Own snapshots are renewed after a third of their life; those of others are not touched."""
+    pinned = await PinnedDatabase.opened()
+    old = pinned.version_set.current
+    await pinned.compact(1, slot=pinned.slot)
+    await pinned.keep()
+    current = pinned.version_set.current
+    assert [await pinned.expiry_s(each) for each in (old, current)] == [NOW_S + TTL_S] * 2
     for part in range(1, 4):
-        assert not keeping.keeper.is_renewal_due
-        before = await keeping.database.manifest()
-        assert await keeping.keep() == before
-        await keeping.pass_s(TTL_S / 3)
-        assert keeping.keeper.is_renewal_due
-        manifest = await keeping.keep()
+        assert not pinned.version_set.is_renewal_due
+        before = await pinned.database.manifest()
+        assert await pinned.keep() == before
+        await pinned.pass_s(TTL_S / 3)
+        assert pinned.version_set.is_renewal_due
+        manifest = await pinned.keep()
         expected = NOW_S + part * TTL_S // 3 + TTL_S
-        assert [await keeping.expiry_s(each) for each in (old, current)] == [expected] * 2
+        assert [await pinned.expiry_s(each) for each in (old, current)] == [expected] * 2
         assert find_snapshot(manifest, FOREIGN.id) == FOREIGN
-    assert keeping.keeper.current is current
+    assert pinned.version_set.current is current
 
 
 async def test_lost_snapshot_leads_to_another() -> None:
-    """Who was stopped for long reads the current levels under a new snapshot; the lost one, whose
-    objects may be gone, does not come back, though it is still held.
+    """A process that was suspended for long reads the current levels under a new snapshot.
+
+    The lost snapshot, whose objects may be gone, does not come back, although it is still held.
     """
-    keeping = await Keeping.opened()
-    lost = keeping.keeper.current
-    assert keeping.keeper.protects(lost)
-    await keeping.database.edit(lambda m: remove_snapshots(m, [lost.snapshot_id]))
-    await keeping.manifest.refresh()
-    assert not keeping.keeper.protects(lost)
-    await keeping.pass_s(TTL_S)
-    manifest = await keeping.keep()
-    current = keeping.keeper.current
+    pinned = await PinnedDatabase.opened()
+    lost = pinned.version_set.current
+    assert pinned.version_set.protects(lost)
+    await pinned.database.edit(lambda m: remove_snapshots(m, [lost.snapshot_id]))
+    await pinned.manifest.refresh()
+    assert not pinned.version_set.protects(lost)
+    await pinned.pass_s(TTL_S)
+    manifest = await pinned.keep()
+    current = pinned.version_set.current
     assert current.snapshot_id != lost.snapshot_id
-    assert is_protected(keeping, current, manifest)
-    assert keeping.keeper.protects(current)
+    assert is_protected(pinned, current, manifest)
+    assert pinned.version_set.protects(current)
     assert not has_snapshot(manifest, lost.snapshot_id)
 
 
 async def test_levels_that_come_ahead_of_the_prefix_meanwhile_wait_for_it() -> None:
-    """Where they were published just before our snapshot of them, they are read when the prefix
-    covers them.
-    """
-    keeping = await Keeping.opened()
-    before, slot = keeping.keeper.current, keeping.slot + 1
-    await keeping.compact(1, slot=keeping.slot)
-    keeping.store.is_holding = True
-    following = asyncio.create_task(keeping.keeper.keep())
-    held = await keeping.store.arrived(1)
-    assert keeping.keeper.current is before
+    """Levels published just before the snapshot of them are read once the prefix covers them."""
+    pinned = await PinnedDatabase.opened()
+    before, slot = pinned.version_set.current, pinned.slot + 1
+    await pinned.compact(1, slot=pinned.slot)
+    pinned.store.is_holding = True
+    following = asyncio.create_task(pinned.version_set.keep())
+    held = await pinned.store.arrived(1)
+    assert pinned.version_set.current is before
     table = SstTable.from_infos([sst(2)])
-    await keeping.database.edit(
-        lambda m: replace(m, leveled_ssts=table, wal_id_last_compacted=slot)
-    )
+    await pinned.database.edit(lambda m: replace(m, leveled_ssts=table, wal_id_last_compacted=slot))
     held.release()
-    (await keeping.store.arrived(2)).release()
+    (await pinned.store.arrived(2)).release()
     await quiesce()
     assert not following.done()
-    assert keeping.keeper.current is before
-    keeping.prefix.wal_id = slot
+    assert pinned.version_set.current is before
+    pinned.prefix.wal_id = slot
     await following
-    current = keeping.keeper.current
+    current = pinned.version_set.current
     assert (current.tree.wal_id, current.tree.l0) == (slot, [sst(2)])
-    assert is_protected(keeping, current, await keeping.database.manifest())
+    assert is_protected(pinned, current, await pinned.database.manifest())
 
 
-async def test_memory_is_let_go_when_nothing_rests_on_an_older_tree() -> None:
-    """As long as anybody holds the base of an older tree, memory keeps what came after that."""
-    keeping = await Keeping.opened()
-    keeper = keeping.keeper
-    letting_go = asyncio.create_task(keeper.let_go())
+async def test_memory_is_dropped_when_nothing_rests_on_an_older_version() -> None:
+    """Memory keeps what came after an older version while anything holds the base of that."""
+    pinned = await PinnedDatabase.opened()
+    version_set = pinned.version_set
+    dropping = asyncio.create_task(version_set.let_go())
     await quiesce()
-    assert keeping.dropped == [0]
-    decided = [ReadSet(keeper.base), keeper.nothing]
+    assert pinned.dropped == [0]
+    decided = [ReadSet(version_set.base), version_set.nothing]
     for number in (1, 2):
-        await keeping.compact(number, slot=keeping.slot, seq=60 + number)
-        await keeping.keep()
-        assert keeper.base is not decided[0].base
-        assert keeper.leaving_seq == 60 + number
-    newest = ReadSet(keeper.base)
+        await pinned.compact(number, slot=pinned.slot, seq=60 + number)
+        await pinned.keep()
+        assert version_set.base is not decided[0].base
+        assert version_set.leaving_seq == 60 + number
+    newest = ReadSet(version_set.base)
     while decided:
         await quiesce()
-        assert keeping.dropped == [0]
+        assert pinned.dropped == [0]
         decided.pop()
     await quiesce()
-    assert keeping.dropped[-1] == 62
-    assert keeper.leaving_seq == 0
-    assert newest.base is keeper.base  # which holds back nothing: all of it is looked up there
-    letting_go.cancel()
+    assert pinned.dropped[-1] == 62
+    assert version_set.leaving_seq == 0
+    assert newest.base is version_set.base  # it holds back nothing: this version has all
+    dropping.cancel()
 
 
 async def test_close_removes_all_that_is_ours() -> None:
-    """The snapshots of the current tree and of older ones go, though somebody holds them."""
-    keeping = await Keeping.opened()
-    old = keeping.keeper.current
-    await keeping.compact(1, slot=keeping.slot)
-    assert has_snapshot(await keeping.keep(), old.snapshot_id)
-    await keeping.keeper.close(LEAVE_TIMEOUT_MS)
-    assert (await keeping.database.manifest()).snapshots == (FOREIGN,)
+    """A close removes the snapshots of current and older versions, although they are still held."""
+    pinned = await PinnedDatabase.opened()
+    old = pinned.version_set.current
+    await pinned.compact(1, slot=pinned.slot)
+    assert has_snapshot(await pinned.keep(), old.snapshot_id)
+    await pinned.version_set.close(LEAVE_TIMEOUT_MS)
+    assert (await pinned.database.manifest()).snapshots == (FOREIGN,)
 
 
 DEADLINE_S = 60
@@ -252,19 +249,21 @@ async def compact(store: ObjectStore, runtime: Runtime) -> None:
     await compactor.close()
 
 
-async def test_a_tree_is_that_of_the_manifest_that_its_snapshot_names() -> None:
-    """When a compactor publishes right behind the edit that makes a snapshot, the edit has landed,
-    and its result is a newer manifest: the writer still reads by the one that the snapshot names.
+async def test_a_version_is_that_of_the_manifest_that_its_snapshot_names() -> None:
+    """A version is read from the manifest that its snapshot names, even if a newer one was seen.
+
+    A compactor publishes directly after the edit that makes a snapshot: the edit has landed, and
+    its result is a newer manifest. The writer still reads by the one that the snapshot names.
     """
     store = memory_store()
     settings = serve_settings(writer=POLL_HOURLY)
     with real_runtime() as runtime, real_runtime(seed=2) as other:
-        is_served, overtaken = False, asyncio.Event()
+        is_serving, overtaken = False, asyncio.Event()
 
         async def after(request: Request) -> None:
             is_manifest = request.name.startswith(names.MANIFEST_FOLDER)
             is_edit = request.operation == "create" and is_manifest
-            if is_served and is_edit and not overtaken.is_set():
+            if is_serving and is_edit and not overtaken.is_set():
                 overtaken.set()
                 await compact(store, other)
 
@@ -278,8 +277,8 @@ async def test_a_tree_is_that_of_the_manifest_that_its_snapshot_names() -> None:
             before = levels.current
             await compact(store, other)
             await put_at(writer, b"second", b"")
-            is_served = True
-            await writer.engine.ownership.confirm()  # it looks, and follows what it sees
+            is_serving = True
+            await writer.engine.ownership.confirm()  # it polls, and follows the manifest
             while levels.current is before:
                 await runtime.clock.sleep_ms(1)
             assert overtaken.is_set()

@@ -1,4 +1,4 @@
-"""Any tree, with loads and memory above it, read in any way, answers as its history."""
+"""A version of the levels, with loads and memory above it, answers reads as its history."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from shalekv.read.version_set import LoadedVersion, LoadPin
 from tests.kit.engine.trees import Levels, add_run
 from tests.kit.inline_runtime import gathered
 
-# Keys are not empty; bounds may be. Few, so that versions, neighbours and bounds often meet.
+# Keys are not empty; bounds may be. There are few, so that versions, neighbours and bounds often
+# coincide.
 KEYS = [*(bytes([letter]) for letter in b"\x00abcdefgh"), b"a\x00", b"b\xff", b"\xff\xff"]
 BOUNDS = [b"", *KEYS, b"cc", b"zz"]
-ASKED = sorted({*KEYS, *BOUNDS, b"absent", b"z"})
+REQUESTED = sorted({*KEYS, *BOUNDS, b"absent", b"z"})
 LEVELS = (1, 2, 5)
 NOW_MS = 3
 
-# What a commit does to a key, or to a range: all its entries get one sequence number.
+# Changes of a key or of a range by a commit: all its entries get one sequence number.
 changes = st.one_of(
     st.builds(
         Entry,
@@ -56,11 +57,11 @@ Commits = Sequence[Sequence[Entry]]
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a history is made of, and how it is stored."""
+    """The parts of a history, and how it is stored."""
 
     runs: Sequence[Commits]  # of the levels, deepest first
     l0: Sequence[Commits]  # oldest first
-    loads: Sequence[tuple[Commits, dict[bytes, bytes | None]]]  # with what is in memory before each
+    loads: Sequence[tuple[Commits, dict[bytes, bytes | None]]]  # with the commits before each
     newest: Commits  # in memory after the last load
     run_cuts: Sequence[bytes]  # where the runs are cut into SSTs
     files: int  # of each load
@@ -84,7 +85,7 @@ layers = st.builds(
 
 
 class History:
-    """A drawn history as it is read, and all its entries by their numbers."""
+    """A drawn history as it is read, and all its entries by their sequence numbers."""
 
     def __init__(self, drawn: Layers) -> None:
         self.drawn = drawn
@@ -103,12 +104,12 @@ class History:
             ordered = sorted(ranges.values(), key=lambda entry: (entry.key, -entry.seq))
             if entries:
                 self._add(points, ordered)
-        self.tree = self.levels.tree()
+        self.version = self.levels.tree()
         self.ssts = self.levels.open(
             block_cache_bytes=drawn.block_cache_bytes, read_ahead_bytes_max=4096
         )
-        self.below = self.expected()  # what the tree of the manifest holds
-        self.held = PinnedVersion(self.tree, self.ssts, b"s" * 16)
+        self.below = self.expected()  # the contents of the levels
+        self.held = PinnedVersion(self.version, self.ssts, b"s" * 16)
         for before, loaded in drawn.loads:
             memory = self._memory(before)
             self.held = LoadedVersion(self._load(loaded), memory, self.held, LoadPin(b"p" * 16))
@@ -118,13 +119,13 @@ class History:
         )
 
     def expected(self) -> dict[bytes, Entry]:
-        """The newest version of each key so far that no range delete hides."""
+        """Return the newest version of each key so far that no range delete hides."""
         tombstones = NONE.with_added(ranges_of(self.entries))
         found = newest_of(self.entries)
         return {key: entry for key, entry in found.items() if not tombstones.hides(entry)}
 
     def _numbered(self, part: Commits) -> list[Entry]:
-        """The entries of the next commits; of each key the last change of a commit counts."""
+        """Return the entries of the next commits; the last change of a key in a commit counts."""
         found: list[Entry] = []
         for commit in part:
             self.seq += 1
@@ -196,15 +197,15 @@ def test_finding_one_or_many(drawn: Layers) -> None:
 
     async def check() -> None:
         history = History(drawn)
-        ssts, tree, below = history.ssts, history.tree, history.below
-        assert await find_many(ssts, tree, [*ASKED, *ASKED]) == below
-        found = {key: await find(ssts, tree, key) for key in ASKED}
+        ssts, version, below = history.ssts, history.version, history.below
+        assert await find_many(ssts, version, [*REQUESTED, *REQUESTED]) == below
+        found = {key: await find(ssts, version, key) for key in REQUESTED}
         assert {key: entry for key, entry in found.items() if entry is not None} == below
-        assert all(may_hold(ssts, tree, key) for key in below)
+        assert all(may_hold(ssts, version, key) for key in below)
         expected = {key: value_of(entry) for key, entry in history.expected().items()}
-        left = [key for key in ASKED if history.view.get(key) is None]
+        left = [key for key in REQUESTED if history.view.get(key) is None]
         many = await history.held.find_many(left)
-        for key in ASKED:
+        for key in REQUESTED:
             entry = history.view.get(key) or await history.held.find(key)
             assert value_of(entry) == expected.get(key), key
             if value_of(entry) is not None:
@@ -231,8 +232,8 @@ def test_scanning(drawn: Layers, keys: KeyRange, reverse: bool) -> None:  # noqa
     ]
 
 
-def test_a_tree_below_lives_as_long_as_the_load_above_it() -> None:
-    """Who holds a loaded tree holds the pin of its files and the tree of the manifest below."""
+def test_a_version_below_lives_as_long_as_the_load_above_it() -> None:
+    """A loaded version keeps the pin of its files and the version of the manifest below it."""
     loads: list[tuple[Commits, dict[bytes, bytes | None]]]
     loads = [([], {b"a": b"1"}), ([], {b"b": b"2"})]
     held = History(Layers([[], [], []], [], loads, [], [], 1, 20, 10.0, 0)).held
@@ -247,7 +248,7 @@ def test_a_tree_below_lives_as_long_as_the_load_above_it() -> None:
 
 
 def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> None:
-    """Memory below a load may lack a put that the levels hold, and have the range delete before."""
+    """A range delete left in memory below a load hides no newer put, which only the levels have."""
     levels = Levels()
     deleted = Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")
     after = Entry(b"k", 2, Kind.PUT, b"after")
@@ -256,6 +257,6 @@ def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> Non
     memory = ReadView(2, 0, (), NONE.with_added([deleted]))
     info = levels.add(0, [Entry(b"x", 0, Kind.PUT, b"loaded")])
     load = CommittedLoad("load", SstTable.from_infos([info]), 3, 0)
-    tree = LoadedVersion(load, memory, held)
-    assert asyncio.run(tree.find(b"k")) == after
-    assert asyncio.run(tree.find_many([b"k"])) == {b"k": after}
+    version = LoadedVersion(load, memory, held)
+    assert asyncio.run(version.find(b"k")) == after
+    assert asyncio.run(version.find_many([b"k"])) == {b"k": after}
