@@ -31,7 +31,7 @@ from tests.kit.samples import (
     tombstone,
 )
 
-OFFSET = 4096  # where in its object the block of a test stands
+OFFSET = 4096  # offset of a test's block in its object
 
 ROWS = {Section.POINTS: POINTS, Section.RANGE_TOMBSTONES: RANGES, Section.SYSTEM: SYSTEM}
 
@@ -52,7 +52,7 @@ def newest(entries: list[Entry], key: bytes, seq: int) -> Entry | None:
 
 @given(some_points)
 def test_points_come_back(entries: list[Entry]) -> None:
-    """A block gives back the puts and tombstones it was made of, together and one by one."""
+    """A block returns the puts and tombstones it was made of, together and one by one."""
     block = parsed(encoded(entries))
     assert list(block.columns().entries()) == entries
     assert [block.entry(row) for row in range(len(block))] == entries
@@ -61,7 +61,7 @@ def test_points_come_back(entries: list[Entry]) -> None:
 
 @given(some_points, keys, seqs)
 def test_find_is_the_newest_version_not_newer(entries: list[Entry], key: bytes, seq: int) -> None:
-    """`find` gives the newest version of a key at or below a sequence number, if there is one."""
+    """`find` returns the newest version of a key at or below a sequence number, if there is one."""
     block = parsed(encoded(entries))
     assert block.find(key, seq) == newest(entries, key, seq)
     for entry in entries:
@@ -81,7 +81,7 @@ def test_find_is_the_newest_version_not_newer(entries: list[Entry], key: bytes, 
     ],
 )
 def test_columns_that_say_nothing_are_left_out(entries: list[Entry], flags: int) -> None:
-    """A column stands in the block only if its rows differ from the default."""
+    """A column is in the block only if its rows differ from the default."""
     block = parsed(encoded(entries))
     assert block.flags == flags
     assert list(block.columns().entries()) == entries
@@ -108,7 +108,7 @@ def test_columns_that_say_nothing_are_left_out(entries: list[Entry], flags: int)
 def test_what_contradicts_the_format_is_refused(
     at: int, new: bytes, error: type[CorruptObject], problem: str
 ) -> None:
-    """A header that can't be is a typed error that names the byte, even with a good checksum."""
+    """An impossible header is a typed error that names the byte, even with a right checksum."""
     with pytest.raises(error, match=problem) as caught:
         parsed(patched(encoded(POINTS), at, new)).columns()
     assert caught.value.offset >= OFFSET
@@ -129,7 +129,7 @@ def test_what_contradicts_the_format_is_refused(
 def test_rows_that_break_the_rules_are_refused(
     rows: list[Entry], error: type[CorruptObject]
 ) -> None:
-    """Rows out of order or of a kind that does not belong there are a typed error."""
+    """Rows out of order, or of a kind that the section does not hold, are a typed error."""
     block = parsed(encoded(rows))
     with pytest.raises(error):
         block.columns()
@@ -137,7 +137,7 @@ def test_rows_that_break_the_rules_are_refused(
 
 @pytest.mark.parametrize("kind", [Kind.RANGE_TOMBSTONE, Kind.INGEST, Kind.MERGE])
 def test_a_row_of_another_kind_is_refused_alone(kind: Kind) -> None:
-    """A lookup that meets a kind that does not belong there raises, and does not guess."""
+    """A lookup that reads a kind that the section does not hold raises."""
     block = parsed(encoded([put(b"a", 1), Entry(b"b", 1, kind, b"c")]))
     assert block.find(b"a") == put(b"a", 1)
     with pytest.raises(CorruptObject, match=f"kind {int(kind)}"):
@@ -175,8 +175,8 @@ def test_a_block_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         encoded([too_big])
 
 
-def test_tombstone_tells_when_a_value_has_expired() -> None:
-    """What a sweep writes comes back with its expiry; it reads as any other tombstone."""
+def test_a_tombstone_has_the_expiry_of_its_value() -> None:
+    """A tombstone of a sweep is returned with its expiry, and reads as any other tombstone."""
     swept = Entry(b"b", 2, Kind.TOMBSTONE, b"", 5)
     block = parsed(encoded([put(b"a", 1), swept]))
     assert [*block.columns().entries()] == [put(b"a", 1), swept]

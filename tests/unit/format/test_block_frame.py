@@ -1,4 +1,4 @@
-"""Compressed blocks hold what they held before, or are refused without taking memory for more."""
+"""Compressed blocks hold the same rows, or are refused before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shalekv.protocol.entry import Entry
 from tests.kit.forging import patched, u32
 from tests.kit.samples import points, put
 
-OFFSET = 4096  # where in its object the block of a test stands
+OFFSET = 4096  # offset of a test's block in its object
 ROWS = [put(b"key %04d" % number, 7, b"value of key %04d" % number) for number in range(50)]
 
 codecs = pytest.mark.parametrize("codec", [Codec.ZSTD, Codec.LZ4])
 
 
 def encoded(entries: list[Entry], codec: Codec) -> bytes:
-    """The block of these entries, as an SST with this codec has it."""
+    """Return the block of these entries, as an SST with this codec has it."""
     block = encode_block(Section.POINTS, columns_of(entries))
     compress = compressor(codec)
     return block if compress is None else compressed(block, codec, compress)
@@ -42,14 +42,14 @@ def parsed(data: bytes) -> Block:
 
 
 def framed(codec: Codec, stored: bytes, raw_len: int, stored_len: int | None = None) -> bytes:
-    """A block that says what its writer pleases of the bytes in it."""
+    """Return a block whose header need not agree with its bytes."""
     length = len(stored) if stored_len is None else stored_len
     block = struct.pack("<BBHII", codec, Section.POINTS, 0, raw_len, length) + stored
     return block + bytes(-len(block) % 8)
 
 
 def squeezed(codec: Codec, raw: bytes) -> bytes:
-    """Bytes as a codec stores them, without the code under test."""
+    """Return bytes as a codec stores them, without the code under test."""
     if codec is Codec.ZSTD:
         return zstandard.ZstdCompressor().compress(raw)
     stored: bytes = lz4.block.compress(raw, store_size=False)
@@ -66,7 +66,7 @@ RAW = RAW[:RAW_LEN]
 def test_a_compressed_block_is_the_same_block(
     codec: Codec, entries: list[Entry], tail_bytes: int
 ) -> None:
-    """A block gives back its rows whatever its codec, and is never larger for having one."""
+    """A block returns its rows whatever its codec, and is never larger with one."""
     rows = [*entries, put(b"\xff" * 9, 1, b"v" * tail_bytes)]
     data, raw = encoded(rows, codec), encoded(rows, Codec.NONE)
     assert len(data) % 8 == 0
@@ -89,7 +89,7 @@ def test_noise_is_stored_as_it_is(codec: Codec) -> None:
 
 
 def test_what_lz4_does_not_take_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block beyond what the library takes at once is stored as it is."""
+    """A block beyond the limit of the library is stored as it is."""
     monkeypatch.setattr(block_frame, "_LZ4_RAW_BYTES_MAX", RAW_LEN - 1)
     assert encoded(ROWS, Codec.LZ4) == encoded(ROWS, Codec.NONE)
     assert encoded(ROWS[1:], Codec.LZ4) != encoded(ROWS[1:], Codec.NONE)
@@ -98,7 +98,7 @@ def test_what_lz4_does_not_take_is_not_compressed(monkeypatch: pytest.MonkeyPatc
 
 @codecs
 def test_blocks_of_several_threads_do_not_mix(codec: Codec) -> None:
-    """Threads that decompress at once each get their own block."""
+    """Threads that decompress concurrently each get their own block."""
     blocks = [
         [put(b"%d" % number, number, b"%d" % number * 20_000) for number in range(first, first + 5)]
         for first in range(0, 5 * 40, 5)
@@ -136,7 +136,7 @@ def test_blocks_of_several_threads_do_not_mix(codec: Codec) -> None:
 def test_what_contradicts_the_format_is_refused(
     codec: Codec, change: Callable[[bytes], bytes], error: type[CorruptObject], problem: str
 ) -> None:
-    """A frame that can't be is a typed error that names the byte."""
+    """An impossible frame is a typed error that names the byte."""
     with pytest.raises(error, match=problem) as caught:
         parsed(change(encoded(ROWS, codec)))
     assert caught.value.offset >= OFFSET
@@ -144,7 +144,7 @@ def test_what_contradicts_the_format_is_refused(
 
 @codecs
 def test_compressed_bytes_must_fill_their_place(codec: Codec) -> None:
-    """Bytes behind those that make the columns, or too few of them, are refused."""
+    """Too many compressed bytes, or too few, are refused."""
     stored = squeezed(codec, RAW)
     assert parsed(framed(codec, stored, RAW_LEN)).rows == len(ROWS)
     for wrong in (stored + b"\x00", stored + stored, stored[:-1], b""):
@@ -153,7 +153,7 @@ def test_compressed_bytes_must_fill_their_place(codec: Codec) -> None:
 
 
 def test_a_frame_that_hides_its_size_is_refused() -> None:
-    """A zstd frame tells its content size, so that nobody takes memory for what comes."""
+    """A zstd frame without its content size is refused, so that memory is bounded beforehand."""
     hidden = zstandard.ZstdCompressor(write_content_size=False).compress(RAW)
     with pytest.raises(BadStructure, match="zstd"):
         parsed(framed(Codec.ZSTD, hidden, RAW_LEN))
@@ -163,7 +163,7 @@ def test_a_frame_that_hides_its_size_is_refused() -> None:
 
 @codecs
 def test_a_bomb_takes_no_memory(codec: Codec) -> None:
-    """What claims too much, or holds more than it claims, is refused before memory is taken."""
+    """A block that claims too much, or holds more than it claims, allocates no memory."""
     bomb = squeezed(codec, bytes(64 << 20))
     tracemalloc.start()
     try:
@@ -179,7 +179,7 @@ def test_a_bomb_takes_no_memory(codec: Codec) -> None:
 
 
 def test_a_zstd_frame_of_the_best_ratio_is_read() -> None:
-    """128 KiB of one byte in 4 bytes are the best that a frame can do, and within the limit."""
+    """The best ratio of a zstd frame, 128 KiB of one byte in 4 bytes, is within the limit."""
     count = 64
     raw_len = count << 17
     blocks = b"".join(

@@ -1,4 +1,4 @@
-"""Filters: no key of theirs is ever denied, and few others are let through."""
+"""Filters deny none of their keys, and let few others through."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parsed(data: bytes | memoryview) -> Filter:
 
 @given(st.lists(st.binary(max_size=40), max_size=200), bits_per_key)
 def test_no_key_is_denied(keys: list[bytes], bits: float) -> None:
-    """Whatever the keys and the size, a filter says of none of its keys that it is not there."""
+    """A filter of any keys and size denies none of its keys."""
     found = parsed(build_filter(keys, bits))
     assert all(found.may_contain(key) for key in keys)
     assert all(found.may_contain_hash(key_hash(key)) for key in keys)
@@ -49,7 +49,7 @@ def test_no_key_is_denied(keys: list[bytes], bits: float) -> None:
     [(4, 0.13, 0.17), (6, 0.05, 0.075), (8, 0.019, 0.028), (10, 0.007, 0.012), (16, 0.0005, 0.002)],
 )
 def test_few_other_keys_are_let_through(bits: float, least: float, most: float) -> None:
-    """The rate of absent keys that are let through is what server/docs/formats.md says."""
+    """The rate of absent keys that pass is that of server/docs/formats.md."""
     count = 50_000
     for prefix in (b"user/%012d", b"%d"):
         found = parsed(build_filter((prefix % (7 * number) for number in range(count)), bits))
@@ -59,7 +59,7 @@ def test_few_other_keys_are_let_through(bits: float, least: float, most: float) 
 
 @given(st.integers(0, 3_000), bits_per_key)
 def test_a_filter_is_as_large_as_asked_for(count: int, bits: float) -> None:
-    """A filter takes the bits for each of its keys, rounded up to a line, and 16 bytes."""
+    """A filter takes its bits for each key, rounded up to a line, and 16 bytes."""
     data = build_filter([b"%d" % number for number in range(count)], bits)
     assert len(data) % 8 == 0
     assert count * bits <= 8 * (len(data) - 16) < max(1, count * bits) + 512
@@ -85,7 +85,7 @@ def test_absurd_sizes_are_refused(bits: float) -> None:
     ],
 )
 def test_kinds_of_later_versions_are_ignored(at: int, new: bytes) -> None:
-    """A filter that this version does not know is as good as none."""
+    """A filter that this version does not know counts as none."""
     data = patched(build_filter([b"a"]), at, new)
     assert parse_filter(LEVEL_NAME, 0, data) is None
     sst = opened(sample(filter_bytes=data))
@@ -94,7 +94,7 @@ def test_kinds_of_later_versions_are_ignored(at: int, new: bytes) -> None:
 
 @pytest.mark.parametrize("lines", [0, 2, 2**32 - 1])
 def test_a_filter_of_another_length_is_refused(lines: int) -> None:
-    """A header that tells of other lines than there are is a typed error that names the byte."""
+    """A header with another number of lines than there are is a typed error that names the byte."""
     with pytest.raises(BadStructure, match="lines") as caught:
         parsed(patched(build_filter([b"a"]), 4, u32(lines)))
     assert caught.value.offset == 4100
@@ -104,7 +104,7 @@ def test_a_filter_of_another_length_is_refused(lines: int) -> None:
 
 @given(points, st.sampled_from([1, 99]))
 def test_an_sst_has_a_filter_of_its_points(entries: list[Entry], block_bytes: int) -> None:
-    """The filter of an SST is that of the keys of its points, or of its records if it has none."""
+    """The filter of an SST is that of the keys of its points, or without any, of its records."""
     data = encode_sst(
         properties(), iter(entries), RANGES, SYSTEM, block_bytes=block_bytes, filter_bits_per_key=10
     )
@@ -126,13 +126,13 @@ def test_an_audit_finds_a_filter_that_denies_keys() -> None:
 
 
 def test_an_sst_without_entries_has_no_filter() -> None:
-    """A fence is a fence, whatever its writer asked for."""
+    """A fence has no filter, even if its writer wants one."""
     data = encode_sst(properties(), [], block_bytes=9, filter_bits_per_key=10)
     assert data == encode_fence(properties())
 
 
 def test_an_sst_has_one_filter() -> None:
-    """Bytes of a filter and the wish for one together are refused."""
+    """Bytes of a filter and a size for a new one together are refused."""
     with pytest.raises(ValueError, match="one filter"):
         sample(filter_bytes=b"12345678", filter_bits_per_key=10)
     with pytest.raises(ValueError, match="bits_per_key"):
@@ -140,7 +140,7 @@ def test_an_sst_has_one_filter() -> None:
 
 
 def test_probing_needs_no_numpy() -> None:
-    """Who reads or writes SSTs without making filters does not pay for numpy."""
+    """Reading and writing SSTs without new filters does not import numpy."""
     data = build_filter([b"a"])
     program = (
         "import sys, shalekv.format.sst_writer, shalekv.format.sst\n"

@@ -1,4 +1,4 @@
-"""Idempotency records are stored as specified, and what is not one is refused."""
+"""Idempotency records and the files of members are stored as specified, and others are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ records = st.builds(
 
 @given(records)
 def test_records_come_back(record: IdempotencyRecord) -> None:
-    """A record gives back what it was made of."""
+    """A record returns what it was made of."""
     found = decode_record(WAL_NAME, encode_record(record))
     assert found == record
     assert type(found.reply_kind) is ReplyKind
@@ -105,7 +105,7 @@ HEAD = SegmentHead(b"m" * 16, 2, 3)
     ],
 )
 def test_a_control_slot(control: Control) -> None:
-    """A slot of the control file gives back what it was made of, wherever it stands."""
+    """A slot of the control file returns what it was made of, at any offset."""
     slot = encode_control(control)
     assert len(slot) == CONTROL_BYTES
     assert decode_control("c", slot) == control
@@ -113,7 +113,7 @@ def test_a_control_slot(control: Control) -> None:
 
 
 def test_the_other_slots() -> None:
-    """A slot of the synced file and the head of a segment give back what they were made of."""
+    """A slot of the synced file and the head of a segment return what they were made of."""
     assert len(encode_synced(SYNCED)) == SYNCED_BYTES
     assert decode_synced("s", encode_synced(SYNCED)) == SYNCED
     assert len(encode_head(HEAD)) == HEAD_BYTES
@@ -138,7 +138,7 @@ Decode = Callable[[str, bytes], object]
     ],
 )
 def test_damage_is_seen(data: bytes, decode: Decode) -> None:
-    """No bit may differ, no byte be missing; another file or version is told as that."""
+    """Any changed bit or missing byte is an error, and another file or version a typed one."""
     for at in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[at // 8] ^= 1 << at % 8

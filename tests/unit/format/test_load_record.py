@@ -1,4 +1,4 @@
-"""Loads in the format: control records, and SSTs that do not know their sequence number."""
+"""Loads in the format: control records, and SSTs without sequence numbers of their own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loads(draw: st.DrawFn) -> PendingLoad:
 
 @given(loads(), st.integers(1, MAX_U64), st.just([]) | st.just(SYSTEM))
 def test_a_control_record_comes_back(committed: PendingLoad, seq: int, system: list[Entry]) -> None:
-    """What commits a load stands in a WAL object of its own, and says what was loaded."""
+    """A control record in a WAL object without keys returns the load that it commits."""
     control = [load_entry(committed, seq)]
     sst = opened(encode_sst(properties(), (), (), system, control, block_bytes=64))
     sst.audit()
@@ -68,8 +68,8 @@ def test_a_control_record_comes_back(committed: PendingLoad, seq: int, system: l
         (LEVEL_NAME, [], []),
     ],
 )
-def test_control_records_stand_apart(name: str, entries: list[Entry], ranges: list[Entry]) -> None:
-    """Neither a key of clients in the object nor an object of the levels goes with a record."""
+def test_control_records_are_separate(name: str, entries: list[Entry], ranges: list[Entry]) -> None:
+    """A control record is refused beside keys of clients, and in an object of the levels."""
     control = [load_entry(load(), 5)]
     with pytest.raises(ValueError, match="apart"):
         encode_sst(properties(name), entries, ranges, (), control, block_bytes=64)
@@ -91,7 +91,7 @@ def test_control_records_that_break_the_rules_are_refused(entry: Entry) -> None:
 
 
 def test_another_section_cannot_pass_as_control() -> None:
-    """A WAL object whose index says that its points are control records is refused."""
+    """A WAL object whose index declares its points as control records is refused."""
     data = encode_sst(properties(), [put(b"k", 5)], block_bytes=64)
     sst = opened(data)
     sections_at = sst.footer.layout.index_offset + 8 + 20 + 8
@@ -133,13 +133,13 @@ GOOD = value_of(info(0, b"a", b"b"), info(1, b"c", b"d"))
 def test_what_contradicts_the_format_is_refused(
     value: bytes, error: type[CorruptObject], problem: str
 ) -> None:
-    """A value that cannot be is a typed error; nothing is guessed."""
+    """An impossible value is a typed error."""
     with pytest.raises(error, match=problem):
         decode_load(WAL_NAME, Entry(b"load", 5, Kind.INGEST, value))
 
 
 def test_a_load_that_cannot_be_is_not_written() -> None:
-    """What a reader would refuse is refused when it is written."""
+    """A load that a reader would refuse is refused when it is written."""
     with pytest.raises(ValueError, match="file 0"):
         load_entry(load(info(0, max_seq=3)), 5)
 
@@ -157,7 +157,7 @@ def unnumbered(*entries: Entry, ranges: tuple[Entry, ...] = ()) -> bytes:
 
 
 @given(st.integers(1, MAX_U64))
-def test_the_list_says_the_number(seq: int) -> None:
+def test_the_number_is_that_of_the_list(seq: int) -> None:
     """Entries of an unnumbered SST have the sequence number of the list, however they are read."""
     data = unnumbered(*POINTS)
     sst = open_sst(LEVEL_NAME, data, database_id=DATABASE_ID, listed_seq=seq)
@@ -181,8 +181,8 @@ def test_the_list_says_the_number(seq: int) -> None:
     assert found == numbered(POINTS, seq)
 
 
-def test_one_number_is_said() -> None:
-    """A list that gives a range of numbers to an unnumbered SST is not of this object."""
+def test_a_range_of_numbers_is_refused() -> None:
+    """A list that gives a range of numbers to an unnumbered SST is refused."""
     data = unnumbered(*POINTS)
     listed = replace(opened(data, LEVEL_NAME).footer.info(0), min_seq=4, max_seq=5)
     start, length = metadata_range(listed)
@@ -191,7 +191,7 @@ def test_one_number_is_said() -> None:
 
 
 def _numbered_block() -> bytes:
-    """An unnumbered SST with a number in its first block, under good checksums."""
+    """Return an unnumbered SST with a number in its first block, under right checksums."""
     data = unnumbered(*POINTS)
     assert data[16:24] == bytes(8)
     return resealed(LEVEL_NAME, data, patched(data, 16, b"\x05"))

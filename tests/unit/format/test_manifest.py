@@ -1,4 +1,4 @@
-"""A manifest comes back as it was, or is refused with a typed error."""
+"""A manifest is decoded as it was encoded, or refused with a typed error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stored(changed: Message) -> bytes:
 
 
 def unset(found: Message, path: str = "") -> list[str]:
-    """The fields that no message of their type has set, by path."""
+    """Return the fields that no message of their type has set, by path."""
     missing: list[str] = []
     for field in found.DESCRIPTOR.fields:
         value = getattr(found, field.name)
@@ -92,7 +92,7 @@ def test_envelopes_that_are_not_ours_are_refused() -> None:
 
 
 def test_later_versions_of_messages_are_refused() -> None:
-    """A version that is not known is refused, in the manifest and in the SSTs of a load."""
+    """An unknown version is refused, in the manifest and in the SSTs of a load."""
     for version, error in ((2, UnsupportedVersion), (0, BadStructure)):
         changed = message()
         changed.manifest_format_version = version
@@ -105,7 +105,7 @@ def test_later_versions_of_messages_are_refused() -> None:
 
 
 def test_unknown_modes_are_refused() -> None:
-    """A mode that is not known, or not set, is never taken for another one."""
+    """A mode that is unknown or not set is never taken for another one."""
     for field in ("cas_mode", "wal_mode"):
         for number, error in ((0, BadStructure), (3, UnsupportedVersion), (99, UnsupportedVersion)):
             changed = message()
@@ -158,14 +158,14 @@ def test_columns_that_do_not_fit_are_refused() -> None:
 
 
 def test_text_that_is_no_utf8_is_refused() -> None:
-    """A name with bytes that are no text is a typed error."""
+    """A name that is not UTF-8 is a typed error."""
     body = DATA[BODY_AT:].replace(b"nightly", b"night\xff\xfe")
     with pytest.raises(BadStructure):
         decode_manifest(NAME, resealed_manifest(DATA[:BODY_AT] + body))
 
 
 def test_a_manifest_too_big_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message whose length has no room in the envelope is refused when it is written."""
+    """A message whose length does not fit the envelope is refused when it is written."""
     monkeypatch.setattr(manifest_module, "MAX_U32", len(DATA) - BODY_AT - 1)
     with pytest.raises(ValueError, match="limit"):
         encode_manifest(FULL)

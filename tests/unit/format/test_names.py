@@ -1,4 +1,4 @@
-"""Object names are built and parsed without a doubt."""
+"""Names of objects, and descriptions of backups, are built and parsed without ambiguity."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parsed(name: str) -> list[int | bytes]:
 
 @given(ids, uuids)
 def test_names_come_back(number: int, sst_id: bytes) -> None:
-    """The name of an id is parsed as that id, by the parser of its folder alone."""
+    """The name of an id is parsed as that id, and only by the parser of its folder."""
     assert parsed(names.manifest_name(number)) == [number]
     assert parsed(names.wal_name(number)) == [number]
     assert parsed(names.level_name(sst_id)) == [sst_id]
@@ -96,19 +96,19 @@ def test_names_are_those_of_the_specification() -> None:
 
 @given(ids, ids)
 def test_names_order_as_their_ids(one: int, other: int) -> None:
-    """A store that lists names in the order of their bytes lists ids in their order."""
+    """The byte order of names is the order of their ids."""
     assert (names.wal_name(one) < names.wal_name(other)) == (one < other)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_names_are_not_misread(name: str) -> None:
-    """A name that only resembles ours belongs to nobody."""
+    """A name that only resembles an object name is not parsed."""
     assert parsed(name) == []
 
 
 @given(st.text() | st.from_regex(r"(wal|manifest|levels)/[0-9a-f-]{18,38}\.(sst|manifest)"))
 def test_a_name_has_one_spelling(name: str) -> None:
-    """Whatever is parsed is built again as the very same name."""
+    """A name that is parsed is built again as the same name."""
     builders = (names.manifest_name, names.wal_name)
     parsers = (names.parse_manifest_name, names.parse_wal_name)
     for build, parse in zip(builders, parsers, strict=True):
@@ -136,7 +136,7 @@ def test_other_uuids_have_no_name(sst_id: bytes) -> None:
 
 @given(st.from_regex(r"[a-z]{1,9}/[a-z0-9.]{1,20}", fullmatch=True), st.binary(), ids)
 def test_temporary_names_come_back(destination: str, noise: bytes, number: int) -> None:
-    """The name of a temporary object says what it is to be copied to, and is none of ours."""
+    """The name of a temporary object has its destination, and is no other object's."""
     uuid, checksum = (noise + bytes(16))[:16], number % 2**32
     name = names.temporary_name(destination, uuid, checksum)
     found = names.parse_temporary_name(name)
@@ -146,7 +146,7 @@ def test_temporary_names_come_back(destination: str, noise: bytes, number: int) 
 
 
 def test_temporary_names_are_those_of_the_specification() -> None:
-    """`<destination>.<uuid>.<checksum>`: a name of anything else is not temporary."""
+    """Only `<destination>.<uuid>.<checksum>` is the name of a temporary object."""
     uuid = bytes.fromhex("0198c0de12344abc9def0123456789ab")
     name = names.temporary_name(names.wal_name(7), uuid, 0xABC)
     assert name == ("wal/00000000000000000007.sst.0198c0de-1234-4abc-9def-0123456789ab.00000abc")
@@ -175,8 +175,8 @@ LEVEL_COPIES = st.builds(
 
 
 @given(WAL_COPIES | LEVEL_COPIES)
-def test_the_name_of_a_copy_tells_all_of_it(copy: WalCopy | LevelCopy) -> None:
-    """It is parsed back, and every store takes it; a database does not know the folder."""
+def test_the_name_of_a_copy_identifies_it(copy: WalCopy | LevelCopy) -> None:
+    """The name of a copy is parsed back, is valid in every store, and is not one of a database."""
     assert parse_copy(str(copy)) == copy
     check_new_name(str(copy))
     folder = str(copy).partition("/")[0] + "/"
@@ -185,7 +185,7 @@ def test_the_name_of_a_copy_tells_all_of_it(copy: WalCopy | LevelCopy) -> None:
 
 @given(TIMES_MS, TIMES_MS, st.binary(min_size=4, max_size=4))
 def test_ids_order_by_time(one_ms: int, other_ms: int, random_bytes: bytes) -> None:
-    """And tell it, to the millisecond."""
+    """Ids of backups are ordered by time, and have it to the millisecond."""
     one, other = new_backup_id(one_ms, random_bytes), new_backup_id(other_ms, random_bytes)
     assert (one < other) == (one_ms < other_ms)
     assert begun_ms(one) == one_ms
@@ -211,8 +211,8 @@ def test_ids_order_by_time(one_ms: int, other_ms: int, random_bytes: bytes) -> N
         RESTORATION_NAME,
     ],
 )
-def test_other_names_are_nothing(name: str) -> None:
-    """Somebody else may have put them there."""
+def test_other_names_are_not_parsed(name: str) -> None:
+    """Names of other objects in a repository are not parsed."""
     assert (parse_copy(name), parse_backup_name(name), parse_mark(name)) == (None, None, None)
 
 
@@ -220,7 +220,7 @@ DATA = encode_backup(BACKUP)
 
 
 def test_a_backup_is_read_back() -> None:
-    """Every field of it."""
+    """Every field of a backup is decoded as it was encoded."""
     assert decode_backup(BACKUP.name, DATA) == BACKUP
     assert BACKUP.size_bytes == 2**40 + 12
     assert BACKUP.begun_ms == 1_769_832_000_123
@@ -230,18 +230,18 @@ def test_a_backup_is_read_back() -> None:
     ("at", "value", "error"),
     [(0, b"ShaleMan", BadMagic), (8, b"\2\0", UnsupportedVersion), (10, b"\1", UnsupportedVersion)],
 )
-def test_other_versions_are_told_from_damage(
+def test_other_versions_are_distinguished_from_damage(
     at: int, value: bytes, error: type[CorruptObject]
 ) -> None:
-    """With a checksum that is right."""
+    """Another version, magic or flag is an error of its own, although the checksum is right."""
     changed = DATA[:at] + value + DATA[at + len(value) :]
     checksum = crc32c(changed[20:], crc32c(changed[:16]))
     with pytest.raises(error):
         decode_backup(BACKUP.name, changed[:16] + struct.pack("<I", checksum) + changed[20:])
 
 
-def test_another_backup_under_the_name_is_told() -> None:
-    """It is intact, and yet not this one."""
+def test_another_backup_under_the_name_is_refused() -> None:
+    """An intact backup under the name of another one is refused."""
     other = replace(BACKUP, backup_id="20260131T040000123Z-00000000")
     with pytest.raises(WrongObject):
         decode_backup(backup_name(BACKUP.backup_id), encode_backup(other))
@@ -263,8 +263,8 @@ def test_another_backup_under_the_name_is_told() -> None:
         ("database_id", None),
     ],
 )
-def test_what_no_backup_says_is_told(field: str, value: object) -> None:
-    """Though the checksum is right."""
+def test_wrong_fields_of_a_backup_are_refused(field: str, value: object) -> None:
+    """A wrong field is an error, although the checksum is right."""
     fields = json.loads(DATA[20:]) | {field: value}
     body = json.dumps(fields).encode()
     header = DATA[:12] + struct.pack("<I", len(body))

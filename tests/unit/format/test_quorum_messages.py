@@ -1,4 +1,4 @@
-"""The messages of the quorum WAL on the wire."""
+"""Messages of the quorum WAL on the wire are decoded as they were encoded, or refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tests.kit.quorum.messages import BALLOT, BASE, BOUNDARY, ID, RECORD, SHAPE,
     ],
 )
 def test_from_a_writer(message: ToAcceptor) -> None:
-    """Each message of a writer arrives as it was sent."""
+    """Each message of a writer is decoded as it was encoded."""
     data = propose_request(message).SerializeToString()
     assert to_acceptor(wire.ProposeRequest.FromString(data)) == message
 
@@ -71,13 +71,13 @@ def test_from_a_writer(message: ToAcceptor) -> None:
     ],
 )
 def test_from_a_member(message: ToProposer) -> None:
-    """Each message of a member arrives as it was sent."""
+    """Each message of a member is decoded as it was encoded."""
     data = propose_reply(message).SerializeToString()
     assert to_proposer(wire.ProposeReply.FromString(data)) == message
 
 
 def test_from_a_member_to_another() -> None:
-    """What is passed on arrives as it was sent, and names whom it is for."""
+    """A relayed append is decoded as it was encoded, and names its recipient."""
     message = Append(BALLOT, (RECORD,), 5, b"", (TARGET,))
     data = relay_request(b"d" * 16, ID, message).SerializeToString()
     request = wire.RelayRequest.FromString(data)
@@ -96,7 +96,7 @@ def test_from_a_member_to_another() -> None:
     ],
 )
 def test_refused(request_: wire.ProposeRequest) -> None:
-    """What is no message of the protocol is refused."""
+    """A message that the protocol does not have is refused."""
     with pytest.raises(InvalidRequest):
         to_acceptor(request_)
 

@@ -1,4 +1,4 @@
-"""An SST gives back what it was made of, and one block of it answers for a key."""
+"""An SST returns what it was made of, and one block of it answers for a key."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_versions_of_a_key_stay_together() -> None:
 
 
 def test_a_fence_is_small_and_empty() -> None:
-    """A fencing SST has less than 300 bytes, and nothing in it but its properties."""
+    """A fence has less than 300 bytes, and only properties in it."""
     data = encode_fence(properties())
     sst = opened(data)
     assert len(data) < 300
@@ -90,14 +90,14 @@ def test_a_fence_is_small_and_empty() -> None:
 def test_range_tombstones_widen_the_bounds(
     entries: list[Entry], range_tombstones: list[Entry], bounds: tuple[bytes, bytes]
 ) -> None:
-    """First and last key cover what is stored and what is deleted; an empty last key is no end."""
+    """First and last key cover stored and deleted keys; an empty last key is no bound."""
     data = encode_sst(properties(), entries, range_tombstones, block_bytes=99)
     contents = opened(data).footer.contents
     assert (contents.first_key, contents.last_key) == bounds
 
 
 def test_info_tells_the_manifest_all() -> None:
-    """The entry in the manifest says what a reader needs to fetch pieces, and goes in a table."""
+    """The row in the manifest has all that a reader of pieces needs, and fits a table."""
     data = sample(LEVEL_NAME, filter_bytes=b"filtered" * 3)
     footer = opened(data, LEVEL_NAME).footer
     index_len = footer.layout.index_len
@@ -121,13 +121,13 @@ def test_info_tells_the_manifest_all() -> None:
 
 
 def test_a_wal_object_is_not_listed_in_the_manifest() -> None:
-    """Only SSTs of the levels have an entry in the manifest."""
+    """Only SSTs of the levels have a row in the manifest."""
     with pytest.raises(ValueError, match="levels"):
         opened(sample()).footer.info(0)
 
 
 def test_a_filter_is_stored_as_it_is() -> None:
-    """The bytes of a filter come back; a filter of an odd length is refused."""
+    """The bytes of a filter are stored unchanged; a filter of an odd length is refused."""
     data = sample(filter_bytes=b"12345678")
     sst = opened(data)
     offset = sst.footer.layout.filter_offset
@@ -159,7 +159,7 @@ def test_a_filter_is_stored_as_it_is() -> None:
 def test_entries_that_break_the_rules_are_not_written(
     entries: list[Entry], range_tombstones: list[Entry]
 ) -> None:
-    """Unordered entries, and kinds that do not belong, are refused before there are bytes."""
+    """Unordered entries, and kinds of other sections, are refused before any output."""
     for block_bytes in (1, 99):  # within a block, and from one to the next
         with pytest.raises(ValueError, match=r"."):
             encode_sst(properties(), entries, range_tombstones, block_bytes=block_bytes)
@@ -173,7 +173,7 @@ def test_blocks_have_a_size(block_bytes: int) -> None:
 
 
 def test_properties_out_of_their_limits_are_not_written() -> None:
-    """Names that are no SST's, ids that are not 16 bytes and numbers beyond 64 bits are refused."""
+    """Names of other objects, ids not of 16 bytes and numbers beyond 64 bits are refused."""
     for change in (
         {"name": "manifest/00000000000000000000.manifest"},
         {"database_id": b"short"},
@@ -223,7 +223,7 @@ def test_one_request_brings_all(
     codec: Codec,
     with_filter: bool,  # noqa: FBT001 - hypothesis passes it
 ) -> None:
-    """One range of an SST holds footer, index and filter, which are those of the whole object."""
+    """One range of an SST has footer, index and filter, the same as in the whole object."""
     data = encode_sst(
         properties(LEVEL_NAME),
         entries,
@@ -262,7 +262,7 @@ def test_one_request_brings_all(
     ],
 )
 def test_what_the_manifest_does_not_speak_of_is_refused(change: dict[str, int | bytes]) -> None:
-    """An object that is intact, but not as the manifest lists it, is refused."""
+    """An intact object that is not as the manifest lists it is refused."""
     info = replace(INFO, **change)  # type: ignore[arg-type]
     with pytest.raises(WrongObject):
         read(fetched(DATA, info), info)

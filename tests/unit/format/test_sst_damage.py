@@ -1,4 +1,4 @@
-"""A flipped bit, a cut, a swapped or foreign object is found, and named by a typed error."""
+"""A flipped bit, a cut, and a swapped or foreign object are found, and named by a typed error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BLOCKS = len(opened(DATA).index)
 
 
 def flips(data: bytes) -> list[bytes]:
-    """The data with each of its bits flipped in turn."""
+    """Return the data with each of its bits flipped in turn."""
     return [
         patched(data, at, bytes([data[at] ^ 1 << bit]))
         for at in range(len(data))
@@ -72,7 +72,7 @@ def test_every_cut_is_found(data: bytes) -> None:
 
 
 def test_bytes_too_many_are_found() -> None:
-    """An SST with something before or behind it is refused."""
+    """An SST with bytes before or after it is refused."""
     with pytest.raises(BadMagic):
         opened(DATA + b"\x00")
     with pytest.raises(Truncated):
@@ -84,13 +84,13 @@ def test_bytes_too_many_are_found() -> None:
 
 
 def test_a_sealed_footer_without_properties_is_found() -> None:
-    """A checksum that is right does not make a footer of too few bytes."""
+    """A footer that is too short is refused, even if its checksum is right."""
     with pytest.raises(BadStructure, match="bytes of properties or more"):
         opened(seal(b"few"))
 
 
 def test_a_block_from_elsewhere_is_found() -> None:
-    """A block that is intact, but not the one that the index speaks of, is refused."""
+    """An intact block that is not the one in the index is refused."""
     entries = [put(b"a", 1, b"12345678"), put(b"b", 1, b"12345678")]
     data = encode_sst(properties(), entries, block_bytes=1)
     first, second = opened(data).index
@@ -126,7 +126,7 @@ def test_another_database_is_found() -> None:
 
 
 def test_another_version_of_the_object_is_found() -> None:
-    """One checksum vouches for the whole object: another object of the same name is refused."""
+    """Another object of the same name is refused by the checksum of its footer."""
     checksum = opened(DATA).footer.checksum
     assert open_sst(WAL_NAME, DATA, database_id=None, checksum=checksum) == opened(DATA)
     with pytest.raises(WrongObject, match="checksum"):
@@ -134,7 +134,7 @@ def test_another_version_of_the_object_is_found() -> None:
 
 
 def test_a_tail_without_magic_is_not_measured() -> None:
-    """Whoever asks how much to fetch learns at once that there is no SST."""
+    """The size of a footer is not read from a tail without the magic."""
     with pytest.raises(BadMagic):
         needed_tail(WAL_NAME, bytes(20))
     with pytest.raises(Truncated):
@@ -175,7 +175,7 @@ def test_a_tail_without_magic_is_not_measured() -> None:
 def test_what_contradicts_the_format_is_refused(
     at: int, new: bytes, error: type[CorruptObject] | None, problem: str
 ) -> None:
-    """A field that can't be is a typed error, even if every checksum matches."""
+    """An impossible field is a typed error, even if every checksum matches."""
     forged = resealed(WAL_NAME, DATA, patched(DATA, at, new))
     if error is None:
         assert opened(forged).footer.contents != opened(DATA).footer.contents
@@ -221,13 +221,13 @@ def test_bounds_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_damaged_version_is_damage() -> None:
-    """A flipped bit in the version does not send anybody looking for an upgrade."""
+    """A flipped bit in the version is damage, and not a later version."""
     with pytest.raises(BadChecksum):
         opened(patched(DATA, -16, b"\x02\x00"))
 
 
 def test_an_audit_finds_what_the_footer_gets_wrong() -> None:
-    """A footer that tells of other entries than there are is found by an audit."""
+    """A footer that disagrees with the entries is found by an audit."""
     forged = resealed(WAL_NAME, DATA, patched(DATA, FOOTER_AT + 80, b"\x00"))
     with pytest.raises(BadStructure, match="footer says"):
         opened(forged).audit()

@@ -1,4 +1,4 @@
-"""The table of SSTs is a sequence, however it is stored."""
+"""The table of SSTs is a sequence, however it is stored; statistics of SSTs and their cuts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ONE = SstTable.from_infos([some_info(1)])
 
 
 def with_column(table: SstTable, field: str, column: Any) -> SstTable:
-    """The table with another column in the place of its own."""
+    """Return the table with one column replaced."""
     return replace(table, **{field: column})
 
 
@@ -67,7 +67,7 @@ def test_tables_are_equal_when_their_rows_are(one: list[SstInfo], other: list[Ss
 
 @given(infos, st.data())
 def test_replace_is_an_edit_of_the_list(rows: list[SstInfo], data: st.DataObject) -> None:
-    """Removed SSTs are gone, added ones stand at the end, the others keep their order."""
+    """Removed SSTs are gone, added ones are at the end, and the others keep their order."""
     table = SstTable.from_infos(rows)
     ids = st.sampled_from([row.id for row in rows]) if rows else st.nothing()
     removed = data.draw(st.sets(ids))
@@ -84,7 +84,7 @@ def test_an_sst_may_replace_itself() -> None:
 
 
 def test_edits_that_contradict_the_table_are_refused() -> None:
-    """An SST that is not there can't be removed, and none is added twice."""
+    """An SST that is not there cannot be removed, and none is added twice."""
     with pytest.raises(ValueError, match="no SST"):
         ONE.replace([some_info(2).id], [])
     with pytest.raises(ValueError, match="already"):
@@ -97,7 +97,7 @@ def test_edits_that_contradict_the_table_are_refused() -> None:
 
 
 def test_a_table_knows_its_ids() -> None:
-    """Whether one of some SSTs stands in a table is told by its column of ids."""
+    """A table finds SSTs by its column of ids."""
     table = SstTable.from_infos(map(some_info, (1, 2)))
     assert table.holds_any([some_info(3).id, some_info(2).id])
     assert not table.holds_any([some_info(3).id])
@@ -171,7 +171,7 @@ def test_sizes_are_those_of_the_object(codec: Codec) -> None:
 
 
 def test_the_ratio_tells_what_compression_saves() -> None:
-    """Stored bytes for one byte of keys and values: above 1 for columns alone, below compressed."""
+    """Stored bytes per byte of keys and values are above 1 for columns, and below if compressed."""
     plain = opened(encode_sst(properties(), ROWS, block_bytes=4_096))
     small = opened(encode_sst(properties(), ROWS, block_bytes=4_096, codec=Codec.ZSTD))
     fence = opened(encode_fence(properties()))
@@ -184,7 +184,7 @@ def test_the_ratio_tells_what_compression_saves() -> None:
 def test_blocks_between_hold_all_keys_of_the_range(
     entries: list[Entry], start: bytes, end: bytes
 ) -> None:
-    """No key of the range is in another block, and no block too many is named."""
+    """No key of the range is in another block, and no block more is named."""
     sst = opened(encode_sst(properties(), entries, RANGES, block_bytes=20))
     for last in (end, b""):
         named = blocks_between(sst.index, Section.POINTS, start, last)

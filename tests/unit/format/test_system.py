@@ -1,4 +1,4 @@
-"""Entries of the system travel in an SST beside those of clients, and touch nothing of theirs."""
+"""Entries of the system are in an SST beside those of clients, and do not affect them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEY_LENGTHS_AT = 192
 
 
 def only(*entries: Entry, name: str = WAL_NAME) -> bytes:
-    """An SST that holds nothing but these entries of the system."""
+    """Return an SST that holds only these entries of the system."""
     return encode_sst(properties(name), (), (), entries, block_bytes=64)
 
 
@@ -50,7 +50,7 @@ def footer_at(sst: Sst) -> int:
 def test_entries_of_the_system_come_back(
     entries: list[Entry], range_tombstones: list[Entry], records: list[Entry], block_bytes: int
 ) -> None:
-    """An SST gives back the entries of each section, whatever stands in the others."""
+    """An SST returns the entries of each section, whatever the others contain."""
     data = encode_sst(
         properties(), entries, iter(range_tombstones), iter(records), block_bytes=block_bytes
     )
@@ -76,7 +76,7 @@ def test_one_block_answers_for_a_record(records: list[Entry], block_bytes: int) 
 
 @given(some_system)
 def test_entries_of_the_system_alone_are_no_fence(records: list[Entry]) -> None:
-    """An SST that holds nothing else has entries, and no keys between a first and a last."""
+    """An SST with entries of the system alone has entries, but no first and last key."""
     contents = opened(only(*records)).footer.contents
     assert contents.entry_count == contents.other_count == len(records)
     assert contents.bounded_count == 0
@@ -95,10 +95,10 @@ def test_a_level_lists_entries_of_the_system() -> None:
 
 @pytest.mark.parametrize("lengths", [(1, 1), (2, 0), (0, 2)])
 def test_bounds_of_nothing_are_refused(lengths: tuple[int, int]) -> None:
-    """Where there are only entries of the system, a first or last key in the footer is an error."""
+    """With entries of the system alone, a first or last key in the footer is an error."""
     data = encode_sst(properties(), [put(b"a", 5)], (), [RECORD], block_bytes=64)
     at = footer_at(opened(data))
-    counts = struct.pack("<4Q", 0, 0, 0, 2)  # the point is said to be one of the system's
+    counts = struct.pack("<4Q", 0, 0, 0, 2)  # the point is counted as one of the system's
     forged = patched(data, at + COUNTS_AT, counts)
     forged = patched(forged, at + KEY_LENGTHS_AT, struct.pack("<2I", *lengths))
     with pytest.raises(BadStructure, match="no entries that they could be of"):
@@ -106,7 +106,7 @@ def test_bounds_of_nothing_are_refused(lengths: tuple[int, int]) -> None:
 
 
 def test_the_index_must_list_what_the_footer_counts() -> None:
-    """More or fewer entries of the system than the footer tells of are an error."""
+    """More or fewer entries of the system than the footer counts are an error."""
     data = only(RECORD)
     forged = patched(data, footer_at(opened(data)) + 120, b"\x02")
     with pytest.raises(BadStructure, match="others"):
@@ -114,7 +114,7 @@ def test_the_index_must_list_what_the_footer_counts() -> None:
 
 
 def test_an_audit_reads_entries_of_the_system() -> None:
-    """What the footer tells of them is compared with what they are."""
+    """An audit compares the footer with the entries of the system."""
     data = only(RECORD)
     at = footer_at(opened(data))
     for field in (80, 128, 136):  # least sequence number, bytes of keys, bytes of values
@@ -168,7 +168,7 @@ def test_unknown_kinds_of_records_are_for_a_later_version(kind: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1])
 def test_keys_that_name_no_client_are_refused(length: int) -> None:
-    """An empty key, or one with nothing behind the kind of record, is an error."""
+    """An empty key, or one with nothing after the kind of record, is an error."""
     data = only(put(record_key(b"k"), 5))
     sst = opened(data)
     block = sst.decode_block(0)
