@@ -38,7 +38,7 @@ class ReadEngine(Protocol):
 
     @property
     def prefix(self) -> Watermark:
-        """How far the log is applied and visible."""
+        """The watermark of the log: how far it is applied and visible."""
         ...
 
     @property

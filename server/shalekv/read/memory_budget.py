@@ -23,8 +23,8 @@ from shalekv.errors import Overloaded, StreamTooSlow
 
 SMALL_BYTES = 4 * 1024
 SLOWEST_BYTES_PER_S = 1024 * 1024
-LOOKS = 20  # polls of a waiting call while a stream becomes stalled
-LOOK_MS_MIN = 5
+POLLS = 20  # polls of a waiting call while a stream becomes stalled
+POLL_MS_MIN = 5
 
 
 class MemoryBudget:
@@ -172,7 +172,7 @@ class Stalls:
     @property
     def look_ms(self) -> float:
         """Interval at which a call that waits for memory should try to end a stream."""
-        return max(self._stalled_ms / LOOKS, LOOK_MS_MIN)
+        return max(self._stalled_ms / POLLS, POLL_MS_MIN)
 
     def offer(self, stream: Stream, size_bytes: int) -> None:
         """Note that the client of `stream` has a message of that size to take from now on."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from shalekv.concurrency import in_parallel
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.read.sorted_runs import (
+    EMPTY_RUN,
     Cursor,
-    MemoryRun,
     drop_read,
     merge_slice,
     open_cursors,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 FIRST_SLICE_COUNT = 64  # entries; a short scan should not merge a thousand
 SLICE_COUNT_MAX = 1_024  # entries; bounds the time for which other tasks wait: about a millisecond
-_NOTHING = MemoryRun((), (), 0, 0)
 
 
 async def scan_slices(
@@ -61,7 +60,7 @@ class Merge:
             sources = view.held.sources(keys, reverse=reverse)
         # Oldest first, as `merge_slice` requires: the last one of a key counts.
         self._sources: list[tuple[Cursor, MergeSource]] = [
-            (Cursor(_NOTHING, 0, 0, is_open=True), source) for source in sources
+            (Cursor(EMPTY_RUN, 0, 0, is_open=True), source) for source in sources
         ]
         in_memory = open_cursors(view.runs, keys.start, keys.end)
         self._cursors = [*(cursor for cursor, _ in self._sources), *in_memory]

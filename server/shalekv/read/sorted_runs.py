@@ -56,6 +56,9 @@ class MemoryRun:
         return cls(keys, entries, entries_bytes(entries), max_seq, range_tombstones)
 
 
+EMPTY_RUN = MemoryRun((), (), 0, 0)
+
+
 @dataclass(slots=True)
 class Cursor:
     """The window ``low <= i < high`` of one run, which is not merged yet.

@@ -28,7 +28,7 @@ from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
 from shalekv.protocol.manifest import Version, overlaps, upper_bound
 from shalekv.protocol.range_tombstones import NONE, Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
-from shalekv.read.sorted_runs import SKIPS_MAX, MemoryRun, entries_bytes
+from shalekv.read.sorted_runs import EMPTY_RUN, SKIPS_MAX, MemoryRun, entries_bytes
 from shalekv.read.sst_reader import FetchedBlocks, LevelSsts, OpenSst
 
 WINDOW_ROWS = 1_024  # entries decoded at once, unless one block has more: about a millisecond
@@ -37,7 +37,6 @@ KEPT_BLOCKS_MAX = 4  # blocks: a larger request belongs to a long scan, and is n
 AHEAD_COPIES = 2  # of what is read ahead: as it is stored, and as the entries of a window
 
 NO_BLOCKS = range(0)
-NO_KEYS = MemoryRun((), (), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class TreeSource:
         """Decode the next of the blocks that were fetched, as one run."""
         fetched, undecoded = self._fetched, self._undecoded
         if fetched is None:
-            return NO_KEYS
+            return EMPTY_RUN
         blocks: list[Block] = []
         rows = 0
         for number in undecoded[::-1] if self._reverse else undecoded:

@@ -104,7 +104,7 @@ Fetch = Callable[[bytes, ByteRange, FetchCounts], Awaitable[bytes]]
 Parse = Callable[[Sequence[bytes]], Awaitable[T]]
 
 
-class Pieces:
+class PieceReader:
     """Reads adjacent pieces of SSTs, from the disk cache, if there is one, or from the store."""
 
     def __init__(self, fetch: Fetch, disk: DiskCache | None, budget: ReadBudget) -> None:
@@ -261,7 +261,7 @@ class LevelSsts:
         self._metadata_requests = FetchCounts()
         self._block_requests = FetchCounts()
         self.disk = disk
-        self._pieces = Pieces(self._fetch, disk, self._budget)
+        self._pieces = PieceReader(self._fetch, disk, self._budget)
 
     async def keep_on_disk(self) -> None:
         """Write to the disk cache until cancelled; return at once if there is none."""

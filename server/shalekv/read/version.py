@@ -1,4 +1,4 @@
-"""What a read uses: a pinned `Version` of the levels, and views that add the memtable to it.
+"""The state that a read uses: a pinned `Version` of the levels, and views with the memtable.
 
 A `Version` is the set of SSTs of all levels that one manifest names. The collector keeps these
 objects as long as a snapshot in the manifest names them (I8).

@@ -36,7 +36,7 @@ from shalekv.protocol.snapshot import find_snapshot, has_snapshot, maintain_snap
 from shalekv.read import lookup
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import Base, ReadSet
-from shalekv.read.sorted_runs import MemoryRun, entries_bytes
+from shalekv.read.sorted_runs import EMPTY_RUN, MemoryRun, entries_bytes
 from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, entries_in, tree_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version import PinnedVersion, ReadView
@@ -163,8 +163,8 @@ def memory_sources(view: ReadView, keys: KeyRange, *, reverse: bool) -> list[Mem
     sources = [MemorySource(run, keys, reverse=reverse) for run in view.runs]
     if not tombstones:
         return sources
-    nothing = MemoryRun((), (), 0, 0)
-    return [MemorySource(nothing, keys, reverse=reverse, range_tombstones=tombstones), *sources]
+    first = MemorySource(EMPTY_RUN, keys, reverse=reverse, range_tombstones=tombstones)
+    return [first, *sources]
 
 
 class MemorySource:
@@ -272,7 +272,7 @@ class VersionSet:
         self._installed = asyncio.Event()
         self._memtable = memtable
         self._loads: list[tuple[CommittedLoad, LoadPin | None]] = [(load, None) for load in loads]
-        self.current = self._with_loads(held)  # that new reads use
+        self.current = self._with_loads(held)  # the version that new reads use
         self.lost_count = 0  # how often it was found unprotected, and replaced
         # Memory may drop entries up to this sequence number at any moment, since the current
         # version has them: transactions read those from the version. 0: memory drops nothing until

@@ -1,4 +1,4 @@
-"""How far a process has applied the log, and who waits for it to get further."""
+"""The watermark of a process: how far it has applied the log, and calls that wait for more."""
 
 from __future__ import annotations
 
