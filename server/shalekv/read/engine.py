@@ -53,7 +53,7 @@ class ReadEngine(Protocol):
 
     @property
     def held_bytes_max(self) -> int:
-        """Bytes that older scans may keep in memory after they were compacted."""
+        """Limit of the compacted bytes that older scans keep in memory."""
         ...
 
     @property

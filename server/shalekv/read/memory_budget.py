@@ -152,7 +152,7 @@ class Stream(Protocol):
     """A holder of memory for a client."""
 
     async def end(self, error: StreamTooSlow) -> None:
-        """Give back all memory, before the first `await`, and end the call with `error`.
+        """Give back all memory, some of it before the first `await`; end the call with `error`.
 
         The transport may be blocked in the message that the client does not take.
         """
