@@ -28,7 +28,7 @@ async def test_all_who_wait_are_told_once() -> None:
         patience.begin(future)
     assert patience.end(early)
     early.set_result(1)
-    patience.lose()
+    patience.fail_all()
     assert not patience.end(late)
     for future in (late, last):
         with pytest.raises(OutcomeUnknown):
@@ -45,7 +45,7 @@ async def test_callers_who_have_gone_are_let_be() -> None:
     done.set_result(1)
     patience.begin(done)
     assert len(patience) == 1
-    patience.lose()
+    patience.fail_all()
     assert gone.cancelled()
     assert not patience.end(gone)
     assert await done == 1

@@ -1,8 +1,9 @@
-"""Back-pressure: how many bytes of writes are inside, and who waits at the door.
+"""Back-pressure and pacing: which writes are admitted, and when the log is flushed.
 
-Bytes that are queued or uploaded are bounded, and so are those that are not compacted; past a bound
-writes wait, themselves bounded in bytes and in time, and then they are refused with advice when to
-come back. Nothing that was refused was applied.
+Two amounts of bytes are bounded: those of writes that are queued or being uploaded, and those that
+are not compacted. Beyond a bound, writes wait. Waiting writes are themselves bounded in bytes and
+time; beyond that they are refused, with a delay after which to retry. A refused write was not
+applied.
 """
 
 from __future__ import annotations
@@ -16,18 +17,23 @@ from shalekv.concurrency import Waiter, new_waiter, tell
 from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError
 from shalekv.settings import WriterSettings
 
+SHORTEST_WAIT_MS = 0.001  # less is rounding: a timer of this length may not move the clock
+
 
 @dataclass(slots=True, eq=False)
 class _Writer:
-    """A write at the door."""
+    """A write that waits for admission."""
 
     size_bytes: int
-    kept_bytes: int  # ... in the memtable, once it is durable
+    kept_bytes: int  # its bytes in the memtable, once it is durable
     admitted: Waiter = field(repr=False)
 
 
 class Admission:
-    """Counts bytes in and out. `size_bytes` of a write is its accounted memory."""
+    """Accounts for the bytes of admitted writes, and makes others wait or refuses them.
+
+    The `size_bytes` of a write is its accounted memory.
+    """
 
     def __init__(
         self,
@@ -36,30 +42,32 @@ class Admission:
         memtable_bytes: Callable[[], int],
         explain: Callable[[], str] = lambda: "",
     ) -> None:
-        """Bounds come from `queued_bytes_max`, `waiting_bytes_max` and `memtable_bytes_max`.
+        """The bounds are `queued_bytes_max`, `waiting_bytes_max` and `memtable_bytes_max`.
 
-        `memtable_bytes` tells what the memtable holds now: it shrinks when runs are merged, and
-        no write may be needed to notice that. `explain` tells why the queue does not move.
+        `memtable_bytes` returns the current size of the memtable. That size also falls when runs
+        are merged, which must be noticed without a write. `explain` says why the queue does not
+        move.
         """
         self._explain = explain
         self._settings = settings
         self._memtable_bytes = memtable_bytes
-        self._line: dict[_Writer, None] = {}  # in the order of their arrival
+        self._waiting: dict[_Writer, None] = {}  # waiting writes, in order of arrival
         self._closed: ShaleError | None = None
         self.queued_bytes = 0
         self.waiting_bytes = 0
 
     def try_admit(self, size_bytes: int, *, is_kept: bool = True) -> bool:
-        """Let a write in if there is room and nobody waits; False: `wait` for it.
+        """Admit a write if it fits and none waits. Returns False when it has to `wait`.
 
-        Raises `MemtableFull` if there never will be, and what `close` was given.
+        `is_kept` says that the write takes memtable space. Raises `MemtableFull` if it can never
+        fit, and the error that `close` was given.
         """
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # or it would grow with each call
+            raise self._closed.with_traceback(None)  # else the traceback would grow
         kept_bytes = size_bytes if is_kept else 0
         if kept_bytes > self._settings.memtable_bytes_max:
             raise self._memtable_full(kept_bytes)
-        if self._line or not self._has_room(size_bytes, kept_bytes):
+        if self._waiting or not self._fits(size_bytes, kept_bytes):
             return False
         self.queued_bytes += size_bytes
         return True
@@ -67,12 +75,13 @@ class Admission:
     async def wait(
         self, size_bytes: int, *, is_kept: bool = True, within_ms: float | None = None
     ) -> None:
-        """Wait in line until there is room, then take it; not `is_kept`: not in the memtable.
+        """Wait for admission, in FIFO order. `is_kept` says that the write takes memtable space.
 
-        After `queue_wait_ms`, or `within_ms` if that is less, or at once if too many bytes wait
-        already, raises `QueueFull`, or `MemtableFull` if that is why; and what `close` was given.
+        Raises `QueueFull`, or `MemtableFull` if that is the cause, after `queue_wait_ms` (or
+        `within_ms` if that is less), or at once if too many bytes wait already; and the error that
+        `close` was given.
         """
-        # There may be room by now, and nobody to say so later.
+        # It may fit by now, and no later event may wake this call.
         if self.try_admit(size_bytes, is_kept=is_kept):
             return
         settings = self._settings
@@ -82,43 +91,52 @@ class Admission:
         wait_ms = settings.queue_wait_ms if within_ms is None else within_ms
         wait_ms = min(wait_ms, settings.queue_wait_ms)
         writer = _Writer(size_bytes, kept_bytes, new_waiter())
-        self._line[writer] = None
+        self._waiting[writer] = None
         self.waiting_bytes += size_bytes
         try:
-            with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+            # The TimeoutError refers to this task, so it must not become the context of our error.
+            with suppress(TimeoutError):
                 async with asyncio.timeout(wait_ms / 1000):
                     await writer.admitted
                 return
-            self._leave(writer)
+            self._give_up(writer)
         except asyncio.CancelledError:
-            self._leave(writer)
+            self._give_up(writer)
             raise
         finally:
-            del writer  # its error would hold this frame
+            del writer  # its error would keep this frame alive
         raise self._full(kept_bytes, f"no room within {wait_ms:.0f} ms")
 
     def take_more(self, size_bytes: int) -> None:
-        """A write that was let in has turned out to be larger: those behind it wait longer."""
+        """Account for an admitted write that has turned out to be larger."""
         self.queued_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """A write has left: landed, or failed."""
+        """Release the bytes of a write that has landed or failed, and admit waiting writes."""
         self.queued_bytes -= size_bytes
-        self._admit_line()
+        self.admit_waiting()
 
-    def look_again(self) -> None:
-        """The memtable has become smaller: there may be room for those who wait."""
-        self._admit_line()
+    def admit_waiting(self) -> None:
+        """Admit waiting writes that fit now, in order: the memtable may have become smaller."""
+        while self._waiting:
+            writer = next(iter(self._waiting))
+            if not self._fits(writer.size_bytes, writer.kept_bytes):
+                return
+            self._remove(writer)
+            if writer.admitted.done():
+                continue  # it has just been cancelled, and its own task removes it
+            self.queued_bytes += writer.size_bytes
+            tell(writer.admitted)
 
     def close(self, error: ShaleError) -> None:
-        """Refuse everything from now on; those who wait are told at once."""
+        """Refuse all writes from now on with `error`, those that wait included."""
         self._closed = error
-        for writer in list(self._line):
+        for writer in list(self._waiting):
             self._remove(writer)
             tell(writer.admitted, error)
 
-    def _has_room(self, size_bytes: int, kept_bytes: int) -> bool:
-        # A write larger than the whole queue is let in alone, or it never would be.
+    def _fits(self, size_bytes: int, kept_bytes: int) -> bool:
+        # A write larger than the whole queue is admitted alone, else it never would be.
         fits = self.queued_bytes + size_bytes <= self._settings.queued_bytes_max
         return (fits or self.queued_bytes == 0) and not self._fills_memtable(kept_bytes)
 
@@ -126,27 +144,18 @@ class Admission:
         held_bytes = self._memtable_bytes() + self.queued_bytes
         return kept_bytes > 0 and held_bytes + kept_bytes > self._settings.memtable_bytes_max
 
-    def _admit_line(self) -> None:
-        while self._line:
-            writer = next(iter(self._line))
-            if not self._has_room(writer.size_bytes, writer.kept_bytes):
-                return
-            self._remove(writer)
-            if writer.admitted.done():
-                continue  # it has just been cancelled, and will leave by itself
-            self.queued_bytes += writer.size_bytes
-            tell(writer.admitted)
-
     def _remove(self, writer: _Writer) -> None:
-        del self._line[writer]
+        del self._waiting[writer]
         self.waiting_bytes -= writer.size_bytes
 
-    def _leave(self, writer: _Writer) -> None:
-        """A writer gives up. Its place, or the room that it was just given, goes to the next."""
+    def _give_up(self, writer: _Writer) -> None:
+        """Remove a write that gives up; the next gets its place, or the space just
+        granted to it.
+        """
         admitted = writer.admitted
-        if writer in self._line:
+        if writer in self._waiting:
             self._remove(writer)
-            self._admit_line()
+            self.admit_waiting()
         elif not admitted.cancelled() and admitted.exception() is None:
             self.release(writer.size_bytes)
 
@@ -176,16 +185,12 @@ class Admission:
         return MemtableFull(message, retry_after_ms=settings.retry_after_ms)
 
 
-# --- flush
-# When the log is flushed: a pure decision (protocol, "Writes and reads").
-
-
-SHORTEST_WAIT_MS = 0.001  # less is rounding: a timer of this length may not move the clock
-
-
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """What bounds the rate and the size of WAL objects."""
+    """Bounds the rate and the size of WAL objects; decides when the log is flushed.
+
+    The decision is pure (protocol, "Writes and reads").
+    """
 
     max_parallel_writes: int  # groups of writes in flight
     interval_ms: float  # minimum spacing of WAL objects
@@ -193,7 +198,7 @@ class FlushPolicy:
 
     @classmethod
     def of(cls, settings: WriterSettings, *, parallel_max: int | None = None) -> FlushPolicy:
-        """That of a writer with these settings; `parallel_max` instead of its own, if given."""
+        """The policy of a writer with these settings; `parallel_max`, if given, replaces theirs."""
         return cls(
             parallel_max or settings.max_parallel_writes,
             settings.flush_interval_ms or 0,
@@ -209,10 +214,10 @@ class FlushPolicy:
         queued_bytes: int,
         is_hurried: bool,
     ) -> float | None:
-        """How long to wait until the queue is flushed; None: until an upload has ended.
+        """Milliseconds until the queue is to be flushed; None: not before an upload has ended.
 
-        REQUIRES: something is queued. A write that finds the log idle is flushed at once; the
-        spacing bounds what a stream of writes costs. `is_hurried`: nothing more is to come.
+        REQUIRES: the queue is not empty. A write that finds the log idle is flushed at once; the
+        interval bounds the cost of a stream of writes. `is_hurried`: no more writes will come.
         """
         if window >= self.max_parallel_writes:
             return None

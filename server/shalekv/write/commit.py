@@ -1,4 +1,4 @@
-"""Commits and groups of commits: what travels through the log."""
+"""Commits and groups of commits: the values that pass through the log."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from shalekv.protocol.transaction import (
 from shalekv.read.read_set import NOTHING_BELOW, ReadSet
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
 
-# What a commit takes beside its entries until it is durable, measured: itself, the reply that is
-# waited for, and what completes it.
+# Memory of a commit beside its entries until it is durable, measured: the commit, the pending
+# reply, and the callback that completes it.
 COMMIT_OVERHEAD_BYTES = 1_200
-RECORD_BYTES = ENTRY_OVERHEAD_BYTES + 128  # of an idempotency key, its record, an ordinary reply
+RECORD_BYTES = ENTRY_OVERHEAD_BYTES + 128  # an idempotency key, its record and an ordinary reply
 _KEY = itemgetter(0)  # of an Entry
 _new = tuple.__new__  # what `Entry()` calls in the end, at half the cost
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a commit that was not refused; all that it rests on is durable.
+    """The outcome of a commit that was not refused; everything that it depends on is durable.
 
-    Without a change it holds the view that it was decided by.
+    For a commit without changes, `seq` and `wal_id` are those of the view that decided it.
     """
 
     seq: int
     wal_id: int | None
     decision: Decision | None = None  # of a transaction
-    record: Entry | None = None  # that was written for its idempotency key
+    record: Entry | None = None  # the record that was written for its idempotency key
 
 
 def outcome_unknown(who: str) -> OutcomeUnknown:
-    """What is told of a commit that was sent to `who`, and of which nobody knows more."""
+    """Build the error of a commit that was sent to `who` and whose outcome is unknown."""
     return OutcomeUnknown(
         f"the writer stopped while {who} had not answered: the write may be applied or not. Read "
         "the key to find out, or write it again"
@@ -63,16 +63,18 @@ Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That a commit answers the request with this idempotency key (I15)."""
+    """The idempotency key of the request that a commit answers, and what records its
+    reply (I15).
+    """
 
     key: bytes
     request_hash: bytes
     expire_at_ms: int  # logical time
     reply_kind: ReplyKind
-    reply: Callable[[Decision | None], bytes]  # as a repeat will get it, without a header
+    reply: Callable[[Decision | None], bytes]  # the reply to a retry, without a header
 
     def record(self, seq: int, wal_id: int, decision: Decision | None) -> Entry:
-        """What stands beside the changes in their WAL object."""
+        """Build the idempotency record, which is written to the WAL object of the changes."""
         record = IdempotencyRecord(self.request_hash, wal_id, self.reply_kind, self.reply(decision))
         return Entry(record_key(self.key), seq, Kind.PUT, encode_record(record), self.expire_at_ms)
 
@@ -81,18 +83,18 @@ class Commit:
     """Changes that become durable together, under one sequence number.
 
     The sequence number may be raised while the commit is not durable, when another writer's fence
-    took the slot that it was meant for. Its place among all commits of this writer stays. What a
-    transaction does is decided again then.
+    took the slot that it was meant for. Its place among all commits of this writer stays. A
+    transaction is decided again then.
     """
 
     __slots__ = (
-        "below",
         "claim",
         "decision",
         "entries",
         "load",
         "place",
         "range_tombstones",
+        "read_set",
         "record",
         "seq",
         "settle",
@@ -108,7 +110,7 @@ class Commit:
         *,
         claim: Claim | None = None,
     ) -> None:
-        """REQUIRES: each key stands once in `changes`.
+        """REQUIRES: no key occurs twice in `changes`.
 
         `settle` is called exactly once, from within the log: it must neither raise nor write.
         """
@@ -120,7 +122,7 @@ class Commit:
         self.load: PendingLoad | None = None
         self.transaction: Transaction | None = None
         self.decision: Decision | None = None
-        self.below = NOTHING_BELOW
+        self.read_set = NOTHING_BELOW
         self.range_tombstones: Sequence[Entry] = ()
         self.entries = self._entries(changes)
         self.size_bytes = changes_bytes(self.entries) + _record_bytes(claim)
@@ -133,16 +135,16 @@ class Commit:
         settle: Settled,
         *,
         size_bytes: int,
-        below: ReadSet = NOTHING_BELOW,
+        read_set: ReadSet = NOTHING_BELOW,
         claim: Claim | None = None,
     ) -> Commit:
-        """A commit that does what `transaction` decides, which takes `size_bytes` at most.
+        """Build a commit of the changes that `transaction` decides on, of at most `size_bytes`.
 
-        `below` is what the levels say of its needs. REQUIRES: `decide` is called before anything
-        else.
+        `read_set` holds what the levels say of its needs. REQUIRES: `decide` is called before
+        anything else.
         """
         commit = cls((), seq, settle, claim=claim)
-        commit.below = below
+        commit.read_set = read_set
         commit.transaction = transaction
         commit.size_bytes = size_bytes + _record_bytes(claim)
         return commit
@@ -157,7 +159,7 @@ class Commit:
         size_bytes: int,
         claim: Claim | None = None,
     ) -> Commit:
-        """A commit of ready-made SSTs, for which `size_bytes` were admitted."""
+        """Build a commit of ready-made SSTs, for which `size_bytes` were admitted."""
         commit = cls((), seq, settle, claim=claim)
         commit.load = load
         commit.size_bytes = size_bytes + _record_bytes(claim)
@@ -170,13 +172,13 @@ class Commit:
 
     @property
     def rests_on_state(self) -> bool:
-        """Whether all before it must be durable before it is uploaded."""
-        if self.load is not None:  # so that it divides the log into what is older and newer
+        """Whether all commits before it must be durable before it is uploaded."""
+        if self.load is not None:  # it divides the log into older and newer commits
             return True
         return self.transaction is not None and self.transaction.rests_on_state
 
     def decide(self, state: DatabaseState) -> None:
-        """Let the transaction decide, if there is one, what is changed in `state`."""
+        """Decide the transaction, if there is one, by `state`, and take over its changes."""
         if self.transaction is None:
             return
         self.decision = self.transaction.decide(state)
@@ -187,7 +189,8 @@ class Commit:
         ]
 
     def account_reply(self) -> int:
-        """Count what it has read, which is written with its record; how many bytes that is.
+        """Account for the values that the transaction has read, which its record holds; returns
+        bytes.
 
         REQUIRES: called once, after the first `decide`.
         """
@@ -199,32 +202,32 @@ class Commit:
         return read_bytes
 
     def resequence(self, seq: int) -> None:
-        """Move the commit behind everything that has a lower number; it has no slot any more."""
+        """Renumber the commit when it has lost its slot."""
         self.seq = seq
-        self.record = None  # of a slot that it did not get
+        self.record = None  # it names the slot that was lost
         self.entries = [entry._replace(seq=seq) for entry in self.entries]
         self.range_tombstones = [entry._replace(seq=seq) for entry in self.range_tombstones]
 
     def take_slot(self, wal_id: int) -> None:
-        """Its WAL object is known: so is what is remembered of it."""
+        """Build the idempotency record, which contains the number of the WAL object."""
         if self.claim is not None and self.writes:
             self.record = self.claim.record(self.seq, wal_id, self.decision)
 
     def succeed(self, *, seq: int, wal_id: int | None) -> None:
-        """Tell that all that it did, or rested on, is durable."""
+        """Settle the commit: everything that it wrote, or depends on, is durable."""
         refusal = None if self.decision is None else self.decision.refusal
         receipt = Receipt(seq, wal_id, self.decision, self.record)
         self.end(receipt if refusal is None else refusal)
 
     def end(self, outcome: Receipt | ShaleError) -> None:
-        """Tell what became of it.
+        """Settle the commit with its outcome.
 
-        It is never decided again, so what it knows of the levels is let go at once: who waits for
-        it to be forgotten (see `Base`) must not depend on when garbage is collected. So is whoever
-        is told, since that is what refers to the commit (see `Pending`).
+        It is never decided again, so its read set is released at once: waiting for the release of a
+        version (see `Base`) must not depend on when garbage is collected. The callback is released
+        as well, since it refers to the commit (see `Pending`).
         """
-        self.below = NOTHING_BELOW
-        settle, self.settle = self.settle, _is_told
+        self.read_set = NOTHING_BELOW
+        settle, self.settle = self.settle, _ignore
         settle(outcome)
 
     def _entries(self, changes: Iterable[Change]) -> list[Entry]:
@@ -235,12 +238,12 @@ class Commit:
         ]
 
 
-def _is_told(_outcome: Receipt | ShaleError) -> None:
-    """A commit that has come to its end tells nobody any more."""
+def _ignore(_outcome: Receipt | ShaleError) -> None:
+    """Ignore the outcome of a commit that is settled already."""
 
 
 def changes_bytes(changes: Sequence[Change] | Sequence[Entry]) -> int:
-    """The memory that a commit with these changes is accounted with until it is durable, bytes."""
+    """Accounted memory of a commit with these changes until it is durable, bytes."""
     keys_bytes = sum([len(change.key) for change in changes])
     values_bytes = sum([len(change.value) for change in changes])
     return COMMIT_OVERHEAD_BYTES + keys_bytes + values_bytes + ENTRY_OVERHEAD_BYTES * len(changes)
@@ -251,7 +254,7 @@ def _record_bytes(claim: Claim | None) -> int:
 
 
 class WalContents(NamedTuple):
-    """What a WAL object holds, each part in the order of an SST."""
+    """The entries of a WAL object, each part in the order of an SST."""
 
     points: Sequence[Entry] = ()
     range_tombstones: Sequence[Entry] = ()
@@ -260,22 +263,22 @@ class WalContents(NamedTuple):
 
 
 class Group:
-    """The commits that go into the log together: a WAL object, or a part of one."""
+    """Commits that enter the log together, as a WAL object or a part of one."""
 
     __slots__ = ("commits", "landed", "load", "max_seq", "position", "run", "size_bytes", "wal_id")
 
     def __init__(
         self, wal_id: int, commits: Sequence[Commit], *, position: int | None = None
     ) -> None:
-        """`position` is its place among all groups; None: it is alone in its object.
+        """`position` is the group's place among all groups; None: the group is alone in its object.
 
-        REQUIRES: `commits` in the order of their sequence numbers, one of them writes.
+        REQUIRES: `commits` are in the order of their sequence numbers, and at least one writes.
         """
         self.wal_id = wal_id
         self.position = wal_id if position is None else position
         self.commits = commits
         self.size_bytes = sum(commit.size_bytes for commit in commits)
-        # What writes nothing has a number, too, but no reader of the WAL would ever see it.
+        # A commit that writes nothing has a number, too, but no reader of the WAL ever sees it.
         self.max_seq = next(commit.seq for commit in reversed(commits) if commit.writes)
         newest = {entry.key: entry for commit in commits for entry in commit.entries}
         tombstones = [entry for commit in commits for entry in commit.range_tombstones]
@@ -294,7 +297,7 @@ class Group:
         return WalContents(self._points(), tombstones, records, control)
 
     def _load(self) -> CommittedLoad | None:
-        """The load that it commits, which is then its only commit."""
+        """The load that the group commits, which is then its only commit."""
         commit = self.commits[0]
         if commit.load is None:
             return None
@@ -302,7 +305,7 @@ class Group:
 
     def _points(self) -> Sequence[Entry]:
         entries = [entry for commit in reversed(self.commits) for entry in commit.entries]
-        if len(entries) == len(self.run.entries):  # no key stands here twice
+        if len(entries) == len(self.run.entries):  # no key occurs twice
             return self.run.entries
         entries.sort(key=_KEY)  # stable: versions of one key stay newest first
         return entries

@@ -1,7 +1,6 @@
-"""The engine of a writer: its parts wired together, and what they do as one.
+"""The engine of a writer: its parts wired together, and the operations that need several of them.
 
-Nothing here knows requests or transports; embedded in a process it is a database without a
-server.
+It knows neither requests nor transports. Embedded in a process, it is a database without a server.
 """
 
 from __future__ import annotations
@@ -44,21 +43,30 @@ from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import WriteAheadLog
 from shalekv.write.watermark import DurableWatermark
 
-# --- showing
-# How a writer shows that the prefix has grown: to scans, and to those who watch.
+log = structlog.get_logger()
+
+# Interval at which the manifest is polled while much is not compacted: what is compacted by then
+# can be dropped.
+PRESSED_POLL_MS = 500
+PRESSED_PARTS = 8  # "much" is an eighth of the memory for uncompacted writes
+LOADS_POLL_MS = 20  # interval of polling whether loads were compacted
+HELD_PARTS = 4  # scans may keep a quarter of that memory after compaction, then they are ended
 
 
 class CommitPublisher:
-    """Shows the groups of one writer when all before them are durable."""
+    """Publishes the groups of one writer to scans and watches, in slot order."""
 
     def __init__(self, memtable: Memtable, feed: CommitFeed, view: Callable[[], ReadView]) -> None:
-        """`view` is the state of the prefix, its levels included."""
+        """`view` returns the state at the durable watermark, with its levels."""
         self._memtable = memtable
         self._feed = feed
         self._view = view
 
-    def show(self, group: Group) -> None:
-        """Called in slot order. What it costs while nobody watches is two questions."""
+    def publish(self, group: Group) -> None:
+        """Publish a group when all before it are durable.
+
+        Called in slot order. Without watches this costs two attribute checks.
+        """
         before = self._view() if self._feed.wants_previous else None
         self._memtable.extend_prefix(group.run)
         if self._feed.is_idle:
@@ -70,18 +78,11 @@ class CommitPublisher:
         self._feed.applied(obj, before)
 
 
-# --- ending
-# How the log of a writer ends well: all is durable, and then in the object store, in time.
-
-
-log = structlog.get_logger()
-
-
 async def commit_to_the_end(commits: GroupCommit, slots: WriteAheadLog) -> None:
     """Run the log until it is closed or stopped; if it was closed, until all of it is archived.
 
-    Then whoever reads the object store alone finds all that was acknowledged. Where that cannot be,
-    it is logged: safekeepers have it, and the next writer brings it there.
+    Then readers of the object store alone find everything that was acknowledged. If archiving
+    fails, that is logged: safekeepers have the rest of the log, and the next writer archives it.
     """
     await commits.run()
     if not commits.is_closing:
@@ -100,20 +101,20 @@ async def commit_to_the_end(commits: GroupCommit, slots: WriteAheadLog) -> None:
 async def bound_the_end(
     commits: GroupCommit, end: asyncio.Task[None], clock: Clock, *, grace_ms: float
 ) -> None:
-    """Cancel `end` when it has not come so long after the log was closed or stopped."""
+    """Cancel `end` if it is not done `grace_ms` after the log was closed or stopped."""
     await commits.ended.wait()
     await clock.sleep_ms(grace_ms)
     end.cancel()
 
 
-# --- missing
-# Why an object of the levels is not there, as the writer finds out.
-
-
 async def reason_missing(
     missing: ObjectNotFound, held: PinnedVersion, ownership: Ownership, levels: VersionSet
 ) -> ShaleError:
-    """`SnapshotNotFound` when nothing protects `held` any more; else `missing`, or a worse one."""
+    """Find out why an object of the levels is missing.
+
+    Returns `SnapshotNotFound` when nothing protects `held` any more; else `missing`, or the error
+    that ends this writer.
+    """
     try:
         await ownership.confirm()
     except ShaleError as error:
@@ -127,22 +128,12 @@ async def reason_missing(
     )
 
 
-# --- engine
-
-
-# How often the manifest is looked at while much is not compacted: what is waits to be dropped.
-PRESSED_POLL_MS = 500
-PRESSED_PARTS = 8  # ... that is, an eighth of the memory for it
-LOADS_POLL_MS = 20  # between two looks whether loads were compacted
-HELD_PARTS = 4  # scans may keep a quarter of it that is compacted, or they are ended
-
-
 async def _keep_all() -> None:
-    """There are no views."""
+    """Default of `shed_views`: there are no views."""
 
 
 class WriterEngine:
-    """Writes, reads and the tasks behind them, of one opening."""
+    """Writes, reads and background tasks of one opening of a database."""
 
     def __init__(
         self,
@@ -171,9 +162,9 @@ class WriterEngine:
             self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
         )
         self.feed = CommitFeed(self._position)
-        self.prefix.show = self._showing().show
+        self.prefix.publish = self._publisher().publish
         self.skip_memtable_bytes = settings.skip_memtable_bytes
-        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
+        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # set by the owner of views
         self.snapshots = SnapshotViews(
             opened.store, opened.manifest, opened.held.ssts, limits or LimitSettings()
         )
@@ -193,24 +184,24 @@ class WriterEngine:
             believed_ms=self.time.follow,
         )
         self.log = GroupCommit(
-            slots=opened.slots,
+            wal=opened.slots,
             memtable=self.memtable,
             admission=self.admission,
-            prefix=self.prefix,
+            watermark=self.prefix,
             policy=self.policy,
             state=self._newest_state,
             clock=clock,
             next_seq=opened.first_seq,
         )
-        self.below = self._look_below()
+        self.below = self._prefetch()
         self.loads = self._loads(opened, levels or LevelSettings())
         self.log.land_load = self._land_load
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
-    def _showing(self) -> CommitPublisher:
+    def _publisher(self) -> CommitPublisher:
         return CommitPublisher(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
 
-    def _look_below(self) -> Prefetch:
+    def _prefetch(self) -> Prefetch:
         return Prefetch(
             levels=self.levels,
             log=self.log,
@@ -222,7 +213,7 @@ class WriterEngine:
         )
 
     def _loads(self, opened: RecoveredLog, levels: LevelSettings) -> Loads:
-        """The loads of this opening, beginning with those that were replayed."""
+        """Build the loads of this opening, beginning with those that were replayed."""
         loads = Loads(
             opened.store,
             opened.manifest,
@@ -232,7 +223,7 @@ class WriterEngine:
             time=self.time,
             snapshot_ttl_s=self._settings.snapshot_ttl_s,
             keep=self.levels.keep_pin,
-            wait_for_room=self._wait_for_loads,
+            wait_for_budget=self._wait_for_loads,
         )
         for load in opened.loads:
             loads.land(load)
@@ -240,62 +231,62 @@ class WriterEngine:
 
     @property
     def database_id(self) -> bytes:
-        """16 bytes."""
+        """The id of the database, 16 bytes."""
         return self.manifest.current.database_id
 
     @property
     def held(self) -> PinnedVersion:
-        """The levels that a read uses that begins now."""
+        """The levels that a new read uses."""
         return self.levels.current
 
     def _position(self) -> FeedPosition:
         return FeedPosition(self.prefix.seq, self.prefix.wal_id, is_open=self.slots.is_quorum)
 
     async def held_object(self, wal_id: int) -> Sst | None:
-        """What has landed of a WAL object that may not be in the store; None: it is there."""
+        """Read what has landed of a WAL object that may not be in the store; None: it is there."""
         return await self.slots.held(wal_id)
 
     async def archive(self) -> None:
-        """Return when all that has landed is in the store. Raises as `WriteAheadLog.archive`."""
+        """Wait until all that has landed is in the store. Raises as `WriteAheadLog.archive`."""
         await self.slots.archive()
 
     @property
     def newest_seq(self) -> int:
-        """The greatest sequence number that was given out."""
+        """The greatest sequence number that was issued."""
         return self.log.next_seq - 1
 
     @property
     def staleness_ms(self) -> int:
-        """How old the state may be: a writer is never behind."""
+        """Always 0: a writer is never behind."""
         return 0
 
     @property
     def memory_bytes(self) -> int:
-        """What is durable and not compacted, as accounted: entries and idempotency records.
+        """Accounted memory: durable entries and idempotency records that are not compacted.
 
-        And what is compacted, but kept by scans that began before.
+        Includes entries that are compacted, but kept for scans that began before.
         """
         kept_bytes = self.memtable.size_bytes + self.memtable.held_bytes
         return kept_bytes + self.idempotency.size_bytes
 
     @property
     def held_bytes_max(self) -> int:
-        """So much may be compacted, and kept in memory by scans that began before."""
+        """Maximum memory of entries that are compacted, but kept for scans that began before."""
         return self._settings.memtable_bytes_max // HELD_PARTS
 
     def check_serving(self) -> None:
-        """Raise when the log was stopped by an error; a graceful close still answers reads."""
+        """Raise the error that stopped the log. Reads are still answered after a graceful close."""
         stopped_by = self.log.stopped_by
         if stopped_by is not None and not self.log.is_closing:
-            raise stopped_by.with_traceback(None)  # or it would grow with each call
+            raise stopped_by.with_traceback(None)  # else the traceback would grow with each call
 
     def committed(self, key: bytes) -> Entry | None:
-        """The newest durable version of `key` in memory; None: what the levels hold counts."""
+        """The newest durable version of `key` in memory; None: the levels decide."""
         return self.memtable.get(key)
 
     def newest(self, key: bytes) -> Entry | None:
-        """The newest version of `key` in memory, durable or not; None: the levels count."""
-        return self.log.overlay.get(key)
+        """The newest version of `key` in memory, durable or not; None: the levels decide."""
+        return self.log.pending_writes.get(key)
 
     async def committed_view(self) -> ReadView:
         """The durable prefix, once it covers all that was acknowledged before this call."""
@@ -303,10 +294,12 @@ class WriterEngine:
         return self._view(self.prefix.seq)
 
     async def newest_view(self) -> ReadView:
-        """Everything that is there at this moment, durable or not."""
+        """Everything written by now, durable or not."""
         view = self._view(self.newest_seq)
         landed_ahead = [group.run for group in self.prefix.landed_ahead()]
-        not_durable = await self.log.overlay.runs(self._clock, max_seq=view.seq)  # as it is now
+        not_durable = await self.log.pending_writes.runs(
+            self._clock, max_seq=view.seq
+        )  # as it is now
         return view.below([*landed_ahead, *not_durable])
 
     def _view(self, seq: int) -> ReadView:
@@ -315,7 +308,7 @@ class WriterEngine:
         return view if held.tree.is_empty else view.above(held)
 
     async def confirm(self) -> None:
-        """Return when the store has said, asked after this call, that the database is ours.
+        """Confirm, by a request that is sent after this call, that no other writer has taken over.
 
         Raises `Fenced` and `StoreUnavailable`.
         """
@@ -323,17 +316,17 @@ class WriterEngine:
 
     @property
     def is_told(self) -> bool:
-        """Whatever is committed is committed here."""
+        """Always True: this process makes every commit, so there is nothing to poll for."""
         return True
 
     async def catch_up(self) -> None:
-        """There is no news that this writer has not made itself."""
+        """Return at once: a writer is never behind."""
 
     async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
-        """Why an object of a tree that is read is not there.
+        """Find out why an object of a version that is being read is missing.
 
-        Either this process was stopped until its snapshot had expired: then a new tree is read
-        from now on, unless another writer has taken over. Or what is protected was deleted.
+        Either this process was stopped until its snapshot had expired: then new reads use a new
+        version, unless another writer has taken over. Or a protected object was deleted.
         """
         reason = await self._reason_of(missing, held)
         if isinstance(reason, SnapshotNotFound):
@@ -346,26 +339,29 @@ class WriterEngine:
     async def _reason_of(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         return await reason_missing(missing, held, self.ownership, self.levels)
 
-    def _newest_state(self, overlay: PendingWrites, below: ReadSet) -> NewestState:
-        """What a transaction meets that comes after everything in the overlay."""
+    def _newest_state(self, pending_writes: PendingWrites, below: ReadSet) -> NewestState:
+        """The state by which a transaction is decided that follows all pending writes."""
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         durable = view.below(group.run for group in self.prefix.landed_ahead())
-        return NewestState(overlay, durable, self.time.now_ms(), self._compare_count_max, below)
+        return NewestState(
+            pending_writes, durable, self.time.now_ms(), self._compare_count_max, below
+        )
 
     def _explain_queue(self) -> str:
-        """Tell what keeps the queue from moving; empty where nothing does."""
+        """Say what keeps the queue from moving; empty if nothing does."""
         trouble = self.slots.trouble(after_ms=0.0)
         return "" if trouble is None else trouble.text(self._clock.monotonic_ms())
 
     def close(self) -> None:
-        """Accept no more writes; `run` returns when all that were accepted are durable."""
+        """Accept no more writes; `run` returns when all accepted ones are durable."""
         self.log.close()
 
     async def run(self, *, stop_grace_ms: float) -> None:
-        """Run until all is in the object store after `close`, or raise what stopped the log.
+        """Run until all is in the object store after `close`, or raise the error that stopped the
+        log.
 
-        Uploads in flight then get `stop_grace_ms` to find out what became of them; then their
-        writes end as unknown, and the log was stopped by that.
+        After the log has ended, uploads in flight get `stop_grace_ms` to learn their outcome. Then
+        their writes end with an unknown outcome, and `run` raises that.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -387,7 +383,7 @@ class WriterEngine:
                 await asyncio.wait([end])
                 for task in others:
                     task.cancel()
-        finally:  # a task that is cancelled before its first step has no chance to do this itself
+        finally:  # a task that is cancelled before its first step cannot do this itself
             self.log.end()
             self.ownership.end(Stopping("this writer has stopped"))
         if not self.log.is_closing and self.log.stopped_by is not None:
@@ -405,7 +401,7 @@ class WriterEngine:
     async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
         """Remove the snapshots of this process, as `VersionSet.close`.
 
-        REQUIRES: nobody reads any more.
+        REQUIRES: no reads are in progress.
         """
         await self.slots.close()
         await self.levels.close(timeout_ms)
@@ -418,7 +414,7 @@ class WriterEngine:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether what is not compacted is about to hold writes back."""
+        """Whether uncompacted writes or loads use more than half of what they may."""
         settings = self._settings
         return (
             2 * self.memory_bytes > settings.memtable_bytes_max
@@ -440,7 +436,7 @@ class WriterEngine:
             waited_ms += LOADS_POLL_MS
 
     def _land_load(self, load: CommittedLoad) -> None:
-        self.log.overlay.forget_durable()
+        self.log.pending_writes.forget_durable()
         self.levels.land_load(load, self.loads.land(load))
 
     async def _keep_tree(self) -> None:
@@ -450,7 +446,7 @@ class WriterEngine:
                 async with asyncio.timeout(self._settings.snapshot_ttl_s / 6):
                     await self._manifest_seen.wait()
             except TimeoutError:
-                pass  # it may be time to renew
+                pass  # it may be time to renew the snapshots
             self._manifest_seen.clear()
             try:
                 await self.levels.keep()
@@ -461,12 +457,12 @@ class WriterEngine:
                 return
 
     async def _drop_through(self, seq: int) -> None:
-        """Let go of what the levels hold."""
-        self.log.overlay.forget_durable()  # its range deletes outlive the puts
+        """Drop from memory what the levels hold up to sequence number `seq`."""
+        self.log.pending_writes.forget_durable()  # its range deletes outlive the puts
         await self.memtable.drop_through(seq, self._clock)
         self.levels.forget_dropped()
         await self.idempotency.drop_through(seq, self._clock)
-        self.admission.look_again()  # shedding may take a while
+        self.admission.admit_waiting()  # before shedding, which may take a while
         if self.memtable.held_bytes > self.held_bytes_max:
             await self.shed_views()
-            self.admission.look_again()
+            self.admission.admit_waiting()

@@ -1,12 +1,12 @@
-"""Makes the end of a value that expires a change: a tombstone in the log, of which watches tell.
+"""The expiry sweep: turns the expiry of a value into a tombstone in the log, for watches.
 
-Reads do not see a value any more from its moment on, swept or not. The sweep comes later, with
-some patience, and writes the tombstone as a transaction that looks once more: only if the newest
-version of the key is still that value. So each value that expires gets one such change, unless it
-was overwritten or deleted before.
+Reads do not see a value any more from its expiry on, swept or not. The sweep runs later and at low
+priority. It writes the tombstone as a transaction that checks again: only if the newest version of
+the key is still that value. So each value that expires gets exactly one such change, unless it was
+overwritten or deleted before.
 
-Values that were written, or replayed, since this writer has opened are kept in mind. Of others the
-SSTs tell, which are looked through from time to time, each only if it may hold some.
+Values that were written or replayed since this writer has opened are tracked in memory
+(`ExpirySweep`). Others are found in the SSTs, which are scanned from time to time (`ExpiryScan`).
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from shalekv.write.logical_time import LogicalTime
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.watermark import DurableWatermark
 
-# --- expiry_scan
-# Looks through SSTs for values that have expired: those that the writer does not keep in mind.
-#
-# An SST is read only if it may hold such values by now: the manifest tells when the first of its
-# values expires, and what it held when it was read last is remembered. What is found here is a
-# candidate only: a newer version may stand elsewhere.
-
-
-READ_BYTES = 1 << 20  # with one request
+READ_BYTES = 1 << 20  # bytes of one request
 NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
 
 log = structlog.get_logger()
+KEYS_AT_ONCE = 1_000  # keys of one transaction
+BYTES_AT_ONCE = 256 << 10  # accounted bytes of these keys
+BUSY_PARTS = 4  # while more than a quarter of the queue is full, client writes come first
 
 
 @dataclass(frozen=True, slots=True)
 class _SstContents:
-    """What an SST held when it was read."""
+    """What was found in an SST when it was read."""
 
-    through_seq: int  # what is newer was kept in mind then, and was not looked for
+    through_seq: int  # newer values were tracked in memory then, and were skipped
     due_ms: int  # when the next of its values expires
 
 
 class ExpiryScan:
-    """The scans of one writer, one after the other."""
+    """Scans SSTs for expired values that the writer does not track in memory.
+
+    An SST is read only if it may contain such values by now: the manifest contains the first expiry
+    of each SST, and the result of the last read is remembered. A value that is found is only a
+    candidate, since a newer version may be elsewhere.
+    """
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ExpiryScan:
         bytes_per_s: int,
         now_ms: Callable[[], int],
     ) -> None:
-        """`values` are kept in mind; `now_ms` is logical time."""
+        """`values` are those tracked in memory; `now_ms` is logical time."""
         self._levels = levels
         self._values = values
         self._clock = clock
@@ -86,15 +86,15 @@ class ExpiryScan:
         self._seen: dict[bytes, _SstContents] = {}
 
     async def expired(self) -> AsyncGenerator[Sequence[bytes], None]:
-        """Keys with a version that has expired, some at once, until all SSTs are looked through.
+        """Iterate over the keys of expired versions, in batches, until all SSTs are scanned.
 
-        The blocks that they stand in are cached: whoever looks for the newest versions finds these
+        The blocks that contain them are cached, so that looking up the newest versions finds them
         there. Raises `CorruptObject` and `StoreUnavailable`.
         """
         through_seq, now_ms = self._values.through_seq, self._now_ms()
         done: set[bytes] = set()
         while True:
-            held = self._levels.current.base  # anew each time: an older one would keep garbage
+            held = self._levels.current.base  # anew for each SST: an old version keeps garbage
             infos = [*ssts(held.tree)]
             self._seen = {i.id: self._seen[i.id] for i in infos if i.id in self._seen}
             info = next(
@@ -112,14 +112,14 @@ class ExpiryScan:
                         due_ms = min(due_ms, next_ms)
                         if keys:
                             yield keys
-            except ObjectNotFound as missing:  # this process was stopped for long: the next time
+            except ObjectNotFound as missing:  # this process was stopped for long; retry next time
                 log.warning("an SST could not be looked through", error=str(missing))
                 continue
             self._seen[info.id] = _SstContents(through_seq, due_ms)
 
     def _is_due(self, info: SstInfo, through_seq: int, now_ms: int) -> bool:
         if info.min_seq > through_seq:
-            return False  # all of it is kept in mind
+            return False  # all its values are tracked in memory
         if not NO_EXPIRY < info.first_expiry_ms <= now_ms:
             return False
         seen = self._seen.get(info.id)
@@ -128,7 +128,7 @@ class ExpiryScan:
         return seen.due_ms <= now_ms
 
     async def _read(self, held: PinnedVersion, info: SstInfo) -> AsyncGenerator[Columns, None]:
-        opened = await held.ssts.metadata(info)  # with the filter: what is found is looked up
+        opened = await held.ssts.metadata(info)  # with the filter, since found keys are looked up
         for numbers in _groups(opened):
             fetched = await held.ssts.fetch(opened, numbers, keep=True)
             for number in numbers:
@@ -139,12 +139,12 @@ class ExpiryScan:
 
 
 def ssts(tree: Version) -> Iterator[SstInfo]:
-    """Those that hold keys of clients."""
+    """The SSTs of a version that hold keys of clients."""
     return chain(tree.l0, *(run.ssts for run in tree.runs))
 
 
 def _groups(opened: OpenSst) -> Iterator[range]:
-    """The blocks of points, some that stand together at once."""
+    """Split the blocks of points into runs of adjacent ones, to be fetched together."""
     blocks = opened.index.blocks_of(Section.POINTS)
     start, size_bytes = blocks.start, 0
     for number in blocks:
@@ -158,7 +158,7 @@ def _groups(opened: OpenSst) -> Iterator[range]:
 
 
 def _expired(columns: Columns, through_seq: int, now_ms: int) -> tuple[list[bytes], int]:
-    """The keys of values that have expired, and when the next of the others does."""
+    """The keys of expired values, and the time at which the next of the others expires."""
     keys, seqs, kinds, _, expire_at_ms = columns
     if not any(expire_at_ms):
         return [], NEVER_MS
@@ -171,16 +171,8 @@ def _expired(columns: Columns, through_seq: int, now_ms: int) -> tuple[list[byte
     return [keys[row] for row in rows if expire_at_ms[row] <= now_ms], due_ms
 
 
-# --- expiry_sweep
-
-
-KEYS_AT_ONCE = 1_000  # in one change
-BYTES_AT_ONCE = 256 << 10  # of them
-BUSY_PARTS = 4  # while a quarter of the queue is full, clients come first
-
-
 class SweptEngine(Protocol):
-    """What a sweep needs of the engine of a writer."""
+    """The parts of a writer's engine that a sweep needs."""
 
     admission: Admission
     below: Prefetch
@@ -192,12 +184,12 @@ class SweptEngine(Protocol):
 
     @property
     def is_pressed(self) -> bool:
-        """Whether what is not compacted is about to hold writes back."""
+        """Whether uncompacted writes or loads use more than half of what they may."""
         ...
 
 
 class ExpirySweep:
-    """The sweep of one writer."""
+    """The expiry sweep of one writer."""
 
     def __init__(
         self,
@@ -207,7 +199,7 @@ class ExpirySweep:
         *,
         replayed: Iterable[CommittedLoad],
     ) -> None:
-        """`engine` has just replayed its log, these loads among it."""
+        """`engine` has just replayed its log, including the loads in `replayed`."""
         self._engine = engine
         self._log = engine.log
         self._clock = clock
@@ -230,7 +222,7 @@ class ExpirySweep:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is ever swept."""
+        """Whether the sweep is enabled."""
         return self._settings.expiry_sweep_interval_ms > 0
 
     def _replay(self, loads: Iterable[CommittedLoad]) -> None:
@@ -244,9 +236,9 @@ class ExpirySweep:
             self.values.miss(load.seq)
 
     def _land(self, group: Group) -> None:
-        """A WAL object is durable, and in the memtable."""
+        """Track the values of a group that is durable, and in the memtable."""
         run, values, newest = group.run, self.values, self._engine.memtable.get
-        # What has landed ahead may have replaced a value that was not kept in mind yet.
+        # A group that landed ahead may have replaced a value that was not tracked yet.
         values.note(
             entry
             for entry in run.entries
@@ -254,14 +246,11 @@ class ExpirySweep:
         )
         if run.range_tombstones:
             values.doubt(run.max_seq)
-        if group.load is not None:  # it is found in the levels, and hides what is older
+        if group.load is not None:  # its values are in the levels, and hide older ones
             values.miss(group.load.seq)
 
     async def run(self) -> None:
-        """Sweep what is kept in mind, and what only the levels hold, until cancelled.
-
-        Returns when the log has ended.
-        """
+        """Sweep and scan at their intervals, until cancelled or until the log has ended."""
         scan_interval_ms = self._settings.expiry_scan_interval_s * _MS_PER_S
         async with asyncio.TaskGroup() as tasks:
             if self.is_on:
@@ -280,7 +269,7 @@ class ExpirySweep:
                     log.warning("what has expired could not be swept", problem=str(error))
 
     async def sweep(self) -> None:
-        """Write the end of all that is kept in mind and has expired, unless clients come first."""
+        """Write tombstones for tracked values that have expired; client writes have priority."""
         while not self._is_held_back:
             due = self.values.take_due(self._engine.time.now_ms(), KEYS_AT_ONCE)
             if not due:
@@ -297,7 +286,7 @@ class ExpirySweep:
                 return
 
     async def scan(self) -> None:
-        """Look through SSTs, and write the end of what has expired there."""
+        """Scan the SSTs, and write tombstones for the values that have expired."""
         async with aclosing(self._scan.expired()) as scanning:
             async for keys in scanning:
                 found = [Expiring(key, 0, 0) for key in keys]
@@ -317,12 +306,12 @@ class ExpirySweep:
         return True
 
     async def _expire(self, due: Sequence[Expiring]) -> bool:
-        """Let the log decide, and wait until that is durable; False: there was no room."""
+        """Submit one transaction, and wait until it is durable. False: it was not admitted."""
         while True:
             asked = {each.key for each in due if not self._is_sure(each)}
             needs = Needs([*asked])
             below = self._engine.below.now(needs) or await self._engine.below.look(needs)
-            # From here on nothing else runs until the commit has its place.
+            # From here on no other task runs until the commit is queued.
             if all(each.key in asked or self._is_sure(each) for each in due):
                 break
         operations = [
@@ -331,19 +320,19 @@ class ExpirySweep:
             if each.key in asked or self.values.holds(each)
         ]
         size_bytes = COMMIT_OVERHEAD_BYTES + sum(map(_accounted_bytes, due))
-        # What is in a load is not known before it is durable.
+        # The contents of a load are not known before it is durable.
         if self._log.is_loading or not self._engine.admission.try_admit(size_bytes):
             return False
         settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
         self._log.transact(
             Transaction(operations), _settle(settled), size_bytes=size_bytes, below=below
         )
-        del below  # which keeps memory as long as anybody holds it
+        del below  # the base that it refers to keeps memory alive
         outcome = await settled
         if isinstance(outcome, ShaleError):
             try:
                 raise outcome
-            finally:  # the error refers to this frame: none of these may refer to the error
+            finally:  # the error refers to this frame, so these must not refer to the error
                 del outcome, settled
         if outcome.decision is not None:
             self.expired_count += len(outcome.decision.changes)
@@ -352,7 +341,7 @@ class ExpirySweep:
     def _is_sure(self, each: Expiring) -> bool:
         """Whether no newer version of the key can be in the levels.
 
-        Whatever was written to the key since would have replaced it among the values.
+        Any later write to the key would have replaced the tracked value.
         """
         return each.seq > self.values.doubtful_seq
 

@@ -1,20 +1,25 @@
 """Group commit: from submitted changes to durable WAL objects (protocol, "Writes and reads").
 
-The queue holds commits without a slot. A flush gives the front of the queue the next slot and
-starts its upload; at most `max_parallel_writes` uploads are in flight, those with an unknown
-outcome included. An upload ends in one of four ways: it lands; the slot holds an older writer's
-empty fence, so its commits get new numbers and go back to their place in the queue, where
-transactions are decided again; the slot belongs to a newer writer, so this one is fenced; or the
-state is illegal. Uploads are never cancelled by their callers, and a commit is settled exactly
-once.
+The queue holds commits that have no slot yet. A flush gives the front of the queue the next slot
+and starts its upload. At most `max_parallel_writes` uploads are in flight; uploads with an unknown
+outcome count. An upload ends in one of four ways:
 
-With a quorum a group is a record that a majority gets, several in one object. They land in their
-order, and none is displaced. While no majority answers nothing more is accepted; what had been goes
-on, without those who waited for it (`PendingReplies`).
+- It lands.
+- The slot holds an older writer's empty fence. The commits of the group get new sequence numbers
+  and return to their place in the queue, where transactions are decided again.
+- The slot belongs to a newer writer, so this one is fenced.
+- The state is illegal.
 
-A transaction is decided when it is submitted, by the newest state in memory. Since it rests on
-commits that are not durable yet, it is not uploaded, or answered, before they are; with a quorum
-the order of the log sees to that.
+Callers never cancel an upload, and each commit is settled exactly once.
+
+With a quorum, a group is a record that a majority of safekeepers stores, and one object holds
+several records. Groups land in their order, and none is displaced. While no majority answers, new
+commits are refused. Commits in flight continue, but calls no longer wait for them
+(`PendingReplies`).
+
+A transaction is decided when it is submitted, by the newest state in memory. Since it may depend on
+commits that are not durable yet, it is neither uploaded nor answered before they are. With a
+quorum, the order of the log ensures that.
 """
 
 from __future__ import annotations
@@ -41,15 +46,15 @@ from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import WriteAheadLog
 from shalekv.write.watermark import DurableWatermark
 
-# --- lost_writes
-# The log line of each write that was accepted and will not be acknowledged.
-
-
 log = structlog.get_logger()
+_PLACE = attrgetter("place")
 
 
 def report_lost(commit: Commit, error: ShaleError) -> None:
-    """Log that the commit is lost because of `error`; of one that writes nothing, nothing is."""
+    """Log that `commit` was accepted and will not be acknowledged, because of `error`.
+
+    Read-only commits are not logged.
+    """
     if not commit.writes:
         return
     first = (*commit.entries[:1], *commit.range_tombstones[:1])
@@ -64,18 +69,10 @@ def report_lost(commit: Commit, error: ShaleError) -> None:
     )
 
 
-# --- commit_queue
-# The queue of the log: commits that have no slot yet, in the order of their submission.
-
-
-_PLACE = attrgetter("place")
-
-
 class CommitQueue:
-    """Commits in order, and the bytes that they hold."""
+    """Commits that have no slot yet, in the order of their submission, and their size in bytes."""
 
     def __init__(self) -> None:
-        """An empty queue."""
         self._commits: deque[Commit] = deque()
         self.size_bytes = 0
 
@@ -86,10 +83,11 @@ class CommitQueue:
         return iter(self._commits)
 
     def has_to_wait(self, *, is_ordered: bool) -> bool:
-        """Whether the front has to wait until all before it is durable.
+        """Whether the front of the queue must wait until all commits before it are durable.
 
-        `is_ordered`: nothing lands without what was taken before it. Even then a load waits, since
-        it stands above all that memory holds, and what writes nothing is only to be answered.
+        `is_ordered` says that groups become durable strictly in order. Even then a load waits,
+        since it is newer than all that memory holds; and a commit that writes nothing is not
+        uploaded, only answered.
         """
         if not self._commits:
             return False
@@ -99,12 +97,12 @@ class CommitQueue:
         return front.rests_on_state or not front.writes
 
     def append(self, commit: Commit) -> None:
-        """A new commit, behind all others."""
+        """Add a new commit at the end."""
         self._commits.append(commit)
         self.size_bytes += commit.size_bytes
 
     def pop_decided(self) -> Commit | None:
-        """The front of the queue, if it writes nothing."""
+        """Remove and return the front of the queue if it writes nothing."""
         if not self._commits or self._commits[0].writes:
             return None
         commit = self._commits.popleft()
@@ -112,13 +110,13 @@ class CommitQueue:
         return commit
 
     def take(self, bytes_max: int, *, is_alone: bool) -> list[Commit]:
-        """The front of the queue: at least one commit, and no more of them than `bytes_max` hold.
+        """Remove and return the front of the queue: at least one commit, at most `bytes_max` bytes.
 
-        What rests on the commits before it is only taken if `is_alone`: no other object is in
-        flight, so it lands together with them or after them, never without them. A load has an
-        object of its own.
+        A commit that depends on the commits before it is taken only if `is_alone`, that is, if no
+        other object is in flight. It then lands together with them or after them, never without
+        them. A load has an object of its own.
 
-        REQUIRES: the queue is not empty, its front may be taken.
+        REQUIRES: the queue is not empty, and its front need not wait.
         """
         commits = self._commits
         taken = [commits.popleft()]
@@ -132,11 +130,11 @@ class CommitQueue:
         return taken
 
     def put_back(self, taken: Sequence[Commit], next_seq: int) -> int:
-        """Put commits back to their place, and give all numbers from `next_seq` on.
+        """Return commits to their place in the queue, and renumber the whole queue from `next_seq`.
 
-        Returns the next free number. With several objects in flight, commits may come back after
-        younger ones: order goes by place, so that it stays as it was submitted. Only what has a
-        slot already, or is durable, now comes before what was submitted earlier.
+        Returns the next free sequence number. With several objects in flight, commits may return
+        after younger ones; sorting by place restores the order of submission. Only commits that
+        have a slot already, or are durable, now precede some that were submitted earlier.
         """
         self._commits = deque(sorted([*taken, *self._commits], key=_PLACE))
         self.size_bytes += sum(commit.size_bytes for commit in taken)
@@ -146,87 +144,87 @@ class CommitQueue:
         return next_seq
 
     def take_all(self) -> list[Commit]:
-        """Empty the queue."""
+        """Empty the queue, and return its commits."""
         taken = list(self._commits)
         self._commits.clear()
         self.size_bytes = 0
         return taken
 
 
-# --- group_commit
-
-
 class GroupCommit:
-    """The log of one writer."""
+    """The log of one writer: queues commits, groups them and makes the groups durable."""
 
     def __init__(
         self,
         *,
-        slots: WriteAheadLog,
+        wal: WriteAheadLog,
         memtable: Memtable,
         admission: Admission,
-        prefix: DurableWatermark,
+        watermark: DurableWatermark,
         policy: FlushPolicy,
         state: Callable[[PendingWrites, ReadSet], DatabaseState],
         clock: Clock,
         next_seq: int,
     ) -> None:
-        """The first object takes the slot after `prefix.wal_id`, the first commit `next_seq`.
+        """Begin with the slot after `watermark.wal_id` and the sequence number `next_seq`.
 
-        `state` is what a transaction meets that comes after all commits in the overlay.
+        `state` returns the database state after all pending writes, by which transactions are
+        decided.
         """
-        self._slots = slots
+        self._wal = wal
         self._memtable = memtable
         self._admission = admission
-        self._prefix = prefix
+        self._watermark = watermark
         self._policy = policy
         self._state = state
         self._clock = clock
         self._loading_count = 0  # loads that were submitted and are not settled
-        self._loaded = asyncio.Event()  # there are none
+        self._loaded = asyncio.Event()  # set while `_loading_count` is 0
         self._loaded.set()
         self._queue = CommitQueue()
-        self._in_flight: dict[int, Group] = {}  # by position, in their order
+        self._in_flight: dict[int, Group] = {}  # by position, in ascending order
         self._next_position = 0
         self._last_flush_ms: float | None = None
         self._wake = asyncio.Event()
         self._stopped_by: ShaleError | None = None
         self.is_closing = False  # closed by its owner, not stopped by an error
-        self.ended = asyncio.Event()  # nothing more is accepted
-        self.overlay = PendingWrites(memtable)
+        self.ended = asyncio.Event()  # set when nothing more is accepted
+        self.pending_writes = PendingWrites(memtable)
         self.next_seq = next_seq
-        self.next_wal_id = prefix.next_wal_id  # after the last object that a group went into
-        slots.begin(self.next_wal_id)
-        self.patience = PendingReplies(self._explain)  # those who wait for commits
-        slots.on_unavailable = self.patience.lose
-        self.land_load: Callable[[CommittedLoad], None] = lambda _: None  # to be set by its owner
-        self.landed: Callable[[Group], None] = lambda _: None  # the same: the memtable has it
+        self.next_wal_id = watermark.next_wal_id  # the slot after that of the last group
+        wal.begin(self.next_wal_id)
+        self.patience = PendingReplies(self._explain)  # the calls that wait for commits
+        wal.on_unavailable = self.patience.fail_all
+        # The owner of the log sets both. The memtable contains the group when `landed` is called.
+        self.land_load: Callable[[CommittedLoad], None] = lambda _: None
+        self.landed: Callable[[Group], None] = lambda _: None
         self.objects_written = 0
-        self._last_wal_id: int | None = None  # that something has landed in
+        self._last_wal_id: int | None = None  # the object of the group that landed last
         self.commits_landed = 0
 
     @property
     def _window(self) -> int:
-        """Positions from the first that is not settled to the last that was taken.
+        """The number of positions from the first unsettled one to the last that was taken.
 
-        No more than k of them may there be, not only k uploads: so an opener that finds a gap knows
-        how far behind it an object can be, and what has landed behind it is bounded.
+        The window itself, not only the number of uploads, is limited to k (`max_parallel_writes`).
+        So an opener that finds a gap knows how far behind it an object can be, and the number of
+        objects that landed behind a gap is bounded.
         """
         return self._next_position - min(self._in_flight, default=self._next_position)
 
     @property
     def objects_in_flight(self) -> int:
-        """Groups in flight, those with an unknown outcome included."""
+        """The number of groups in flight, those with an unknown outcome included."""
         return len(self._in_flight)
 
     @property
     def is_quorum(self) -> bool:
         """Whether a majority of safekeepers makes a commit durable."""
-        return self._slots.is_quorum
+        return self._wal.is_quorum
 
     def check_available(self) -> None:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable."""
-        self._slots.check_available()
+        self._wal.check_available()
 
     @property
     def stopped_by(self) -> ShaleError | None:
@@ -236,11 +234,11 @@ class GroupCommit:
     def submit(
         self, changes: Iterable[Change], settle: Settled, *, claim: Claim | None = None
     ) -> Commit:
-        """Order a commit behind all others; `settle` tells what became of it.
+        """Order a commit behind all others; `settle` gets its outcome.
 
-        REQUIRES: there is a change, since an object without any is a fence; each key stands once;
-        and the bytes (with a claim, of its record too) were admitted: the log releases them. Raises
-        what stopped the log, and as `check_available`.
+        REQUIRES: there is at least one change (an object without changes is a fence), no key occurs
+        twice, and the bytes, with `claim` those of its record too, were admitted; the log releases
+        them. Raises the error that stopped the log, and as `check_available`.
         """
         return self._enqueue(Commit(changes, self.next_seq, settle, claim=claim))
 
@@ -255,13 +253,14 @@ class GroupCommit:
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
 
-        `size_bytes`, and those of a record, were admitted; `below` is what the current tree says of
-        its needs. `settle` gets a receipt or its refusal, when all that it rests on is durable.
+        `size_bytes`, and with `claim` the bytes of its record, were admitted. `below` holds what
+        the current version says of the transaction's needs. `settle` gets a receipt or the refusal
+        once everything that the decision depends on is durable.
         """
         commit = Commit.of(
-            transaction, self.next_seq, settle, size_bytes=size_bytes, below=below, claim=claim
+            transaction, self.next_seq, settle, size_bytes=size_bytes, read_set=below, claim=claim
         )
-        commit.decide(self._state(self.overlay, below))
+        commit.decide(self._state(self.pending_writes, below))
         self._admission.take_more(commit.account_reply())
         return self._enqueue(commit)
 
@@ -270,11 +269,11 @@ class GroupCommit:
     ) -> Commit:
         """Order a load of ready-made SSTs behind all commits so far, as `submit`.
 
-        It is alone in its object and in flight. When it is durable, it is given to `land_load`
-        before anybody is told. What `transact` would order behind it must wait for that
-        (`wait_loaded`): memory does not have what is in it.
+        A load is alone in its object, and its object is alone in flight. Once durable, it is passed
+        to `land_load` before `settle` is called. A transaction must not be ordered behind it until
+        then (`wait_loaded`), since memory does not hold the contents of the load.
 
-        REQUIRES: the load is pending in the manifest, all its files are durable.
+        REQUIRES: the load is pending in the manifest, and all its files are durable.
         """
 
         def settle_load(outcome: Receipt | ShaleError) -> None:
@@ -293,74 +292,75 @@ class GroupCommit:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a load is on its way: memory does not hold all commits."""
+        """Whether a load is not settled yet, so that memory does not hold all commits."""
         return self._loading_count > 0
 
     async def wait_loaded(self) -> None:
-        """Wait until no load is on its way, whatever becomes of them."""
+        """Wait until all loads are settled, whatever their outcome."""
         await self._loaded.wait()
 
     def _enqueue(self, commit: Commit) -> Commit:
         try:
             if self._stopped_by is not None:
-                raise self._stopped_by.with_traceback(None)  # or it would grow with each call
-            self._slots.check_available()
+                raise self._stopped_by.with_traceback(None)  # else the traceback would grow
+            self._wal.check_available()
         except ShaleError:
             self._admission.release(commit.size_bytes)
             raise
         self.next_seq += 1
         had_enough = self._has_enough
         self._queue.append(commit)
-        self.overlay.add(commit)
+        self.pending_writes.add(commit)
         self._settle_decided()
         if len(self._queue) == 1 or self._has_enough != had_enough:
             self._wake.set()
         return commit
 
     def _settle_decided(self) -> None:
-        """Answer the front of the queue as long as it writes nothing and all before is durable."""
+        """Settle the front of the queue while it writes nothing and all before it is durable."""
         while not self._in_flight and (commit := self._queue.pop_decided()) is not None:
             self._admission.release(commit.size_bytes)
-            commit.succeed(seq=self._prefix.landed_seq, wal_id=self._prefix.wal_id)
+            commit.succeed(seq=self._watermark.landed_seq, wal_id=self._watermark.wal_id)
 
     async def run(self) -> None:
-        """Flush until the log is closed or stopped and all uploads have come to their end.
+        """Flush until the log is closed or stopped and all uploads have ended.
 
-        `stopped_by` tells why it returned; `is_closing` is left only if all that was accepted is
-        durable. Cancelled: what is in flight ends as unknown.
+        `stopped_by` holds the reason for the return. `is_closing` is still set only if everything
+        accepted is durable. When cancelled, commits in flight end with an unknown outcome.
         """
         try:
             async with asyncio.TaskGroup() as uploads:
                 while await self._wait_until_due():
-                    # No name for the group: it would live, and what it rests on, until the next.
+                    # No variable holds the group: it, and all that it refers to, would stay
+                    # alive until the next one.
                     name = f"upload group {self._next_position}"
                     uploads.create_task(self._upload(self._take_group()), name=name)
         finally:
             self.end()
 
     def close(self) -> None:
-        """Accept nothing more; `run` returns when all that was accepted is durable."""
+        """Accept no more commits; `run` returns when all accepted ones are durable."""
         if self._stopped_by is None:
             self.is_closing = True
             self._refuse(Stopping("this writer is shutting down: nothing was applied"))
 
     def stop(self, error: ShaleError) -> None:
-        """Accept nothing more and upload nothing more, because of `error`."""
+        """Accept and upload nothing more, because of `error`."""
         if self._stopped_by is not None and not self.is_closing:
             return
         self.is_closing = False
         self._refuse(error)
         for commit in self._queue.take_all():
             self._fail(commit, error)
-        self._prefix.fail(error)
+        self._watermark.fail(error)
 
     def end(self) -> None:
-        """Settle what is still here: it was either not sent, or nobody knows.
+        """Settle the remaining commits: each was either not sent, or its outcome is unknown.
 
         REQUIRES: `run` has returned, or never began.
         """
         if self._stopped_by is None or self._queue or self._in_flight:
-            # It answers the queue, and also says how `run` has ended: uploads end as unknown.
+            # This settles the queue, and records why `run` has ended; uploads end as unknown.
             self.stop(
                 Stopping(
                     "this writer was stopped before all was durable: what it had not sent to the "
@@ -380,11 +380,11 @@ class GroupCommit:
 
     @property
     def _has_enough(self) -> bool:
-        """Whether the queue is flushed without waiting for its spacing."""
+        """Whether the queue is flushed without waiting for the flush interval."""
         return self._queue.size_bytes >= self._policy.flush_bytes
 
     async def _wait_until_due(self) -> bool:
-        """Wait until the queue is to be flushed; False: nothing will be any more."""
+        """Wait until the queue is to be flushed. Returns False when `run` should end."""
         while True:
             self._wake.clear()
             if self._stopped_by is not None and not self._queue and not self._in_flight:
@@ -402,7 +402,7 @@ class GroupCommit:
         if self._in_flight and self._queue.has_to_wait(is_ordered=self.is_quorum):
             return None
         if any(group.load for group in self._in_flight.values()):
-            return None  # what is newer than the load must not land before it
+            return None  # newer commits must not land before the load
         return self._policy.delay_ms(
             now_ms=self._clock.monotonic_ms(),
             last_flush_ms=self._last_flush_ms,
@@ -412,23 +412,23 @@ class GroupCommit:
         )
 
     def _take_group(self) -> Group:
-        """The front of the queue, in the next slot."""
+        """Take the front of the queue as a group, and give it the next slot."""
         is_alone = self.is_quorum or not self._in_flight
         taken = self._queue.take(self._policy.flush_bytes, is_alone=is_alone)
         size_bytes = sum(commit.size_bytes for commit in taken)
-        wal_id = self._slots.take(size_bytes, is_load=taken[0].load is not None)
+        wal_id = self._wal.take(size_bytes, is_load=taken[0].load is not None)
         group = Group(wal_id, taken, position=self._next_position)
         self.next_wal_id = wal_id + 1
         self._next_position += 1
         self._in_flight[group.position] = group
-        self._prefix.add(group)
+        self._watermark.add(group)
         self._last_flush_ms = self._clock.monotonic_ms()
         return group
 
     async def _upload(self, group: Group) -> None:
-        """Bring one group to its end. Stops the log, and returns, on errors of the protocol."""
+        """Make one group durable, or settle it otherwise. Fatal errors stop the log."""
         try:
-            occupant = await self._slots.create(
+            occupant = await self._wal.create(
                 group.wal_id, group.contents(), position=group.position
             )
         except ShaleError as error:  # a broken disk, a corrupt object in the slot
@@ -437,7 +437,7 @@ class GroupCommit:
             self._fail_group(group, self._unknown())
             return
         self._end(group)
-        own = self._slots.own
+        own = self._wal.own
         if occupant is None:
             self._land(group)
         elif judge(occupant, own) is SlotVerdict.OLDER_FENCE:
@@ -449,71 +449,71 @@ class GroupCommit:
         self._settle_decided()
 
     def _end(self, group: Group) -> None:
-        """The upload has ended, somehow: another may begin."""
+        """Remove a group whose upload has ended, so that another may begin."""
         del self._in_flight[group.position]
         self._wake.set()
 
     def _land(self, group: Group) -> None:
-        """The object is durable: show it, then acknowledge it."""
+        """Publish a group that is durable, then acknowledge its commits."""
         self._memtable.land(group.run)
         self.landed(group)
-        self._prefix.settle(group, landed=True)
+        self._watermark.settle(group, landed=True)
         if group.load is not None:
             self.land_load(group.load)
         self.objects_written += group.wal_id != self._last_wal_id
         self._last_wal_id = group.wal_id
-        view_seq = group.commits[0].seq  # the first writes, or it had been answered already
+        view_seq = group.commits[0].seq  # the first commit writes, else it was settled already
         for commit in group.commits:
-            self.overlay.remove(commit)
+            self.pending_writes.remove(commit)
             if commit.writes:
                 self.commits_landed += 1
                 view_seq = commit.seq
-            # What writes nothing was decided by what stands before it, and by nothing after it.
+            # A commit that writes nothing was decided by the commits before it alone.
             commit.succeed(seq=view_seq, wal_id=group.wal_id)
         self._admission.release(group.size_bytes)
 
     def _displace(self, group: Group) -> None:
-        """A slow opener's fence took the slot: everything without a slot moves behind it.
+        """Move everything without a slot behind the fence of a slow opener, which took the slot.
 
-        Slots after this one may be in flight or durable already with greater sequence numbers;
-        slot order must be sequence order (I4), so what has no slot gets numbers above all.
+        Slots after this one may be in flight or durable already with greater sequence numbers. Slot
+        order must be sequence order (I4), so whatever has no slot gets numbers above all of these.
         """
         log.warning("displaced by an older writer's fence", wal_id=group.wal_id)
         if self._stopped_by is not None and not self.is_closing:
             self._fail_group(group, self._stopped_by)
             return
-        self._prefix.settle(group, landed=False)
+        self._watermark.settle(group, landed=False)
         self.next_seq = self._queue.put_back(group.commits, self.next_seq)
         in_flight = self._in_flight.values()
-        self.overlay.rebuild(commit for group in in_flight for commit in group.commits)
+        self.pending_writes.rebuild(commit for group in in_flight for commit in group.commits)
         for commit in self._queue:
-            # What was in flight behind the slot comes before it now.
-            commit.decide(self._state(self.overlay, commit.below))
-            self.overlay.add(commit)
+            # The groups that were in flight behind the slot precede this commit now.
+            commit.decide(self._state(self.pending_writes, commit.read_set))
+            self.pending_writes.add(commit)
 
     def _unknown(self) -> OutcomeUnknown:
-        return outcome_unknown(self._keeper)
+        return outcome_unknown(self._storage_name)
 
     @property
-    def _keeper(self) -> str:
+    def _storage_name(self) -> str:
         return "a majority of the safekeepers" if self.is_quorum else "the object store"
 
     def _explain(self) -> str:
-        """Tell what keeps commits from becoming durable."""
-        trouble = self._slots.trouble(after_ms=0.0)
+        """Say what keeps commits from becoming durable."""
+        trouble = self._wal.trouble(after_ms=0.0)
         if trouble is None:
-            return f"{self._keeper} has not answered yet"
+            return f"{self._storage_name} has not answered yet"
         return trouble.text(self._clock.monotonic_ms())
 
     def _fail_group(self, group: Group, error: ShaleError) -> None:
-        """A group will not be acknowledged."""
-        self._prefix.settle(group, landed=False)
+        """Settle a group that will not be acknowledged."""
+        self._watermark.settle(group, landed=False)
         for commit in group.commits:
             self._fail(commit, error)
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:
-        """Report a commit that was accepted and is lost."""
+        """Report and settle a commit that was accepted and is lost."""
         report_lost(commit, error)
-        self.overlay.remove(commit)
+        self.pending_writes.remove(commit)
         self._admission.release(commit.size_bytes)
         commit.end(error)

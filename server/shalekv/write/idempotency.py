@@ -1,8 +1,8 @@
-"""Idempotency keys: which requests were applied already, and which are on their way (I15).
+"""Idempotency keys: which requests were applied already, and which are in flight (I15).
 
-A request is registered when it is queued, so that two copies in flight apply once; its record is
-durable in the same WAL object as its changes, so that it holds at the next writer, too. Records
-are in memory, as all that is not compacted is.
+A request is registered when it is queued, so that two copies in flight apply once. Its record
+becomes durable in the same WAL object as its changes, so that it holds at the next writer, too.
+Records are kept in memory until they are compacted.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ DROPPED_AT_ONCE = 2_000  # records, between two chances for other tasks
 UUID_BYTES = 16
 _TIME_BYTES = 6  # of a UUID of version 7: milliseconds since the Unix epoch, greatest byte first
 _VERSION, _VARIANT = 7, 0b10
-# Older ones are not looked at: of 16 random bytes that are no UUID, this keeps down to 2 in a
-# million how many are mistaken for one that has expired.
+# UUIDs that seem older are not judged by age. So of keys of 16 random bytes that are no UUID, only
+# 2 in a million are mistaken for one that has expired.
 _UUID_AGE_MS_MAX = 366 * 86_400_000
 
 
 @dataclass(slots=True)
 class Pending:
-    """A request that is on its way, and all who wait for it."""
+    """A request in flight, and the callbacks of all calls that wait for it."""
 
     request_hash: bytes
     commit: Commit | None = None
     waiting: list[Settled] = field(default_factory=list)
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
-        """Tell all of them what became of it."""
+        """Report the outcome to all of them."""
         for settle in self.waiting:
             settle(outcome)
 
@@ -52,7 +52,7 @@ class Idempotency:
     """The idempotency keys of one database."""
 
     def __init__(self, *, window_ms: int, now_ms: Callable[[], int]) -> None:
-        """A key is remembered for `window_ms` of logical time, which `now_ms` tells."""
+        """A key is remembered for `window_ms` of logical time, which `now_ms` returns."""
         self._window_ms = window_ms
         self._now_ms = now_ms
         self._records: dict[bytes, Entry] = {}  # by the client's key, oldest first
@@ -60,20 +60,20 @@ class Idempotency:
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """How many keys are remembered, expired ones included."""
+        """The number of remembered keys, expired ones included."""
         return len(self._records)
 
     def expiry_ms(self) -> int:
-        """Until when a key that is used now is remembered."""
+        """When a key that is used now expires, milliseconds of logical time."""
         return self._now_ms() + self._window_ms
 
     def find(
         self, key: bytes, request_hash: bytes, record: Entry | None = None
     ) -> Remembered | Pending | None:
-        """What is known of the request with this key; None: it is new.
+        """Look up the request with this key; None: it is new.
 
-        `record` is what the levels hold, which counts if memory holds nothing. Raises `KeyReused`
-        and `KeyExpired`.
+        `record` is the record in the levels, used if memory has none. Raises `KeyReused` and
+        `KeyExpired`.
         """
         pending = self._pending.get(key)
         if pending is not None:
@@ -92,7 +92,7 @@ class Idempotency:
     def begin(self, claim: Claim, settle: Settled) -> Pending:
         """Register a request that is about to be submitted; its commit is settled by the result.
 
-        REQUIRES: `find` has returned None, and nothing else ran since.
+        REQUIRES: `find` has returned None, and no other task ran since.
         """
 
         def remember(outcome: Receipt | ShaleError) -> None:
@@ -105,11 +105,11 @@ class Idempotency:
         return pending
 
     def abandon(self, claim: Claim) -> None:
-        """A request that was registered could not be submitted."""
+        """Unregister a request that could not be submitted."""
         del self._pending[claim.key]
 
     async def drop_through(self, seq: int, clock: Clock) -> None:
-        """Let go of records up to sequence number `seq`, which the levels hold."""
+        """Drop records up to sequence number `seq`, which the levels hold."""
         oldest_first = list(self._records.items())  # and so by their numbers
         for count, (key, entry) in enumerate(oldest_first, 1):
             if entry.seq > seq:
@@ -120,7 +120,7 @@ class Idempotency:
                 await clock.sleep_ms(0)
 
     def land(self, records: Iterable[Entry]) -> None:
-        """Records that are durable, in the order of their commits."""
+        """Remember records that are durable, in the order of their commits."""
         for entry in records:
             key = client_key(entry.key)
             if entry.kind is Kind.PUT:
@@ -129,11 +129,11 @@ class Idempotency:
                 self._forget(key)
 
     def _remember(self, key: bytes, entry: Entry) -> None:
-        self._forget(key)  # so that the new one stands at the end
+        self._forget(key)  # so that the new one is the last
         self._records[key] = entry
         self.size_bytes += _accounted_bytes(entry)
-        # What expired a whole window ago goes; until then a repeat is told that it has expired. A
-        # record that was replayed late may be the last one, and go at once.
+        # Records that expired a whole window ago are dropped; until then a retry gets `KeyExpired`.
+        # A record that was replayed late may be the last one, and be dropped at once.
         while self._records:
             oldest, its_entry = next(iter(self._records.items()))
             if not self._is_forgotten(its_entry):
@@ -141,7 +141,7 @@ class Idempotency:
             self._forget(oldest)
 
     def _is_forgotten(self, entry: Entry) -> bool:
-        """Whether the key may be used anew: as if there had never been a record."""
+        """Whether the key may be used again, as if there had never been a record."""
         return entry.expire_at_ms + self._window_ms <= self._now_ms()
 
     def _forget(self, key: bytes) -> None:
@@ -157,7 +157,7 @@ class Idempotency:
             )
 
     def _check_age(self, key: bytes) -> None:
-        """A UUID of version 7 tells when it was made."""
+        """Raise `KeyExpired` for a UUID of version 7, which contains its time, that is too old."""
         if len(key) != UUID_BYTES or key[6] >> 4 != _VERSION or key[8] >> 6 != _VARIANT:
             return
         made_ms = int.from_bytes(key[:_TIME_BYTES], "big")

@@ -1,10 +1,14 @@
-"""Loads on their way into the log: files that stand ready, and batches too large for the memtable.
+"""Loads: SSTs that enter the log with one record, either ready-made files or a large batch.
 
-The order is the safety. The load is registered in the manifest (its files stay from then on), its
-files are durable, its record is submitted; the record's object is the commit. A crash before that
-leaves a pending load without a record, which the next writer drops, and files that the collector
-takes; a crash after it leaves all of the load. The same edit makes a snapshot of a manifest that
-names the files, so that whoever reads them is safe when the load is compacted and merged away.
+A load is a set of client files, or a batch too large for the memtable that this writer encodes as
+SSTs before its sequence number is known.
+
+Safety rests on the order of steps. The load is registered in the manifest, which protects its files
+from then on. The files are durable. Then the record is submitted, and the WAL object of the record
+is the commit. A crash before that leaves a pending load without a record, which the next writer
+drops, and files that the collector removes. A crash after it leaves the whole load. The edit that
+registers a load also makes a snapshot of a manifest that names its files, so that reads of them are
+safe when the load is compacted and merged away.
 """
 
 from __future__ import annotations
@@ -66,19 +70,24 @@ from shalekv.write.commit import (
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
 
-# --- load_files
-# Looks at the files of a load before it is committed: are they what the load says?
-
+log = structlog.get_logger()
 
 FILES_AT_ONCE = 16
+ROWS_AT_ONCE = 512
+WRITE_ID_BYTES = 16
+SST_RANDOM_BYTES = 8
+_KEY = itemgetter(0)
+ID_BYTES = 16
+FILE_BYTES = 1_000  # accounted memory of a file until its load is committed, beside its keys
 
 
 async def check_files(store: CasStore, infos: Sequence[SstInfo], *, database_id: bytes) -> int:
-    """When the oldest of the files was written, by the store's clock, milliseconds.
+    """Check that the files of a load are what the load says; returns when the oldest was written.
 
-    Reads footer and index of each: the checksum in the footer vouches for the rest. Raises
-    `InvalidRequest` for a file that is missing, is not as it is listed, or holds other entries than
-    puts and tombstones without a sequence number; and `StoreUnavailable`.
+    That time is by the store's clock, milliseconds. Reads footer and index of each file; the
+    checksum in the footer covers the rest. Raises `InvalidRequest` for a file that is missing, is
+    not as listed, or holds other entries than puts and tombstones without a sequence number; and
+    `StoreUnavailable`.
     """
     unchecked = [*enumerate(infos)]
     modified_ms: list[int] = []
@@ -107,30 +116,20 @@ async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) ->
     ):
         problem = "holds more than puts and tombstones with the sequence number 0"
         raise InvalidRequest(f"ssts[{at}]", f"{name} {problem}")
-    # When the first of its values expires is known to who has written it, and not to its footer.
+    # The footer does not contain the first expiry; only the writer of the file knows it.
     listed = replace(info, first_expiry_ms=NO_EXPIRY)
     if found.size_bytes != info.size_bytes or metadata.footer.info(info.level) != listed:
         raise InvalidRequest(f"ssts[{at}]", f"{name} is not what it is listed as")
     return found.modified_ms
 
 
-# --- batch_files
-# A large batch as SSTs of the levels, encoded before its sequence number is known.
-
-
-ROWS_AT_ONCE = 512
-WRITE_ID_BYTES = 16
-SST_RANDOM_BYTES = 8
-_KEY = itemgetter(0)
-
-
 @dataclass(frozen=True, slots=True)
 class FileOwner:
-    """Who writes files, of which database, under ids of which stem, and as of which time."""
+    """Identifies the files that a writer makes: database, writer, id stem and logical time."""
 
     database_id: bytes
     own: WriterId
-    stem_id: bytes  # as the id of a lease: the ids of the files derive from it
+    stem_id: bytes  # has the form of a lease id; the ids of the files derive from it
     logical_time_ms: int
 
 
@@ -140,10 +139,10 @@ def encode_batch(
     settings: LevelSettings,
     random_bytes: Callable[[int], bytes],
 ) -> list[FinishedSst]:
-    """The SSTs of these changes, by key; an SST is closed when it has `sst_bytes`.
+    """Encode these changes as SSTs, in key order; an SST is closed when it has `sst_bytes`.
 
-    Takes about 3 us for a change: call it off the event loop. REQUIRES: there is a change, and
-    each key stands once.
+    Takes about 3 us for a change: call it off the event loop. REQUIRES: there is a change, and no
+    key occurs twice.
     """
     ordered = sorted(changes, key=_KEY)
     ends = [*accumulate((len(each.key) + len(each.value) for each in ordered), initial=0)]
@@ -152,8 +151,8 @@ def encode_batch(
     while begin < len(ordered):
         writer = _begin(author, settings, random_bytes)
         while begin < len(ordered) and writer.size_bytes < settings.sst_bytes:
-            room_bytes = settings.sst_bytes - writer.size_bytes
-            stop = max(bisect_right(ends, ends[begin] + room_bytes) - 1, begin + 1)
+            left_bytes = settings.sst_bytes - writer.size_bytes
+            stop = max(bisect_right(ends, ends[begin] + left_bytes) - 1, begin + 1)
             stop = min(stop, begin + ROWS_AT_ONCE)
             keys, kinds, values, expire_at_ms = zip(*ordered[begin:stop], strict=True)
             seqs = [UNNUMBERED] * len(keys)
@@ -183,25 +182,16 @@ def _begin(
     )
 
 
-# --- ingest
-
-
-log = structlog.get_logger()
-
-ID_BYTES = 16
-FILE_BYTES = 1_000  # of a file of a load in memory until it is committed, beside its keys
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """That a load is committed; without a WAL id it was before."""
+    """The result of a load that is committed; without a WAL id it was committed before the call."""
 
     seq: int
     wal_id: int | None
 
     @property
     def already_applied(self) -> bool:
-        """Whether another call, or another writer, has committed it."""
+        """Whether another call, or another writer, has committed the load."""
         return self.wal_id is None
 
 
@@ -219,11 +209,11 @@ class Loads:
         time: LogicalTime,
         snapshot_ttl_s: int,
         keep: Callable[[LoadPin], None],
-        wait_for_room: Callable[[], Awaitable[None]],
+        wait_for_budget: Callable[[], Awaitable[None]],
     ) -> None:
-        """`keep` renews the snapshot of a pin as long as it lives.
+        """`keep` renews the snapshot of a pin while the pin exists.
 
-        `wait_for_room` returns when few loads are not compacted, or raises `MemtableFull`.
+        `wait_for_budget` returns when few enough loads are uncompacted, or raises `MemtableFull`.
 
         REQUIRES: `land` is called for each load that was replayed, too.
         """
@@ -235,18 +225,18 @@ class Loads:
         self._time = time
         self._snapshot_ttl_s = snapshot_ttl_s
         self._keep = keep
-        self._wait_for_room = wait_for_room
-        self._committed: dict[str, CommittedLoad] = {}  # and not compacted
-        self._on_their_way: dict[str, asyncio.Event] = {}  # set when it is known what became of it
-        self._pins: dict[str, LoadPin] = {}  # of loads that were registered and have not landed
+        self._wait_for_budget = wait_for_budget
+        self._committed: dict[str, CommittedLoad] = {}  # those that are not compacted
+        self._in_flight: dict[str, asyncio.Event] = {}  # set when the load is settled
+        self._pins: dict[str, LoadPin] = {}  # of loads that are registered and have not landed
         self._abandoned: set[str] = set()  # registered, and will never be submitted
         self._abandoned_some = asyncio.Event()
-        self._encoding = asyncio.Lock()  # one batch at a time: it is in memory twice
+        self._encoding = asyncio.Lock()  # one batch at a time, since it is in memory twice
         self._editing = asyncio.Lock()
 
     def land(self, load: CommittedLoad) -> LoadPin | None:
-        """The record of a load is durable. Who reads its files must hold the pin."""
-        if not load.load_id.startswith(OWN_PREFIX):  # nobody asks for those
+        """Record that a load is durable. Returns the pin, which readers of its files must hold."""
+        if not load.load_id.startswith(OWN_PREFIX):  # no client asks for those
             self._committed[load.load_id] = load
         return self._pins.pop(load.load_id, None)
 
@@ -260,14 +250,14 @@ class Loads:
     ) -> Commit:
         """Write a batch to SSTs, and submit the record that commits it.
 
-        REQUIRES: each key stands once, and `size_bytes` (with a claim, its record's too) were
-        admitted, which are to be released by this method or the log from here on. If it raises,
-        nothing was or will be applied. Raises `StoreError`, and what stopped the log.
+        REQUIRES: no key occurs twice, and `size_bytes` (with a claim, its record's too) were
+        admitted; this method or the log releases them. If it raises, nothing was or will be
+        applied. Raises `StoreError`, and the error that stopped the log.
         """
         record_bytes = 0 if claim is None else RECORD_BYTES
         try:
             async with self._encoding:
-                await self._wait_for_room()
+                await self._wait_for_budget()
                 load, files = await self._encode(changes)
                 await self._register(load, oldest_ms=await self._store.reads.now_ms())
                 with self._abandoned_unless_done(load.load_id):
@@ -280,23 +270,23 @@ class Loads:
             return self._log.ingest(load, settle, size_bytes=size_bytes, claim=claim)
 
     async def ingest(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
-        """Commit files that stand ready, unless the load was committed before.
+        """Commit ready-made files, unless the load was committed before.
 
         REQUIRES: they are listed without level and sequence numbers, and `files_problem` finds
-        none. Raises `InvalidRequest` for a file that is not as it is listed, `LeaseLost`,
-        `LoadUnknown`, `StoreError`, `Overloaded`, and what stopped the log.
+        none. Raises `InvalidRequest` for a file that is not as listed, `LeaseLost`, `LoadUnknown`,
+        `StoreError`, `Overloaded`, and the error that stopped the log.
         """
         while (seq := self._find(load_id)) is None:
-            same = self._on_their_way.get(load_id)
+            same = self._in_flight.get(load_id)
             if same is None:
                 return await self._ingest_once(load_id, infos)
             await same.wait()
         return Loaded(seq, None)
 
     async def drop_abandoned(self) -> None:
-        """Take loads out of the manifest that will never be submitted, until cancelled.
+        """Remove loads from the manifest that will never be submitted, until cancelled.
 
-        Errors of the store are logged: the next time does it, or the next writer.
+        Errors of the store are logged; the next round, or the next writer, removes them.
         """
         while True:
             await self._abandoned_some.wait()
@@ -312,39 +302,39 @@ class Loads:
                 return
 
     def _find(self, load_id: str) -> int | None:
-        """The sequence number of the load if it was committed, or a later one of its stream."""
+        """The sequence number of the load if it was committed, or of a later one of its stream."""
         manifest = self._manifest.current
         compacted = manifest.wal_id_last_compacted
-        if compacted is not None:  # then the manifest remembers them
+        if compacted is not None:  # the manifest lists the compacted ones
             self._committed = {
                 key: load for key, load in self._committed.items() if load.wal_id > compacted
             }
         return find_load([*self._committed.values(), *manifest.recent_loads], load_id)
 
     async def _ingest_once(self, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
-        on_its_way = self._on_their_way[load_id] = asyncio.Event()
+        settled = self._in_flight[load_id] = asyncio.Event()
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def arrive() -> None:
-            del self._on_their_way[load_id]
-            on_its_way.set()
+        def finish() -> None:
+            del self._in_flight[load_id]
+            settled.set()
 
         try:
-            await self._submit_files(load_id, infos, self._settle(future, arrive))
+            await self._submit_files(load_id, infos, self._settle(future, finish))
         except BaseException:
-            arrive()
+            finish()
             raise
         self._log.patience.begin(future)
         try:
             receipt = await future
         finally:
-            del future  # its error would hold this frame
+            del future  # its error would keep this frame alive
         return Loaded(receipt.seq, receipt.wal_id)
 
-    def _settle(self, future: asyncio.Future[Receipt], arrive: Callable[[], None]) -> Settled:
+    def _settle(self, future: asyncio.Future[Receipt], finish: Callable[[], None]) -> Settled:
         def settle(outcome: Receipt | ShaleError) -> None:
-            arrive()
-            if not self._log.patience.end(future):  # the caller has gone; the load stands anyway
+            finish()
+            if not self._log.patience.end(future):  # the caller has gone; the load remains
                 return
             if isinstance(outcome, Receipt):
                 future.set_result(outcome)
@@ -357,7 +347,7 @@ class Loads:
         self._log.check_available()
         keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
         size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)
-        await self._wait_for_room()
+        await self._wait_for_budget()
         await self._admission.wait(size_bytes)
         try:
             database_id = self._manifest.current.database_id
@@ -381,7 +371,7 @@ class Loads:
         )
         run = self._store.runtime.workers.run
         files = await run(encode_batch, changes, author, self._settings, random.randbytes)
-        # That of all files together: none of their values expires before.
+        # The minimum over all files: none of their values expires before.
         first_expiry_ms = min(
             (c.expire_at_ms for c in changes if c.expire_at_ms), default=NO_EXPIRY
         )
@@ -396,7 +386,7 @@ class Loads:
             raise IllegalState(message)
 
     async def _register(self, load: PendingLoad, *, oldest_ms: int) -> None:
-        """Make the load pending, and a snapshot of a manifest in which it is."""
+        """Make the load pending, and a snapshot of a manifest that names its files."""
         pin = LoadPin(self._store.runtime.random.randbytes(ID_BYTES))
         expire_time_s = self._time.store_now_ms // 1_000 + self._snapshot_ttl_s
 
@@ -423,7 +413,7 @@ class Loads:
 
     @contextmanager
     def _abandoned_unless_done(self, load_id: str) -> Iterator[None]:
-        """What is pending or may be is dropped later, if an error or a cancellation comes."""
+        """Mark the load for removal by `drop_abandoned` if the body fails or is cancelled."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,8 @@
-"""Leases of jobs, as an operator sees them: which were made by a clock that was ahead.
+"""Leases of jobs: list them, find those made by a clock that was ahead, and remove them.
 
-A lease expires by the store's clock. One that was made, or renewed, while that was days ahead keeps
-its objects for as long, and what it reserves is not merged; nobody is left to remove it.
+A lease expires by the store's clock. A lease that was made, or renewed, while the maker's clock was
+days ahead keeps its objects for that long. What it reserves is not merged, and no job is left to
+remove it.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _MS_PER_S = 1_000
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """A lease, and what the store's clock says of it."""
+    """A lease, and its state by the store's clock."""
 
     lease: Lease
-    made_ms: int | None  # None: it keeps WAL objects, and does not tell
+    made_ms: int | None  # None: a lease of WAL objects, which does not contain it
     is_expired: bool
-    is_from_the_future: bool  # its maker went by a clock that was ahead
+    is_from_the_future: bool  # made by a clock that was ahead
 
 
 async def look_at_leases(store: CasStore) -> Sequence[LeaseView]:
-    """All leases of the newest manifest.
+    """List all leases of the newest manifest.
 
     Raises `ImplausibleTime` as an opening does, `DatabaseNotFound`, `CorruptObject`, `StoreError`.
     """
@@ -44,8 +45,8 @@ async def remove_leases(
 ) -> None:
     """Remove leases of jobs: all of them in one edit, or none.
 
-    Raises `InvalidRequest` when there is no such lease, when it is none of a job, and, unless
-    `is_forced`, when it may belong to a job that runs; and as `look_at_leases`, and
+    Raises `InvalidRequest` for an unknown lease, for a lease that is not one of a job, and, unless
+    `is_forced`, for one that may belong to a running job. Also raises as `look_at_leases`, and
     `ManifestConflict`.
     """
     stored = StoredManifest(store)

@@ -19,28 +19,29 @@ from shalekv.write.wal import list_wal
 log = structlog.get_logger()
 
 _MS_PER_S = 1_000
-NEAR_MS = 2_000  # the error of a reading of a store's clock: whole seconds, at times cached
-READING_MS = 2_000  # an opening asks for the time again when the request took longer
-READINGS_MAX = 3  # so often it asks at most
+NEAR_MS = 2_000  # error of a reading of a store's clock: whole seconds, sometimes cached
+READING_MS = 2_000  # an opening reads the clock again when the request took longer
+READINGS_MAX = 3
+UNSURE_MS = 1_000  # a store's clock shows whole seconds, and clocks of processes drift apart
 
 
 class LogicalTime:
-    """The time that expiry is judged by.
+    """The time by which expiry is judged.
 
-    Taken from the store when the writer opens, carried on by the local clock's pace, and set anew
-    when a later reading of the store's clock differs by more than `NEAR_MS`. Smaller differences
-    are errors of the readings, and following them would change how long values live. What was
-    stored before in WAL objects and manifest is its floor, so that a value that had expired for a
-    reader never comes back (I2, I5).
+    It is read from the store when the writer opens, continued at the pace of the local clock, and
+    set anew when a later reading of the store's clock differs by more than `NEAR_MS`. Smaller
+    differences are errors of the readings; following them would change how long values live. Times
+    that were stored before, in WAL objects and manifests, are its floor, so that a value that had
+    expired for a reader never comes back (I2, I5).
     """
 
     def __init__(
         self, clock: Clock, *, store_now_ms: int, jump_max_ms: int, has_other_clock: bool = True
     ) -> None:
-        """`store_now_ms` is what the store's clock shows now, and is believed.
+        """`store_now_ms` is the present time of the store's clock, and is believed.
 
-        Later it is followed over at most `jump_max_ms`; further if the clock of this machine has
-        moved with it, and is another one than that of the store: `has_other_clock`.
+        Later readings are followed over at most `jump_max_ms`; further only if the clock of this
+        machine has moved with the store's and is a different clock (`has_other_clock`).
         """
         self._clock = clock
         self._store_offset_ms = self._offset_ms = store_now_ms - clock.monotonic_ms()
@@ -61,15 +62,15 @@ class LogicalTime:
 
     @property
     def ahead_ms(self) -> int:
-        """Milliseconds ahead of the store's clock; it stands still beyond `NEAR_MS`."""
+        """Milliseconds ahead of the store's clock; beyond `NEAR_MS` logical time pauses."""
         return max(0, self._last_ms - self.store_now_ms)
 
     def raise_to(self, floor_ms: int) -> None:
-        """Never show less than `floor_ms` from now on."""
+        """Set a floor: never return less than `floor_ms` from now on."""
         self._last_ms = max(self._last_ms, floor_ms)
 
-    def tell_if_ahead(self) -> None:
-        """Say so in the log when time stands still for longer than a jump would be followed."""
+    def warn_if_ahead(self) -> None:
+        """Log an error when time will pause for longer than a jump would be followed."""
         if self.ahead_ms > self._jump_max_ms:
             log.error(
                 "logical time is ahead of the store's clock: nothing expires until that has come "
@@ -80,15 +81,15 @@ class LogicalTime:
             )
 
     def follow(self, store_now_ms: int, took_ms: float) -> int:
-        """The store's clock shows this now: go on from there, unless nothing bears it out.
+        """Take over a reading of the store's clock, unless no other source confirms it.
 
-        `took_ms` is the duration of the request, milliseconds: the answer may be so old. Returns
-        `store_now_ms` as it is believed, for lives by the store's clock. Logical time does not go
-        back for it: it stands still until the store's clock has come so far.
+        `took_ms` is the duration of the request, milliseconds; the reading may be that old. Returns
+        the believed time of the store's clock, by which lifetimes are judged. Logical time does not
+        go back: it pauses until the store's clock has caught up.
         """
         expected_ms = self.store_now_ms
         wall_ms = self._clock.wall_ms() if self._has_other_clock else None
-        if is_borne_out(store_now_ms, (expected_ms, wall_ms), self._jump_max_ms):
+        if is_confirmed(store_now_ms, (expected_ms, wall_ms), self._jump_max_ms):
             self._store_offset_ms = store_now_ms - self._clock.monotonic_ms()
             moved_ms = self._store_offset_ms - self._offset_ms
             if not -NEAR_MS - took_ms <= moved_ms <= NEAR_MS:
@@ -105,17 +106,17 @@ class LogicalTime:
         return self.store_now_ms
 
 
-def is_borne_out(store_now_ms: int, others_ms: tuple[int | None, ...], jump_max_ms: int) -> bool:
-    """Whether one of the other sources shows the time of the store, give or take `jump_max_ms`."""
+def is_confirmed(store_now_ms: int, others_ms: tuple[int | None, ...], jump_max_ms: int) -> bool:
+    """Whether another source shows the time of the store's clock, within `jump_max_ms`."""
     return any(o is not None and abs(store_now_ms - o) <= jump_max_ms for o in others_ms)
 
 
 async def first_time(store: CasStore, manifest: Manifest | None, jump_max_s: int) -> LogicalTime:
-    """Logical time by what the store's clock shows, if something else bears that out.
+    """Read logical time from the store's clock, if another source confirms the reading.
 
-    Either the clock of this machine, or the last commit: that may be long ago, or have been made
-    under a wrong clock, so one of them is enough. `manifest` None: there is no database yet. Raises
-    `ImplausibleTime` and `StoreError`.
+    The other source is the clock of this machine, or the last commit. That commit may be long ago,
+    or made under a wrong clock, so one of the two is enough. `manifest` None: there is no database
+    yet. Raises `ImplausibleTime` and `StoreError`.
     """
     clock, jump_max_ms = store.runtime.clock, jump_max_s * _MS_PER_S
     store_now_ms = await _read_clock(store)
@@ -126,10 +127,10 @@ async def first_time(store: CasStore, manifest: Manifest | None, jump_max_s: int
         jump_max_ms=jump_max_ms,
         has_other_clock=not store.url.startswith(UNCHARGED_SCHEMES),
     )
-    if wall_ms is None or is_borne_out(store_now_ms, (wall_ms,), jump_max_ms):
+    if wall_ms is None or is_confirmed(store_now_ms, (wall_ms,), jump_max_ms):
         return time
     last_ms = None if manifest is None else await last_time_ms(store, manifest)
-    if is_borne_out(store_now_ms, (last_ms,), jump_max_ms):
+    if is_confirmed(store_now_ms, (last_ms,), jump_max_ms):
         return time
     last = "there is no commit yet" if not last_ms else f"the last commit is of {moment(last_ms)}"
     raise ImplausibleTime(
@@ -144,14 +145,15 @@ async def first_time(store: CasStore, manifest: Manifest | None, jump_max_s: int
 async def _read_clock(store: CasStore) -> int:
     """The time of the store's clock, milliseconds, or a time before it. Raises `StoreError`.
 
-    An answer may be as old as its request took, and a writer that is behind the one before shows
-    again what had expired. So the clock is read up to `READINGS_MAX` times, until a request took
-    `READING_MS` or less; one after the first is given up when it takes longer than the shortest
-    before it. No answer is ahead of the clock: the latest one counts, carried on to now.
+    An answer may be as old as its request took, and a writer whose time is behind that of the
+    writer before it shows again what had expired. So the clock is read up to `READINGS_MAX` times,
+    until a request took `READING_MS` or less. Each request after the first is given up when it
+    takes longer than the shortest before it. No answer is ahead of the clock, so the latest time
+    counts, carried on to now.
     """
     clock = store.runtime.clock
-    offset_ms = -math.inf  # of the store's clock to `monotonic_ms`
-    shortest_ms = math.inf  # of the requests so far
+    offset_ms = -math.inf  # from `monotonic_ms` to the store's clock
+    shortest_ms = math.inf  # duration of the shortest request so far
     for _ in range(READINGS_MAX):
         began_ms = clock.monotonic_ms()
         try:
@@ -175,33 +177,32 @@ async def last_time_ms(store: CasStore, manifest: Manifest) -> int:
     for wal_id in sorted(folder.filled, reverse=True):
         found = await read_slot(store, wal_id, manifest.database_id)
         if isinstance(found, ShaleError):
-            continue  # whoever replays it tells what is wrong
-        told_ms = found.footer.time_told(manifest.time_reset_wal_id)
-        if told_ms:
-            return max(told_ms, manifest.logical_time_ms)
+            continue  # the replay reports the damage
+        recorded_ms = found.footer.time_told(manifest.time_reset_wal_id)
+        if recorded_ms:
+            return max(recorded_ms, manifest.logical_time_ms)
     return manifest.logical_time_ms
 
 
-# --- store_time
-# Moments by the store's clock, as moments of lapsed time in this process.
-
-
-UNSURE_MS = 1_000  # a store tells its time in whole seconds, and clocks of processes go apart
-
-
 class StoreTime:
-    """Compares the clock of the store with the one of this process, now and then."""
+    """Converts times of the store's clock to monotonic times of this process.
+
+    The two clocks are compared from time to time.
+    """
 
     def __init__(self, store: CasStore, interval_ms: float) -> None:
-        """Once in `interval_ms` at most the store is asked."""
+        """Read the store's clock at most once in `interval_ms`."""
         self._store = store
         self._clock = store.runtime.clock
         self._interval_ms = interval_ms
         self._compared_ms = -math.inf
-        self._ahead_ms = 0.0  # of the store's clock
+        self._ahead_ms = 0.0  # how far the store's clock is ahead of `monotonic_ms`
 
     async def lapsed_ms(self, store_ms: int) -> float:
-        """Not after the moment when the store's clock showed this. Raises `StoreUnavailable`."""
+        """A monotonic time not after the one at which the store's clock showed `store_ms`.
+
+        Raises `StoreUnavailable`.
+        """
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._compared_ms >= self._interval_ms:
             self._ahead_ms = await self._store.reads.now_ms() - now_ms

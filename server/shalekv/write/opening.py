@@ -1,8 +1,8 @@
 """Opening a database for writing: win an epoch, fence, replay (protocol, "Epochs and fences").
 
-The order is the safety: the epoch is won by compare-and-swap before the WAL is listed; the WAL is
-fenced before it is replayed; and the fences count only if a manifest that is read after them
-still shows this writer and a c below them.
+Safety rests on this order. The epoch is won by compare-and-swap before the WAL is listed. The WAL
+is fenced before it is replayed. The fences count only if a manifest that is read after them still
+shows this writer, and a c (last compacted WAL object) below them.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ async def open_log(
 ) -> RecoveredLog:
     """Take over the database in `store`. `address` is where this writer can be reached.
 
-    `links` lead to the safekeepers, of a database that has its WAL there.
+    `links` lead to the safekeepers, if the database has its WAL there.
 
-    With the setting `open_once` a writer that has claimed an epoch since this opening began is not
+    With the setting `open_once`, a writer that has claimed an epoch since this opening began is not
     fenced. `since_epoch` is the writer epoch at that moment; None: the opening begins now.
 
-    Raises `DatabaseNotFound`, `DatabaseMismatch`, `ImplausibleTime`, `Fenced` when another opens
-    at the same time and wins, `ManifestVersionExists` when it must not be fenced,
+    Raises `DatabaseNotFound`, `DatabaseMismatch`, `ImplausibleTime`, `Fenced` when another opens at
+    the same time and wins, `ManifestVersionExists` when the other writer must not be fenced,
     `ManifestConflict` after `open_timeout_ms` of conflicts, `OriginLost`, `CorruptObject`,
     `IllegalState`, `StoreError`; with safekeepers also `QuorumUnavailable`, `NotAMember` and
     `LogBehindArchive`.
@@ -117,7 +117,7 @@ async def _open_fenced(
     cache: CacheSettings | None,
     disk: DiskCache | None,
 ) -> RecoveredLog:
-    """What follows when the epoch is won: fence, replay, and say so."""
+    """Fence, replay and finish the opening, after the epoch is won."""
     own, time = manifest.own, keeper.time
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     time.raise_to(manifest.current.logical_time_ms)
@@ -138,7 +138,7 @@ async def _open_fenced(
 
 
 def check_openable(manifest: Manifest) -> None:
-    """Refuse to write to a database whose WAL is not in its object store: `DatabaseMismatch`."""
+    """Raise `DatabaseMismatch` if the WAL of the database is not in its object store."""
     if manifest.wal_mode is WalMode.QUORUM:
         raise DatabaseMismatch(
             "this database has its WAL in mode quorum: it cannot be written to without its "
@@ -148,7 +148,7 @@ def check_openable(manifest: Manifest) -> None:
 
 
 def _claim_epoch(manifest: Manifest, **claimed: Any) -> Manifest:
-    """As `claim_epoch`, unless the mode has been switched since it was looked at (CE15)."""
+    """Claim the epoch as `claim_epoch`, unless the WAL mode has been switched meanwhile (CE15)."""
     check_openable(manifest)
     return claim_epoch(manifest, **claimed)
 
@@ -166,9 +166,10 @@ async def _win_epoch(
     address: str,
     since_epoch: int | None,
 ) -> FencedManifest:
-    """Raise the writer epoch by one and put our nonce beside it.
+    """Raise the writer epoch by one, and record our nonce with it.
 
-    What others have left half done is completed first: nobody lists what is not there yet.
+    Half-finished work of other processes in the store is completed first, since lists do not show
+    it before.
     """
     await store.recover()
     nonce = store.runtime.random.randbytes(16)
@@ -188,12 +189,12 @@ async def _win_epoch(
 async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWal) -> FenceRun:
     """Put fences into the WAL until no older writer can pass them (I3, F1).
 
-    A compactor may merge the first fences before the last ones are there, each time anew (I13).
-    After the first time each fence is proven at once: then it does not matter. Raises `Fenced` and
-    `IllegalState`.
+    A compactor may merge the first fences before the last ones are written, again and again (I13).
+    After the first such failure each fence is proven at once, so that this does no harm. Raises
+    `Fenced` and `IllegalState`.
     """
     is_merged_early = False
-    width = manifest.current.fence_width  # of those before us, and not what we reserve
+    width = manifest.current.fence_width  # that of writers before us, not what we reserve
     while True:
         first_gap = await _find_gap(store, manifest)
         run, pursuit = FenceRun(first=first_gap, width=width), Pursuit.begin(first_gap, width)
@@ -201,8 +202,8 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWa
             try:
                 occupant = await slots.create(run.next_slot, WalContents())
             except OutcomeUnknown:
-                # The store did not answer, and the slot was compacted since: whether it is ours or
-                # not, the run does not count any more, and another begins behind c.
+                # The store did not answer, and the slot was compacted since. Whether or not it is
+                # ours, the run does not count any more, and another begins behind c.
                 break
             verdict = SlotVerdict.OURS if occupant is None else judge(occupant, slots.own)
             newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
@@ -222,11 +223,11 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWa
 
 
 async def _aim(store: CasStore, manifest: FencedManifest, pursuit: Pursuit, width: int) -> FenceRun:
-    """The next run.
+    """The next run of fences.
 
-    Ahead of a gap this opener is as a writer with a wider window: the manifest says so before
-    anything stands there. It is read after the gap was listed. So whoever opens after that finds no
-    earlier gap, and has fences wherever we may put some yet.
+    Ahead of a gap, this opener acts as a writer with a wider window, and the manifest says so
+    before anything is written there. The manifest is read after the gap was listed. So a later
+    opener finds no earlier gap, and fences every slot into which this one may still write.
     """
     reserved = width + pursuit.first - pursuit.gap
     if reserved > manifest.current.fence_width:
@@ -242,12 +243,12 @@ async def _aim(store: CasStore, manifest: FencedManifest, pursuit: Pursuit, widt
 
 
 async def _list_from(store: CasStore, manifest: FencedManifest, slot: int) -> WalFolder:
-    """List what follows `slot`, or c if that has got further; all before it is filled."""
+    """List the slots after `slot`, or after c if that is greater; all before it are filled."""
     return await list_wal(store, max(slot, manifest.current.first_uncompacted_wal_id))
 
 
 async def _fill_before(slots: ObjectStoreWal, run: FenceRun, folder: WalFolder) -> None:
-    """Fill what an older writer has left empty before `run`: the log has no gaps (I4)."""
+    """Fill the slots that an older writer left empty before `run`: the log has no gaps (I4)."""
     empty = [slot for slot in range(folder.first_gap, run.first) if slot not in folder.filled]
 
     async def fill() -> None:
@@ -256,7 +257,7 @@ async def _fill_before(slots: ObjectStoreWal, run: FenceRun, folder: WalFolder) 
             try:
                 occupant = await slots.create(slot, WalContents())
             except OutcomeUnknown:
-                continue  # it was compacted since, and so filled
+                continue  # it was compacted meanwhile, so it was filled
             if occupant is not None:
                 at = FenceRun(first=slot, width=1)
                 at.after(judge(occupant, slots.own), occupant.owner.epoch, slots.own)
@@ -265,7 +266,7 @@ async def _fill_before(slots: ObjectStoreWal, run: FenceRun, folder: WalFolder) 
 
 
 async def _find_gap(store: CasStore, manifest: FencedManifest) -> int:
-    """The first slot after c that is not filled. Raises `IllegalState` when it was once (I4)."""
+    """The first empty slot after c. Raises `IllegalState` if it was filled once (I4)."""
     while True:
         current = manifest.current
         folder = await list_wal(store, current.first_uncompacted_wal_id)
@@ -275,7 +276,7 @@ async def _find_gap(store: CasStore, manifest: FencedManifest) -> int:
         ):
             return gap
         # A list is read page by page and may be torn: the slot may have been filled since the
-        # first page was read, or compacted and collected. A second list and manifest tell.
+        # first page was read, or compacted and collected. A second list and manifest decide.
         again = await list_wal(store, current.first_uncompacted_wal_id)
         current = await manifest.refresh()
         if again.first_gap == gap and gap >= current.first_uncompacted_wal_id:

@@ -1,7 +1,7 @@
-"""Whether the database is still ours: polled when idle, confirmed on demand.
+"""Ownership of the database: polled in the background, confirmed on demand.
 
-One task asks the store; reads that must be linearizable wait for an answer to a question that was
-sent after they arrived, and share it.
+One task asks the store. Linearizable reads wait for an answer to a request that was sent after they
+arrived, and share it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shalekv.store.manifests import FencedManifest
 
 log = structlog.get_logger()
 
-STEP_MS = 200  # what waits for longer notices meanwhile that it should have looked sooner
+STEP_MS = 200  # a longer wait checks so often whether the poll interval has become shorter
 
 
 class Ownership:
@@ -30,63 +30,64 @@ class Ownership:
         poll_ms: Callable[[], int],
         on_seen: Callable[[], None] = lambda: None,
     ) -> None:
-        """Look every `poll_ms` milliseconds, and whenever somebody asks.
+        """Poll every `poll_ms` milliseconds, and on demand.
 
-        `on_seen` is called after each look that found the database to be ours.
+        `on_seen` is called after each poll that found no other writer.
         """
         self._manifest = manifest
         self._poll_ms = poll_ms
         self._on_seen = on_seen
-        self._looks = SingleFlight()
+        self._polls = SingleFlight()
 
     async def run(self) -> ShaleError:
-        """Look until the database is no longer ours, or is damaged: the error that tells.
+        """Poll until another writer has taken over, or the manifest is damaged; returns that error.
 
-        A store that does not answer is told to those who wait, and asked again at the next look.
+        When the store does not answer, waiting calls get its error, and polling continues.
         """
         ended: ShaleError = Stopping("this writer is shutting down")
         try:
             while True:
-                await self._wait_for_turn()
-                self._looks.begin()
+                await self._wait_until_due()
+                self._polls.begin()
                 try:
                     await self._manifest.refresh()
                 except StoreError as error:
                     log.warning("could not look for another writer", error=str(error))
-                    self._looks.answer(error)
+                    self._polls.answer(error)
                 except ShaleError as error:
                     ended = error
                     return error
                 else:
-                    self._looks.answer()
+                    self._polls.answer()
                     self._on_seen()
         finally:
             self.end(ended)
 
     def end(self, error: ShaleError) -> None:
-        """Tell `error` to those who wait, and to those who come, unless another one was told.
+        """Fail waiting and later calls with `error`, unless they were failed with another one
+        before.
 
         REQUIRES: `run` has returned, or never began.
         """
-        self._looks.end(error)
+        self._polls.end(error)
 
     async def confirm(self) -> None:
-        """Return when the store has said, asked after this call, that the database is ours.
+        """Confirm, by a request that is sent after this call, that no other writer has taken over.
 
-        Raises `Fenced`, and `StoreUnavailable` when the store does not say.
+        Raises `Fenced`, and `StoreUnavailable` when the store does not answer.
         """
-        await self._looks.next()
+        await self._polls.next()
 
-    async def _wait_for_turn(self) -> None:
-        self._looks.asked.clear()
-        if self._looks.is_wanted:
+    async def _wait_until_due(self) -> None:
+        self._polls.asked.clear()
+        if self._polls.is_wanted:
             return
         left_ms = self._poll_ms()
         while left_ms > 0:
             step_ms = min(left_ms, STEP_MS)
             try:
                 async with asyncio.timeout(step_ms / 1000):
-                    await self._looks.asked.wait()
+                    await self._polls.asked.wait()
             except TimeoutError:
                 left_ms = min(left_ms - step_ms, self._poll_ms())
             else:

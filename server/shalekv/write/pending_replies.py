@@ -1,6 +1,7 @@
-"""Calls that wait for the log, until it answers, gives up, or their deadline comes.
+"""Calls that wait for the log: until it answers, gives up, or their deadline passes.
 
-What they wait for goes on when they have been told that nobody knows, and may be applied.
+After a deadline or a give-up the outcome is unknown to the caller; the write itself continues, and
+may be applied.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ TICK_MS = 10
 
 
 class PendingReplies:
-    """Calls that wait for commits of one log."""
+    """The calls that wait for commits of one log."""
 
     def __init__(self, explain: Callable[[], str]) -> None:
-        """Begin without waiting calls. `explain` tells what keeps the log from answering."""
+        """Begin without calls. `explain` says what keeps the log from answering."""
         self._explain = explain
-        # The tick at which each is told, if it has a deadline. Nearly all are answered long before,
-        # so that those of one tick share a timer.
+        # Future -> the tick of its deadline, if it has one. Nearly all calls are answered long
+        # before, so the calls of one tick share a timer.
         self._waiting: dict[asyncio.Future[Any], int | None] = {}
         self._due: dict[int, set[asyncio.Future[Any]]] = {}
 
@@ -30,7 +31,7 @@ class PendingReplies:
         return len(self._waiting)
 
     def begin(self, future: asyncio.Future[Any], *, within_ms: float | None = None) -> None:
-        """A call waits for this, unless it is known already, and for `within_ms` at most."""
+        """Wait for `future`, unless it is done already, for `within_ms` at most."""
         if future.done():
             return
         if within_ms is None:
@@ -46,14 +47,14 @@ class PendingReplies:
         due.add(future)
 
     def end(self, future: asyncio.Future[Any]) -> bool:
-        """It is known what became of its commit; whether the call is still there to be told."""
+        """Stop waiting for `future`. Returns whether the call still waits for its reply."""
         tick = self._waiting.pop(future, None)
         if tick is not None and tick in self._due:
             self._due[tick].discard(future)
         return not future.done()
 
-    def lose(self) -> None:
-        """Tell all who wait that their writes may be applied or not."""
+    def fail_all(self) -> None:
+        """Fail all waiting calls: their writes may be applied or not."""
         for future in list(self._waiting):
             if self.end(future):
                 fail(future, still_unknown())
@@ -71,7 +72,7 @@ class PendingReplies:
 
 
 def still_unknown() -> OutcomeUnknown:
-    """What is told of a commit that was sent, and may be applied later."""
+    """Build the error of a commit that was sent, and may be applied later."""
     return OutcomeUnknown(
         "no majority of the safekeepers has answered so far: the write may be applied or not, now "
         "or when they answer. Read the key to find out, or write it again"

@@ -1,4 +1,7 @@
-"""What is in memory only: the newest version of each key that is not durable yet."""
+"""Writes that are not durable yet, and the newest state of the database, which includes them.
+
+`PendingWrites` lies over the memtable. `NewestState` is what transactions are decided by.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,14 @@ SORTED_AT_ONCE_COUNT = 2_000  # entries sorted between two chances for other tas
 
 
 class PendingWrites:
-    """Lies over the memtable for those who read at UNCOMMITTED."""
+    """The newest version of each key that is not durable; serves reads at UNCOMMITTED."""
 
     def __init__(self, memtable: Memtable) -> None:
-        """Empty; `memtable` is what it lies over."""
         self._memtable = memtable
         self._newest: dict[bytes, Entry] = {}
         self._range_deletes: dict[Commit, None] = {}  # in the order of their numbers
-        self._tombstones = NONE  # of these, and of some that are durable by now
-        self._durable_count = 0  # of the range deletes in `_tombstones`
+        self._tombstones = NONE  # those of `_range_deletes`, and some that are durable by now
+        self._durable_count = 0  # range deletes in `_tombstones` that are durable
 
     def __len__(self) -> int:
         return len(self._newest)
@@ -36,27 +38,27 @@ class PendingWrites:
     def get(self, key: bytes) -> Entry | None:
         """The newest version of `key` in memory, durable or not; may be a tombstone or expired.
 
-        None: nothing in memory speaks of the key, and what the levels hold counts.
+        None: memory has no version of the key, and the levels decide.
         """
         found = self._newest.get(key)
         if found is None:
             found = self._memtable.get(key)
-        elif self._memtable.hides(found):  # by a range delete that landed ahead of its turn
+        elif self._memtable.hides(found):  # a range delete landed out of order
             return self._memtable.get(key)
         return self._tombstones.latest(key, found) if self._tombstones else found
 
     @property
     def range_tombstones(self) -> list[Entry]:
-        """Those that are not durable."""
+        """The range tombstones that are not durable."""
         return [entry for commit in self._range_deletes for entry in commit.range_tombstones]
 
     def keys_in(self, keys: KeyRange) -> Iterator[bytes]:
-        """Keys of a range that have a version here; looks at all."""
+        """Iterate over the pending keys of a range, in no order; visits all pending keys."""
         start, end = keys
         return (key for key in self._newest if start <= key and (not end or key < end))
 
     def add(self, commit: Commit) -> None:
-        """A commit that is newer than all others."""
+        """Add a commit that is newer than all others."""
         for entry in commit.entries:
             self._newest[entry.key] = entry
         if commit.range_tombstones:
@@ -64,7 +66,7 @@ class PendingWrites:
             self._tombstones = self._tombstones.with_added(commit.range_tombstones)
 
     def remove(self, commit: Commit) -> None:
-        """A commit that is durable by now, or lost."""
+        """Remove a commit that is durable by now, or lost."""
         newest = self._newest
         for entry in commit.entries:
             if newest.get(entry.key) is entry:
@@ -72,17 +74,18 @@ class PendingWrites:
         if commit in self._range_deletes:
             del self._range_deletes[commit]
             self._durable_count += 1
-            # Those that are durable hide what the memtable hides as well: they can wait until they
-            # are as many as the others, so that thousands that land together cost no more each.
+            # Durable range deletes hide only what the memtable hides as well. They stay until they
+            # are as many as the pending ones, so that the cost of each removal is constant even
+            # when thousands land together.
             if self._durable_count >= len(self._range_deletes):
                 self._rebuild_tombstones()
 
     def forget_durable(self) -> None:
-        """Let go of range deletes that are durable: a load has landed that is newer than they."""
+        """Drop range deletes that are durable, when a load has landed that is newer than they."""
         self._rebuild_tombstones()
 
     def rebuild(self, in_flight: Iterable[Commit]) -> None:
-        """Start again from what is in flight, by sequence number: numbers have changed."""
+        """Start again from the commits in flight, by sequence number, after renumbering."""
         self._newest = {}
         self._range_deletes = {}
         self._rebuild_tombstones()
@@ -90,7 +93,7 @@ class PendingWrites:
             self.add(commit)
         for key, entry in list(self._newest.items()):
             durable = self._memtable.get(key)
-            if durable is not None and durable.seq > entry.seq:  # landed ahead of its turn
+            if durable is not None and durable.seq > entry.seq:  # landed out of order
                 del self._newest[key]
 
     def _rebuild_tombstones(self) -> None:
@@ -98,7 +101,7 @@ class PendingWrites:
         self._durable_count = 0
 
     async def runs(self, clock: Clock, *, max_seq: int) -> list[MemoryRun]:
-        """Runs of what it holds at the moment of the call, letting other tasks run.
+        """Sorted runs of the contents at the moment of the call; yields to other tasks in between.
 
         `max_seq` is the greatest sequence number of all commits so far.
         """
@@ -110,19 +113,18 @@ class PendingWrites:
         return runs
 
 
-# --- newest_state
-# The newest state, durable or not: what transactions are decided by.
-
-
 @dataclass(frozen=True, slots=True)
 class NewestState:
-    """Implements `protocol.transaction.State` for one moment: ask before anything else runs."""
+    """The newest state, durable or not: implements `protocol.transaction.State`.
 
-    overlay: PendingWrites
-    durable: ReadView  # whose runs hold all keys in memory that the overlay does not
+    It holds for one moment: use it before any other task runs.
+    """
+
+    pending_writes: PendingWrites
+    durable: ReadView  # its runs hold all keys in memory that are not pending
     now_ms: int
     compare_count_max: int
-    below: ReadSet = NOTHING_BELOW
+    read_set: ReadSet = NOTHING_BELOW
 
     def visible(self, key: bytes) -> Entry | None:
         """The version of `key` that has a value now."""
@@ -130,36 +132,39 @@ class NewestState:
         return found if found is not None and found.is_visible(self.now_ms) else None
 
     def latest(self, key: bytes) -> Entry | None:
-        """The newest version of `key`, whatever it is; None: nothing is known of one."""
-        return self.overlay.get(key) or self.below.found.get(key)
+        """The newest version of `key`, of any kind; None: no version is known."""
+        return self.pending_writes.get(key) or self.read_set.found.get(key)
 
     def has_keys(self, keys: KeyRange) -> bool:
         """Whether any key of the range has a value. Raises `RangeTooCostly`."""
         looked_at = 0
-        for key in self.overlay.keys_in(keys):
+        for key in self.pending_writes.keys_in(keys):
             if self._has_value(key):
                 return True
             looked_at += 1
             check_cost(looked_at, self.compare_count_max)
-        left = self.durable.without(self.overlay.range_tombstones)
+        left = self.durable.without(self.pending_writes.range_tombstones)
         for entries in memory_slices(left, keys):
             if any(self._has_value(entry.key) for entry in entries):
                 return True
             looked_at += len(entries)
             check_cost(looked_at, self.compare_count_max)
-        return self._has_keys_below(keys)
+        return self._has_keys_in_levels(keys)
 
     def _has_value(self, key: bytes) -> bool:
-        """Of a key of which memory speaks."""
-        found = self.overlay.get(key)
+        """Whether a key of which memory has a version has a value."""
+        found = self.pending_writes.get(key)
         return found is not None and found.is_visible(self.now_ms)
 
-    def _has_keys_below(self, keys: KeyRange) -> bool:
-        below = self.below.ranges.get(keys)
-        if below is None:
+    def _has_keys_in_levels(self, keys: KeyRange) -> bool:
+        in_levels = self.read_set.ranges.get(keys)
+        if in_levels is None:
             return False
-        if any(e.is_visible(self.now_ms) and not self.overlay.get(e.key) for e in below.entries):
+        if any(
+            e.is_visible(self.now_ms) and not self.pending_writes.get(e.key)
+            for e in in_levels.entries
+        ):
             return True
-        if not below.is_whole:  # all that was fetched has been deleted since
+        if not in_levels.is_whole:  # every key that was fetched has been deleted since
             check_cost(self.compare_count_max + 1, self.compare_count_max)
         return False

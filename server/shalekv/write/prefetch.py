@@ -1,4 +1,4 @@
-"""Looks up in the levels what a write rests on, and says for how long the answers hold."""
+"""Prefetches from the levels what a write depends on, and checks whether the answers still hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ReasonOf: TypeAlias = Callable[[ObjectNotFound, PinnedVersion], Awaitable[ShaleE
 
 
 class Prefetch:
-    """The look-ups of one writer."""
+    """The look-ups in the levels of one writer."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Prefetch:
         compare_count_max: int,
         reason_of: ReasonOf,
     ) -> None:
-        """`now_ms` is logical time; `reason_of` tells why an object that is read is gone."""
+        """`now_ms` is logical time; `reason_of` finds out why an object that is read is missing."""
         self._levels = levels
         self._log = log
         self._memtable = memtable
@@ -43,7 +43,7 @@ class Prefetch:
         self._reason_of = reason_of
 
     def now(self, needs: Needs) -> ReadSet | None:
-        """What the levels say of what a write needs, if that is known without reading them."""
+        """The answers to `needs`, if they are known without reading the levels; else None."""
         if self._log.is_loading and (needs.keys or needs.ranges):
             return None
         held = self._levels.current
@@ -57,10 +57,10 @@ class Prefetch:
         return self._levels.nothing
 
     async def look(self, needs: Needs) -> ReadSet:
-        """What the levels say of what a write needs; `is_current` tells for how long that holds."""
+        """Read the answers to `needs` from the levels. They hold while `is_current` is true."""
         while True:
             if needs.keys or needs.ranges:
-                await self._log.wait_loaded()  # what is in a load is in the levels when it landed
+                await self._log.wait_loaded()  # a load is found in the levels once it has landed
             held, base = self._levels.current, self._levels.base
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
@@ -68,34 +68,36 @@ class Prefetch:
                 ranges = {each: await self._range_below(held, each) for each in needs.ranges}
                 record = await held.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
-                # Not `explain`: a new tree is waited for until nobody holds `base` any more.
+                # Not `explain`, which may wait for a new version until `base` is released.
                 raise await self._reason_of(missing, held) from missing
             below = ReadSet(base, found, ranges, record)
             if self.is_current(below, needs):
                 return below
 
     async def _range_below(self, held: PinnedVersion, keys: KeyRange) -> RangeBelow:
-        overlay = self._log.overlay
-        in_memory = self._state(overlay, self._levels.nothing).durable
+        pending_writes = self._log.pending_writes
+        in_memory = self._state(pending_writes, self._levels.nothing).durable
         return await range_below(
             replace(in_memory, runs=(), held=held),
             keys,
             now_ms=self._now_ms(),
             is_shadowed=self._is_kept,
-            is_hidden=lambda key: overlay.get(key) is not None,
+            is_hidden=lambda key: pending_writes.get(key) is not None,
             count_max=self._compare_count_max,
         )
 
     def _is_kept(self, key: bytes) -> bool:
-        """Whether memory speaks of `key`, and will as long as the base of decisions is this one.
+        """Whether memory has a version of `key`, and keeps it while decisions rest on the present
+        base.
 
-        What is not durable does not count: it may be decided again, and not write the key then.
+        Versions that are not durable do not count: their commits may be decided again, and not
+        write the key then.
         """
         found = self._memtable.get(key)
         return found is not None and found.seq > self._levels.leaving_seq
 
     def is_current(self, below: ReadSet, needs: Needs) -> bool:
-        """Whether memory holds all that came after the tree that `below` is of."""
+        """Whether memory holds everything newer than the version that `below` was read from."""
         if below.base is not self._levels.base:
             return not (needs.keys or needs.ranges or needs.record_key)
         return not (self._log.is_loading and (needs.keys or needs.ranges))

@@ -1,4 +1,6 @@
-"""The last steps of an opening for writing, whatever its log stands on: replay, and the levels."""
+"""The last steps of an opening for writing, in either WAL mode: replay the log, serve the
+levels.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,12 @@ from shalekv.store.manifests import FencedManifest, named_manifest
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.wal import WriteAheadLog
 
-# --- opened_log
-# What an opening for writing ends with, and a writer starts from.
+RENEWALS_IN_A_LIFE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """A log that is fenced and replayed."""
+    """A log that is fenced and replayed: the result of an opening, from which a writer starts."""
 
     store: CasStore
     manifest: FencedManifest
@@ -42,23 +43,17 @@ class RecoveredLog:
     time: LogicalTime
     last_wal_id: int
     last_seq: int
-    first_seq: int  # that the writer may issue
+    first_seq: int  # the first one that the writer may issue
     objects_replayed: int
     records: Sequence[Entry] = ()  # of idempotency keys, oldest first
-    loads: Sequence[CommittedLoad] = ()  # whose records were replayed, oldest first
-
-
-# --- recovery
-
-
-RENEWALS_IN_A_LIFE = 3
+    loads: Sequence[CommittedLoad] = ()  # those whose records were replayed, oldest first
 
 
 class WalKeeper:
-    """The snapshot under the nonce of a writer that opens, which keeps the WAL until the replay."""
+    """The snapshot that keeps the WAL until the replay, under the nonce of the opening writer."""
 
     def __init__(self, store: CasStore, settings: WriterSettings, time: LogicalTime) -> None:
-        """For an epoch that is about to be claimed."""
+        """Begin the life of the snapshot. REQUIRES: the epoch is about to be claimed."""
         self.time = time
         self._store = store
         self._settings = settings
@@ -66,11 +61,11 @@ class WalKeeper:
 
     @property
     def expire_time_s(self) -> int:
-        """Until when it lives if it is made or renewed now, by the store's clock."""
+        """When the snapshot expires if it is made or renewed now, seconds by the store's clock."""
         return self.time.store_now_ms // 1_000 + self._settings.open_snapshot_ttl_s
 
     async def renew(self, manifest: FencedManifest) -> None:
-        """Let it live on, if a third of its life is over.
+        """Renew the snapshot, if a third of its life is over.
 
         Raises `SnapshotNotFound` when it is too late, and as `FencedManifest.edit`.
         """
@@ -95,13 +90,13 @@ class WalKeeper:
 
 @dataclass(frozen=True, slots=True)
 class FencedLog:
-    """A log that nobody older can add to any more, and what was replayed of it."""
+    """A log that no older writer can append to any more, and its replayed contents."""
 
     replayed: Replayed
     slots: WriteAheadLog
     time: LogicalTime
     last_wal_id: int
-    last_stored_wal_id: int | None  # the end of what the object store has of it
+    last_stored_wal_id: int | None  # the last object that is in the object store
 
 
 async def replay_log(
@@ -111,9 +106,9 @@ async def replay_log(
     settings: WriterSettings,
     keeper: WalKeeper,
 ) -> Replayed:
-    """What is in the log from the first slot that is not compacted to the one before `end_wal_id`.
+    """Replay the log from the first slot that is not compacted to the one before `end_wal_id`.
 
-    A load sets aside what memory holds that is older.
+    When a load is replayed, the memtable sets aside what it holds that is older.
     """
     current = manifest.current
     memtable = Memtable(segment_bytes=settings.memtable_segment_bytes)
@@ -143,10 +138,10 @@ async def serve_replayed(
     cache: CacheSettings | None,
     disk: DiskCache | None,
 ) -> RecoveredLog:
-    """Say in the manifest that this writer serves, and give it what it starts from."""
+    """Finish the opening: record in the manifest that this writer serves, and build the result."""
     replayed = log.replayed
     log.time.raise_to(replayed.logical_time_ms)
-    log.time.tell_if_ahead()
+    log.time.warn_if_ahead()
     first_seq = first_seq_of_writer(manifest.current, replayed.last_seq)
     finish = partial(
         finish_opening, own=manifest.own, last_wal_id=log.last_stored_wal_id, first_seq=first_seq
@@ -182,9 +177,9 @@ async def _serve_levels(
     finish: Callable[..., Manifest],
     loads: Sequence[str],
 ) -> PinnedVersion:
-    """The last edit of an opening, and the levels that it protects.
+    """Make the last edit of an opening, and return the levels that it protects.
 
-    Of the loads that are pending, those that no record commits (`loads` are the others) go.
+    The edit drops pending loads that no record commits, that is, all but `loads`.
     """
     own = manifest.own
     snapshot_id = store.runtime.random.randbytes(SNAPSHOT_ID_BYTES)
@@ -198,7 +193,7 @@ async def _serve_levels(
         served = await manifest.edit(
             edit, partial(is_opening_finished, own=own, snapshot_id=snapshot_id)
         )
-    # The levels may hold more by now than those that the replay went on from: never less.
+    # These levels may hold more than those that the replay began after, never less.
     named = await named_manifest(store, served, snapshot_id)
     tree = await store.runtime.workers.run(Version.of, named)
     cache = cache or CacheSettings()
@@ -209,7 +204,10 @@ async def _serve_levels(
 
 @asynccontextmanager
 async def opening_deadline(store: CasStore, settings: WriterSettings) -> AsyncIterator[None]:
-    """Bounds an edit of the manifest, which otherwise goes on until it wins."""
+    """Limit an edit of the manifest, which otherwise repeats until it wins, to `open_timeout_ms`.
+
+    Raises `ManifestConflict`.
+    """
     try:
         async with asyncio.timeout(settings.open_timeout_ms / 1000):
             yield

@@ -1,7 +1,7 @@
-"""Setting logical time back to the store's clock, after a writer was opened under a wrong one.
+"""Setting logical time back to the store's clock, after a writer was opened under a wrong clock.
 
-The log is opened as ever, which ends the writer that serves; the edit that sets time back is made
-under the epoch that was won. If another writer has opened meanwhile it fails, and nothing is
+The log is opened as usual, which fences the serving writer. The edit that sets time back is made
+under the epoch that was won. If another writer has opened meanwhile, the edit fails, and nothing is
 changed (protocol, "Logical time").
 """
 
@@ -27,11 +27,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class TimeFound:
-    """Logical time beside the store's clock."""
+    """Logical time, and the store's clock at the same moment."""
 
     logical_time_ms: int
     store_now_ms: int
-    is_whole: bool = True  # False: safekeepers may hold later times, which nobody has looked at
+    is_whole: bool = True  # False: safekeepers may hold later times, which were not read
 
     @property
     def ahead_ms(self) -> int:
@@ -45,7 +45,7 @@ class TimeFound:
 
 
 async def look_at_time(store: CasStore, jump_max_s: int) -> TimeFound:
-    """Compare logical time with the store's clock, as far as the object store tells.
+    """Compare logical time with the store's clock, as far as the object store contains the log.
 
     Raises `ImplausibleTime` as an opening does, `DatabaseNotFound`, `CorruptObject`, `StoreError`.
     """
@@ -58,9 +58,10 @@ async def look_at_time(store: CasStore, jump_max_s: int) -> TimeFound:
 def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: int) -> Manifest:
     """Edit a manifest so that logical time is `now_ms`, milliseconds. Raises `Fenced`.
 
-    `last_wal_id` is the last slot of `own`, whose fences stand: whatever an older writer has put
-    into the log, or still will, is before it, and its times do not count any more. A compactor that
-    has read them is superseded. REQUIRES: `own` has finished its opening, and written nothing.
+    `last_wal_id` is the last slot of `own`, whose fences are in place. Everything that an older
+    writer has put into the log, or still will, is before that slot, and its times do not count any
+    more. A compactor that has read them is superseded. REQUIRES: `own` has finished its opening,
+    and has written nothing.
     """
     check_owner(manifest, own)
     recent = (
@@ -79,7 +80,7 @@ def reset_time(manifest: Manifest, own: WriterId, *, now_ms: int, last_wal_id: i
 async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> TimeFound:
     """Set logical time back to the store's clock if it `needs_repair`; returns what it was.
 
-    A writer that serves is fenced in any case; with a repair a compactor is superseded. Raises as
+    A serving writer is fenced in any case; a repair also supersedes the compactor. Raises as
     `open_log`.
     """
     settings = WriterSettings(flush_interval_ms=0, clock_jump_max_s=jump_max_s)

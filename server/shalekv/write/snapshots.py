@@ -1,7 +1,8 @@
 """Named snapshots: created, renewed, shared and removed by edits of the manifest.
 
-An edit that finds its snapshot gone fails: what it protected may be deleted (rule F3). All times
-are by the store's clock.
+An edit that finds its snapshot gone fails: what the snapshot protected may be deleted (rule F3).
+All times are by the store's clock. `SnapshotPins` finds out what snapshots keep from being deleted,
+`SnapshotSeqs` the sequence number that each reads at.
 """
 
 from __future__ import annotations
@@ -48,32 +49,34 @@ from shalekv.write.wal import list_wal
 
 ID_BYTES = 16
 NAME_CHARS_MAX = 128
-# What stands behind a gap in the WAL may be acknowledged: its writer is about to fill it. Of one
-# that has crashed only the next writer fills it, so there is an end to waiting.
-GAP_WAIT_MS, GAP_LOOK_MS = 3_000, 20
+# Objects behind a gap in the WAL may be acknowledged when the writer fills the gap, which it is
+# about to do. After a crash only the next writer fills it, so waiting is bounded.
+GAP_WAIT_MS, GAP_POLL_MS = 3_000, 20
 TOO_MANY_RETRY_MS = 1_000
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
+MANIFESTS_MAX = 32  # manifests whose holdings are remembered, 24 bytes for each SST
+TAIL_BYTES = 4_096  # contains the footer unless the first and last keys are very long
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotView:
-    """A snapshot, the manifest that it reads, and what it keeps; None: it has expired."""
+    """A snapshot, the manifest that it reads, and what it keeps; both None: it has expired."""
 
     snapshot: Snapshot
     manifest: Manifest | None
     pinned: Pinned | None
 
 
-class _MovedOn(Exception):
-    """The manifest is not the one any more that was current when the WAL was listed."""
+class _ManifestChanged(Exception):
+    """The manifest has changed since the WAL was listed."""
 
 
 class Snapshots:
-    """The snapshots of one database, for whoever may edit its manifest."""
+    """The snapshots of one database, for any process that may edit its manifest."""
 
     def __init__(self, store: CasStore, stored: StoredManifest | None = None) -> None:
-        """`stored` is the manifest, if it is followed here already."""
+        """`stored` is the manifest, if this process follows it already."""
         self._store = store
         self._stored = stored or StoredManifest(store)
 
@@ -87,15 +90,15 @@ class Snapshots:
         gap_wait_ms: int = 0,
         timeout_ms: int = EDIT_TIMEOUT_MS,
     ) -> Snapshot:
-        """A snapshot of the current state, the last contiguous WAL object included.
+        """Create a snapshot of the current state, the last contiguous WAL object included.
 
-        What is acknowledged before the call is in it, if `gap_wait_ms` are enough for a writer to
-        fill a gap before it. `ttl_ms` None: it never expires. `logical_ms` is the logical time of
-        the server that asks, 0 if none does: values that had expired by then are not in the
-        snapshot. It counts as no more than `NEAR_MS` behind the store's clock.
+        It contains everything acknowledged before the call, if a writer fills gaps within
+        `gap_wait_ms`. `ttl_ms` None: it never expires. `logical_ms` is the logical time of the
+        server that asks, 0 if none does: values that had expired by then are not in the snapshot.
+        It counts as no more than `NEAR_MS` behind the store's clock.
 
-        Raises `SnapshotExists` when another has the name, `InvalidRequest` when it cannot be one,
-        `Overloaded` when `count_max` are there, and as `StoredManifest.edit` does.
+        Raises `SnapshotExists` when another has the name, `InvalidRequest` for an invalid name,
+        `Overloaded` when there are `count_max` snapshots already, and as `StoredManifest.edit`.
         """
         check_snapshot_name(name)
         snapshot_id = self._new_id()
@@ -105,7 +108,8 @@ class Snapshots:
         async with edit_deadline(self._store, timeout_ms):
             while True:
                 # The WAL is listed after the manifest was read, and again after a conflict: else
-                # what was seen might have been compacted and collected (seed 000, "Readers").
+                # the listed objects might have been compacted and collected meanwhile
+                # (server/docs/protocol.md, "Readers").
                 current = await self._stored.refresh()
                 last_seen = await self._last_wanted(current, gap_wait_ms)
                 edit = partial(
@@ -120,12 +124,12 @@ class Snapshots:
                 )
                 try:
                     return _found(await self._stored.edit(edit, landed, retry=False), snapshot_id)
-                except (ManifestVersionExists, _MovedOn):
+                except (ManifestVersionExists, _ManifestChanged):
                     conflicts += 1
                     await self._store.pause(conflicts)
 
     async def share(self, shared: str, *, name: str = "", ttl_ms: int | None) -> Snapshot:
-        """A second snapshot of what the snapshot called `shared` shows.
+        """Create a second snapshot of the state that the snapshot called `shared` reads.
 
         Raises as `create`, and `SnapshotNotFound`.
         """
@@ -135,7 +139,7 @@ class Snapshots:
 
         async def look(stored: StoredManifest) -> tuple[Snapshot, int]:
             current = await stored.refresh()
-            found = _called(current, shared)
+            found = _find_named(current, shared)
             if is_expired(found, now_s):
                 raise not_found(found.id, current)
             return found, (await read_pinned(self._store, current, found.manifest_id))[1]
@@ -153,10 +157,10 @@ class Snapshots:
         return await self._edit(edit, partial(has_snapshot, snapshot_id=snapshot_id), snapshot_id)
 
     async def renew(self, called: str, *, ttl_ms: int | None) -> Snapshot:
-        """The snapshot with this id or name, living on.
+        """Set the remaining lifetime of the snapshot with this id or name.
 
-        Raises `SnapshotNotFound`, and `InvalidRequest` for one that keeps a clone alive if that
-        would expire some time.
+        Raises `SnapshotNotFound`, and `InvalidRequest` if a snapshot that keeps a clone alive would
+        expire.
         """
         found = await self.find(called)
         if ttl_ms is not None:
@@ -175,9 +179,9 @@ class Snapshots:
         return await self._edit(edit, landed, snapshot_id)
 
     async def delete(self, called: str, *, is_forced: bool = False) -> Snapshot:
-        """Remove the snapshot with this id or name; what it was. Raises `SnapshotNotFound`.
+        """Remove the snapshot with this id or name, and return it. Raises `SnapshotNotFound`.
 
-        One that keeps a clone alive has to be forced; else it raises `InvalidRequest`.
+        Raises `InvalidRequest` for one that keeps a clone alive, unless `is_forced`.
         """
         found = await self.find(called)
         if not is_forced:
@@ -191,8 +195,8 @@ class Snapshots:
         return found
 
     async def find(self, called: str) -> Snapshot:
-        """The snapshot with this name or else id, expired or not; raises `SnapshotNotFound`."""
-        return _called(await self._stored.refresh(), called)
+        """The snapshot with this name or else id, expired or not. Raises `SnapshotNotFound`."""
+        return _find_named(await self._stored.refresh(), called)
 
     async def list(self) -> Sequence[SnapshotView]:
         """All snapshots, in the order of their creation.
@@ -238,15 +242,19 @@ class Snapshots:
         return await self._last_wanted(current, 0)
 
     async def _last_wanted(self, current: Manifest, gap_wait_ms: int) -> int | None:
-        """The same, when all is before the gap that stood behind it at first, or time is over."""
+        """The last WAL object before the first gap; waits for gaps to be filled.
+
+        Waits up to `gap_wait_ms`, until all objects that were listed at first are before the first
+        gap.
+        """
         clock = self._store.runtime.clock
         end_ms = clock.monotonic_ms() + gap_wait_ms
         folder = await list_wal(self._store, current.first_uncompacted_wal_id)
         wanted = max(folder.filled, default=-1)
         while folder.first_gap <= wanted and clock.monotonic_ms() < end_ms:
-            await clock.sleep_ms(GAP_LOOK_MS)
+            await clock.sleep_ms(GAP_POLL_MS)
             if (await self._stored.refresh()).manifest_id != current.manifest_id:
-                break  # the edit will find that out, too
+                break  # the edit will fail because of that, too
             folder = await list_wal(self._store, current.first_uncompacted_wal_id)
         last = folder.first_gap - 1
         if current.wal_id_last_seen is not None:
@@ -261,7 +269,10 @@ class Snapshots:
 
 
 def check_snapshot_name(name: str) -> None:
-    """Raise `InvalidRequest` unless `name` is empty, or can be told from an id and be printed."""
+    """Raise `InvalidRequest` for a name that is too long, not printable, or like an id.
+
+    The empty name is valid.
+    """
     if len(name) > NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
         problem = f"expected at most {NAME_CHARS_MAX} characters that can be printed"
         raise InvalidRequest("name", problem)
@@ -279,7 +290,7 @@ def _check_no_pin(snapshot: Snapshot) -> None:
         )
 
 
-def _called(manifest: Manifest, called: str) -> Snapshot:
+def _find_named(manifest: Manifest, called: str) -> Snapshot:
     for snapshot in manifest.snapshots:
         if called and snapshot.name == called:
             return snapshot
@@ -305,7 +316,7 @@ def _create(
     count_max: int | None,
 ) -> Manifest:
     if manifest.manifest_id != seen.manifest_id:
-        raise _MovedOn
+        raise _ManifestChanged
     if count_max is not None:
         _check_count(manifest, created_ms / 1_000, count_max)
     created = create_snapshot(
@@ -319,7 +330,10 @@ def _create(
 
 
 def _check_count(manifest: Manifest, now_s: float, count_max: int) -> None:
-    """Each snapshot makes every manifest larger, and keeps objects."""
+    """Raise `Overloaded` if there are `count_max` snapshots.
+
+    Each snapshot makes every manifest larger, and keeps objects.
+    """
     count = sum(not is_expired(each, now_s) for each in manifest.snapshots)
     if count >= count_max:
         raise Overloaded(
@@ -340,29 +354,24 @@ def _found(manifest: Manifest, snapshot_id: bytes) -> Snapshot:
     return found
 
 
-# --- snapshot_pins
-# What snapshots keep from being deleted, as far as their manifests can be read.
-
-
-MANIFESTS_MAX = 32  # whose holdings are remembered: 24 bytes for each SST
-
-
 class SnapshotPins:
-    """Reads each manifest that a snapshot names once, when it is first asked."""
+    """Finds out what snapshots keep from being deleted, as far as their manifests can be read.
+
+    Reads each manifest that a snapshot names once, when first needed.
+    """
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
         self._store = store
         self._known: dict[int, Holdings] = {}
 
     def known(self, current: Manifest, now_s: float) -> list[Pinned]:
-        """What was found out so far, at once."""
+        """What is known so far, without reading anything."""
         return pinned_by_snapshots(current, self._known, now_s=now_s)
 
     async def pinned(self, current: Manifest, now_s: float) -> list[Pinned]:
-        """The unexpired snapshots of the current manifest, at `now_s` of the store's clock.
+        """What the unexpired snapshots of the current manifest keep, WAL objects left out.
 
-        WAL objects are left out. Of a snapshot whose manifest cannot be read it is not known.
+        `now_s` is by the store's clock. Snapshots whose manifest cannot be read are left out.
         """
         wanted = {s.manifest_id for s in current.snapshots if not is_expired(s, now_s)}
         for manifest_id in self._known.keys() - wanted:
@@ -380,34 +389,28 @@ class SnapshotPins:
             data = (await self._store.reads.get(name)).data
             manifest = await self._store.runtime.workers.run(decode_manifest, name, data)
         except (CorruptObject, StoreError):
-            return None  # `shalekv fsck` tells what is wrong with it
+            return None  # `shalekv fsck` reports what is wrong with it
         return Holdings.of(manifest)
 
 
-# --- snapshot_seqs
-# Which sequence number each snapshot reads at.
-#
-# It is that of the last commit in the WAL objects that it keeps, or in its levels if there is
-# none in those. No manifest says it, so it is read from the objects, once for each manifest.
-
-
-TAIL_BYTES = 4_096  # holds the footer of an object whose first and last keys are not very long
-
-
 class SnapshotSeqs:
-    """Remembers what it has found out, for as long as the manifests are active."""
+    """Finds out the sequence number that each snapshot reads at.
+
+    That is the sequence number of the last commit in the WAL objects that the snapshot keeps, or in
+    its levels if those objects contain none. No manifest contains it, so it is read from the
+    objects, once for each manifest, and remembered while the manifest is active.
+    """
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
         self._store = store
-        self._known: dict[int, int] = {}  # by the ids of manifests
+        self._known: dict[int, int] = {}  # by manifest id
 
     async def of(self, current: Manifest, snapshots: Sequence[Snapshot]) -> Mapping[bytes, int]:
-        """The numbers of these snapshots of the current manifest, by their ids.
+        """The sequence numbers of these snapshots of the current manifest, by snapshot id.
 
-        Of those that nobody can read, because they keep no WAL, it is 0.
-        Raises `CorruptObject`, `StoreUnavailable`, and `IllegalState` when something is missing:
-        then it has expired meanwhile, or was deleted by hand.
+        It is 0 for snapshots that cannot be read, because they keep no WAL. Raises `CorruptObject`,
+        `StoreUnavailable`, and `IllegalState` when an object is missing: the snapshot has expired
+        meanwhile, or the object was deleted by hand.
         """
         active = {each.manifest_id for each in current.snapshots}
         for manifest_id in self._known.keys() - active:

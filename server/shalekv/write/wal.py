@@ -1,4 +1,8 @@
-"""What a log stands on: WAL objects in the store, or records that a majority of safekeepers has."""
+"""The write-ahead log: its interface, and the log of WAL objects in the store.
+
+`GroupCommit` writes to a `WriteAheadLog`: to `ObjectStoreWal`, here, or to
+`write.quorum.wal.QuorumWal`. This module also encodes and lists WAL objects.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,12 @@ from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
 
+# Larger objects are encoded by a worker, off the event loop; this much takes about 2 ms.
+ENCODE_INLINE_COUNT = 4_000
+ENCODE_INLINE_BYTES = 1 << 20
+COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
+EPOCH_METADATA = "writer_epoch"  # user metadata of WAL objects (server/docs/formats.md)
+
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
@@ -29,8 +39,8 @@ class MemberReport:
     flushed_lsn: int  # 0: not known
     archived_wal_id: int | None  # all objects up to it were seen in the store by this member
     is_full: bool
-    is_next: bool  # it is a member of the next set, while a change is under way
-    problem: str = ""  # why it does not follow
+    is_next: bool  # a member of the next set, while a change is under way
+    problem: str = ""  # why it does not follow the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class QuorumReport:
     members: tuple[MemberReport, ...]
     last_lsn: int
     committed_lsn: int
-    last_wal_id: int | None  # that a record goes into
+    last_wal_id: int | None  # the object of the last record
     archived_wal_id: int | None  # all objects up to it are in the store
     unarchived_bytes: int  # of records whose objects are not in the store
     archiver_id: bytes  # empty: nobody is appointed
@@ -49,76 +59,76 @@ class QuorumReport:
 
 
 class WriteAheadLog(Protocol):
-    """Where `GroupCommit` puts its groups."""
+    """The log that `GroupCommit` puts its groups into."""
 
-    on_unavailable: Callable[[], None]  # to be set by who waits for groups, see `check_available`
+    on_unavailable: Callable[[], None]  # set by the owner of pending calls, see `check_available`
 
     @property
     def own(self) -> WriterId:
-        """Who puts them there."""
+        """The writer that owns the log."""
         ...
 
     @property
     def is_quorum(self) -> bool:
-        """Whether a majority of safekeepers has them, before they are objects of the store.
+        """Whether a majority of safekeepers stores groups before they are objects of the store.
 
-        Then groups become durable strictly in their order, none without those before it, and
+        If so, groups become durable strictly in their order, none without those before it, and
         several may share an object.
         """
         ...
 
     @property
     def parallel_max(self) -> int | None:
-        """So many groups may be in flight; None: as `max_parallel_writes` says."""
+        """The maximum number of groups in flight; None: `max_parallel_writes` decides."""
         ...
 
     def begin(self, next_wal_id: int) -> None:
-        """The first group is about to be taken: `next_wal_id` is the object behind the prefix."""
+        """Prepare for the first group: `next_wal_id` is the object after the durable watermark."""
         ...
 
     def check_available(self) -> None:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable.
 
-        When that begins, `on_unavailable` is called once: nobody should wait any longer for what
-        is in flight, although it goes on, and may land.
+        When that begins, `on_unavailable` is called once: calls should no longer wait for groups in
+        flight, although these continue and may land.
         """
         ...
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
-        """The WAL object of the next group, which is created next.
+        """Assign a WAL object to the next group: the same as before, or the next one.
 
-        The same as before, or the next one. A load is alone in its object.
+        A load is alone in its object. `create` follows for each group that was taken.
         """
         ...
 
     async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
-        """Make a group durable. None: it is. Otherwise who has the slot: never with a quorum.
+        """Make a group durable. Returns None when it is, else who has the slot (never with a
+        quorum).
 
-        `position` is how many groups were taken before it: with a quorum records stand in the
-        order in which groups were taken, whenever they come here. Repeats until the outcome is
-        known.
-        Raises `Fenced` when another writer has taken over (then the outcome is not known), and
-        as `ObjectStoreWal.create`.
+        `position` is how many groups were taken before this one. With a quorum, records are ordered
+        by it, in whatever order calls arrive. Repeats until the outcome is known. Raises `Fenced`
+        when another writer has taken over (the outcome is unknown then), and as
+        `ObjectStoreWal.create`.
         """
         ...
 
     async def archive(self, wal_id: int | None = None) -> None:
-        """Return when the object, and all before it, are objects of the store.
+        """Wait until the object, and all before it, are objects of the store.
 
-        None: all that has landed before this call. An object that is still open is ended for
-        that. Raises what ends the log, and `QuorumUnavailable` when it cannot be archived now.
+        None: all that has landed before this call. An object that is still open is ended. Raises
+        the error that ends the log, and `QuorumUnavailable` when it cannot be archived now.
         """
         ...
 
     async def held(self, wal_id: int) -> Sst | None:
-        """What has landed of an object that may not be in the store yet, as one SST.
+        """Read what has landed of an object that may not be in the store yet, as one SST.
 
-        None: it is in the store (or was there). The object may grow until a later one is taken.
+        None: the object is in the store, or was. An object may grow until a later one is taken.
         """
         ...
 
     def report(self) -> QuorumReport | None:
-        """The state of the quorum; None: there is none."""
+        """The state of the quorum; None without one."""
         ...
 
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
@@ -126,30 +136,22 @@ class WriteAheadLog(Protocol):
         ...
 
     async def run(self) -> None:
-        """What goes on beside the writer, until cancelled or closed.
+        """Run the background work of the log until cancelled or closed.
 
-        Raises what ends the log, also when nothing is written (`Fenced`).
+        Raises the error that ends the log, also when nothing is written (`Fenced`).
         """
         ...
 
     async def close(self) -> None:
-        """Let go of connections. REQUIRES: nothing is in flight, `run` has ended."""
+        """Close connections. REQUIRES: nothing is in flight, and `run` has ended."""
         ...
 
 
-# --- wal
-# WAL slots: create one, read one.
-
-
-# A larger object is encoded by a worker, off the event loop: this much takes about 2 ms.
-ENCODE_INLINE_COUNT = 4_000
-ENCODE_INLINE_BYTES = 1 << 20
-COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
-EPOCH_METADATA = "writer_epoch"  # user metadata that seed 000, "Attributes", demands
-
-
 class ObjectStoreWal:
-    """The WAL of one database, as one writer sees it."""
+    """The WAL of one database in the object store, as one writer sees it.
+
+    Each group is a WAL object of its own, in a slot of its own.
+    """
 
     def __init__(
         self,
@@ -164,7 +166,8 @@ class ObjectStoreWal:
     ) -> None:
         """`now_ms` is logical time, which every object records.
 
-        `last_compacted` is c, by a manifest that is read when it is called.
+        `last_compacted` reads the manifest when called, and returns c, the last compacted WAL
+        object.
         """
         self._last_compacted = last_compacted
         self._store = store
@@ -179,59 +182,55 @@ class ObjectStoreWal:
 
     @property
     def is_quorum(self) -> bool:
-        """What is durable is in the object store."""
         return False
 
     @property
     def parallel_max(self) -> int | None:
-        """As many groups as `max_parallel_writes` may be in flight."""
         return None
 
     def begin(self, next_wal_id: int) -> None:
-        """The first group gets this slot."""
         self._next_wal_id = next_wal_id
 
     def check_available(self) -> None:
-        """Uploads are repeated until the store takes them; the queue bounds what waits."""
+        """Never raises: uploads repeat until they succeed, and the queue bounds what waits."""
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
-        """The next slot: each group is an object of its own."""
         del size_bytes, is_load
         self._next_wal_id += 1
         return self._next_wal_id - 1
 
     async def archive(self, wal_id: int | None = None) -> None:
-        """What has landed is in the store."""
+        """Return at once: what has landed is in the store."""
 
     async def held(self, wal_id: int) -> Sst | None:
-        """None: what has landed is in the store."""
+        """Return None: what has landed is in the store."""
         del wal_id
         return None
 
     def report(self) -> QuorumReport | None:
-        """There is no quorum."""
         return None
 
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The reason why uploads do not succeed, if none has for `after_ms`."""
+        """The reason why uploads do not succeed, if none has succeeded for `after_ms`."""
         return self._uploads.trouble(after_ms)
 
     async def run(self) -> None:
-        """Nothing goes on beside the writer."""
+        """Return at once: there is no background work."""
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no connections to close."""
 
     async def create(
         self, wal_id: int, contents: WalContents, *, position: int = 0
     ) -> Occupant | None:
         """Fill slot `wal_id` with an SST of `contents`; without entries it is a fence.
 
-        None: the slot is ours and durable. Otherwise who has it; nothing of ours will ever be
-        there (I3). Repeats until that is known: entries also when the store refuses them, so that
-        a writer goes on when it has its permission again; of a fence `StoreRefused` is raised,
-        and the opening ends. Raises `StoreBroken`, `CorruptObject` when what is there cannot be
-        read, and `OutcomeUnknown` when ours may have been compacted.
+        Returns None when the slot is ours and durable, else who has it; then nothing of ours will
+        ever be in the slot (I3). Repeats until that is known. Entries are retried even when the
+        store refuses them, so that a writer goes on once it has its permission again. For a fence
+        `StoreRefused` is raised, and the opening ends. Raises `StoreBroken`, `CorruptObject` when
+        the object in the slot cannot be read, and `OutcomeUnknown` when ours may have been
+        compacted.
         """
         del position  # slots are independent of each other
         name = names.wal_name(wal_id)
@@ -272,7 +271,10 @@ class ObjectStoreWal:
             self._uploads.end(number)
 
     async def _check_not_compacted(self, wal_id: int) -> None:
-        """A slot that was collected can be filled again: only above c it is ours or another's."""
+        """Raise `OutcomeUnknown` if the slot may have been collected and filled again.
+
+        Only above c is the object in the slot certainly the first one there.
+        """
         last_compacted = await self._last_compacted()
         if last_compacted is not None and last_compacted >= wal_id:
             raise OutcomeUnknown(
@@ -288,7 +290,7 @@ def encode_wal(
     block_bytes: int,
     codec: Codec = Codec.NONE,
 ) -> bytes:
-    """The bytes of a WAL object."""
+    """Encode a WAL object."""
     return encode_sst(
         properties,
         contents.points,
@@ -301,7 +303,7 @@ def encode_wal(
 
 
 def is_small(contents: WalContents, codec: Codec) -> bool:
-    """Whether they are encoded so fast that no worker is needed."""
+    """Whether the contents are encoded so fast that no worker is needed."""
     if sum(map(len, contents)) > ENCODE_INLINE_COUNT:
         return False
     size_bytes = sum([len(e.key) + len(e.value) for part in contents for e in part])
@@ -309,7 +311,7 @@ def is_small(contents: WalContents, codec: Codec) -> bool:
 
 
 def occupant_of(sst: Sst) -> Occupant:
-    """Whose WAL object this is."""
+    """The owner of a WAL object, and whether it is a fence."""
     properties = sst.properties
     owner = WriterId(properties.writer_epoch, properties.writer_nonce)
     return Occupant(owner, is_fence=sst.footer.contents.entry_count == 0)
@@ -331,10 +333,10 @@ class WalFolder:
         return slot
 
     def misses_an_object(self, *, width: int, last_seen: int | None) -> bool:
-        """Whether the first gap cannot be a slot that was not filled yet.
+        """Whether an object was lost: the first gap cannot be a slot that was never filled.
 
-        It was filled once if it was seen, and if there is an object behind it that no writer with
-        `width` objects in flight could have written before it.
+        The gap was filled once if it was seen, or if there is an object behind it that no writer
+        with `width` objects in flight could have written before it.
         """
         gap = self.first_gap
         was_seen = last_seen is not None and gap <= last_seen

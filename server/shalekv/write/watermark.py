@@ -1,6 +1,6 @@
-"""The prefix: how far the log is durable without a gap.
+"""The durable watermark: up to where the log is durable without a gap.
 
-Objects may land out of order, and scans, snapshots and replicas must not see past a gap (I4, I6).
+Objects may land out of order. Scans, snapshots and replicas must not see past a gap (I4, I6).
 """
 
 from __future__ import annotations
@@ -13,35 +13,39 @@ from shalekv.write.commit import Group
 
 
 class DurableWatermark(Watermark):
-    """Follows the groups of one log in their order."""
+    """Tracks the groups of one log in their order, and publishes them without gaps."""
 
     def __init__(self, memtable: Memtable, *, seq: int, wal_id: int | None) -> None:
         """`seq` and `wal_id` are the last commit and object that are durable at the start."""
         super().__init__(seq=seq, wal_id=wal_id)
         self._memtable = memtable
-        self._window: dict[int, Group] = {}  # by position, in their order
-        self.show: Callable[[Group], None] = self._show  # to be set by who tells watches
+        self._window: dict[int, Group] = {}  # by position, in ascending order
+        self.publish: Callable[[Group], None] = self._publish  # replaced where watches are served
 
     @property
     def next_wal_id(self) -> int:
-        """The object after all that are in the prefix or on their way to it."""
+        """The slot after all objects that are below the watermark or in flight."""
         last = max((group.wal_id for group in self._window.values()), default=self.wal_id)
         return 0 if last is None else last + 1
 
     def has_whole(self, wal_id: int) -> bool:
-        """Whether all of this object, and of those before it, is in the prefix.
+        """Whether all of this object, and of those before it, is below the watermark.
 
-        REQUIRES: nothing more will be put into the object.
+        REQUIRES: no further group will go into the object.
         """
         first = next(iter(self._window.values()), None)
         return super().has_whole(wal_id) and (first is None or first.wal_id > wal_id)
 
     def add(self, group: Group) -> None:
-        """A group has been given the next position."""
+        """Register a group that has been given the next position."""
         self._window[group.position] = group
 
     def settle(self, group: Group, *, landed: bool) -> None:
-        """It is known what stands there: the group, or what another writer put into its slot."""
+        """Record the outcome of a position, and advance the watermark.
+
+        `landed` is false when another writer's object holds the slot, or when the group is given
+        up.
+        """
         group.landed = landed
         if landed:
             self.landed_seq = max(self.landed_seq, group.max_seq)
@@ -53,12 +57,12 @@ class DurableWatermark(Watermark):
             self.wal_id = first.wal_id
             if first.landed:
                 self.seq = first.max_seq
-                self.show(first)
+                self.publish(first)
         self._wake()
 
     def landed_ahead(self) -> list[Group]:
-        """Groups that are durable behind a gap, in their order."""
+        """The groups that are durable behind a gap, in their order."""
         return [group for group in self._window.values() if group.landed]
 
-    def _show(self, group: Group) -> None:
+    def _publish(self, group: Group) -> None:
         self._memtable.extend_prefix(group.run)

@@ -111,8 +111,8 @@ def keys_of(entries: Sequence[Entry]) -> list[bytes]:
 
 
 def newest_state(
-    overlay: PendingWrites, memtable: Memtable, prefix: DurableWatermark
+    pending_writes: PendingWrites, memtable: Memtable, prefix: DurableWatermark
 ) -> NewestState:
     landed_ahead = [group.run for group in prefix.landed_ahead()]
     view = memtable.view(prefix.seq, prefix.wal_id).below(landed_ahead)
-    return NewestState(overlay, view, NOW_MS, compare_count_max=1_000)
+    return NewestState(pending_writes, view, NOW_MS, compare_count_max=1_000)

@@ -51,12 +51,14 @@ class LoadingWriter:
             self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
         )
         self.log = GroupCommit(
-            slots=opened.slots,
+            wal=opened.slots,
             memtable=self.memtable,
             admission=self.admission,
-            prefix=self.prefix,
+            watermark=self.prefix,
             policy=FlushPolicy(max_parallel_writes=1, interval_ms=0, flush_bytes=1 << 20),
-            state=lambda overlay, _below: newest_state(overlay, self.memtable, self.prefix),
+            state=lambda pending_writes, _below: newest_state(
+                pending_writes, self.memtable, self.prefix
+            ),
             clock=LoopClock(),
             next_seq=opened.first_seq,
         )
@@ -71,7 +73,7 @@ class LoadingWriter:
             time=opened.time,
             snapshot_ttl_s=60,
             keep=self.kept.append,
-            wait_for_room=room_for_all,
+            wait_for_budget=budget_for_all,
         )
         self.log.land_load = lambda load: self.landed.append((load, self.loads.land(load)))
 
@@ -84,7 +86,7 @@ class LoadingWriter:
         return told
 
 
-async def room_for_all() -> None:
+async def budget_for_all() -> None:
     """There is always room for another load."""
 
 

@@ -133,14 +133,16 @@ class RunningLog:
         )
         self.prefix = DurableWatermark(self.memtable, seq=50, wal_id=9)
         self.log = GroupCommit(
-            slots=slots_on(self.store, OWN),
+            wal=slots_on(self.store, OWN),
             memtable=self.memtable,
             admission=self.admission,
-            prefix=self.prefix,
+            watermark=self.prefix,
             policy=FlushPolicy(
                 max_parallel_writes=k, interval_ms=interval_ms, flush_bytes=flush_bytes
             ),
-            state=lambda overlay, _below: newest_state(overlay, self.memtable, self.prefix),
+            state=lambda pending_writes, _below: newest_state(
+                pending_writes, self.memtable, self.prefix
+            ),
             clock=LoopClock(),
             next_seq=100,
         )
@@ -173,7 +175,7 @@ class RunningLog:
         return transacted
 
     def newest(self, *keys: bytes) -> list[bytes | None]:
-        found = [self.log.overlay.get(key) for key in keys]
+        found = [self.log.pending_writes.get(key) for key in keys]
         return [entry.value if entry and entry.is_visible(NOW_MS) else None for entry in found]
 
     async def fill(self, wal_id: int, owner: WriterId, changes: Iterable[Change] = ()) -> None:
@@ -198,7 +200,7 @@ class RunningLog:
         """Every write was told once, and all bytes were given back."""
         assert [len(write.told) for write in self.writes] == [1] * len(self.writes)
         assert self.admission.queued_bytes == 0
-        assert len(self.log.overlay) == 0
+        assert len(self.log.pending_writes) == 0
         assert self.log.objects_in_flight == 0
 
 

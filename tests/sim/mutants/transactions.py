@@ -46,7 +46,7 @@ def _decided_once(self: Commit, state: DatabaseState) -> None:
 def _told_at_once(self: GroupCommit) -> None:
     while (commit := self._queue.pop_decided()) is not None:
         self._admission.release(commit.size_bytes)
-        commit.succeed(seq=self._prefix.landed_seq, wal_id=self._prefix.wal_id)
+        commit.succeed(seq=self._watermark.landed_seq, wal_id=self._watermark.wal_id)
 
 
 def _durable_state_only(self: WriterEngine, _overlay: PendingWrites, below: ReadSet) -> NewestState:

@@ -73,7 +73,7 @@ async def _told_when_sent(self: GroupCommit, group: Group) -> None:
     self._end(group)
     self._land(group)
     self._settle_decided()
-    await self._slots.create(group.wal_id, group.contents(), position=group.position)
+    await self._wal.create(group.wal_id, group.contents(), position=group.position)
 
 
 def _own_width_only(manifest: Manifest, **arguments: object) -> Manifest:
@@ -137,7 +137,7 @@ async def _nobody_is_asked(_self: Ownership) -> None:
     """It is taken for ours still."""
 
 
-def _always_room(_self: Admission, _size_bytes: int, _kept_bytes: int) -> bool:
+def _always_fits(_self: Admission, _size_bytes: int, _kept_bytes: int) -> bool:
     return True
 
 
@@ -212,7 +212,7 @@ MUTANTS = (
     mutant(
         "linearizable reads are not confirmed", (Ownership, "confirm", _nobody_is_asked), hint=18
     ),
-    mutant("admission lets everything in", (Admission, "_has_room", _always_room), hint=4),
+    mutant("admission lets everything in", (Admission, "_fits", _always_fits), hint=4),
     mutant("admission releases nothing", (Admission, "release", _release_nothing), hint=6),
     mutant("a refusal holds its frames", (Writing, "_confirmed", _future_stays)),
     mutant("memory is never let go of", (Memtable, "drop_through", _drop_nothing)),

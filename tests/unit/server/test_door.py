@@ -175,7 +175,7 @@ async def test_cancelled_calls_harm_nobody(request_: Any, steps: int) -> None:
         assert first.cancelled() or first.result() == told
         assert (await writer.get(b"n")).value == counter(1)
         writer.check_idle()
-        assert len(writer.engine.log.overlay) == 0
+        assert len(writer.engine.log.pending_writes) == 0
         assert writer.engine.prefix.waiting_count == 0
 
 

@@ -77,7 +77,7 @@ async def test_memtable_that_shrinks_lets_writes_in() -> None:
     waiting = asyncio.create_task(admission.wait(1))
     await quiesce()
     held[0] = 0
-    admission.look_again()
+    admission.admit_waiting()
     await waiting
     assert admission.queued_bytes == 1
 

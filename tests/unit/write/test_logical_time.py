@@ -128,14 +128,14 @@ def test_a_writer_follows_the_store() -> None:
 def test_whole_seconds_move_no_time() -> None:
     """Time goes on evenly under coarse and late readings; the lives of snapshots follow those."""
     clock = StandingClock()
-    told_ms = clock.true_ms // 1_000 * 1_000
-    time = LogicalTime(clock, store_now_ms=told_ms, jump_max_ms=JUMP_MAX_MS)
+    recorded_ms = clock.true_ms // 1_000 * 1_000
+    time = LogicalTime(clock, store_now_ms=recorded_ms, jump_max_ms=JUMP_MAX_MS)
     for passed_ms in range(0, 10_000, 370):
         clock.passed_ms = passed_ms
         for took_ms in (0, 4_000):
             at_ms = (clock.true_ms - took_ms) // 1_000 * 1_000
             assert time.follow(at_ms, took_ms) == at_ms
-            assert time.now_ms() == told_ms + passed_ms
+            assert time.now_ms() == recorded_ms + passed_ms
 
 
 def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
@@ -168,9 +168,9 @@ class SlowClockStore(MemoryStore):
         if isinstance(answer, str):
             await self._clock.sleep_ms(10_000)
             raise StoreUnavailable(self.url, "read", "the clock", answer)
-        told_ms = await super().now_ms()
+        recorded_ms = await super().now_ms()
         await self._clock.sleep_ms(answer)
-        return told_ms
+        return recorded_ms
 
 
 @pytest.mark.parametrize(

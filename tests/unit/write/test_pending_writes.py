@@ -45,13 +45,13 @@ def durable(*keys: bytes) -> Memtable:
     return landed(run_of(1, *(put(key) for key in keys)))
 
 
-def land(memtable: Memtable, overlay: PendingWrites, commit: Commit) -> None:
+def land(memtable: Memtable, pending_writes: PendingWrites, commit: Commit) -> None:
     landed(Group(commit.seq, [commit]).run, into=memtable)
-    overlay.remove(commit)
+    pending_writes.remove(commit)
 
 
-def seen(overlay: PendingWrites, *keys: bytes) -> list[bytes]:
-    return [key for key in keys if is_put(overlay.get(key))]
+def seen(pending_writes: PendingWrites, *keys: bytes) -> list[bytes]:
+    return [key for key in keys if is_put(pending_writes.get(key))]
 
 
 def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
@@ -60,46 +60,46 @@ def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
     """
     keys = [b"%02d" % number for number in range(40)]
     memtable = durable(*keys)
-    overlay = PendingWrites(memtable)
+    pending_writes = PendingWrites(memtable)
     commits = [delete_range(2 + n, key, key + b"\x00") for n, key in enumerate(keys[:30])]
     for commit in commits:
-        overlay.add(commit)
+        pending_writes.add(commit)
     for number, commit in enumerate(commits):
-        land(memtable, overlay, commit)
+        land(memtable, pending_writes, commit)
         if not number:
-            overlay.add(transacted(99, Put(keys[0], b"new")))
-        assert seen(overlay, *keys) == [keys[0], *keys[30:]]
-        assert [entry.key for entry in overlay.range_tombstones] == keys[number + 1 : 30]
+            pending_writes.add(transacted(99, Put(keys[0], b"new")))
+        assert seen(pending_writes, *keys) == [keys[0], *keys[30:]]
+        assert [entry.key for entry in pending_writes.range_tombstones] == keys[number + 1 : 30]
 
 
 def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
     """A put that is older and not durable yet does not come back when the deletion has landed."""
     memtable = durable(b"a", b"b")
-    overlay = PendingWrites(memtable)
+    pending_writes = PendingWrites(memtable)
     early, late = transacted(2, Put(b"a", b"early")), delete_range(3, b"a", b"b")
-    overlay.add(early)
-    overlay.add(late)
+    pending_writes.add(early)
+    pending_writes.add(late)
     memtable.land(Group(late.seq, [late]).run)
-    overlay.remove(late)
-    assert seen(overlay, b"a", b"b") == [b"b"]
-    overlay.rebuild([early])
-    assert seen(overlay, b"a", b"b") == [b"b"]
-    land(memtable, overlay, early)
-    assert seen(overlay, b"a", b"b") == [b"b"]
+    pending_writes.remove(late)
+    assert seen(pending_writes, b"a", b"b") == [b"b"]
+    pending_writes.rebuild([early])
+    assert seen(pending_writes, b"a", b"b") == [b"b"]
+    land(memtable, pending_writes, early)
+    assert seen(pending_writes, b"a", b"b") == [b"b"]
 
 
 def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
     """After a displacement nothing of the old numbers hides or shows anything."""
-    overlay = PendingWrites(durable(b"a", b"b"))
+    pending_writes = PendingWrites(durable(b"a", b"b"))
     lost, kept = delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c")
-    overlay.add(lost)
-    overlay.add(kept)
-    overlay.rebuild([kept])
-    assert seen(overlay, b"a", b"b") == [b"a"]
+    pending_writes.add(lost)
+    pending_writes.add(kept)
+    pending_writes.rebuild([kept])
+    assert seen(pending_writes, b"a", b"b") == [b"a"]
     lost.resequence(9)
-    overlay.add(lost)
-    assert seen(overlay, b"a", b"b") == []
-    assert [entry.seq for entry in overlay.range_tombstones] == [3, 9]
+    pending_writes.add(lost)
+    assert seen(pending_writes, b"a", b"b") == []
+    assert [entry.seq for entry in pending_writes.range_tombstones] == [3, 9]
 
 
 COMPARE_COUNT_MAX = 3_000
@@ -111,11 +111,13 @@ class Layers:
 
     def __init__(self) -> None:
         self.memtable = Memtable()
-        self.overlay = PendingWrites(self.memtable)
+        self.pending_writes = PendingWrites(self.memtable)
         self.seq = 0
 
     def state(self) -> NewestState:
-        return NewestState(self.overlay, self.memtable.view(self.seq, 0), NOW_MS, COMPARE_COUNT_MAX)
+        return NewestState(
+            self.pending_writes, self.memtable.view(self.seq, 0), NOW_MS, COMPARE_COUNT_MAX
+        )
 
     def land(self, *changes: Change) -> None:
         self.seq += 1
@@ -123,7 +125,7 @@ class Layers:
 
     def queue(self, *changes: Change) -> None:
         self.seq += 1
-        self.overlay.add(commit_of(self.seq, *changes))
+        self.pending_writes.add(commit_of(self.seq, *changes))
 
     def delete_range(self, keys: KeyRange, *, is_durable: bool) -> None:
         self.seq += 1
@@ -131,7 +133,7 @@ class Layers:
         if is_durable:
             landed(Group(self.seq, [commit]).run, into=self.memtable)
         else:
-            self.overlay.add(commit)
+            self.pending_writes.add(commit)
 
     def is_costly(self, keys: KeyRange = ALL) -> bool:
         try:
