@@ -149,9 +149,7 @@ class Admission:
         self.waiting_bytes -= writer.size_bytes
 
     def _give_up(self, writer: _Writer) -> None:
-        """Remove a write that gives up; the next gets its place, or the space just
-        granted to it.
-        """
+        """Remove a write that gives up; the next gets its place, or the space just granted."""
         admitted = writer.admitted
         if writer in self._waiting:
             self._remove(writer)

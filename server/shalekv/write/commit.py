@@ -63,9 +63,7 @@ Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The idempotency key of the request that a commit answers, and what records its
-    reply (I15).
-    """
+    """An idempotency key that a commit answers, and what records the reply (I15)."""
 
     key: bytes
     request_hash: bytes

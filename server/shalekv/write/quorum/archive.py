@@ -1,8 +1,10 @@
-"""The archive of a quorum WAL, as a safekeeper sees it: look what is there, add the next object.
+"""The archive of a quorum WAL, as a safekeeper sees it: find out how far it is, add the next
+object.
 
-Nothing is ever overwritten. An object that is there already is what was to be written, or the two
-histories of one database have parted: then nothing may be done without a human (`IllegalState`).
-Its name proves nothing, nor that it is compacted: what it says of itself is compared (CE17).
+Objects are never overwritten. An object that is there already is the one that was to be written, or
+the histories of the database have diverged, and a human must decide (`IllegalState`). Neither the
+name of an object nor its being compacted proves that it is the right one: the properties in its
+footer are compared (CE17).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from shalekv.protocol.membership import archive_tip, is_archived
 from shalekv.protocol.quorum_records import Record
 from shalekv.store.cas import CasStore, Claimed
 from shalekv.store.manifests import StoredManifest
-from shalekv.write.quorum.wal import last_properties, object_bytes, says_the_same
+from shalekv.write.quorum.wal import last_properties, object_bytes, same_contents
 from shalekv.write.wal import EPOCH_METADATA
 
 _TAIL_BYTES = 1_024  # the footer of most objects
@@ -28,24 +30,23 @@ class Archive:
     """The `wal/` folder of one database, and its manifest."""
 
     def __init__(self, store: CasStore, database_id: bytes, *, upload_timeout_ms: float) -> None:
-        """Nothing is read yet."""
         self._store = store
         self._stored = StoredManifest(store)
         self._database_id = database_id
         self._upload_timeout_ms = upload_timeout_ms
-        self._seen: int | None = None  # in lists
+        self._seen: int | None = None  # the tip by lists so far
         self._is_recovered = False
 
     @property
     def manifest(self) -> Manifest:
-        """The newest that was seen. REQUIRES: `refresh` has returned once."""
+        """The newest manifest that was read. REQUIRES: `refresh` has returned once."""
         return self._stored.current
 
     async def refresh(self) -> Manifest:
-        """The newest manifest, by a list that is sent now.
+        """Read the newest manifest, by a list that is sent now.
 
         Raises `DatabaseNotFound`, `DatabaseMismatch` when it is another database or demands another
-        way to create objects, `IllegalState` when it is older than one that was seen,
+        way to create objects, `IllegalState` when it is older than one that was read before,
         `CorruptObject` and `StoreError`.
         """
         manifest = await self._stored.refresh()
@@ -58,12 +59,12 @@ class Archive:
         return manifest
 
     async def look(self) -> int | None:
-        """The object up to which all are there, by a list that is sent now, or are compacted.
+        """The last object before the first gap, by a list that is sent now. Compacted ones count.
 
-        Only then the manifest is read for what is compacted: in this order what a collector has
-        deleted meanwhile is no hole. Raises as `refresh`.
+        The manifest is read after the list: in this order objects that a collector has deleted
+        meanwhile do not look like a gap. Raises as `refresh`.
         """
-        if not self._is_recovered:  # what a crash left half done is listed by nobody
+        if not self._is_recovered:  # objects that a crash left half done are not listed
             await self._store.recover()
             self._is_recovered = True
         seen = self._seen
@@ -79,11 +80,11 @@ class Archive:
         return self._seen
 
     async def add(self, wal_id: int, records: Sequence[Record]) -> None:
-        """Create the object of these records, unless it is there; it is durable then.
+        """Create the object of these records, unless it exists; it is durable on return.
 
-        Raises `IllegalState` when another stands there, and touches nothing; `CorruptObject` when
-        the records make no object; `StoreUnavailable` when there was no answer for long;
-        `StoreRefused`, `StoreBroken`.
+        Raises `IllegalState` when another object is there, and changes nothing; `CorruptObject`
+        when the records make no object; `StoreUnavailable` when there was no answer within the
+        timeout; `StoreRefused`, `StoreBroken`.
         """
         name = names.wal_name(wal_id)
         run = self._store.runtime.workers.run
@@ -92,19 +93,19 @@ class Archive:
         try:
             async with asyncio.timeout(self._upload_timeout_ms / 1_000):
                 outcome = await self._store.claim(name, data, metadata)
-        except TimeoutError as error:  # it may be there by now: the same bytes are tried again
+        except TimeoutError as error:  # it may exist by now; a retry has the same bytes
             problem = f"no end after {self._upload_timeout_ms:.0f} ms"
             raise StoreUnavailable(self._store.url, "create", name, problem) from error
-        if isinstance(outcome, Claimed) or await run(says_the_same, name, data, outcome.data):
+        if isinstance(outcome, Claimed) or await run(same_contents, name, data, outcome.data):
             return
-        raise self._parted(wal_id, "holds other bytes than the log of the safekeepers")
+        raise self._diverged(wal_id, "holds other bytes than the log of the safekeepers")
 
     async def check(self, wal_id: int, records: Sequence[Record]) -> None:
-        """Compare what names an object that others have archived with these records of it.
+        """Compare the properties of an object that others have archived with these records of it.
 
-        That is the write id, which was drawn for those bytes, and whose they are. The last records
-        of the object are enough, one with a payload among them. One that is compacted may be gone.
-        Raises as `add`.
+        They include the write id, which was drawn at random for those bytes, and the writer. The
+        last records of the object are enough, one with a payload among them. A compacted object may
+        be gone. Raises as `add`.
         """
         name, reads = names.wal_name(wal_id), self._store.reads
         own = await self._store.runtime.workers.run(last_properties, name, records)
@@ -117,16 +118,16 @@ class Archive:
         except ObjectNotFound:
             if is_archived(wal_id, (await self.refresh()).wal_id_last_compacted):
                 return  # a collector has deleted it
-            raise self._parted(wal_id, "was listed, and is gone") from None
+            raise self._diverged(wal_id, "was listed, and is gone") from None
         found = read_footer(name, tail, size_bytes, database_id=None).properties
         if found != own:
-            raise self._parted(
+            raise self._diverged(
                 wal_id,
                 f"is of epoch {found.writer_epoch}, and not what the log of the safekeepers has, "
                 f"of epoch {own.writer_epoch}",
             )
 
-    def _parted(self, wal_id: int, problem: str) -> IllegalState:
+    def _diverged(self, wal_id: int, problem: str) -> IllegalState:
         return IllegalState(
             f"{self._store.url}: {names.wal_name(wal_id)} {problem}. Two histories of the database "
             "have parted, or somebody has changed the bucket: the safekeepers keep what they have, "

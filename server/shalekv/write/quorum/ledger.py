@@ -1,7 +1,7 @@
-"""What the streams to all members share: the log of this epoch, and who waits for what of it.
+"""The state that the streams to all members share: the log of this epoch, and the calls that wait.
 
-Everything here happens between two turns of the event loop: appending, what a member has
-acknowledged, and the commit that follows from it. Calls that wait have a future each, and no task.
+Appending, the acknowledgements of members and the commits that follow happen synchronously, between
+two steps of the event loop. Calls that wait have a future each, and no task.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ from shalekv.protocol.opening import WriterId, fenced
 from shalekv.protocol.proposer import Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Ballot, LogEnd, Record, Refusal
 
-# --- held_records
-# The records that a writer has in memory: all that are not in the archive, and some that are.
-#
-# Members are filled from here, watches read what is not in the archive yet, and a member that is
-# behind all of it begins at `base` again, since what it misses is in the archive.
-
-
 _WAL_ID = attrgetter("wal_id")
-RECORD_OVERHEAD_BYTES = 300  # of the values beside the payload, measured
+RECORD_OVERHEAD_BYTES = 300  # memory of a record beside its payload, measured
 
 
 class HeldRecords:
-    """The end of the log."""
+    """The end of the log in memory: all records that are not in the archive, and some that are.
+
+    Members are filled from it, and watches read from it what is not archived yet. A member that
+    lacks records before `base` begins again at `base`, since what it lacks is in the archive.
+    """
 
     def __init__(self, base: LogEnd, records: Iterable[Record] = ()) -> None:
         """`base` is the record before the first of `records`, which follow each other."""
         self.base = base
         self._records: list[Record] = []
-        self._archived_count = 0  # of them, from the first on
+        self._archived_count = 0  # how many of the first records are archived
         self._archived_bytes = 0
         self.size_bytes = 0
         for record in records:
@@ -48,27 +45,27 @@ class HeldRecords:
 
     @property
     def unarchived_bytes(self) -> int:
-        """Of records that are not known to be in the archive."""
+        """Bytes of records that are not known to be in the archive."""
         return self.size_bytes - self._archived_bytes
 
     @property
     def last_lsn(self) -> int:
-        """Of the last one, or of the base."""
+        """The lsn of the last record, or of the base if there is none."""
         return self.base.lsn + len(self._records)
 
     def append(self, record: Record) -> None:
-        """Put one at the end."""
+        """Add a record at the end."""
         self._records.append(record)
         self.size_bytes += _size_bytes(record)
 
     def __getitem__(self, lsn: int) -> Record:
-        """One that is here."""
+        """The record with this lsn. Raises `KeyError` if it is not held."""
         if not self.base.lsn < lsn <= self.last_lsn:
             raise KeyError(lsn)
         return self._records[lsn - self.base.lsn - 1]
 
     def after(self, lsn: int, bytes_max: int) -> tuple[Record, ...]:
-        """Those that follow `lsn`, one at least if there is one, up to so many bytes.
+        """The records that follow `lsn`, up to `bytes_max`; at least one if there is one.
 
         REQUIRES: `lsn` is not below that of the base.
         """
@@ -81,13 +78,13 @@ class HeldRecords:
         return tuple(self._records[first:])
 
     def of_object(self, wal_id: int, committed_lsn: int) -> Sequence[Record]:
-        """The committed ones of one object."""
+        """The committed records of one object."""
         first = bisect_left(self._records, wal_id, key=_WAL_ID)
         last = bisect_left(self._records, wal_id + 1, lo=first, key=_WAL_ID)
         return [record for record in self._records[first:last] if record.lsn <= committed_lsn]
 
     def archived(self, wal_id: int, committed_lsn: int) -> None:
-        """All objects up to `wal_id` are in the archive."""
+        """Mark all objects up to `wal_id` as archived."""
         while self._archived_count < len(self._records):
             record = self._records[self._archived_count]
             if record.wal_id > wal_id or record.lsn > committed_lsn:
@@ -96,10 +93,11 @@ class HeldRecords:
             self._archived_bytes += _size_bytes(record)
 
     def drop(self, needed_lsn: int, bytes_max: int) -> None:
-        """Let go of archived records that nobody needs, and of others while they take too much.
+        """Drop archived records up to `needed_lsn`, and later ones while more than `bytes_max` are
+        held.
 
-        Nobody needs what stands up to `needed_lsn`. Objects go as a whole: a log never begins in
-        the middle of one.
+        No member needs records up to `needed_lsn`. Objects are dropped as a whole: a log never
+        begins in the middle of one.
         """
         count = dropped_bytes = size_bytes = 0
         for number in range(self._archived_count):
@@ -125,11 +123,8 @@ def _size_bytes(record: Record) -> int:
     return RECORD_OVERHEAD_BYTES + len(record.payload)
 
 
-# --- ledger
-
-
 class Ledger:
-    """The log of the writer that was elected."""
+    """The log of an elected writer: its records, its commit point, and the calls that wait."""
 
     def __init__(
         self,
@@ -140,23 +135,21 @@ class Ledger:
         held_bytes_max: int,
         clock: Clock,
     ) -> None:
-        """`held` has all records of the log that are not in the archive, which goes up to
-        `archived_wal_id`.
-        """
+        """`held` has all records after `archived_wal_id`, the last object in the archive."""
         self.leader = leader
         self.held = held
         self.own = WriterId(*leader.ballot)
         self.archived_wal_id = archived_wal_id
-        self.archiver_id = b""  # whom members are told to let archive
+        self.archiver_id = b""  # the member that is to archive, as sent to all members
         self.failure: ShaleError | None = None
-        self.ended = asyncio.Event()  # by a failure
-        self.archive_moved = asyncio.Event()  # set when it does; to be cleared by who waits
-        self.commit_moved = asyncio.Event()  # likewise
-        self.announced_lsn = 0  # committed, and told to members even if there is nothing to send
-        self.wakes: dict[asyncio.Event, None] = {}  # of those who send: there is something new
+        self.ended = asyncio.Event()  # set by a failure
+        self.archive_advanced = asyncio.Event()  # cleared by the task that waits for it
+        self.commit_advanced = asyncio.Event()  # cleared by the task that waits for it
+        self.announced_lsn = 0  # commit point to be sent even without a record
+        self.wakes: dict[asyncio.Event, None] = {}  # of senders; set when there is something new
         self._held_bytes_max = held_bytes_max
         self._clock = clock
-        # When the commit point moved, or something to commit came first.
+        # When the commit point moved last, or the first record to commit was appended.
         self._moved_ms = clock.monotonic_ms()
         self._order = count()
         self._to_commit: list[tuple[int, int, Waiter]] = []  # a heap, by lsn
@@ -164,17 +157,17 @@ class Ledger:
 
     @property
     def ballot(self) -> Ballot:
-        """The name of this opening."""
+        """The ballot of this opening."""
         return self.leader.ballot
 
     @property
     def last_lsn(self) -> int:
-        """Of the log."""
+        """The lsn of the last record."""
         return self.leader.log.last.lsn
 
     @property
     def committed_lsn(self) -> int:
-        """How far a majority has it."""
+        """The lsn up to which a majority has the log."""
         return self.leader.committed_lsn
 
     @property
@@ -194,11 +187,11 @@ class Ledger:
         return mark.wal_id - 1 if mark.wal_id else None
 
     def stalled_ms(self, now_ms: float) -> float:
-        """For how long the commit point has stood still although there is something to commit."""
+        """For how long the commit point has not moved although there is something to commit."""
         return now_ms - self._moved_ms if self.last_lsn > self.committed_lsn else 0.0
 
     def append(self, place: ObjectPosition, payload: bytes) -> Record:
-        """Put a record at the end of the log, for all members. Raises what ended it."""
+        """Append a record to the log, for all members. Raises the error that ended the log."""
         self.check_leading()
         if self.last_lsn == self.committed_lsn:
             self._moved_ms = self._clock.monotonic_ms()
@@ -210,9 +203,9 @@ class Ledger:
             ends_object=place.ends_object,
             payload=payload,
         )
-        if not record.follows(last):  # nobody would ever take it, nor anything behind it
+        if not record.follows(last):  # no member would ever accept it, or any record behind it
             raise ValueError(f"a record of object {place.wal_id} after one of object {last.wal_id}")
-        if not payload and place.wal_id != last.wal_id:  # nobody could ever archive the object
+        if not payload and place.wal_id != last.wal_id:  # the object could never be archived
             raise ValueError(f"an empty record begins object {place.wal_id}")
         self.leader = self.leader.appended(record)
         self.held.append(record)
@@ -220,21 +213,21 @@ class Ledger:
         return record
 
     def acknowledged(self, member_id: bytes, flushed_lsn: int) -> None:
-        """A member has everything up to `flushed_lsn` on disk."""
-        self._moved_to(self.leader.acknowledged(member_id, flushed_lsn))
+        """Record that a member has everything up to `flushed_lsn` on disk."""
+        self._advance(self.leader.acknowledged(member_id, flushed_lsn))
 
     def reconfigured(self, configuration: Configuration) -> None:
-        """From now on these decide."""
-        self._moved_to(self.leader.reconfigured(configuration))
+        """Replace the members whose majority commits."""
+        self._advance(self.leader.reconfigured(configuration))
 
     def archived(self, wal_id: int) -> None:
-        """A member has seen all objects up to `wal_id` in the archive."""
+        """Record that a member has seen all objects up to `wal_id` in the archive."""
         if is_archived(wal_id, self.archived_wal_id):
             return
         self.archived_wal_id = wal_id
         self.held.archived(wal_id, self.committed_lsn)
         self.drop_archived()
-        self.archive_moved.set()
+        self.archive_advanced.set()
         waiting, self._to_archive = self._to_archive, []
         for wanted, waiter in waiting:
             if wanted <= wal_id:
@@ -243,7 +236,10 @@ class Ledger:
                 self._to_archive.append((wanted, waiter))
 
     async def wait_committed(self, lsn: int) -> None:
-        """Return when a majority has it. Raises what ended the log: nobody knows, then."""
+        """Wait until a majority has record `lsn`.
+
+        Raises the error that ended the log; it is unknown then whether the record is committed.
+        """
         self.check_leading()
         if self.committed_lsn < lsn:
             waiter = new_waiter()
@@ -254,8 +250,9 @@ class Ledger:
                 del waiter  # its error would hold this frame
 
     async def wait_archived(self, wal_id: int) -> None:
-        """Return when it is in the archive, and all before it. Raises what ended the log, and what
-        `give_up_archiving` is given.
+        """Wait until the object, and all before it, are in the archive.
+
+        Raises the error that ended the log, and the one that `give_up_archiving` is given.
         """
         self.check_leading()
         if not is_archived(wal_id, self.archived_wal_id):
@@ -267,13 +264,13 @@ class Ledger:
                 del waiter  # its error would hold this frame
 
     def give_up_archiving(self, error: ShaleError) -> None:
-        """Tell `error` to those who wait for the archive."""
+        """Fail the calls that wait for the archive with `error`."""
         waiting, self._to_archive = self._to_archive, []
         for _, waiter in waiting:
             tell(waiter, error)
 
     def refused(self, refusal: Refusal, by: str) -> bool:
-        """Whether a refusal ends the log: another writer has the promise of a member."""
+        """Fail the log if the refusing member is promised to another writer; returns whether so."""
         promise = refusal.promise
         if promise.epoch < self.ballot.epoch or promise == self.ballot:
             return False
@@ -281,7 +278,7 @@ class Ledger:
         return True
 
     def fail(self, error: ShaleError) -> None:
-        """End the log: what is not committed may be, or may never be."""
+        """End the log: records that are not committed may be later, or never."""
         if self.failure is not None:
             return
         self.failure = error
@@ -290,33 +287,33 @@ class Ledger:
             tell(waiter, error)
         self.give_up_archiving(error)
         self.ended.set()
-        self.archive_moved.set()
+        self.archive_advanced.set()
         self.wake_all()
 
     def check_leading(self) -> None:
-        """Raise what ended the log."""
+        """Raise the error that ended the log."""
         if self.failure is not None:
-            raise self.failure.with_traceback(None)  # or it would grow with each call
+            raise self.failure.with_traceback(None)  # else the traceback would grow with each call
 
     def announce(self) -> None:
-        """Have members told how far the log is committed, also those that lack no record."""
+        """Have the commit point sent to all members, also to those that lack no record."""
         self.announced_lsn = self.committed_lsn
         self.wake_all()
 
     def wake_all(self) -> None:
-        """There is something new to send to everybody."""
+        """Wake all senders: there is something new to send."""
         for wake in self.wakes:
             wake.set()
 
     def drop_archived(self) -> None:
-        """Let go of what is archived, but for those who are a little behind, if there is room."""
+        """Drop archived records, except those for members slightly behind, while memory allows."""
         everyone = self.leader.configuration.everyone
         flushed = self.leader.flushed
         needed_lsn = min((flushed.get(member.id, 0) for member in everyone), default=0)
         self.held.drop(needed_lsn, self._held_bytes_max // 2)
         self.leader = self.leader.trimmed(self.held.base)
 
-    def _moved_to(self, leader: Leader) -> None:
+    def _advance(self, leader: Leader) -> None:
         moved = leader.committed_lsn > self.leader.committed_lsn
         self.leader = leader
         if not moved:
@@ -326,4 +323,4 @@ class Ledger:
             tell(heapq.heappop(self._to_commit)[2])
         if self.archived_wal_id is not None:
             self.held.archived(self.archived_wal_id, leader.committed_lsn)
-        self.commit_moved.set()
+        self.commit_advanced.set()

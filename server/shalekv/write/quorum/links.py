@@ -1,7 +1,7 @@
-"""How safekeepers are reached: what an engine needs of a transport.
+"""The interface of a transport to safekeepers.
 
 The gRPC client (`rpc.safekeeper_links`) is one such transport; tests drive acceptors in their own
-process. Nothing here repeats a call: who uses a link knows best when to try again.
+process. A transport does not retry calls: the user of a link knows best when to try again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shalekv.protocol.quorum_records import (
 
 
 class LinkBroken(Exception):
-    """A safekeeper was not reached, or the stream to it has ended. Its text says why.
+    """A safekeeper was not reached, or the stream to it has ended. The text says why.
 
     What was sent may have arrived or not. It is no error of the database: others may answer.
     """
 
 
 class DatabasePlace(NamedTuple):
-    """Names a database to a safekeeper."""
+    """Identifies a database to a safekeeper."""
 
     database_id: bytes  # 16 bytes
     url: str  # of the archive, without credentials
@@ -38,13 +38,13 @@ class DatabasePlace(NamedTuple):
 class TailPiece(NamedTuple):
     """Committed records that follow those of the piece before."""
 
-    records: Sequence[Record]  # none: a sign of life
+    records: Sequence[Record]  # empty: a keep-alive
     committed_lsn: int  # as the safekeeper knows; not below any of the records
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One database on one node."""
+    """The state of one database on one node."""
 
     place: DatabasePlace
     member_id: bytes
@@ -54,14 +54,14 @@ class MemberStatus:
     committed_lsn: int
     archived_wal_id: int | None
     log_bytes: int  # in the log and not trimmed
-    is_archiver: bool  # by appointment, or because nobody else did
+    is_archiver: bool  # by appointment, or because no other member did
     archive_problem: str = ""  # the last one; empty: none
-    full_problem: str = ""  # why nothing is appended; empty: there is room
+    full_problem: str = ""  # why appends are refused; empty: they are not
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """What a node holds."""
+    """The databases of a node."""
 
     version: str
     members: Sequence[MemberStatus]
@@ -71,51 +71,49 @@ class NodeStatus:
 class Link(Protocol):
     """A stream to one member: messages arrive in order, or the link is broken.
 
-    One task may send while another receives; neither is called twice at the same time.
+    One task may send while another receives; neither method is called twice at the same time.
     """
 
     async def send(self, message: ToAcceptor) -> None:
-        """Hand a message over; it may wait until the safekeeper takes more. Raises `LinkBroken`."""
+        """Send a message; may wait until the safekeeper accepts more. Raises `LinkBroken`."""
 
     async def receive(self) -> ToProposer:
-        """The next reply, in the order of what was sent; appends of no records have none.
+        """The next reply, in the order of the messages sent; appends without records have none.
 
-        `Archived` comes unasked, between them.
-
-        Raises `LinkBroken`, and what the safekeeper says of the database instead of answering:
-        `NotAMember`, `CorruptObject` and other errors.
+        `Archived` comes unasked, in between. Raises `LinkBroken`, and errors of the database that
+        the safekeeper answers with instead: `NotAMember`, `CorruptObject` and others.
         """
         ...
 
     async def close(self) -> None:
-        """End the stream; what waits in `send` or `receive` gets `LinkBroken`. Never raises."""
+        """End the stream; pending `send` and `receive` raise `LinkBroken`. Never raises."""
 
 
 class RelayLink(Protocol):
     """A stream from one safekeeper to another. There are no replies."""
 
     async def send(self, database_id: bytes, member_id: bytes, append: Append) -> None:
-        """Hand over what a member is to have; it may wait. Raises `LinkBroken`."""
+        """Pass on an append for a member; may wait. Raises `LinkBroken`."""
 
     async def close(self) -> None:
         """End the stream. Never raises."""
 
 
 class RelayLinks(Protocol):
-    """A way from one safekeeper to others."""
+    """Opens streams from one safekeeper to others."""
 
     async def relay(self, address: str) -> RelayLink:
-        """A new stream. Raises `LinkBroken`."""
+        """Open a new stream. Raises `LinkBroken`."""
         ...
 
 
 class Links(Protocol):
-    """A way to all safekeepers. Addresses are HOST:PORT, as the manifest names them."""
+    """The transport to all safekeepers. Addresses are HOST:PORT, as in the manifest."""
 
     async def connect(self, address: str, place: DatabasePlace) -> Link:
-        """A new stream to the member that the node there has of the database.
+        """Open a new stream to the member that the node has of the database.
 
-        It may return before the node has answered: then the first `receive` tells. Raises
+        May return before the node has answered; the first `receive` raises the errors then. Raises
         `LinkBroken` and `NotAMember`.
         """
         ...
@@ -130,14 +128,14 @@ class Links(Protocol):
         ...
 
     def tail(self, address: str, database_id: bytes, first_wal_id: int) -> AsyncIterator[TailPiece]:
-        """Committed records from the first of an object on, as they become so, without end.
+        """Committed records from the first one of an object on, as they are committed, without end.
 
-        Raises as `fetch`; `RecordTrimmed` when the first is only in the archive any more.
+        Raises as `fetch`; `RecordTrimmed` when the first record is only in the archive.
         """
         ...
 
     async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
-        """Make room for a log; the id of the member that the node is from now on.
+        """Make the node a member of the database. Returns the id of the member.
 
         A call that is repeated with its `request_id` gets the same id. Raises `LinkBroken`, and
         `DatabaseExists` when the node has a log of the database that is in use.
@@ -145,7 +143,7 @@ class Links(Protocol):
         ...
 
     async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
-        """What a node holds, of one database or of all. Raises `LinkBroken` and `NotAMember`."""
+        """The state of one database, or of all, on a node. Raises `LinkBroken` and `NotAMember`."""
         ...
 
     async def retire(self, address: str, database_id: bytes, member_id: bytes) -> None:

@@ -1,10 +1,15 @@
-"""The log of a writer that was elected: all its members, followed at once, and their majority.
+"""The log of an elected writer: follows all its members, and commits by majority.
 
-    append      the record goes to every member on its stream; the call does not wait
-    committed   a majority has it on disk: in the order of the log, without a task for each call
-    archived    members put what is committed into the archive, and tell how far they are
+    append      the record goes to every member on its stream; the call does not wait committed   a
+majority has it on disk: in the order of the log, without a task for each call archived    members
+put committed records into the archive, and report how far they are
 
-Whoever finds that a member has promised itself to another writer ends all of it.
+If a member has promised itself to another writer, the log ends.
+
+`MembershipFollower` is the writer's part in changes of members (`protocol.membership`). The process
+that asks for a change makes the first edit. The writer sees it in the manifest, and from then on
+commits by majorities of both sets. When a majority of the next members has its log, it makes the
+second edit.
 """
 
 from __future__ import annotations
@@ -31,33 +36,34 @@ from shalekv.store.manifests import FencedManifest
 from shalekv.wording import Trouble
 from shalekv.write.quorum.ledger import Ledger
 from shalekv.write.quorum.links import LinkBroken
-from shalekv.write.quorum.peer import Chain, Peer, Way
+from shalekv.write.quorum.peer import Chain, Peer, QuorumContext
 from shalekv.write.wal import MemberReport, QuorumReport
 
 log = structlog.get_logger()
 
-LOOKS_PER_TIMEOUT = 8  # how often it is looked whether one has passed
-LOOK_MS_MAX = 250.0
-ASK_MS = 200  # between two questions how far the archive is, while nothing else tells
-RETRY_AFTER_MS = 500  # advice to who is refused
-# So long a commit point waits for a record to go with: alone it is one message more to each member,
-# and nothing but the tails of replicas waits for it.
+CHECKS_PER_TIMEOUT = 8  # checks per `quorum_timeout_ms` whether a timeout has passed
+CHECK_MS_MAX = 250.0
+ARCHIVE_POLL_MS = 200  # between two requests how far the archive is, while no reply reports it
+RETRY_AFTER_MS = 500  # retry advice with a refusal
+# How long a commit point waits for a record to be sent with. Alone it costs one more message to
+# each member, and only the tails of replicas wait for it.
 ANNOUNCE_MS = 1.0
+MANIFEST_POLL_MS = 100  # of the manifest as this process knows it, which costs no request
 
 
 class QuorumLog:
     """The members of one log, by their ids."""
 
-    def __init__(self, ledger: Ledger, way: Way) -> None:
-        """Nobody is connected before `run`."""
+    def __init__(self, ledger: Ledger, context: QuorumContext) -> None:
+        """Prepare the peers; connections are made by `run`."""
         self.ledger = ledger
         self.on_unavailable: Callable[[], None] = lambda: None
-        self._way = way
-        self._clock = way.runtime.clock
-        self._chain = Chain(way.settings)
+        self._context = context
+        self._clock = context.runtime.clock
+        self._chain = Chain(context.settings)
         self._peers: dict[bytes, Peer] = {}
         self._following: dict[bytes, asyncio.Task[None]] = {}
-        self._tasks: asyncio.TaskGroup | None = None  # while it runs
+        self._tasks: asyncio.TaskGroup | None = None  # set while `run` runs
         self._appointment = Appointment()
         self._without_majority_since_ms: float | None = None
         self._trouble_since_ms: float | None = None
@@ -71,27 +77,30 @@ class QuorumLog:
         return self.ledger.leader.configuration.is_majority(joined)
 
     async def run(self) -> None:
-        """Follow all members, until cancelled; raises what ends the log. It may be run again."""
+        """Follow all members until cancelled; may be run again.
+
+        Raises the error that ends the log.
+        """
         ledger = self.ledger
         ledger.check_leading()
         self._without_majority_since_ms = self._clock.monotonic_ms()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._follow_all()
-            looking = tasks.create_task(self._look(), name="look after the quorum")
-            asking = tasks.create_task(self._ask(), name="ask how far the archive is")
+            checking = tasks.create_task(self._check_periodically(), name="look after the quorum")
+            polling = tasks.create_task(self._poll_archive(), name="ask how far the archive is")
             announcing = tasks.create_task(self._announce(), name="announce what is committed")
             try:
                 await ledger.ended.wait()
             finally:
                 self._tasks = None
-                for task in (looking, asking, announcing, *self._following.values()):
+                for task in (checking, polling, announcing, *self._following.values()):
                     task.cancel()
                 self._following.clear()
         ledger.check_leading()
 
     def reconfigure(self, configuration: Configuration) -> None:
-        """The manifest names other members: from now on these decide, and are followed."""
+        """Take over the members that a newer manifest names: they decide from now on."""
         if configuration.generation <= self.ledger.leader.configuration.generation:
             return
         log.info(
@@ -112,7 +121,7 @@ class QuorumLog:
             if problem is not None:
                 raise problem
         finally:
-            del problem  # it holds this frame
+            del problem  # it refers to this frame
 
     def trouble(self) -> Trouble | None:
         """The reason why nothing can be committed."""
@@ -127,7 +136,6 @@ class QuorumLog:
         return Trouble(cause, str(problem), self._trouble_since_ms)
 
     def report(self) -> QuorumReport:
-        """How far each member is."""
         ledger = self.ledger
         configuration = ledger.leader.configuration
         next_ids = {member.id for member in configuration.next}
@@ -157,7 +165,7 @@ class QuorumLog:
         )
 
     def _set_peers(self) -> None:
-        """One for each member; those who are none any more are let go."""
+        """Make one peer for each member, and drop those of former members."""
         everyone = {member.id: member for member in self.ledger.leader.configuration.everyone}
         for member_id in [*self._peers]:
             peer = self._peers[member_id]
@@ -168,7 +176,7 @@ class QuorumLog:
                     following.cancel()
         for member_id, member in everyone.items():
             if member_id not in self._peers:
-                self._peers[member_id] = Peer(member, self.ledger, self._way, self._chain)
+                self._peers[member_id] = Peer(member, self.ledger, self._context, self._chain)
 
     def _follow_all(self) -> None:
         if self._tasks is None:
@@ -179,7 +187,7 @@ class QuorumLog:
                 self._following[member_id] = self._tasks.create_task(peer.run(), name=name)
 
     def _problem(self) -> ShaleError | None:
-        """Why nothing can be committed."""
+        """The error that says why nothing can be committed."""
         peers = self._peers.values()
         configuration = self.ledger.leader.configuration
         full = {peer.member.id for peer in peers if peer.is_full}
@@ -192,7 +200,7 @@ class QuorumLog:
                 "they hold is not archived. Try again later",
                 retry_after_ms=RETRY_AFTER_MS,
             )
-        timeout_ms = self._way.settings.quorum_timeout_ms
+        timeout_ms = self._context.settings.quorum_timeout_ms
         if self._silent_ms() < timeout_ms:
             return None
         joined = sum(peer.is_joined for peer in peers)
@@ -204,7 +212,7 @@ class QuorumLog:
         )
 
     def _silent_ms(self) -> float:
-        """For how long no majority was there, or has taken what was appended."""
+        """For how long no majority was joined, or none has stored what was appended."""
         now_ms = self._clock.monotonic_ms()
         if self.is_majority_joined:
             self._without_majority_since_ms = None
@@ -214,20 +222,20 @@ class QuorumLog:
         lost_ms = 0.0 if since_ms is None else now_ms - since_ms
         return max(lost_ms, self.ledger.stalled_ms(now_ms))
 
-    async def _look(self) -> None:
-        """Look after what no message tells: who is silent, who archives, how long it takes."""
-        look_ms = min(LOOK_MS_MAX, self._way.settings.quorum_timeout_ms / LOOKS_PER_TIMEOUT)
+    async def _check_periodically(self) -> None:
+        """Act on what no message reports: silent members, slow archivers, timeouts."""
+        check_ms = min(CHECK_MS_MAX, self._context.settings.quorum_timeout_ms / CHECKS_PER_TIMEOUT)
         while True:
             now_ms = self._clock.monotonic_ms()
             for peer in [*self._peers.values()]:
-                await peer.hang_up_if_silent(now_ms)
+                await peer.disconnect_if_silent(now_ms)
             self._appoint(now_ms)
-            self._tell_unavailable()
+            self._update_availability()
             self.ledger.drop_archived()
-            await self._clock.sleep_ms(look_ms)
+            await self._clock.sleep_ms(check_ms)
 
-    def _tell_unavailable(self) -> None:
-        timeout_ms = self._way.settings.quorum_timeout_ms
+    def _update_availability(self) -> None:
+        timeout_ms = self._context.settings.quorum_timeout_ms
         was_unavailable = self._is_unavailable
         self._is_unavailable = self._silent_ms() >= timeout_ms
         if self._is_unavailable == was_unavailable:
@@ -242,7 +250,7 @@ class QuorumLog:
             self.ledger.give_up_archiving(problem)
 
     def _appoint(self, now_ms: float) -> None:
-        """Choose who archives."""
+        """Choose the member that archives."""
         candidates = [
             Candidate(each.member.id, each.is_joined, each.flushed_lsn, each.archived_wal_id)
             for each in self._peers.values()
@@ -252,47 +260,47 @@ class QuorumLog:
             candidates,
             now_ms,
             complete_wal_id=self.ledger.complete_wal_id,
-            takeover_ms=self._way.settings.archive_takeover_ms,
+            takeover_ms=self._context.settings.archive_takeover_ms,
         )
         if self._appointment.member_id != before:
             self.ledger.archiver_id = self._appointment.member_id
             self.ledger.wake_all()
 
     async def _announce(self) -> None:
-        """Tell members of commit points that no record has told of."""
+        """Send members those commit points that were not sent with a record."""
         ledger = self.ledger
         while True:
-            ledger.commit_moved.clear()
+            ledger.commit_advanced.clear()
             ledger.announce()
-            await ledger.commit_moved.wait()
+            await ledger.commit_advanced.wait()
             await self._clock.sleep_ms(ANNOUNCE_MS)
 
-    async def _ask(self) -> None:
-        """Ask how far the archive is while something waits for it and no reply tells."""
+    async def _poll_archive(self) -> None:
+        """Ask how far the archive is, while it lags behind and no reply reports it."""
         ledger = self.ledger
         number = 0
         while True:
-            ledger.archive_moved.clear()
-            await self._clock.sleep_ms(ASK_MS)
+            ledger.archive_advanced.clear()
+            await self._clock.sleep_ms(ARCHIVE_POLL_MS)
             complete = ledger.complete_wal_id
             joined = [peer for peer in self._peers.values() if peer.is_joined]
             is_waiting = complete is not None and not is_archived(complete, ledger.archived_wal_id)
-            if ledger.archive_moved.is_set() or not is_waiting or not joined:
+            if ledger.archive_advanced.is_set() or not is_waiting or not joined:
                 continue
-            number += 1  # the one that archives, and in turn another that may have taken over
+            number += 1  # ask the archiver, and one other in turn, which may have taken over
             appointed = [each for each in joined if each.member.id == ledger.archiver_id]
             others = [each for each in joined if each.member.id != ledger.archiver_id]
             turn = [*appointed, *others[number % len(others) :][:1]] if others else appointed
             for peer in turn:
-                await self._ask_one(peer)
+                await self._poll_member(peer)
 
-    async def _ask_one(self, peer: Peer) -> None:
-        way = self._way
+    async def _poll_member(self, peer: Peer) -> None:
+        context = self._context
         try:
-            async with asyncio.timeout(way.settings.safekeeper_connect_timeout_ms / 1_000):
-                node = await way.links.status(peer.member.address, way.place.database_id)
+            async with asyncio.timeout(context.settings.safekeeper_connect_timeout_ms / 1_000):
+                node = await context.links.status(peer.member.address, context.place.database_id)
         except (LinkBroken, ShaleError, TimeoutError):
-            return  # another is asked next time
+            return  # another member is asked next time
         for status in node.members:
             if status.member_id == peer.member.id and status.archived_wal_id is not None:
                 peer.archived_wal_id = status.archived_wal_id
@@ -300,7 +308,7 @@ class QuorumLog:
 
 
 async def until_failed(run: Callable[[], Awaitable[None]]) -> None:
-    """Run a log; what ends it is logged here, and told to those who wait for what it does."""
+    """Run a log; its error is only logged here. Calls that wait for the log get it as well."""
     try:
         await run()
     except ShaleError as error:
@@ -311,41 +319,30 @@ def _names(members: Iterable[Member]) -> str:
     return ", ".join(member.address for member in members)
 
 
-# --- reconfiguring
-# Changes of members, as the writer takes part in them (core.quorum.membership).
-#
-# The first edit of a change is made by whoever asks for it; the writer sees it in the manifest,
-# and from then on commits by majorities of both sets. When a majority of the next members has its
-# log, it makes the second edit.
-
-
-LOOK_MS = 100  # at what this process knows of the manifest already: it costs no request
-
-
-class Reconfiguring:
-    """Keeps the members of a log as the manifest has them."""
+class MembershipFollower:
+    """Keeps the members of a log equal to those in the manifest."""
 
     def __init__(self, manifest: FencedManifest, quorum_log: QuorumLog, clock: Clock) -> None:
-        """Somebody else refreshes `manifest`."""
+        """REQUIRES: another task refreshes `manifest`."""
         self._manifest = manifest
         self._log = quorum_log
         self._clock = clock
 
     async def run(self) -> None:
-        """Look until cancelled. Raises what the manifest says of this writer: `Fenced`."""
+        """Follow the manifest until cancelled. Raises `Fenced` when it names another writer."""
         while True:
             manifest = self._manifest.current
-            # The members that another writer has may have promised nothing to anybody yet: they
-            # would take what nobody may commit any more.
+            # The members of another writer's configuration may have promised nothing yet, and
+            # would accept records that may not be committed any more.
             check_owner(manifest, self._manifest.own)
             if manifest.wal_mode is WalMode.QUORUM:
                 self._log.reconfigure(Configuration.of(manifest))
             if self._log.ledger.leader.may_finish_change:
                 await self._finish(self._log.ledger.leader.configuration)
-            await self._clock.sleep_ms(LOOK_MS)
+            await self._clock.sleep_ms(MANIFEST_POLL_MS)
 
     async def _finish(self, joint: Configuration) -> None:
-        """The second edit, unless the change was cancelled meanwhile."""
+        """Make the second edit, unless the change was cancelled meanwhile."""
 
         def has_landed(manifest: Manifest) -> bool:
             members = tuple(map(str, joint.next))
@@ -354,7 +351,7 @@ class Reconfiguring:
         edit = partial(finish_change, own=self._manifest.own, generation=joint.generation)
         try:
             manifest = await self._manifest.edit(edit, has_landed)
-        except InvalidRequest as error:  # the next look sees what became of it
+        except InvalidRequest as error:  # the next poll sees the outcome
             log.warning("a change of members was not finished", problem=str(error))
             return
         except StoreError as error:

@@ -1,11 +1,15 @@
-"""Changes of who the members are, by edits of the manifest (core.quorum.membership).
+"""Changes of the members of a quorum WAL, by edits of the manifest (`protocol.membership`).
 
-Each change is two edits: the first is made here, by whoever asks for the change; the second by the
-writer that serves, or by the next one, when a majority of the members to be holds its log. A member
-that comes new is asked first to make room (`Links.admit`), so that its id is known.
+Each change is two edits. The process that asks for the change makes the first one, here. The writer
+that serves, or the next one, makes the second when a majority of the next members has its log. A
+new member is asked first to allocate a log (`Links.admit`), so that its id is known. An edit
+applies to the generation that was read before that. So an edit that comes late, or is retried, does
+not undo other changes.
 
-An edit is of the generation that was looked at before room was asked for. So one that comes late,
-or is tried again, does not undo what others have decided meanwhile.
+`ForcedRecovery` goes on without a majority, and gives up what only the lost members have. It is for
+the day on which a majority is gone for good, and loses what was acknowledged by that majority
+alone. So it is planned first, and the plan says what is kept. Of the members that answer, those
+with the best log stay. With others among them, a majority could elect a worse log.
 """
 
 from __future__ import annotations
@@ -46,11 +50,12 @@ log = structlog.get_logger()
 
 REQUEST_ID_BYTES = 16
 PORT_MAX = 65_535
+NONCE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """What one member says of itself; None: it does not answer, or is another one by now."""
+    """The state of one member as it reports it; None: it does not answer, or is another one now."""
 
     member: Member
     status: MemberStatus | None
@@ -58,12 +63,12 @@ class Surveyed:
 
     @property
     def is_sound(self) -> bool:
-        """Whether its log can be believed."""
+        """Whether its log can be trusted."""
         return self.status is not None and self.status.health is LogHealth.SOUND
 
 
 def configuration_of(manifest: Manifest) -> Configuration:
-    """The members. Raises `DatabaseMismatch` when the database has none."""
+    """The members. Raises `DatabaseMismatch` when the WAL is not in safekeepers."""
     if manifest.wal_mode is not WalMode.QUORUM:
         raise DatabaseMismatch(
             "this database has its WAL in the object store, and no safekeepers: see `shalekv "
@@ -73,7 +78,7 @@ def configuration_of(manifest: Manifest) -> Configuration:
 
 
 async def survey(links: Links, database_id: bytes, members: Iterable[Member]) -> Sequence[Surveyed]:
-    """Ask each member what it holds."""
+    """Ask each member for its state."""
     return [await _survey_one(links, database_id, member) for member in members]
 
 
@@ -99,12 +104,12 @@ async def admit(
     *,
     is_new: bool = False,
 ) -> tuple[Member, ...]:
-    """Have each node make room for the database: who they are from now on.
+    """Make each node a member of the database. Returns the new members.
 
-    A call that is repeated with its `request_id` gives the same members. Raises `InvalidRequest`,
-    `QuorumUnavailable` when a node does not answer, and what nodes say. Then nodes find out by
-    themselves what room is not needed; of a database that `is_new`, which nobody else knows, what
-    was made is given back at once.
+    A call that is repeated with its `request_id` returns the same members. Raises `InvalidRequest`,
+    `QuorumUnavailable` when a node does not answer, and errors of the nodes. After an error, nodes
+    notice by themselves that a log is not needed. Those of a database that `is_new`, which no other
+    process knows, are retired at once.
     """
     if len(set(addresses)) != len(addresses):
         raise InvalidRequest("safekeepers", "an address stands there twice")
@@ -135,9 +140,9 @@ async def _admit_one(links: Links, place: DatabasePlace, address: str, request_i
 async def admit_again(
     links: Links, place: DatabasePlace, members: Iterable[Member], request_id: bytes
 ) -> tuple[Member, ...]:
-    """Who the members are now: those that have given up their room meanwhile make it again.
+    """Admit the members again, since some may have deleted their log meanwhile. Returns them.
 
-    One that does not answer is taken to be as it was.
+    A member that does not answer is assumed to be unchanged.
     """
     found = []
     for member in members:
@@ -151,7 +156,7 @@ async def admit_again(
 
 
 async def retire(links: Links, database_id: bytes, members: Iterable[Member]) -> None:
-    """Let the nodes delete what nobody needs any more; they find out by themselves, too."""
+    """Let nodes delete logs that are not needed any more; they also notice that by themselves."""
     for member in members:
         try:
             await links.retire(member.address, database_id, member.id)
@@ -160,17 +165,16 @@ async def retire(links: Links, database_id: bytes, members: Iterable[Member]) ->
 
 
 class Changing:
-    """The changes of one database."""
+    """Changes of the members of one database."""
 
     def __init__(self, store: CasStore, links: Links) -> None:
-        """Nothing is read yet."""
         self._store = store
         self._links = links
         self._stored = StoredManifest(store)
 
     async def add(self, addresses: Sequence[str]) -> Manifest:
         """Begin to add the nodes at these addresses. Raises as `change` and `admit`."""
-        configuration = await self._unchanging()
+        configuration = await self._stable_configuration()
         for address in addresses:
             if address in {member.address for member in configuration.members}:
                 problem = f"{address} is one already: if it was made anew, use `replace`"
@@ -185,9 +189,9 @@ class Changing:
         return await self._change(configuration, left)
 
     async def replace(self, old_address: str, new_address: str) -> Manifest:
-        """Begin to put a node in the place of a member.
+        """Begin to replace a member by a node.
 
-        The addresses are the same when a node has lost its disk: it comes back as another member.
+        The addresses are the same when a node has lost its disk: it returns as another member.
         """
         configuration = await self._check_known([old_address])
         others = {member.address for member in configuration.members} - {old_address}
@@ -199,13 +203,13 @@ class Changing:
             if old_address == new_address:
                 raise _has_its_log(old_address) from error
             raise
-        if new in configuration.members:  # it has made room, and no writer has turned to it yet
+        if new in configuration.members:  # it was admitted, and no writer has connected to it yet
             raise _has_its_log(old_address)
         wanted = tuple(new if m.address == old_address else m for m in configuration.members)
         return await self._change(configuration, wanted)
 
     async def cancel(self) -> Manifest:
-        """Give up a change that is under way."""
+        """Cancel a change that is under way."""
         joint = configuration_of(await self._stored.refresh())
         if not joint.is_joint:
             raise InvalidRequest("members", "no change is under way")
@@ -220,7 +224,7 @@ class Changing:
         return await self._stored.edit(edit, landed)
 
     async def _change(self, before: Configuration, wanted: tuple[Member, ...]) -> Manifest:
-        """The first edit of a change of what `before` has. Raises `InvalidRequest`."""
+        """Make the first edit of a change of `before`. Raises `InvalidRequest`."""
 
         def edit(manifest: Manifest) -> Manifest:
             check_generation(manifest, before.generation)
@@ -237,14 +241,14 @@ class Changing:
         place = DatabasePlace(self._stored.current.database_id, self._store.url)
         return await admit(self._links, place, addresses, request_id)
 
-    async def _unchanging(self) -> Configuration:
-        """The members, before anybody is asked for room. Raises while a change is under way."""
+    async def _stable_configuration(self) -> Configuration:
+        """The members, before new ones are admitted. Raises while a change is under way."""
         configuration = configuration_of(await self._stored.refresh())
         check_unchanging(configuration)
         return configuration
 
     async def _check_known(self, addresses: Sequence[str]) -> Configuration:
-        configuration = await self._unchanging()
+        configuration = await self._stable_configuration()
         known = [member.address for member in configuration.members]
         for address in addresses:
             if address not in known:
@@ -258,21 +262,9 @@ def _has_its_log(address: str) -> InvalidRequest:
     return InvalidRequest("safekeepers", problem)
 
 
-# --- recovering
-# Going on without a majority: whatever only the lost members hold is given up.
-#
-# It is for the day on which a majority is gone for good, and loses what was acknowledged by that
-# majority alone. So it is planned first, and the plan says what is kept. Of the members that
-# answer those stay that have the best of the logs: with others among them a majority could elect
-# a worse one.
-
-
-NONCE_BYTES = 16
-
-
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a recovery without a majority keeps, and what it gives up."""
+    """The plan of a recovery without a majority: what it keeps, and what it gives up."""
 
     planned_for: Manifest
     surveyed: Sequence[Surveyed]
@@ -283,7 +275,7 @@ class Recovery:
 
     @property
     def lost(self) -> Sequence[Member]:
-        """Those whose logs are given up."""
+        """The members whose logs are given up."""
         kept = {member.id for member in self.survivors}
         return [each.member for each in self.surveyed if each.member.id not in kept]
 
@@ -298,16 +290,15 @@ class Recovery:
 
 
 class ForcedRecovery:
-    """The recovery of one database."""
+    """The recovery of one database without a majority."""
 
     def __init__(self, store: CasStore, links: Links) -> None:
-        """Nothing is read yet."""
         self._store = store
         self._links = links
         self._stored = StoredManifest(store)
 
     async def plan(self) -> Recovery:
-        """What would be kept. Raises `InvalidRequest` when nothing has to be given up."""
+        """Find out what would be kept. Raises `InvalidRequest` when nothing has to be given up."""
         manifest = await self._stored.refresh()
         configuration = configuration_of(manifest)
         surveyed = await survey(self._links, manifest.database_id, configuration.everyone)
@@ -323,12 +314,12 @@ class ForcedRecovery:
         return Recovery(manifest, surveyed, survivors, best.lsn, tip, kept_wal_id)
 
     async def recover(self, planned: Recovery, addresses: Sequence[str]) -> Manifest:
-        """Make the survivors the members, or, where there is none, new nodes at `addresses`.
+        """Make the survivors the members, or, if there are none, new nodes at `addresses`.
 
-        Whoever was writer before is fenced when it looks at the manifest next. Until then it could
-        acknowledge writes if the lost members came back: they must stay down. Raises
-        `InvalidRequest` when a writer has opened the database, or members were changed, since it
-        was planned, and as `admit`.
+        The previous writer is fenced when it reads the manifest next. Until then it could
+        acknowledge writes if the lost members came back, so they must stay down. Raises
+        `InvalidRequest` when a writer has opened the database, or members were changed, since the
+        plan was made, and as `admit`.
         """
         members = planned.survivors
         if not members:
@@ -337,7 +328,7 @@ class ForcedRecovery:
             members = await admit(self._links, place, addresses, request_id)
         check_members(members)
         nonce = self._store.runtime.random.randbytes(NONCE_BYTES)
-        edit = partial(_recovered, before=planned.planned_for, members=members, nonce=nonce)
+        edit = partial(_apply_recovery, before=planned.planned_for, members=members, nonce=nonce)
         return await self._stored.edit(edit, lambda manifest: manifest.writer_nonce == nonce)
 
     async def _archive_tip(self, manifest: Manifest) -> int | None:
@@ -346,7 +337,7 @@ class ForcedRecovery:
 
 
 def _check_lost(configuration: Configuration, sound: set[bytes]) -> None:
-    """Raise `InvalidRequest` unless nobody can go on without giving something up."""
+    """Raise `InvalidRequest` unless a writer cannot open without giving something up."""
     if configuration.is_majority(sound):
         problem = "a majority of the safekeepers answers: a writer can open the database"
         raise InvalidRequest("members", problem)
@@ -380,7 +371,7 @@ def _problem(surveyed: Surveyed) -> str:
     return f"has a log that ends with record {surveyed.status.log.last.lsn}, before others"
 
 
-def _recovered(
+def _apply_recovery(
     manifest: Manifest, *, before: Manifest, members: tuple[Member, ...], nonce: bytes
 ) -> Manifest:
     now = (manifest.writer_epoch, manifest.wal_generation)

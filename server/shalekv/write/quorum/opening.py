@@ -1,15 +1,14 @@
-"""Opening a database whose log is in safekeepers (seed 001, "Primary node startup").
+"""Opening a database whose log is in safekeepers (server/docs/safekeepers.md, "Opening").
 
-    greet      a majority, which changes nobody: what have you promised?
-    claim      an epoch above all that was seen, by compare-and-swap in the manifest
-    vote       a majority promises to follow nobody older
-    close      the log before, if it was in the object store, has a fence of this epoch
-    fetch      from the voter with the highest rank what is not in the archive
-    fence      a majority has the first record of this epoch, and so all before it is committed
-    replay     the archive, then what was fetched
+    greet      ask a majority for what it has promised; this changes no member claim      claim an
+epoch above all that were seen, by compare-and-swap in the manifest vote       a majority promises
+to follow no older writer close      put a fence of this epoch at the end of the log before, if that
+was in the store fetch      read from the voter with the highest rank what is not in the archive
+fence      a majority stores the first record of this epoch, which commits all before it replay
+the archive, then what was fetched
 
-The fence is one record, whatever `max_parallel_writes` and `fence_width` say: those are about
-uploads that land later, and a member that has voted takes nothing of an older writer any more.
+The fence is one record, whatever `max_parallel_writes` and `fence_width` are. Those concern uploads
+that land later, and a member that has voted accepts nothing from an older writer any more.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from shalekv.write.logical_time import LogicalTime, first_time
 from shalekv.write.quorum.electing import FetchedTail, fetch_unarchived, gather_votes, greet
 from shalekv.write.quorum.ledger import HeldRecords, Ledger
 from shalekv.write.quorum.links import DatabasePlace, Links
-from shalekv.write.quorum.log import QuorumLog, Reconfiguring, until_failed
-from shalekv.write.quorum.peer import Way
+from shalekv.write.quorum.log import MembershipFollower, QuorumLog, until_failed
+from shalekv.write.quorum.peer import QuorumContext
 from shalekv.write.quorum.wal import GroupEncoding, QuorumWal
 from shalekv.write.recovery import (
     FencedLog,
@@ -76,22 +75,22 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
 ) -> RecoveredLog:
     """Take over the database in `store`, whose manifest was read.
 
-    If a `since_epoch` is given, a writer with a later epoch is not fenced: then it raises
-    `ManifestVersionExists`.
+    If a `since_epoch` is given, a writer with a later epoch is not fenced, and
+    `ManifestVersionExists` is raised.
 
     Raises `QuorumUnavailable` when no majority answers, `NotAMember` when a majority has lost its
-    logs, `LogBehindArchive` when what it has is older than the archive, `Fenced` when another opens
-    at the same time and wins, and otherwise as `open_log`.
+    logs, `LogBehindArchive` when the log of the majority is older than the archive, `Fenced` when
+    another opens at the same time and wins, and otherwise as `open_log`.
     """
     quorum = with_archive_interval(quorum, store.url)
     place = DatabasePlace(stored.current.database_id, store.url)
-    way = Way(links, place, quorum, store.runtime)
+    context = QuorumContext(links, place, quorum, store.runtime)
     time = await first_time(store, stored.current, settings.clock_jump_max_s)
     keeper = WalKeeper(store, settings, time)
     manifest = await _win_epoch(
-        store, stored, settings, way, keeper, address=address, since_epoch=since_epoch
+        store, stored, settings, context, keeper, address=address, since_epoch=since_epoch
     )
-    slots, fetched, fence_wal_id = await _take_over(store, manifest, settings, way, time)
+    slots, fetched, fence_wal_id = await _take_over(store, manifest, settings, context, time)
     replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, keeper)
     await _replay_records(store, replayed, fetched, manifest.current.database_id)
     fenced = FencedLog(replayed, slots, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
@@ -99,7 +98,7 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
 
 
 def with_archive_interval(settings: QuorumSettings, url: str) -> QuorumSettings:
-    """The settings with the default spacing of objects filled in for this kind of store."""
+    """Fill in the default interval between archived objects for this kind of store."""
     if settings.archive_interval_ms is not None:
         return settings
     interval_ms = FREE_INTERVAL_MS if url.startswith(UNCHARGED_SCHEMES) else CHARGED_INTERVAL_MS
@@ -110,24 +109,24 @@ async def _take_over(
     store: CasStore,
     manifest: FencedManifest,
     settings: WriterSettings,
-    way: Way,
+    context: QuorumContext,
     time: LogicalTime,
 ) -> tuple[QuorumWal, FetchedTail, int]:
-    """From the election to the fence that a majority has: nobody older can commit any more."""
+    """Go from the election to a committed fence: no older writer can commit any more."""
     own = manifest.own
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
-    # Of the manifest that has the epoch: whoever changes members later has to count us in.
+    # From the manifest that has the epoch: later changes of members must take us into account.
     configuration = Configuration.of(manifest.current)
     try:
-        candidacy = await gather_votes(way, configuration, Ballot(own.epoch, own.nonce))
-    except NotAMember:  # they may have been retired by who has opened since
+        candidacy = await gather_votes(context, configuration, Ballot(own.epoch, own.nonce))
+    except NotAMember:  # a writer that has opened since may have retired them
         await manifest.refresh()
         raise
     log.info("elected", epoch=own.epoch, last_lsn=candidacy.donor_log.last.lsn)
     time.raise_to(manifest.current.logical_time_ms)
     if not candidacy.donor_log.last.lsn:
-        await _close_log_before(store, manifest, settings, time)
-    fetched = await fetch_unarchived(store, manifest, way, candidacy)
+        await _fence_previous_log(store, manifest, settings, time)
+    fetched = await fetch_unarchived(store, manifest, context, candidacy)
     fence_wal_id = next_object(
         fetched.last,
         archive_tip=fetched.archive_tip,
@@ -137,20 +136,20 @@ async def _take_over(
         Leader.of(candidacy).trimmed(fetched.base),
         HeldRecords(fetched.base, fetched.records),
         archived_wal_id=fetched.archive_tip,
-        held_bytes_max=way.settings.held_log_bytes_max,
+        held_bytes_max=context.settings.held_log_bytes_max,
         clock=store.runtime.clock,
     )
-    quorum_log = QuorumLog(ledger, way)
+    quorum_log = QuorumLog(ledger, context)
     encoding = GroupEncoding(
         manifest.current.database_id,
         settings.wal_block_bytes,
         Codec[settings.wal_codec.name],
         time.now_ms,
     )
-    reconfiguring = Reconfiguring(manifest, quorum_log, store.runtime.clock)
-    slots = QuorumWal(quorum_log, reconfiguring, encoding, way.settings, store.runtime)
+    membership = MembershipFollower(manifest, quorum_log, store.runtime.clock)
+    slots = QuorumWal(quorum_log, membership, encoding, context.settings, store.runtime)
     time.raise_to(_latest_ms(fetched, manifest.current))
-    await _fence(quorum_log, slots, fence_wal_id, way)
+    await _fence(quorum_log, slots, fence_wal_id, context)
     log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
     return slots, fetched, fence_wal_id
 
@@ -159,7 +158,7 @@ async def _win_epoch(
     store: CasStore,
     stored: StoredManifest,
     settings: WriterSettings,
-    way: Way,
+    context: QuorumContext,
     keeper: WalKeeper,
     *,
     address: str,
@@ -168,16 +167,16 @@ async def _win_epoch(
     """Claim an epoch above the manifest's and above all that a majority has promised."""
     before = stored.current
     try:
-        greetings = await greet(way, _configuration(before))
-    except (NotAMember, QuorumUnavailable):  # who was asked may be none of them any more
+        greetings = await greet(context, _configuration(before))
+    except (NotAMember, QuorumUnavailable):  # the members may have been changed meanwhile
         if (await stored.refresh()).wal_generation == before.wal_generation:
             raise
-        greetings = await greet(way, _configuration(stored.current))
+        greetings = await greet(context, _configuration(stored.current))
     await store.recover()
     nonce = store.runtime.random.randbytes(NONCE_BYTES)
 
     def claim(manifest: Manifest) -> Manifest:
-        _configuration(manifest)  # the mode may have been switched since it was looked at (CE15)
+        _configuration(manifest)  # raises if the WAL mode was switched meanwhile (CE15)
         return claim_epoch(
             manifest,
             nonce=nonce,
@@ -202,17 +201,17 @@ def _configuration(manifest: Manifest) -> Configuration:
     return Configuration.of(manifest)
 
 
-async def _close_log_before(
+async def _fence_previous_log(
     store: CasStore, manifest: FencedManifest, settings: WriterSettings, time: LogicalTime
 ) -> None:
-    """Put a closing fence into the first free slot of the log before, if there was one.
+    """Put a closing fence into the first free slot of the previous log, if there was one.
 
-    By its epoch, which is a new one, a replica that follows that log learns to look at the
-    manifest. It is there before the first record of the new log: what replicas show is fresh only
-    as long as nobody writes at another place.
+    Its new epoch makes a replica that follows that log read the manifest. The fence is there before
+    the first record of the new log, because what replicas show is fresh only while no writer writes
+    elsewhere.
     """
     if not manifest.current.wal_ids_left_out:
-        return  # the log has never been at another place
+        return  # the WAL mode was never switched
     slots = ObjectStoreWal(
         store,
         manifest.own,
@@ -233,12 +232,14 @@ async def _close_log_before(
 
 
 async def _nothing() -> None:
-    """Fences are never collected: no slot is filled again."""
+    """Always None: fences are never collected, so no slot is filled again."""
 
 
-async def _fence(quorum_log: QuorumLog, slots: QuorumWal, wal_id: int, way: Way) -> None:
-    """Have a majority take all that was elected and the first record of this epoch."""
-    timeout_ms = way.settings.vote_timeout_ms
+async def _fence(
+    quorum_log: QuorumLog, slots: QuorumWal, wal_id: int, context: QuorumContext
+) -> None:
+    """Wait until a majority has the elected log and the first record of this epoch."""
+    timeout_ms = context.settings.vote_timeout_ms
     fence = await slots.append_fence(wal_id)
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
@@ -262,7 +263,7 @@ async def _fence(quorum_log: QuorumLog, slots: QuorumWal, wal_id: int, way: Way)
 async def _replay_records(
     store: CasStore, replayed: Replayed, fetched: FetchedTail, database_id: bytes
 ) -> None:
-    """Apply what is not in the archive: all of it is committed, since the fence behind it is."""
+    """Apply the records that are not in the archive: the fence behind them has committed them."""
     last_wal_id: int | None = None
     for record in fetched.records:
         if not record.payload:
@@ -283,7 +284,7 @@ def _latest_ms(fetched: FetchedTail, manifest: Manifest) -> int:
         if record.payload:
             name = names.wal_name(record.wal_id)
             sst = open_sst(name, record.payload, database_id=manifest.database_id)
-            told_ms = sst.footer.time_told(manifest.time_reset_wal_id)
-            if told_ms:
-                return told_ms
+            recorded_ms = sst.footer.time_told(manifest.time_reset_wal_id)
+            if recorded_ms:
+                return recorded_ms
     return 0

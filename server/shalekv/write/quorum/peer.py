@@ -1,9 +1,18 @@
-"""One member as the writer follows it: connect, greet, make it follow, then send what is appended.
+"""One member as the writer follows it: connect, greet, make it follow, then send the log.
 
-A member that is slow or gone holds nobody up: what it was sent and has not acknowledged is bounded,
-and it gets the rest when it takes more. One that lacks records which the writer has let go of,
-since they are in the archive, begins anew behind them (`Elected` names a log that begins there).
-Records may come to it by other members instead: see `chain`.
+A slow or unreachable member does not delay others. What it was sent and has not acknowledged is
+bounded; the rest follows when it accepts more. A member that lacks records which the writer has
+dropped, since they are archived, begins anew behind them (`Elected` names a log that begins there).
+
+Members may pass records on to each other in a chain, so that the writer sends each record once
+(server/docs/safekeepers.md, "Ways of records"). The writer sends to the head of the chain, and
+names the others in each append. Acknowledgements come from each member directly, so a chain does
+not affect safety. It does not affect availability either: a member that acknowledges nothing for a
+time although there is something leaves the chain, and is sent everything directly, until it may try
+again.
+
+    enter   when it was sent all that the head was sent: what follows comes by the chain leave
+when the stream to it ends, when it is full, or when it acknowledges nothing
 """
 
 from __future__ import annotations
@@ -34,43 +43,35 @@ from shalekv.store.retry import Backoff
 from shalekv.write.quorum.ledger import Ledger
 from shalekv.write.quorum.links import DatabasePlace, Link, LinkBroken, Links
 
-# --- chain
-# Members that pass records on to each other, so that the writer sends each record once.
-#
-# The writer sends to the first of the chain, and names the others in each append (seed 001,
-# "Optimizations"). Acknowledgements come from each of them directly, so a chain is no matter of
-# safety. It is none of availability either: whoever acknowledges nothing for a time although
-# there is something leaves the chain, and is sent everything directly, until it may try again.
-#
-#     enter   when it was sent all that the first was sent: what follows comes by the chain
-#     leave   when the stream to it ends, when it has no room, or when nothing comes of it
-
-
 log = structlog.get_logger()
 
-_PENALTY_TIMEOUTS = 10  # it stays out of the chain for so many timeouts, twice as many each time
+_PENALTY_TIMEOUTS = 10  # a member stays out of the chain for so many timeouts, then twice as many
 _PENALTY_MS_MAX = 300_000.0
+APPEND_BYTES_MAX = 2 * MIB  # in one message, unless one record alone is larger
+WAIT_MS_MIN = 1.0
+FULL_PAUSE_MS = 200  # a full member is asked again after this
+BACKOFF = Backoff(20.0, 2_000.0)
 
 
 class Sender(Protocol):
-    """Who sends records to one member."""
+    """The sender of records to one member."""
 
     @property
     def member(self) -> Member:
-        """To whom."""
+        """The member that it sends to."""
         ...
 
     @property
     def sent_lsn(self) -> int:
-        """It needs nothing up to here any more: it was sent, or acknowledged."""
+        """The member needs nothing up to this record any more: it was sent or acknowledged."""
         ...
 
 
 class Chain:
-    """Who stands in it, the first of them at the head."""
+    """The members in the chain, the head first."""
 
     def __init__(self, settings: QuorumSettings) -> None:
-        """Nobody does."""
+        """Begin with an empty chain."""
         self.is_on = settings.safekeeper_transport is SafekeeperTransport.CHAIN
         self.is_broadcast = settings.commit_broadcast
         self.timeout_ms = settings.chain_timeout_ms
@@ -78,18 +79,18 @@ class Chain:
 
     @property
     def head(self) -> Sender | None:
-        """Who is sent records from here."""
+        """The member that the writer sends records to."""
         return self.senders[0] if self.senders else None
 
 
-class Station:
-    """The place of one member: at the head of the chain, further down, or beside it."""
+class ChainPosition:
+    """The position of one member: at the head of the chain, further down, or outside it."""
 
     def __init__(self, chain: Chain, sender: Sender) -> None:
-        """Beside it."""
+        """Begin outside the chain."""
         self._chain = chain
         self._sender = sender
-        self._waiting_since_ms: float | None = None  # for an acknowledgement
+        self._waiting_since_ms: float | None = None  # since when an acknowledgement is due
         self._entered_ms = 0.0
         self._barred_until_ms = 0.0
         self._penalty_ms = 0.0
@@ -101,19 +102,19 @@ class Station:
 
     @property
     def relays(self) -> tuple[RelayTarget, ...]:
-        """The members that records go on to from this one."""
+        """The members that this one passes records on to."""
         if self._chain.head is not self._sender:
             return ()
         return tuple(_target(each) for each in self._chain.senders[1:])
 
     def leave(self) -> None:
-        """Stand beside the chain from now on."""
+        """Leave the chain."""
         self._waiting_since_ms = None
         if self._sender in self._chain.senders:
             self._chain.senders.remove(self._sender)
 
     def judge(self, now_ms: float, *, flushed_lsn: int, last_lsn: int, is_fit: bool) -> None:
-        """Enter if that may be, leave if it has to be. The log ends with `last_lsn`."""
+        """Enter the chain if possible, leave it if necessary. The log ends with `last_lsn`."""
         if not self._chain.is_on:
             return
         if self._sender not in self._chain.senders:
@@ -132,25 +133,25 @@ class Station:
             self._fail(now_ms)
 
     def acknowledged(self, now_ms: float) -> None:
-        """Something has come."""
+        """Restart the timeout: the member has acknowledged something."""
         if self._waiting_since_ms is not None:
             self._waiting_since_ms = now_ms
 
     @property
     def due_ms(self) -> float | None:
-        """When it leaves the chain, unless something comes before; None: it does not."""
+        """When the member leaves the chain unless it acknowledges something; None: it does not."""
         if self._waiting_since_ms is None:
             return None
         return self._waiting_since_ms + self._chain.timeout_ms
 
     @property
     def _is_beside_the_head(self) -> bool:
-        """Whether everything that the head was sent came here as well, or does directly."""
+        """Whether everything that the head was sent was sent to this member as well."""
         head = self._chain.head
         return head is None or self._sender.sent_lsn >= head.sent_lsn
 
     def _fail(self, now_ms: float) -> None:
-        if now_ms - self._entered_ms > self._penalty_ms:  # it has gone well since the last time
+        if now_ms - self._entered_ms > self._penalty_ms:  # the last stay in the chain was long
             self._penalty_ms = 0.0
         at_first_ms = float(self._chain.timeout_ms * _PENALTY_TIMEOUTS)
         self._penalty_ms = min(max(2 * self._penalty_ms, at_first_ms), _PENALTY_MS_MAX)
@@ -164,15 +165,6 @@ def _target(sender: Sender) -> RelayTarget:
     return RelayTarget(sender.member.id, sender.member.address)
 
 
-# --- peer
-
-
-APPEND_BYTES_MAX = 2 * MIB  # in one message, unless one record alone is larger
-WAIT_MS_MIN = 1.0
-FULL_PAUSE_MS = 200  # a member without room is asked again after this
-BACKOFF = Backoff(20.0, 2_000.0)
-
-
 class _Sent(NamedTuple):
     """An append that was not answered yet."""
 
@@ -182,8 +174,8 @@ class _Sent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What all members of one log are reached by."""
+class QuorumContext:
+    """How the members of one log are reached."""
 
     links: Links
     place: DatabasePlace
@@ -194,40 +186,42 @@ class Way:
 class Peer:
     """A member, the stream to it, and how far it is."""
 
-    def __init__(self, member: Member, ledger: Ledger, way: Way, chain: Chain) -> None:
-        """It is not connected yet: see `run`."""
+    def __init__(
+        self, member: Member, ledger: Ledger, context: QuorumContext, chain: Chain
+    ) -> None:
+        """Begin unconnected; `run` connects."""
         self.member = member
-        self.archived_wal_id: int | None = None  # as it has seen
-        self.is_joined = False  # it follows, on a stream that lives
+        self.archived_wal_id: int | None = None  # as the member has seen
+        self.is_joined = False  # the member follows, on a live stream
         self.is_full = False
-        self.problem = "was not reached yet"  # why it does not follow
+        self.problem = "was not reached yet"  # why the member does not follow
         self._ledger = ledger
-        self._way = way
+        self._context = context
         self._chain = chain
-        self._station = Station(chain, self)
+        self._chain_position = ChainPosition(chain, self)
         self._link: Link | None = None
-        self._hung_up = ""  # why this side has ended the stream
+        self._disconnect_reason = ""  # why this side has ended the stream
         self._wake = asyncio.Event()
         self._sent: deque[_Sent] = deque()
         self._sent_bytes = 0
         self._sent_lsn = 0
-        self._told = (0, b"")  # the commit point and the archiver that it was told last
-        self._paused_until_ms = 0.0  # without room; 0: not
+        self._sent_commit = (0, b"")  # the commit point and the archiver that were sent last
+        self._paused_until_ms = 0.0  # while the member is full; 0: not paused
 
     @property
     def sent_lsn(self) -> int:
-        """It needs nothing up to here any more: it was sent, or acknowledged."""
+        """The member needs nothing up to this record any more: it was sent or acknowledged."""
         return self._sent_lsn
 
     @property
     def flushed_lsn(self) -> int:
-        """How far it has the log on disk; 0: it is not known."""
+        """How far the member has the log on disk; 0: not known."""
         return self._ledger.leader.flushed.get(self.member.id, 0)
 
     async def run(self) -> None:
-        """Follow the member until cancelled, or the log has ended."""
+        """Follow the member until cancelled, or until the log has ended."""
         failures = 0
-        clock, random = self._way.runtime.clock, self._way.runtime.random
+        clock, random = self._context.runtime.clock, self._context.runtime.random
         self._ledger.wakes[self._wake] = None
         try:
             while self._ledger.failure is None:
@@ -241,25 +235,25 @@ class Peer:
         finally:
             self._ledger.wakes.pop(self._wake, None)
 
-    async def hang_up_if_silent(self, now_ms: float) -> None:
-        """End a stream without an answer for `reply_timeout_ms`; another will follow."""
+    async def disconnect_if_silent(self, now_ms: float) -> None:
+        """Close a stream without an answer for `reply_timeout_ms`; `run` opens another."""
         if self._link is None or not self._sent:
             return
-        timeout_ms = self._way.settings.reply_timeout_ms
+        timeout_ms = self._context.settings.reply_timeout_ms
         if now_ms - self._sent[0].sent_ms > timeout_ms:
-            self._hung_up = f"left an append without an answer for {timeout_ms} ms"
+            self._disconnect_reason = f"left an append without an answer for {timeout_ms} ms"
             await self._link.close()
 
     async def _follow(self) -> str:
-        """Everything on one stream; why it has ended."""
-        way = self._way
-        timeout_ms = way.settings.safekeeper_connect_timeout_ms
+        """Follow the member on one stream. Returns why the stream has ended."""
+        context = self._context
+        timeout_ms = context.settings.safekeeper_connect_timeout_ms
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
-                link = await way.links.connect(self.member.address, way.place)
+                link = await context.links.connect(self.member.address, context.place)
                 problem = await self._join(link)
-            return problem or await self._converse(link)
+            return problem or await self._exchange(link)
         except TimeoutError:
             return f"did not answer within {timeout_ms} ms"
         except (LinkBroken, ShaleError) as error:
@@ -267,12 +261,12 @@ class Peer:
         finally:
             self.is_joined = False
             self._link = None
-            self._station.leave()
+            self._chain_position.leave()
             if link is not None:
                 await link.close()
 
     async def _join(self, link: Link) -> str:
-        """Make the member follow; why it does not, or nothing."""
+        """Make the member follow. Returns why it does not; empty if it does."""
         ledger = self._ledger
         await link.send(Greet())
         greeting = await link.receive()
@@ -294,11 +288,11 @@ class Peer:
 
     def _begin(self, link: Link, last_lsn: int) -> None:
         self._link = link
-        self._hung_up = ""
+        self._disconnect_reason = ""
         self._sent.clear()
         self._sent_bytes = 0
         self._sent_lsn = last_lsn
-        self._told = (0, b"")
+        self._sent_commit = (0, b"")
         self.is_full = False
         self._paused_until_ms = 0.0
         self.is_joined = True
@@ -308,8 +302,8 @@ class Peer:
         self._ledger.acknowledged(self.member.id, last_lsn)
         self._wake.set()
 
-    async def _converse(self, link: Link) -> str:
-        """Send and receive until one of both ends; why it has."""
+    async def _exchange(self, link: Link) -> str:
+        """Send and receive until one of both ends. Returns why it has."""
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(
                 self._send(link), name=f"send to safekeeper {self.member.address}"
@@ -317,12 +311,12 @@ class Peer:
             try:
                 return await self._receive(link)
             except (LinkBroken, ShaleError) as error:
-                return self._hung_up or str(error)
+                return self._disconnect_reason or str(error)
             finally:
                 sending.cancel()
 
     async def _send(self, link: Link) -> None:
-        """Send whatever is new. Ends with the stream, which whoever receives learns as well."""
+        """Send everything new. Returns when the stream ends, which `_receive` notices as well."""
         try:
             while self._ledger.failure is None and self._sent_lsn >= self._ledger.held.base.lsn:
                 self._wake.clear()
@@ -336,15 +330,17 @@ class Peer:
         await link.close()
 
     async def _wait(self) -> None:
-        """Until there is something new, a member without room is to be asked again, or nothing has
-        come by the chain, in which one without room is not.
+        """Wait until there is something new, or until a timeout.
+
+        The timeout is that of a full member, which is then asked again, or that of the chain, in
+        which a full member is not.
         """
-        due_ms = self._paused_until_ms or self._station.due_ms
+        due_ms = self._paused_until_ms or self._chain_position.due_ms
         if due_ms is None:
             await self._wake.wait()
             return
-        # A rounded-off remainder of the time would be waited for in circles.
-        wait_ms = max(WAIT_MS_MIN, due_ms - self._way.runtime.clock.monotonic_ms())
+        # At least `WAIT_MS_MIN`, else a rest left by rounding would be waited for in a loop.
+        wait_ms = max(WAIT_MS_MIN, due_ms - self._context.runtime.clock.monotonic_ms())
         try:
             async with asyncio.timeout(wait_ms / 1_000):
                 await self._wake.wait()
@@ -352,19 +348,21 @@ class Peer:
             self._paused_until_ms = 0.0
 
     def _next_append(self) -> Append | None:
-        """What the member does not have, or was not told; None: nothing, or no more for now."""
+        """The records and commit point that the member lacks; None: nothing to send for now."""
         ledger = self._ledger
         if self._chain.is_on:
             self._judge()
-        records = ledger.held.after(self._sent_lsn, self._room_bytes()) if self._may_send() else ()
-        told = (ledger.committed_lsn, ledger.archiver_id)
-        if not records and not self._is_to_tell(told):
+        records = (
+            ledger.held.after(self._sent_lsn, self._sendable_bytes()) if self._may_send() else ()
+        )
+        commit_point = (ledger.committed_lsn, ledger.archiver_id)
+        if not records and not self._must_send(commit_point):
             return None
-        self._told = told
+        self._sent_commit = commit_point
         if records:
             size_bytes = sum(len(record.payload) for record in records)
             self._sent_lsn = records[-1].lsn
-            now_ms = self._way.runtime.clock.monotonic_ms()
+            now_ms = self._context.runtime.clock.monotonic_ms()
             self._sent.append(_Sent(self._sent_lsn, size_bytes, now_ms))
             self._sent_bytes += size_bytes
         return Append(
@@ -372,13 +370,13 @@ class Peer:
             records,
             ledger.committed_lsn,
             ledger.archiver_id,
-            self._station.relays if records else (),
+            self._chain_position.relays if records else (),
             self._commit_peers() if self._chain.is_broadcast else (),
         )
 
     def _judge(self) -> None:
-        self._station.judge(
-            self._way.runtime.clock.monotonic_ms(),
+        self._chain_position.judge(
+            self._context.runtime.clock.monotonic_ms(),
             flushed_lsn=self.flushed_lsn,
             last_lsn=self._ledger.last_lsn,
             is_fit=not self.is_full,
@@ -388,29 +386,29 @@ class Peer:
         everyone = self._ledger.leader.configuration.everyone
         return tuple(RelayTarget(each.id, each.address) for each in everyone if each != self.member)
 
-    def _is_to_tell(self, told: tuple[int, bytes]) -> bool:
-        """Whether it is told this although there is no record that it could go with."""
-        committed_lsn, archiver_id = self._told
-        return committed_lsn < self._ledger.announced_lsn or archiver_id != told[1]
+    def _must_send(self, commit_point: tuple[int, bytes]) -> bool:
+        """Whether to send this commit point and archiver although there is no record to send."""
+        committed_lsn, archiver_id = self._sent_commit
+        return committed_lsn < self._ledger.announced_lsn or archiver_id != commit_point[1]
 
-    def _room_bytes(self) -> int:
-        return min(self._way.settings.send_queue_bytes_max - self._sent_bytes, APPEND_BYTES_MAX)
+    def _sendable_bytes(self) -> int:
+        return min(self._context.settings.send_queue_bytes_max - self._sent_bytes, APPEND_BYTES_MAX)
 
     def _may_send(self) -> bool:
-        if self._station.is_relayed:
+        if self._chain_position.is_relayed:
             return False
-        if not self._sent:  # one message at least, however large
+        if not self._sent:  # at least one message, however large
             return not self._paused_until_ms
-        return not self.is_full and self._sent_bytes < self._way.settings.send_queue_bytes_max
+        return not self.is_full and self._sent_bytes < self._context.settings.send_queue_bytes_max
 
     async def _receive(self, link: Link) -> str:
-        """Take replies; why no more are taken."""
+        """Process replies. Returns why there are no more."""
         ledger = self._ledger
         while True:
             reply = await link.receive()
             match reply:
                 case Appended() if reply.ballot == ledger.ballot and (
-                    self._sent or self._chain.is_on  # then of what others have passed on as well
+                    self._sent or self._chain.is_on  # in a chain, others may have passed it on
                 ):
                     self._appended(reply)
                 case Archived() if reply.ballot == ledger.ballot:
@@ -424,18 +422,18 @@ class Peer:
     def _appended(self, reply: Appended) -> None:
         while self._sent and self._sent[0].last_lsn <= reply.flushed_lsn:
             self._sent_bytes -= self._sent.popleft().size_bytes
-        if self._sent and reply.is_full:  # the first that was not taken
+        if self._sent and reply.is_full:  # the first append that was refused
             self._sent_bytes -= self._sent.popleft().size_bytes
         self._sent_lsn = max(self._sent_lsn, reply.flushed_lsn)
-        self._station.acknowledged(self._way.runtime.clock.monotonic_ms())
+        self._chain_position.acknowledged(self._context.runtime.clock.monotonic_ms())
         if reply.archived_wal_id is not None:
             self._archived(reply.archived_wal_id)
         if reply.is_full and not self.is_full:
             log.warning("safekeeper has no room", address=self.member.address)
         self.is_full = reply.is_full
         if self.is_full:
-            self._paused_until_ms = self._way.runtime.clock.monotonic_ms() + FULL_PAUSE_MS
-            if not self._sent:  # what was sent behind the one that was not taken was not, either
+            self._paused_until_ms = self._context.runtime.clock.monotonic_ms() + FULL_PAUSE_MS
+            if not self._sent:  # appends behind the refused one were refused as well
                 self._sent_lsn = reply.flushed_lsn
         self._ledger.acknowledged(self.member.id, reply.flushed_lsn)
         self._wake.set()
@@ -446,10 +444,10 @@ class Peer:
 
 
 def without_address(problem: str, address: str) -> str:
-    """A problem as it is told beside the address, which some begin with."""
+    """A problem without the address of its member, which some begin with."""
     return problem.removeprefix(f"{address}: ")
 
 
 def unexpected(reply: ToProposer) -> str:
-    """What is told of a member that has answered another question than the one that was asked."""
+    """The problem of a member that has answered with a message that was not asked for."""
     return f"answered with {type(reply).__name__}, which nothing asks for"

@@ -1,9 +1,25 @@
-"""The log of a quorum as `GroupCommit` uses it: groups become records, and records share objects.
+"""The quorum WAL: groups become records of a quorum log, and records share WAL objects.
 
-The order of records is that in which groups were taken: encoding may take place beside, but a
-record is appended when all before it are. What ends an object is decided when a group is taken (see
-`protocol.proposer`); an object that nothing ends in time gets an empty record for that, which
-has a place in the same order.
+Records are ordered as their groups were taken. Groups are encoded concurrently, but a record is
+appended only after all before it. Whether a record ends its object is decided when its group is
+taken (see `protocol.proposer`). An object that no record ends in time is ended by an empty record,
+which has a place in the same order.
+
+This module also computes the objects of the archive (`object_bytes`). The bytes of an object are a
+function of its records alone, so that any safekeeper may archive it, and the second one to do so
+finds the bytes that it wanted to write (CE16). No setting, clock or random number is involved.
+Therefore these rules may never change:
+
+- One record with a payload: the object is the payload, byte for byte. Records without a payload
+  leave no trace.
+- Several records: the entries of all their SSTs, section by section, by key and then newest first.
+  Every version stays, since watches report each commit.
+- Name, database, epoch, nonce, write id and logical time are those of the last SST.
+- There is no filter. Blocks have `MERGED_BLOCK_BYTES` before compression. Their codec is that of
+  the first compressed block of the records; if there is none, blocks are not compressed.
+
+Compression is done by a library, and another version of it may produce other bytes for the same
+block. So objects whose bytes differ are also compared by their contents: see `same_contents`.
 """
 
 from __future__ import annotations
@@ -35,26 +51,10 @@ from shalekv.settings import QuorumSettings
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
-from shalekv.write.quorum.log import RETRY_AFTER_MS, QuorumLog, Reconfiguring
+from shalekv.write.quorum.log import RETRY_AFTER_MS, MembershipFollower, QuorumLog
 from shalekv.write.wal import QuorumReport, encode_wal, is_small
 
-# --- objects
-# The objects of the archive: what the records of one are as the bytes of one SST.
-#
-# The bytes are a function of the records alone, so that any safekeeper may archive, and whoever
-# comes second finds what it wanted to write (CE16). No setting is asked, no clock, nothing is
-# drawn. So these may never change:
-#
-# - one record with a payload: its payload, byte by byte. Records without one leave no trace.
-# - several: the entries of all their SSTs, section by section, by key and then newest first; every
-#   version stays, since watches are told of each commit.
-# - name, database, epoch, nonce, write id and logical time are those of the last SST.
-# - no filter. Blocks of `MERGED_BLOCK_BYTES` before compression, with the codec of the first block
-#   of the records that is compressed; without one, nothing is.
-#
-# What compresses is a library, of which another version may find other bytes for the same block.
-# So bytes that differ are compared once more by what they say: see `says_the_same`.
-
+log = structlog.get_logger()
 
 MERGED_BLOCK_BYTES = 64 << 10
 
@@ -67,14 +67,15 @@ SECTIONS: Sequence[Callable[[Sst], Iterator[Entry]]] = (
 )
 _KEY = itemgetter(0)  # of an Entry
 _WRITTEN = attrgetter("properties", "footer.contents")
+OBJECTS_HELD_MIN = 4  # memory holds at least so many: one is written while others are archived
 
 
 def object_bytes(name: str, records: Sequence[Record]) -> bytes:
-    """The object `name`, which these records make: all of it, in the order of the log.
+    """Build the object `name` from these records: all of its records, in the order of the log.
 
     Takes some milliseconds for a megabyte: run it in a worker. Raises `CorruptObject` when a
     payload is no WAL object of this name, when two are of different databases, when sequence
-    numbers don't rise from record to record, and when there is nothing in them.
+    numbers do not rise from record to record, and when no record has a payload.
     """
     payloads = [record.payload for record in records if record.payload]
     if not payloads:
@@ -97,7 +98,7 @@ def object_bytes(name: str, records: Sequence[Record]) -> bytes:
 
 
 def last_properties(name: str, records: Iterable[Record]) -> SstProperties:
-    """What the object `name` says of itself, by the last records of it. As `object_bytes`."""
+    """The properties of the object `name`, by its last records. Raises as `object_bytes`."""
     payloads = [record.payload for record in records if record.payload]
     if not payloads:
         raise BadStructure(name, 0, "none of its last records has a payload")
@@ -105,11 +106,11 @@ def last_properties(name: str, records: Iterable[Record]) -> SstProperties:
     return read_footer(name, data, len(data), database_id=None).properties
 
 
-def says_the_same(name: str, one: bytes, other: bytes) -> bool:
-    """Whether two objects of this name are the same SST, in blocks that may be stored otherwise.
+def same_contents(name: str, one: bytes, other: bytes) -> bool:
+    """Whether two objects of this name are the same SST, although block encodings may differ.
 
-    The write id is a part of that: two that were not made from the same records differ. What can't
-    be decoded is the same as nothing else.
+    The write ids must be equal, so two objects made from different records differ. An object that
+    cannot be decoded equals no other.
     """
     try:
         ssts = [open_sst(name, each, database_id=None) for each in (one, other)]
@@ -133,13 +134,13 @@ def _check_order(name: str, ssts: Iterable[Sst]) -> None:
 
 
 def _merged(runs: Iterable[Iterator[Entry]]) -> list[Entry]:
-    """By key, and then newest first; later runs are newer."""
+    """Merge runs by key, and then newest first; later runs are newer."""
     newest_first = reversed([list(run) for run in runs])
     return sorted(chain.from_iterable(newest_first), key=_KEY)  # stable
 
 
 def _codec(ssts: Iterable[Sst]) -> Codec:
-    """That of the first block that is compressed."""
+    """The codec of the first block that is compressed."""
     for sst in ssts:
         for handle in sst.index:
             codec = codec_of(sst.data, handle.offset)
@@ -148,17 +149,9 @@ def _codec(ssts: Iterable[Sst]) -> Codec:
     return Codec.NONE
 
 
-# --- wal
-
-
-log = structlog.get_logger()
-
-OBJECTS_HELD_MIN = 4  # so many have room in memory: one is written while others are archived
-
-
 @dataclass(frozen=True, slots=True)
 class GroupEncoding:
-    """How groups become SSTs."""
+    """How groups are encoded as SSTs."""
 
     database_id: bytes
     block_bytes: int
@@ -166,8 +159,8 @@ class GroupEncoding:
     now_ms: Callable[[], int]  # logical time, which every SST records
 
 
-class _AppendTurn(NamedTuple):
-    """The place of a record that is to be appended."""
+class _AppendTicket(NamedTuple):
+    """The place in the order of appends of a record that is to be appended."""
 
     number: int
     place: ObjectPosition
@@ -175,12 +168,12 @@ class _AppendTurn(NamedTuple):
 
 
 class QuorumWal:
-    """The log of one writer, in safekeepers."""
+    """The log of one writer, in safekeepers: implements `WriteAheadLog`."""
 
     def __init__(
         self,
         quorum_log: QuorumLog,
-        reconfiguring: Reconfiguring,
+        membership: MembershipFollower,
         encoding: GroupEncoding,
         settings: QuorumSettings,
         runtime: Runtime,
@@ -188,7 +181,7 @@ class QuorumWal:
         """REQUIRES: `settings.archive_interval_ms` is set, and `begin` is called before `take`."""
         self._log = quorum_log
         self._ledger = quorum_log.ledger
-        self._reconfiguring = reconfiguring
+        self._membership = membership
         self._encoding = encoding
         self._settings = settings
         self._runtime = runtime
@@ -197,35 +190,33 @@ class QuorumWal:
             settings.archive_interval_ms or 0, min(settings.archive_object_bytes, object_bytes_max)
         )
         self._grouping = Grouping(self._policy, 0)
-        self._opened = asyncio.Event()  # an object is open
-        self._wanted_wal_id = -1  # somebody waits until this object is in the archive
-        self._hurry = asyncio.Event()  # that is not to wait for the end of its time
-        self._taken: dict[int, _AppendTurn] = {}  # by groups that are not created yet, by position
+        self._opened = asyncio.Event()  # set when an object is open
+        self._wanted_wal_id = -1  # a call waits until this object is in the archive
+        self._hurry = asyncio.Event()  # set when the open object is to be ended before its time
+        self._tickets: dict[int, _AppendTicket] = {}  # of groups not created yet, by position
         self._taken_count = 0
-        self._turn_count = 0
-        self._turn_now = 0
-        self._waiting: dict[int, Waiter] = {}  # for their turn
-        self._given_up: set[int] = set()  # before their turn came
-        self._full_since_ms: float | None = None  # a record waits for room in memory
+        self._ticket_count = 0
+        self._current_ticket = 0
+        self._waiting: dict[int, Waiter] = {}  # tickets whose turn has not come
+        self._given_up: set[int] = set()  # tickets that were given up before their turn
+        self._full_since_ms: float | None = None  # since when a record waits for memory space
 
     @property
     def own(self) -> WriterId:
-        """Who was elected."""
+        """The writer that was elected."""
         return self._ledger.own
 
     @property
     def is_quorum(self) -> bool:
-        """A majority has what is durable."""
         return True
 
     @property
     def leader(self) -> Leader:
-        """What is known of the log, and who has which part of it."""
+        """The state of the log, and which member has which part of it."""
         return self._ledger.leader
 
     @property
     def parallel_max(self) -> int | None:
-        """So many groups may be in flight."""
         return self._settings.parallel_appends
 
     @property
@@ -238,7 +229,6 @@ class QuorumWal:
         self._log.on_unavailable = tell_waiting
 
     def begin(self, next_wal_id: int) -> None:
-        """The first group begins this object."""
         self._grouping = Grouping(self._policy, next_wal_id)
 
     def check_available(self) -> None:
@@ -249,10 +239,10 @@ class QuorumWal:
             if full is not None:
                 raise full
         finally:
-            del full  # it holds this frame
+            del full  # it refers to this frame
 
     def _full(self) -> LogFull | None:
-        """The refusal of writes while memory has had no room for a record for too long."""
+        """The error to refuse writes with, if a record has waited too long for memory space."""
         since_ms = self._full_since_ms
         if since_ms is None:
             return None
@@ -266,32 +256,33 @@ class QuorumWal:
         )
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
-        """The object of the next group: that of the one before, or the next."""
+        """Assign a WAL object to the next group: that of the group before, or the next one."""
         if is_load:
             place, self._grouping = self._grouping.take_alone()
         else:
             now_ms = self._runtime.clock.monotonic_ms()
             place, self._grouping = self._grouping.take(size_bytes, now_ms)
-        self._taken[self._taken_count] = self._next_turn(place, size_bytes)
+        self._tickets[self._taken_count] = self._next_ticket(place, size_bytes)
         self._taken_count += 1
         if self._grouping.begun is not None:
             self._opened.set()
         return place.wal_id
 
     async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
-        """Append a record of `contents`, and return when it is committed: there is no other end.
+        """Append a record of `contents`, and return None when it is committed.
 
-        Raises `Fenced` and what else ended the log: nobody knows then whether it is committed.
+        Raises `Fenced`, or another error that ended the log; it is unknown then whether the record
+        is committed.
         """
-        turn = self._taken.pop(position)
+        ticket = self._tickets.pop(position)
         try:
             data = await self._encode(wal_id, contents)
-            self._correct(turn, len(data))
-            await self._await_turn(turn.number)
-            await self._await_room()
-            record = self._ledger.append(turn.place, data)
+            self._correct(ticket, len(data))
+            await self._await_ticket(ticket.number)
+            await self._await_space()
+            record = self._ledger.append(ticket.place, data)
         finally:
-            self._end_turn(turn.number)
+            self._finish_ticket(ticket.number)
         await self._ledger.wait_committed(record.lsn)
         return None
 
@@ -301,22 +292,22 @@ class QuorumWal:
         return self._ledger.append(ObjectPosition(wal_id, ends_object=True), data)
 
     async def archive(self, wal_id: int | None = None) -> None:
-        """Return when an object is in the archive, and all before it.
+        """Wait until an object, and all before it, are in the archive.
 
-        None: the one that holds the last committed record. One that is open is ended. Raises what
-        ends the log, and `QuorumUnavailable`.
+        None: the object of the last committed record. An open object is ended. Raises the error
+        that ends the log, and `QuorumUnavailable`.
         """
         self._log.check_available()
         wanted = self._ledger.committed_wal_id if wal_id is None else wal_id
         if wanted is None:
             return
-        # Not ended by this call, which may be given up: then nobody would end the object.
+        # This call does not end the object itself, since it may be cancelled half way.
         self._wanted_wal_id = max(self._wanted_wal_id, wanted)
         self._hurry.set()
         await self._ledger.wait_archived(wanted)
 
     async def held(self, wal_id: int) -> Sst | None:
-        """What is committed of an object that is not known to be in the archive."""
+        """Build an SST of the committed records of an object that is not known to be archived."""
         ledger = self._ledger
         if is_archived(wal_id, ledger.archived_wal_id):
             return None
@@ -328,11 +319,10 @@ class QuorumWal:
         return open_sst(name, data, database_id=self._encoding.database_id)
 
     def report(self) -> QuorumReport | None:
-        """How far each member is."""
         return self._log.report()
 
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The reason why nothing is committed; it counts from `quorum_timeout_ms` on."""
+        """The reason why nothing is committed, once that has lasted `quorum_timeout_ms`."""
         del after_ms
         trouble, full, since_ms = self._log.trouble(), self._full(), self._full_since_ms
         if trouble is not None or full is None or since_ms is None:
@@ -342,29 +332,27 @@ class QuorumWal:
     async def run(self) -> None:
         """Follow members and the manifest, and end objects, until cancelled.
 
-        Raises what ends the log.
+        Raises the error that ends the log.
         """
         async with asyncio.TaskGroup() as tasks:
             others = [
                 tasks.create_task(self._failing(self._log.run), name="quorum log"),
                 tasks.create_task(self._seal_when_due(), name="end objects"),
-                tasks.create_task(
-                    self._failing(self._reconfiguring.run), name="follow the members"
-                ),
+                tasks.create_task(self._failing(self._membership.run), name="follow the members"),
             ]
             try:
                 await self._ledger.ended.wait()
-            finally:  # nobody archives any more, so who waits for that is told
+            finally:  # nothing is archived any more, so calls that wait for it must fail
                 self._ledger.fail(Stopping("this writer has stopped"))
                 for task in others:
                     task.cancel()
         self._ledger.check_leading()
 
     async def close(self) -> None:
-        """Streams end with `run`; whoever made the links closes them."""
+        """Do nothing: streams end with `run`, and the owner of the links closes them."""
 
     async def _failing(self, run: Callable[[], Awaitable[None]]) -> None:
-        """What ends one part of the log ends all of it."""
+        """Run one part of the log; its failure ends the whole log."""
         try:
             await run()
         except ShaleError as error:
@@ -385,78 +373,81 @@ class QuorumWal:
         run = self._runtime.workers.run
         return await run(encode_wal, properties, contents, encoding.block_bytes, encoding.codec)
 
-    def _correct(self, turn: _AppendTurn, size_bytes: int) -> None:
-        """What was accounted for a group when it was taken is more than it takes as an SST."""
+    def _correct(self, ticket: _AppendTicket, size_bytes: int) -> None:
+        """Correct the size of the open object, now that the encoded size of a group is known.
+
+        The size accounted when the group was taken is larger than that of its SST.
+        """
         opened = self._grouping.begun
-        if opened is not None and opened.wal_id == turn.place.wal_id:
-            corrected = opened.size_bytes + size_bytes - turn.size_bytes
+        if opened is not None and opened.wal_id == ticket.place.wal_id:
+            corrected = opened.size_bytes + size_bytes - ticket.size_bytes
             self._grouping = replace(
                 self._grouping, begun=replace(opened, size_bytes=max(0, corrected))
             )
 
-    def _next_turn(self, place: ObjectPosition, size_bytes: int) -> _AppendTurn:
-        self._turn_count += 1
-        return _AppendTurn(self._turn_count - 1, place, size_bytes)
+    def _next_ticket(self, place: ObjectPosition, size_bytes: int) -> _AppendTicket:
+        self._ticket_count += 1
+        return _AppendTicket(self._ticket_count - 1, place, size_bytes)
 
-    async def _await_turn(self, number: int) -> None:
-        if number > self._turn_now:
+    async def _await_ticket(self, number: int) -> None:
+        if number > self._current_ticket:
             waiter = self._waiting[number] = new_waiter()
             await waiter
 
-    def _end_turn(self, number: int) -> None:
-        """It was appended, or never will be: others follow all the same."""
+    def _finish_ticket(self, number: int) -> None:
+        """Pass on the turn: the record was appended, or never will be."""
         self._waiting.pop(number, None)
-        if number != self._turn_now:
+        if number != self._current_ticket:
             self._given_up.add(number)
             return
-        self._turn_now += 1
-        while self._turn_now in self._given_up:
-            self._given_up.remove(self._turn_now)
-            self._turn_now += 1
-        waiter = self._waiting.get(self._turn_now)
+        self._current_ticket += 1
+        while self._current_ticket in self._given_up:
+            self._given_up.remove(self._current_ticket)
+            self._current_ticket += 1
+        waiter = self._waiting.get(self._current_ticket)
         if waiter is not None:
             tell(waiter)
 
-    async def _await_room(self) -> None:
-        """Wait while too much is not archived; what waits behind this fills the queue.
+    async def _await_space(self) -> None:
+        """Wait while too many bytes are not archived; groups that wait behind this fill the queue.
 
-        After `quorum_timeout_ms` nobody should wait with it any longer.
+        After `quorum_timeout_ms`, calls that wait for these groups are released.
         """
         if self._ledger.held.unarchived_bytes < self._settings.held_log_bytes_max:
             return
         self._full_since_ms = self._runtime.clock.monotonic_ms()
         try:
             async with asyncio.timeout(self._settings.quorum_timeout_ms / 1_000):
-                await self._room()
+                await self._await_space_forever()
         except TimeoutError:
             self.on_unavailable()
-            await self._room()
+            await self._await_space_forever()
         finally:
             self._full_since_ms = None
 
-    async def _room(self) -> None:
+    async def _await_space_forever(self) -> None:
         ledger = self._ledger
         while ledger.held.unarchived_bytes >= self._settings.held_log_bytes_max:
-            ledger.archive_moved.clear()
-            await ledger.archive_moved.wait()
+            ledger.archive_advanced.clear()
+            await ledger.archive_advanced.wait()
             ledger.check_leading()
 
     async def _seal(self) -> None:
-        """End the object that is open, if there is one, and return when that is committed."""
+        """End the open object, if there is one, and return when that is committed."""
         sealed = self._grouping.seal()
         if sealed is None:
             return
         place, self._grouping = sealed
-        turn = self._next_turn(place, 0)
+        ticket = self._next_ticket(place, 0)
         try:
-            await self._await_turn(turn.number)
-            # Groups before it may have been given up: then its object was never begun.
+            await self._await_ticket(ticket.number)
+            # If the groups before it were given up, its object was never begun.
             last = self._ledger.leader.log.last
             if last.wal_id is None or last.ends_object:
                 return
             record = self._ledger.append(ObjectPosition(last.wal_id, ends_object=True), b"")
         finally:
-            self._end_turn(turn.number)
+            self._finish_ticket(ticket.number)
         await self._ledger.wait_committed(record.lsn)
 
     async def _seal_when_due(self) -> None:
@@ -474,7 +465,7 @@ class QuorumWal:
                 continue
             self._hurry.clear()
             try:
-                # Not less: what rounding leaves would be waited for again and again.
+                # At least 1 ms, else a rest left by rounding would be waited for in a loop.
                 async with asyncio.timeout(max(1.0, left_ms) / 1_000):
                     await self._hurry.wait()
             except TimeoutError:
@@ -482,6 +473,6 @@ class QuorumWal:
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether somebody waits for the object that is open."""
+        """Whether a call waits for the object that is open to be archived."""
         opened = self._grouping.begun
         return opened is not None and opened.wal_id <= self._wanted_wal_id

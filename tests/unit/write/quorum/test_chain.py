@@ -64,17 +64,17 @@ async def test_idle_writer_hears_of_the_archive() -> None:
 async def test_writer_sends_each_record_once() -> None:
     """With five safekeepers in a chain it sends a fifth of the bytes, and all have all records."""
     sent = {}
-    for way in ("direct", "chain"):
+    for context in ("direct", "chain"):
         database = await QuorumDatabase.created(count=5)
-        async with database.writing(safekeeper_transport=way) as writing:
+        async with database.writing(safekeeper_transport=context) as writing:
             await chained(database, writing)
             before = sent_bytes(writing)
             for number in range(20):
                 await writing.put(b"k%02d" % number, VALUE)
             await settled(database, writing)
-            sent[way] = sent_bytes(writing) - before
+            sent[context] = sent_bytes(writing) - before
             relayed = [record_bytes(log.relayed) for log in database.logs()]
-            assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (way == "chain")
+            assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (context == "chain")
     # An object that is ended for its time has an empty record more, or not.
     assert sent["direct"] == 5 * sent["chain"] > 5 * 20 * len(VALUE)
 

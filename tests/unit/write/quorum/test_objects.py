@@ -25,7 +25,7 @@ from shalekv.write.commit import WalContents
 from shalekv.write.quorum.wal import (
     last_properties,
     object_bytes,
-    says_the_same,
+    same_contents,
 )
 from shalekv.write.wal import encode_wal
 from tests.kit.samples import properties
@@ -211,9 +211,9 @@ def test_objects_are_the_same_whatever_compressed_them() -> None:
     """
     contents = WalContents([Entry(b"k%d" % n, 5, Kind.PUT, b"v" * 500) for n in range(9)])
     one = payload_of(contents, 0)
-    assert says_the_same(NAME, one, payload_of(contents, 0, codec=Codec.LZ4, block_bytes=64))
-    assert not says_the_same(NAME, one, payload_of(contents, 1))
+    assert same_contents(NAME, one, payload_of(contents, 0, codec=Codec.LZ4, block_bytes=64))
+    assert not same_contents(NAME, one, payload_of(contents, 1))
     fewer = WalContents([Entry(b"k%d" % n, 5, Kind.PUT, b"w" * 500) for n in range(9)])
-    assert not says_the_same(NAME, one, payload_of(fewer, 0))
-    assert not says_the_same(NAME, one, one[:-1])
-    assert not says_the_same(NAME, one, bytes([one[0], 7]) + one[2:])
+    assert not same_contents(NAME, one, payload_of(fewer, 0))
+    assert not same_contents(NAME, one, one[:-1])
+    assert not same_contents(NAME, one, bytes([one[0], 7]) + one[2:])

@@ -29,7 +29,7 @@ from shalekv.write.quorum.archive import Archive
 from shalekv.write.quorum.electing import gather_votes
 from shalekv.write.quorum.links import DatabasePlace, Link
 from shalekv.write.quorum.membership import ForcedRecovery, Recovery
-from shalekv.write.quorum.peer import Way
+from shalekv.write.quorum.peer import QuorumContext
 from shalekv.write.wal import ObjectStoreWal
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
@@ -140,9 +140,11 @@ async def test_epoch_is_above_all_promises() -> None:
     for kept in database.logs():
         kept.replies[0] = lambda _: None
         kept.receive(0, VoteRequest(kept.state.member_id, Ballot(7, b"x" * 16)))
-    way = Way(database.links(), database.place, QuorumSettings(), runtime(1))
+    context = QuorumContext(database.links(), database.place, QuorumSettings(), runtime(1))
     with pytest.raises(Fenced, match="the promise of the safekeeper"):
-        await gather_votes(way, Configuration.of(await database.manifest()), Ballot(7, b"twin" * 4))
+        await gather_votes(
+            context, Configuration.of(await database.manifest()), Ballot(7, b"twin" * 4)
+        )
     assert (await database.opened()).manifest.own.epoch == 8
 
 
