@@ -1,7 +1,7 @@
 """Applying the log at a replica: objects of the store, and records that are in no object yet.
 
-Both come in the order of the log, each once, and from two sides: what was applied as records is
-left out of the object that they make, when that is read.
+Objects and records are applied in the order of the log, each once. They come from two sources, so
+when an object is read, the part of it that was applied as records is left out.
 """
 
 from __future__ import annotations
@@ -23,23 +23,21 @@ from shalekv.read.watermark import Watermark
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.watch.change_event import AppliedObject
-from shalekv.watch.feed import CommitFeed
-from shalekv.watch.feed import FeedPosition as Shown
+from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.write.quorum.wal import SECTIONS, object_bytes
 from shalekv.write.wal import list_wal
 
-# --- rest_of_object
-# What is left of a WAL object of which a part was applied before, record by record.
-
-
 BLOCK_BYTES = 64 << 10
+RECORD_BYTES = 200  # memory of a record beside its payload
+ARCHIVE_TIMEOUT_MS = 10_000  # how long `wait_archived` waits
 
 
 def rest_of_object(found: Sst, *, applied_seq: int, applied_count: int) -> Sst:
-    """The entries behind commit `applied_seq`, as an object of the same name.
+    """Build an object of the same name from the entries behind commit `applied_seq`.
 
-    Raises `IllegalState` unless `applied_count` entries come before: what was applied is not in the
-    log of the database any more.
+    Used when a part of the object was applied before, record by record. Raises `IllegalState`
+    unless `applied_count` entries come before: what was applied is not in the log of the database
+    any more.
     """
     kept: list[list[Entry]] = []
     left_out = 0
@@ -58,37 +56,32 @@ def rest_of_object(found: Sst, *, applied_seq: int, applied_count: int) -> Sst:
     return open_sst(name, data, database_id=found.properties.database_id)
 
 
-# --- unarchived
-# Records that a replica has from safekeepers, for as long as their objects may not be archived.
-#
-# Whoever reads the log from the store, as watches do that have fallen behind, finds them here.
-
-
-RECORD_BYTES = 200  # of a record, beside its payload
-
-
 class UnarchivedBuffer:
-    """The records of the last objects, each object from its first record on."""
+    """Records from safekeepers, kept while their objects may not be archived.
+
+    Reads of the log from the store, such as those of watches that are behind, find them here. Each
+    object is complete from its first record on.
+    """
 
     def __init__(self, bytes_max: int) -> None:
-        """Past `bytes_max` the oldest objects go: soon they are in the archive."""
+        """Beyond `bytes_max` the oldest objects are dropped: they will be in the archive soon."""
         self._bytes_max = bytes_max
-        self._objects: dict[int, list[Record]] = {}  # in their order
-        self._dropped_wal_id = -1  # of this object, and those before it, nothing is here
+        self._objects: dict[int, list[Record]] = {}  # in ascending order
+        self._dropped_wal_id = -1  # records up to this object are dropped
         self.size_bytes = 0
 
     @property
     def oldest_wal_id(self) -> int | None:
-        """The first object; None: nothing is here."""
+        """The first object; None: the buffer is empty."""
         return next(iter(self._objects), None)
 
     @property
     def is_half_full(self) -> bool:
-        """Whether it is time to see what is archived by now."""
+        """Whether it is time to check what is archived by now."""
         return self.size_bytes > self._bytes_max // 2
 
     def add(self, record: Record) -> None:
-        """One more, which follows those that are here."""
+        """Add a record, which follows those in the buffer."""
         if record.wal_id <= self._dropped_wal_id:
             return
         self._objects.setdefault(record.wal_id, []).append(record)
@@ -97,13 +90,13 @@ class UnarchivedBuffer:
             self.drop_through(next(iter(self._objects)))
 
     def drop_through(self, wal_id: int) -> None:
-        """Everything up to this object is in the archive."""
+        """Drop everything up to this object, since it is in the archive."""
         self._dropped_wal_id = max(self._dropped_wal_id, wal_id)
         while (oldest := self.oldest_wal_id) is not None and oldest <= wal_id:
             self.size_bytes -= sum(map(_size, self._objects.pop(oldest)))
 
     def records(self, wal_id: int) -> Sequence[Record]:
-        """Those of an object, all that are known; none: see the archive."""
+        """All known records of an object; empty: it is in the archive."""
         return (*self._objects.get(wal_id, ()),)
 
 
@@ -111,11 +104,8 @@ def _size(record: Record) -> int:
     return len(record.payload) + RECORD_BYTES
 
 
-# --- apply
-
-
 class LogApplier:
-    """What one replica has applied."""
+    """Applies the log at one replica, and tracks how far it is applied."""
 
     def __init__(
         self,
@@ -129,43 +119,42 @@ class LogApplier:
         view: Callable[[], ReadView],
         on_new_writer: Callable[[], None],
     ) -> None:
-        """Nothing behind `prefix` is applied yet; `archived_wal_id` is known to be in the store.
+        """Begin behind `prefix`. `archived_wal_id` is known to be in the store.
 
-        `epoch` and `written_ms` are those of the last object before, 0: not known.
-
-        `view` is the state of the prefix, its levels included.
+        `epoch` and `written_ms` are those of the last object before, 0: not known. `view` returns
+        the state at the watermark, with its levels.
         """
         self._replayed = replayed
         self._prefix = prefix
         self._view = view
         self._on_new_writer = on_new_writer
-        self._open_count = 0  # entries applied of an object of which a part is
+        self._open_entry_count = 0  # entries applied of the object that is applied in part
         self.position = AppliedPosition(prefix.wal_id)
         self.unarchived = UnarchivedBuffer(unarchived_bytes_max)
         self.archived_wal_id = archived_wal_id  # all up to it are in the store
         self.epoch = epoch
-        # Logical time of what was applied last. That of the manifest may be later: it says nothing
-        # of what was written until then.
+        # Logical time of what was applied last. The time of the manifest may be later, but says
+        # nothing of what was written until then.
         self.written_ms = written_ms
-        self.feed = CommitFeed(self._shown)
+        self.feed = CommitFeed(self._feed_position)
         self.record_count = 0
 
     @property
     def seq(self) -> int:
-        """The last commit that is shown."""
+        """The last commit that is published."""
         return self._prefix.seq
 
     @property
     def memory_bytes(self) -> int:
-        """What is not compacted, or not archived, and what scans keep that began before."""
+        """Accounted memory: what is not compacted or not archived, and what scans keep."""
         memtable = self._replayed.memtable
         return memtable.size_bytes + memtable.held_bytes + self.unarchived.size_bytes
 
     def apply_object(self, found: Sst) -> None:
-        """Apply the next WAL object, and tell who watches.
+        """Apply the next WAL object, and publish it to watches.
 
-        While it was on its way this replica may have gone on behind levels that contain it, or
-        applied its records.
+        While the object was being read, this replica may have continued behind levels that contain
+        it, or have applied its records. Then nothing, or the rest, is applied.
         """
         wal_id = names.parse_wal_name(found.properties.name)
         if wal_id is None:
@@ -175,7 +164,7 @@ class LogApplier:
             return
         if self.position.is_open:
             found = rest_of_object(
-                found, applied_seq=self._replayed.last_seq, applied_count=self._open_count
+                found, applied_seq=self._replayed.last_seq, applied_count=self._open_entry_count
             )
         self._apply(found, wal_id, AppliedPosition(wal_id))
 
@@ -185,20 +174,20 @@ class LogApplier:
         REQUIRES: it is `News.NEXT`, and committed.
         """
         assert self.position.judge(record) is News.NEXT
-        goes_on = self.position.is_open and record.wal_id == self.position.next_wal_id
-        count = self._open_count if goes_on else 0
+        continues_object = self.position.is_open and record.wal_id == self.position.next_wal_id
+        count = self._open_entry_count if continues_object else 0
         position = self.position.after(record)
         self.unarchived.add(record)
         self.record_count += 1
         if found is None:
-            self._reach(position)
+            self._advance(position)
         else:
             self._apply(found, record.wal_id, position)
             count += found.footer.contents.entry_count
-        self._open_count = count
+        self._open_entry_count = count
 
     def jump(self, tree: Version, *, epoch: int, logical_time_ms: int) -> None:
-        """Go on behind a tree that holds more than was applied: the log up to it may be gone."""
+        """Continue behind a newer version than what was applied: the log up to it may be gone."""
         assert tree.wal_id is not None
         seq, wal_id = self._prefix.seq, self.position.next_wal_id
         replayed = self._replayed
@@ -207,11 +196,11 @@ class LogApplier:
         self.epoch = max(self.epoch, epoch)
         replayed.memtable.drop_all()
         self.note_archived(tree.wal_id)
-        self._reach(AppliedPosition(tree.wal_id))
+        self._advance(AppliedPosition(tree.wal_id))
         self.feed.jumped(seq, wal_id)
 
     def note_archived(self, wal_id: int) -> None:
-        """All objects up to this one are in the store."""
+        """Record that all objects up to this one are in the store."""
         if self.archived_wal_id is None or wal_id > self.archived_wal_id:
             self.archived_wal_id = wal_id
         self.unarchived.drop_through(wal_id)
@@ -222,9 +211,9 @@ class LogApplier:
         apply_object(found, replayed)
         replayed.records.clear()  # only a writer answers repeated writes
         load = replayed.loads.pop() if replayed.loads else None
-        self._reach(position)
-        told_ms = found.footer.time_told(replayed.time_reset_wal_id)
-        self.written_ms = max(self.written_ms, told_ms)
+        self._advance(position)
+        recorded_ms = found.footer.time_told(replayed.time_reset_wal_id)
+        self.written_ms = max(self.written_ms, recorded_ms)
         if found.properties.writer_epoch > self.epoch:
             self.epoch = found.properties.writer_epoch
             self._on_new_writer()
@@ -240,65 +229,58 @@ class LogApplier:
                 before,
             )
 
-    def _shown(self) -> Shown:
+    def _feed_position(self) -> FeedPosition:
         position, seq = self.position, self._prefix.seq
         if position.is_open:
-            return Shown(seq, position.next_wal_id, is_open=True)
-        return Shown(seq, position.wal_id)
+            return FeedPosition(seq, position.next_wal_id, is_open=True)
+        return FeedPosition(seq, position.wal_id)
 
-    def _reach(self, position: AppliedPosition) -> None:
+    def _advance(self, position: AppliedPosition) -> None:
         self.position = position
         self._prefix.advance(self._replayed.last_seq, position.wal_id)
 
 
-# --- archive_seen
-# How far the log of a replica is archived, and what is not: that is kept, as it came in a tail.
-
-
-ARCHIVE_MS = 10_000  # for so long it is waited that something is archived
-
-
 class ArchiveCursor:
-    """The archive, as one replica knows it."""
+    """How far the log is archived, as one replica knows it, and access to what is not archived."""
 
     def __init__(
         self, store: CasStore, stored: StoredManifest, applying: LogApplier, *, interval_ms: float
     ) -> None:
-        """Who waits for the archive looks every `interval_ms`."""
+        """`interval_ms` is the interval at which `wait_archived` polls."""
         self._store = store
         self._stored = stored
         self._applying = applying
         self._interval_ms = interval_ms
 
-    async def look(self) -> None:
-        """Let go of records whose objects are in the store by now. Raises `StoreUnavailable`."""
+    async def poll(self) -> None:
+        """Drop records whose objects are in the store by now. Raises `StoreUnavailable`."""
         compacted = self._stored.current.wal_id_last_compacted
         if compacted is not None:
             self._applying.note_archived(compacted)
-        # Whatever is kept of it: of what does not fit into memory nothing is.
+        # Check also without records in the buffer: objects that do not fit were dropped from it.
         shown, first = self._applying.feed.position.wal_id, self._last() + 1
         if shown is not None and shown >= first:
             folder = await list_wal(self._store, first)
             if folder.first_gap > first:
                 self._applying.note_archived(folder.first_gap - 1)
 
-    async def reach(self) -> None:
-        """Return when all that is shown now is in the store. Raises `QuorumUnavailable`."""
+    async def wait_archived(self) -> None:
+        """Wait until everything published now is in the store. Raises `QuorumUnavailable`."""
         wanted = self._applying.feed.position.wal_id
         try:
-            async with asyncio.timeout(ARCHIVE_MS / 1_000):
+            async with asyncio.timeout(ARCHIVE_TIMEOUT_MS / 1_000):
                 while wanted is not None and wanted > self._last():
-                    await self.look()
+                    await self.poll()
                     if wanted > self._last():
                         await self._store.runtime.clock.sleep_ms(self._interval_ms)
         except TimeoutError:
             raise QuorumUnavailable(
-                f"{names.wal_name(wanted or 0)} was not archived within {ARCHIVE_MS} ms: what is "
-                "shown here is not in the object store yet. Try again later"
+                f"{names.wal_name(wanted or 0)} was not archived within {ARCHIVE_TIMEOUT_MS} ms: "
+                "what is shown here is not in the object store yet. Try again later"
             ) from None
 
     async def held_object(self, wal_id: int) -> Sst | None:
-        """What was applied of an object that may not be in the store yet; None: it is there."""
+        """Read the applied part of an object that may not be in the store; None: it is there."""
         records = self._applying.unarchived.records(wal_id)
         if not records:
             return None

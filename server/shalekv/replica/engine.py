@@ -1,6 +1,7 @@
-"""The engine of a replica: what it has applied, and the tasks that keep it up to date.
+"""The engine of a replica: the state that it has applied, and the tasks that keep it up to date.
 
-It is stateless: whatever it knows came from the object store, and goes with it.
+It is stateless: all that it knows came from the object store or from safekeepers, and is gone when
+the process ends.
 """
 
 from __future__ import annotations
@@ -37,29 +38,28 @@ from shalekv.write.quorum.links import Links
 
 log = structlog.get_logger()
 
-MANIFEST_APART_MS = 250  # at least, between two looks at the manifest, whoever asks for them
-UNARCHIVED_PARTS = 16  # of memory, at most, for records whose objects may not be in the store
-HELD_PARTS = 4  # scans may keep a quarter of the memory that is compacted, or they are ended
+MANIFEST_SPACING_MS = 250  # least time between two polls of the manifest, on demand or not
+UNARCHIVED_PARTS = 16  # a sixteenth of memory is for records whose objects may not be archived
+HELD_PARTS = 4  # scans may keep a quarter of memory after compaction, then they are ended
 
 
 async def _keep_all() -> None:
-    """There are no views."""
+    """Default of `shed_views`: there are no views."""
 
 
 class ReplicaTime:
-    """Logical time as the log tells it: never ahead of the writer's."""
+    """Logical time as the log contains it: never ahead of the writer's."""
 
     def __init__(self, replayed: Replayed) -> None:
-        """That of what was applied last."""
         self._replayed = replayed
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch; never less than before."""
+        """Milliseconds since the Unix epoch, as of the newest applied commit; never goes back."""
         return self._replayed.logical_time_ms
 
 
 class ReaderEngine:
-    """The state of a database as one replica sees it: a `ReadEngine`."""
+    """The state of a database as one replica sees it: implements `ReadEngine`."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class ReaderEngine:
         limits: LimitSettings,
         links: Links | None = None,
     ) -> None:
-        """Nothing after the levels is applied yet.
+        """Begin with the levels; nothing behind them is applied yet.
 
-        `links` reach the safekeepers that may hold the end of the log; without them what is in the
-        store is all that is seen.
+        `links` reach the safekeepers that may hold the end of the log. Without them the replica
+        sees only what is in the store.
         """
         self._store = store
         self._clock: Clock = store.runtime.clock
@@ -83,7 +83,7 @@ class ReaderEngine:
         self._ended: ShaleError | None = None
         self._closed = asyncio.Event()
         self._manifest_asked = asyncio.Event()
-        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # to be set by who keeps views
+        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # set by the owner of views
         self._replayed = Replayed(
             self.memtable,
             joined.tree.last_seq,
@@ -100,12 +100,12 @@ class ReaderEngine:
             archived_wal_id=joined.progress.wal_id,
             unarchived_bytes_max=settings.reader_memtable_bytes_max // UNARCHIVED_PARTS,
             view=self._view,
-            on_new_writer=self._manifest_asked.set,  # which tells where it is
+            on_new_writer=self._manifest_asked.set,  # the manifest has its address
         )
         self._archive = ArchiveCursor(
             store, joined.manifest, self.applying, interval_ms=settings.poll_interval_ms
         )
-        self.levels = self._tree_keeper(joined)
+        self.levels = self._version_set(joined)
         self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
         self.follower = Follower(
             store, joined.manifest, self.levels, self.memtable, self.applying, settings
@@ -114,7 +114,7 @@ class ReaderEngine:
             self.follower.tailing = self._tailing(links)
         self.prefix.on_wait = self.follower.hurry
 
-    def _tree_keeper(self, joined: JoinedReplica) -> VersionSet:
+    def _version_set(self, joined: JoinedReplica) -> VersionSet:
         return VersionSet(
             self._store,
             joined.manifest,
@@ -134,43 +134,43 @@ class ReaderEngine:
             self.applying,
             self.follower,
             database_id=self.manifest.current.database_id,
-            see_archive=self._manifest_asked.set,
+            poll_archive=self._manifest_asked.set,
         )
         return Tailing(links, self.manifest, self._clock, self._settings, replica)
 
     @property
     def database_id(self) -> bytes:
-        """16 bytes."""
+        """The id of the database, 16 bytes."""
         return self.manifest.current.database_id
 
     @property
     def held(self) -> PinnedVersion:
-        """The levels that a read uses that begins now."""
+        """The levels that a new read uses."""
         return self.levels.current
 
     @property
     def held_bytes_max(self) -> int:
-        """So much may be compacted, and kept in memory by scans that began before."""
+        """Maximum memory of entries that are compacted, but kept for scans that began before."""
         return self._settings.reader_memtable_bytes_max // HELD_PARTS
 
     @property
     def memory_bytes(self) -> int:
-        """What is not compacted, as accounted, and what is kept by scans that began before."""
+        """Accounted memory of what is not compacted, not archived, or kept for scans."""
         return self.applying.memory_bytes
 
     @property
     def epoch(self) -> int:
-        """Of the writer whose commits were applied last."""
+        """The epoch of the writer whose commits were applied last."""
         return self.applying.epoch
 
     @property
     def feed(self) -> CommitFeed:
-        """Who watches."""
+        """The feed of watches."""
         return self.applying.feed
 
     @property
     def is_told(self) -> bool:
-        """Whether what is committed comes by itself, so that nobody need look for it."""
+        """Whether a live tail delivers commits, so that polling finds nothing sooner."""
         return self.follower.is_told
 
     @property
@@ -180,26 +180,26 @@ class ReaderEngine:
 
     @property
     def staleness_ms(self) -> int:
-        """Everything that was acknowledged so long ago has been applied."""
+        """Every write acknowledged at least so many milliseconds ago is applied."""
         return self.follower.staleness_ms
 
     @property
     def writer_address(self) -> str:
-        """HOST:PORT of the writer, as the manifest says that was seen last; may be empty."""
+        """HOST:PORT of the writer by the manifest that was read last; may be empty."""
         return self.manifest.current.writer_address
 
     def refusal(self, what: str) -> NotTheWriter:
-        """The answer to who asks for `what`; and the manifest is asked whether it is still so."""
+        """Build the refusal of `what`; polls the manifest, as the writer may have changed."""
         self._manifest_asked.set()
         return NotTheWriter(what, writer_address=self.writer_address)
 
     def check_serving(self) -> None:
-        """Raise what has ended this engine; a graceful close still answers reads."""
+        """Raise the error that ended this engine. Reads are still answered after `close`."""
         if self._ended is not None:
-            raise self._ended.with_traceback(None)  # or it would grow with each call
+            raise self._ended.with_traceback(None)  # else the traceback would grow with each call
 
     def committed(self, key: bytes) -> Entry | None:
-        """The newest version of `key` in memory; None: what the levels hold counts."""
+        """The newest version of `key` in memory; None: the levels decide."""
         return self.memtable.get(key)
 
     def newest(self, key: bytes) -> Entry | None:
@@ -208,7 +208,7 @@ class ReaderEngine:
         raise self.refusal("a read at UNCOMMITTED")
 
     async def committed_view(self) -> ReadView:
-        """What was applied."""
+        """The state that was applied."""
         return self._view()
 
     async def newest_view(self) -> ReadView:
@@ -216,16 +216,16 @@ class ReaderEngine:
         raise self.refusal("a read at UNCOMMITTED")
 
     async def confirm(self) -> None:
-        """Raises `NotTheWriter`: only the writer can tell that it has not been replaced."""
+        """Raises `NotTheWriter`: only the writer can confirm that it has not been replaced."""
         raise self.refusal("a read at LINEARIZABLE")
 
     async def catch_up(self) -> None:
-        """Look for news now, and return when that was done, whatever came of it."""
+        """Poll the log now, and return when that has ended, successfully or not."""
         self.check_serving()
         await self.follower.look()
 
     async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
-        """Why an object of a tree that is read is not there."""
+        """Find out why an object of a version that is being read is missing."""
         try:
             await self.manifest.refresh()
             is_protected = bool(held.snapshot_id) and self.levels.protects(held)
@@ -242,26 +242,26 @@ class ReaderEngine:
         )
 
     async def held_object(self, wal_id: int) -> Sst | None:
-        """What was applied of an object that may not be in the store yet; None: it is there."""
+        """Read the applied part of an object that may not be in the store; None: it is there."""
         return await self._archive.held_object(wal_id)
 
     async def archive(self) -> None:
-        """Return when all that is shown now is in the store. Raises `QuorumUnavailable`."""
-        await self._archive.reach()
+        """Wait until everything published now is in the store. Raises `QuorumUnavailable`."""
+        await self._archive.wait_archived()
 
     async def load(self, last_wal_id: int | None, *, asked_ms: float) -> None:
-        """Apply what was there when this replica joined, and keep it protected meanwhile.
+        """Apply the log as it was when this replica joined, and keep it protected meanwhile.
 
-        No more of it than memory holds: `run` goes on when the compactor has caught up.
-        `asked_ms` is a moment of lapsed time before that was looked at.
+        Applies no more than memory holds: `run` goes on when the compactor has caught up.
+        `asked_ms` is a monotonic time before the log was listed.
 
-        Raises `ObjectNotFound` when that was lost nevertheless: join again.
+        Raises `ObjectNotFound` when an object was lost nevertheless: join again.
         """
         first = self.follower.next_wal_id
         end = first if last_wal_id is None else last_wal_id + 1
         failure: ShaleError | None = None
         async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(self._keep_tree(), name="keep the tree")
+            keeping = tasks.create_task(self._follow_manifest(), name="keep the tree")
             try:
                 await apply_in_order(
                     self._store,
@@ -270,35 +270,35 @@ class ReaderEngine:
                     memtable=self.memtable,
                     apply=self.applying.apply_object,
                     parallel_reads=self._settings.reader_parallel_reads,
-                    is_full=self.follower.has_no_room,
+                    is_full=self.follower.is_out_of_memory,
                 )
-            except ShaleError as error:  # raised below, because the group would wrap it
+            except ShaleError as error:  # raised below, because the task group would wrap it
                 failure = error
             finally:
                 keeping.cancel()
         if failure is not None:
             raise failure
         if not self.follower.may_leave_gaps and not self.follower.is_full:
-            await self.follower.saw_end(asked_ms)
+            await self.follower.note_end(asked_ms)
 
     def close(self) -> None:
-        """`run` returns; reads are answered until the server ends."""
+        """End `run`; reads are answered until the server ends."""
         self._closed.set()
 
     async def ended(self) -> ShaleError | None:
-        """Wait until nothing more is followed: what ended it, None after `close`."""
+        """Wait until the engine has ended. Returns the error that ended it; None after `close`."""
         await self._closed.wait()
         return self._ended
 
     async def run(self) -> None:
-        """Follow the writer until `close`, or raise what has ended it."""
+        """Follow the writer until `close`, or raise the error that ended it."""
         failure: ShaleError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 others = [
                     tasks.create_task(self._follow(), name="follow the log"),
                     tasks.create_task(self._tail(), name="tail the log"),
-                    tasks.create_task(self._keep_tree(), name="keep the tree"),
+                    tasks.create_task(self._follow_manifest(), name="keep the tree"),
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
@@ -315,7 +315,7 @@ class ReaderEngine:
     async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
         """Remove the snapshots of this process, as `VersionSet.close`.
 
-        REQUIRES: nobody reads any more.
+        REQUIRES: no reads are in progress.
         """
         await self.levels.close(timeout_ms)
 
@@ -332,12 +332,12 @@ class ReaderEngine:
         except ShaleError as error:
             self._end(error)
 
-    async def _keep_tree(self) -> None:
+    async def _follow_manifest(self) -> None:
         """Follow the manifest, and renew the snapshot in time."""
         ttl_ms = 1_000 * self._settings.reader_snapshot_ttl_s
         interval_ms = min(self._settings.manifest_interval_ms, ttl_ms / 6)
-        # However many writes are refused, each of which asks whether the writer is another one.
-        least_ms = min(MANIFEST_APART_MS, self._settings.poll_interval_ms, interval_ms)
+        # The spacing holds however many writes are refused, each of which polls the manifest.
+        least_ms = min(MANIFEST_SPACING_MS, self._settings.poll_interval_ms, interval_ms)
         while True:
             await self._clock.sleep_ms(least_ms)
             try:
@@ -348,7 +348,7 @@ class ReaderEngine:
             self._manifest_asked.clear()
             try:
                 await self.manifest.refresh()
-                await self._archive.look()
+                await self._archive.poll()
                 await self.levels.keep()
             except StoreError as error:
                 log.warning("the manifest could not be followed", error=str(error))
@@ -366,7 +366,7 @@ class ReaderEngine:
         return view if held.tree.is_empty else view.above(held)
 
     def _jump(self, tree: Version) -> None:
-        """Go on behind a tree that holds more than was applied: the log up to it may be gone."""
+        """Continue behind a newer version than what was applied: the log up to it may be gone."""
         if tree.wal_id is None:
             return
         log.warning("goes on behind the levels", wal_id=tree.wal_id, applied=self.prefix.wal_id)
@@ -376,7 +376,7 @@ class ReaderEngine:
         )
 
     async def _drop_through(self, seq: int) -> None:
-        """Let go of what the levels hold."""
+        """Drop from memory what the levels hold up to sequence number `seq`."""
         await self.memtable.drop_through(seq, self._clock)
         self.levels.forget_dropped()
         if self.memtable.held_bytes > self.held_bytes_max:

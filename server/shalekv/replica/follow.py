@@ -1,17 +1,18 @@
-"""Following the log: a replica asks for the next WAL object, and applies it (seed 000, "Readers").
+"""Following the log: a replica polls for the next WAL object, and applies it.
 
     GET wal/<next> --- there --> apply, and ask for those after it, more of them at once
          |  ^
      not there |  wait: `poll_interval_ms`, longer while nothing happens, less when a read asks
          +--+
 
-Where safekeepers hold the log, its end comes from them, and the bucket is asked only while that
-does not work (`replica.tail`). Each look asks the safekeepers then how new that is.
+See server/docs/protocol.md, "Readers". Where safekeepers hold the log, its end comes from them, and
+the bucket is polled only while that does not work (`replica.tail`). Each poll then asks the
+safekeepers how recent the applied state is.
 
-An answer counts only if nothing can have been deleted when it was given: the own snapshot cannot
-have expired, or stands in a manifest that was listed after the answer. Without a snapshot, that
-manifest has compacted nothing from the slot on. Otherwise the tree of that manifest holds more than
-memory, and the log goes on behind it.
+An answer of the store is valid only if nothing can have been deleted when it was given: the
+replica's own snapshot cannot have expired, or is in a manifest that was listed after the answer.
+Without a snapshot, that manifest must have compacted nothing from the slot on. Otherwise the
+version of that manifest holds more than memory, and the log continues behind it.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from shalekv.write.wal import list_wal
 
 log = structlog.get_logger()
 
-EMPTY_LOOKS = 8  # at the first interval, before it begins to double
-CORRUPT_LOOKS = 3  # an object that was read damaged may be whole in the store
-NEVER_MS = 1 << 40  # some 35 years: the age of what may lack anything that was ever acknowledged
+EMPTY_POLLS = 8  # polls at the first interval, before it begins to double
+CORRUPT_POLLS = 3  # reads of a damaged object: it may be intact in the store
+NEVER_MS = 1 << 40  # some 35 years: the age of a state that may lack any acknowledged write
 
 
 @dataclass(slots=True)
 class FollowerCounts:
-    """What following came to so far."""
+    """Counters of a follower."""
 
     applied: int = 0  # WAL objects
     empty_looks: int = 0
@@ -71,7 +72,7 @@ class Follower:
         applying: LogApplier,
         settings: ReaderSettings,
     ) -> None:
-        """Whatever is found is for `applying`, into `memtable`."""
+        """Prepare; what is found is given to `applying`, which applies it to `memtable`."""
         self._store = store
         self._clock = store.runtime.clock
         self._stored = stored
@@ -80,16 +81,16 @@ class Follower:
         self._applying = applying
         self._settings = settings
         self._store_time = StoreTime(store, settings.manifest_interval_ms)
-        self.tailing: Tailing | None = None  # to be set by who can reach safekeepers
-        self._poll = IdlePoll(
-            settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_LOOKS
+        self.tailing: Tailing | None = None  # set by the engine if it can reach safekeepers
+        self._pacing = IdlePoll(
+            settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_POLLS
         )
-        self._looks = SingleFlight()
-        self._last_look_ms = -math.inf
-        self._corrupt_looks = 0
+        self._polls = SingleFlight()
+        self._last_poll_ms = -math.inf
+        self._corrupt_polls = 0
         self._gap_since_ms: float | None = None
         self._gap_wal_id = 0  # the slot that is waited for
-        # By the clock of lapsed time, which nobody sets back.
+        # By the monotonic clock, which is never set back.
         self._fresh_at_ms = self._clock.monotonic_ms() - NEVER_MS
         self.counts = FollowerCounts()
         self.is_full = False
@@ -102,17 +103,17 @@ class Follower:
 
     @property
     def interval_ms(self) -> float:
-        """Between two looks, as they are paced now."""
-        return self._poll.wait_ms
+        """The present interval between polls."""
+        return self._pacing.wait_ms
 
     @property
     def is_in_gap(self) -> bool:
-        """Whether later objects are there than the one that comes next."""
+        """Whether the next object is missing although later ones exist."""
         return self._gap_since_ms is not None
 
     @property
     def gap_ms(self) -> float:
-        """How long gaps were waited for, the one that is waited for now included."""
+        """Total time of waiting for gaps, including the present one."""
         since_ms = self._gap_since_ms
         now_ms = 0 if since_ms is None else self._clock.monotonic_ms() - since_ms
         return self.counts.gap_ms + now_ms
@@ -128,95 +129,96 @@ class Follower:
 
     @property
     def is_told(self) -> bool:
-        """Whether all that is committed comes by itself: no look makes it come sooner."""
+        """Whether a live tail delivers commits, so that polling finds nothing sooner."""
         return self.tailing is not None and self.tailing.is_live
 
     @property
     def staleness_ms(self) -> int:
-        """Everything that was acknowledged so long ago has been applied."""
+        """Every write acknowledged at least so many milliseconds ago is applied."""
         return math.ceil(self._clock.monotonic_ms() - self._fresh_at_ms)
 
-    def is_fresh(self, at_ms: float) -> None:
-        """Everything that was acknowledged before this moment of lapsed time is applied."""
+    def mark_fresh(self, at_ms: float) -> None:
+        """Record that everything acknowledged before the monotonic time `at_ms` is applied."""
         self._fresh_at_ms = max(self._fresh_at_ms, at_ms)
 
     @property
-    def _is_passed_by(self) -> bool:
-        """True if the levels hold slots that were not applied and are not found in the log.
+    def _is_behind_levels(self) -> bool:
+        """Whether the levels hold slots that were not applied and are not found in the log.
 
-        Then the log goes on behind ids that a switch to safekeepers left out.
+        The log then continues behind ids that a switch to safekeepers left out.
         """
         return self._stored.current.first_uncompacted_wal_id > self.next_wal_id
 
-    async def saw_end(self, asked_ms: float) -> None:
-        """All objects are applied that were in the store at this moment of lapsed time.
+    async def note_end(self, asked_ms: float) -> None:
+        """Record that all objects are applied that were in the store at the monotonic time
+        `asked_ms`.
 
-        Where safekeepers have what came after, the last of them tells its age: all is applied that
-        was acknowledged before its last commit, by the clock of the store.
+        Where safekeepers have later records, the last object determines the freshness: everything
+        is applied that was acknowledged before its last commit, by the clock of the store.
         """
         if self._applying.epoch > self._stored.current.writer_epoch:
-            await self._stored.refresh()  # a new writer may hold the log at another place
-        if self._is_passed_by:
+            await self._stored.refresh()  # a new writer may have switched the WAL mode
+        if self._is_behind_levels:
             return
         if self._stored.current.wal_mode is WalMode.OBJECT_STORE:
-            self.is_fresh(asked_ms)
+            self.mark_fresh(asked_ms)
             return
         if self._applying.written_ms:
             at_ms = await self._store_time.lapsed_ms(self._applying.written_ms)
-            self.is_fresh(min(asked_ms, at_ms))
+            self.mark_fresh(min(asked_ms, at_ms))
 
     async def look(self) -> None:
-        """Look for news; return when a look that began after this call has ended."""
-        await self._looks.next()
+        """Poll now; return when a poll that began after this call has ended."""
+        await self._polls.next()
 
     def hurry(self) -> None:
-        """Somebody waits for what is not there yet: look now, and often for a while."""
-        self._poll.begin_again()
-        self._looks.asked.set()
+        """Poll now, and frequently for a while: a call waits for later commits."""
+        self._pacing.begin_again()
+        self._polls.asked.set()
 
     async def run(self) -> None:
         """Follow until cancelled.
 
-        Raises `CorruptObject` when the next object is damaged however often it is read,
-        `IllegalState`, and what the manifest raises.
+        Raises `CorruptObject` when the next object is damaged in repeated reads, `IllegalState`,
+        and as the manifest.
         """
         try:
             while True:
-                await self._wait_for_turn()
-                is_wanted = self._looks.is_wanted
-                self._looks.begin()
-                await self._look_once(is_wanted=is_wanted)
-                self._looks.answer()
+                await self._wait_until_due()
+                is_wanted = self._polls.is_wanted
+                self._polls.begin()
+                await self._poll_once(is_wanted=is_wanted)
+                self._polls.answer()
         finally:
-            self._looks.end()
+            self._polls.end()
 
-    async def _wait_for_turn(self) -> None:
-        self._looks.asked.clear()
+    async def _wait_until_due(self) -> None:
+        self._polls.asked.clear()
         least_ms = self._left_ms(self._settings.poll_interval_min_ms)
         if least_ms:
             await self._clock.sleep_ms(least_ms)
-        if not self._looks.is_wanted:
+        if not self._polls.is_wanted:
             try:
-                async with asyncio.timeout(self._left_ms(self._poll.wait_ms) / 1_000):
-                    await self._looks.asked.wait()
+                async with asyncio.timeout(self._left_ms(self._pacing.wait_ms) / 1_000):
+                    await self._polls.asked.wait()
             except TimeoutError:
                 pass
-        self._last_look_ms = self._clock.monotonic_ms()
+        self._last_poll_ms = self._clock.monotonic_ms()
 
     def _left_ms(self, interval_ms: float) -> float:
-        """Until so much has passed since the last look began."""
-        return max(self._last_look_ms + interval_ms - self._clock.monotonic_ms(), 0)
+        """Time left until `interval_ms` have passed since the last poll began."""
+        return max(self._last_poll_ms + interval_ms - self._clock.monotonic_ms(), 0)
 
-    async def _look_once(self, *, is_wanted: bool) -> None:
+    async def _poll_once(self, *, is_wanted: bool) -> None:
         try:
             if self.tailing is not None and self.tailing.is_live:
                 await self.tailing.confirm(is_wanted=is_wanted)
             else:
                 await self._apply_all()
         except CorruptObject as error:
-            self._corrupt_looks += 1
-            log.warning("a WAL object is damaged", problem=str(error), looks=self._corrupt_looks)
-            if self._corrupt_looks >= CORRUPT_LOOKS:
+            self._corrupt_polls += 1
+            log.warning("a WAL object is damaged", problem=str(error), looks=self._corrupt_polls)
+            if self._corrupt_polls >= CORRUPT_POLLS:
                 raise
         except StoreError as error:
             if not self.is_cut_off:
@@ -226,21 +228,21 @@ class Follower:
             if self.is_cut_off:
                 log.info("the object store answers again")
             self.is_cut_off = False
-            self._corrupt_looks = 0
-        self._poll.look(self._applying.seq)
+            self._corrupt_polls = 0
+        self._pacing.look(self._applying.seq)
         self._end_gap()
 
     async def _apply_all(self) -> None:
         """Apply everything that is there."""
         count = 1
         while True:
-            if self.has_no_room():
-                await self._make_room()
+            if self.is_out_of_memory():
+                await self._free_memory()
                 return
             asked_ms = self._clock.monotonic_ms()
             first = self.next_wal_id
             found, is_end = await self._read(first, count)
-            if not await self._counts(first):
+            if not await self._is_answer_valid(first):
                 continue
             for each in found:
                 if each.index.blocks_of(Section.CONTROL):
@@ -252,13 +254,13 @@ class Follower:
             if is_end and self.next_wal_id == first + len(found):
                 self.counts.empty_looks += not found
                 if not await self._is_gap():
-                    await self.saw_end(asked_ms)
-                if not self._is_passed_by:
+                    await self.note_end(asked_ms)
+                if not self._is_behind_levels:
                     return
                 await self._levels.move()
             count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
 
-    def has_no_room(self) -> bool:
+    def is_out_of_memory(self) -> bool:
         """Whether memory is full: nothing more is applied before some of it is compacted."""
         used_bytes = self._applying.memory_bytes
         is_full = used_bytes >= self._settings.reader_memtable_bytes_max
@@ -267,11 +269,11 @@ class Follower:
         self.is_full = is_full
         return is_full
 
-    async def _make_room(self) -> None:
-        """Let go of what is compacted by now.
+    async def _free_memory(self) -> None:
+        """Drop from memory what is compacted by now.
 
-        What comes next may be compacted as well, and then there will never be room for it in
-        memory: the log goes on behind the levels that have it.
+        The next objects may be compacted as well, and might never fit into memory. Then the log
+        continues behind the levels that have them.
         """
         manifest = await self._stored.refresh()
         if manifest.first_uncompacted_wal_id > self.next_wal_id:
@@ -280,9 +282,10 @@ class Follower:
             await self._levels.keep()
 
     async def _read(self, first: int, count: int) -> tuple[Sequence[Sst], bool]:
-        """The objects from slot `first` on, and whether one of the `count` was not there.
+        """Read the objects from slot `first` on. Also returns whether one of the `count` was
+        missing.
 
-        An error is raised when it is the turn of its object: what stands before it comes first.
+        An error is raised only when its object comes next: the objects before it are applied first.
         """
         database_id = self._stored.current.database_id
         async with asyncio.TaskGroup() as tasks:
@@ -303,8 +306,8 @@ class Follower:
                 raise each
         return found, False
 
-    async def _counts(self, first: int) -> bool:
-        """Whether what was read from slot `first` on, or its absence, is the log's."""
+    async def _is_answer_valid(self, first: int) -> bool:
+        """Whether what was read from slot `first` on, or its absence, belongs to the log."""
         levels = self._levels
         if levels.is_surely_protected:
             return True
@@ -321,16 +324,17 @@ class Follower:
         return False
 
     async def protect_load(self) -> None:
-        """The next object commits a load: protect its files before they are read.
+        """Protect the files of a load, which the next object commits, before they are read.
 
-        A manifest that is read now names them: as a pending load, or in levels that contain the
-        object; then these are read from now on, and the object is not needed any more.
+        A manifest that is read now names them, either as a pending load or in levels that contain
+        the object. In the latter case these levels are read from now on, and the object is not
+        needed any more.
         """
         await self._stored.refresh()
         await self._levels.move()
 
     async def _is_gap(self) -> bool:
-        """Nothing stands in the next slot: whether anything may be acknowledged behind it."""
+        """Whether anything may be acknowledged behind the next slot, which is empty."""
         self._end_gap()
         if not self.may_leave_gaps:
             return False
@@ -340,24 +344,20 @@ class Follower:
         if self.next_wal_id not in folder.filled and self._gap_since_ms is None:
             self._gap_since_ms = self._clock.monotonic_ms()
             self._gap_wal_id = self.next_wal_id
-            self._poll.begin_again()  # what is missing is on its way
+            self._pacing.begin_again()  # the missing object is about to arrive
             self.counts.gaps += 1
             log.info("waiting for a gap", wal_id=self.next_wal_id, behind=max(folder.filled))
         return True
 
     def _end_gap(self) -> None:
-        """Note that the slot that was waited for is behind us, if it is."""
+        """Record the end of a gap, if the slot that was waited for is applied."""
         if self._gap_since_ms is not None and self.next_wal_id > self._gap_wal_id:
             self.counts.gap_ms += self._clock.monotonic_ms() - self._gap_since_ms
             self._gap_since_ms = None
 
 
-# --- tailed_replica
-# What a tail keeps up to date: a replica, which also follows the store.
-
-
 class TailedReplica:
-    """Implements `replica.tail.Tailed`."""
+    """A replica that also follows the store: implements `replica.tail.Tailed`."""
 
     def __init__(
         self,
@@ -365,21 +365,20 @@ class TailedReplica:
         follower: Follower,
         *,
         database_id: bytes,
-        see_archive: Callable[[], None],
+        poll_archive: Callable[[], None],
     ) -> None:
-        """`see_archive` asks that somebody looks how far the archive is, soon."""
+        """`poll_archive` requests that the archive is polled soon."""
         self._applying = applying
         self._follower = follower
         self._database_id = database_id
-        self._see_archive = see_archive
+        self._poll_archive = poll_archive
 
     @property
     def position(self) -> AppliedPosition:
-        """How far it is."""
         return self._applying.position
 
     async def apply(self, record: Record) -> None:
-        """Apply a record, unless that has happened meanwhile, as a part of its object."""
+        """Apply a record, unless it was applied meanwhile as a part of its object."""
         found = None
         if record.payload:
             name = names.wal_name(record.wal_id)
@@ -389,16 +388,14 @@ class TailedReplica:
         if self._applying.position.judge(record) is News.NEXT:
             self._applying.apply_record(record, found)
         if self._applying.unarchived.is_half_full:
-            self._see_archive()
+            self._poll_archive()
 
-    def has_no_room(self) -> bool:
-        """Whether memory is full."""
-        return self._follower.has_no_room()
+    def is_out_of_memory(self) -> bool:
+        return self._follower.is_out_of_memory()
 
     async def read_archive(self) -> None:
-        """Look into the store, which has what comes next."""
+        """Poll the store, which has what comes next."""
         await self._follower.look()
 
-    def is_fresh(self, at_ms: float) -> None:
-        """Everything that was acknowledged before this moment of lapsed time is applied."""
-        self._follower.is_fresh(at_ms)
+    def mark_fresh(self, at_ms: float) -> None:
+        self._follower.mark_fresh(at_ms)

@@ -1,12 +1,12 @@
-"""How a replica begins, statement by statement of seed 000, "Reader Protocol".
+"""Joining a database as a replica (server/docs/protocol.md, "Readers").
 
-1. read the current manifest, before the log is listed;
-2. list the log for the last contiguous object after what is compacted;
-3. put a snapshot into the next manifest, with that object as `wal_id_last_seen`; begin again with 1
-   when another edit came first;
-4. read the levels of that manifest, and the objects after them up to that one.
+1. Read the current manifest, before the log is listed.
+2. List the log for the last contiguous object after what is compacted.
+3. Put a snapshot into the next manifest, with that object as `wal_id_last_seen`; begin again with 1
+   when another edit came first.
+4. Read the levels of that manifest, and the objects after them up to that one.
 
-Without a snapshot the third step is left out.
+Without a snapshot, step 3 is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shalekv.write.snapshots import Snapshots
 
 @dataclass(frozen=True, slots=True)
 class JoinedReplica:
-    """What a replica begins with: a tree that is protected, and where the log goes on."""
+    """The state that a replica begins with: a protected version, and where the log continues."""
 
     manifest: StoredManifest
     tree: Version
@@ -40,10 +40,10 @@ class JoinedReplica:
     snapshot_id: bytes
     snapshot_ttl_s: int | None  # None: nothing is protected
     protected_since_ms: float
-    last_wal_id: int | None  # the last object that is known to be there
+    last_wal_id: int | None  # the last object that is known to exist
     epoch: int
     logical_time_ms: int
-    written_ms: int  # logical time of the last object that is in the tree; 0: not known
+    written_ms: int  # logical time of the last object in the version; 0: not known
 
 
 async def join(
@@ -52,10 +52,10 @@ async def join(
     settings: ReaderSettings,
     open_ssts: Callable[[Manifest], LevelSsts],
 ) -> JoinedReplica:
-    """Join a database as a replica; `open_ssts` opens the SSTs of this manifest.
+    """Join a database as a replica; `open_ssts` opens the SSTs of a manifest.
 
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
-    `StoreError`; nothing protects what was read when it is `ObjectNotFound`: join again.
+    `StoreError`. On `ObjectNotFound` what was read was not protected: join again.
     """
     await check_pins(store, await stored.refresh(), may_fix=False)
     began_ms = store.runtime.clock.monotonic_ms()
@@ -93,13 +93,13 @@ async def join(
 async def _last_writer(
     store: CasStore, manifest: Manifest, last_wal_id: int | None
 ) -> tuple[int, int]:
-    """Epoch and logical time of the newest object that is compacted, if none comes after it.
+    """Epoch and logical time of the last compacted object; 0, 0 if the log continues after it.
 
-    The collector keeps that object for this (seed 000, "Garbage Collectors").
+    The collector keeps that object for this (server/docs/protocol.md).
     """
     c = manifest.wal_id_last_compacted
     if c is None or (last_wal_id is not None and last_wal_id > c):
-        return 0, 0  # the first that is applied will tell
+        return 0, 0  # known when the first object is applied
     found = await read_slot(store, c, manifest.database_id)
     if isinstance(found, ShaleError):
         return manifest.writer_epoch, 0  # a restored copy may have no log at all

@@ -1,15 +1,15 @@
-"""Tailing: a replica of a quorum database hears from a safekeeper what is not archived yet.
+"""Tailing: a replica of a quorum database reads from a safekeeper what is not archived yet.
 
     choose a member --- Tail ---> apply record by record --- it breaks, or lags ---> another one
          |  ^
-     nobody, or   the archive has what comes next: the replica reads the bucket meanwhile
+     none, or     the archive has what comes next: the replica reads the bucket meanwhile
          +--+
 
-What a tail brings is committed, whichever member sends it, and however long that was cut off from
-the others. So it tells how far the log goes at least, and not how new that is. For this a majority
-is asked where their logs end (`protocol.tail`): when that much is applied, everything is that
-was acknowledged before they were asked. Who the members were is told by the manifest, so nothing is
-claimed for the time after the last look at it.
+The records of a tail are committed, whichever member sends them, and however long that member was
+cut off from the others. So a tail shows how far the log goes at least, and not how recent that is.
+For that, a majority is asked where its logs end (`protocol.tail`). When that much is applied,
+everything is applied that was acknowledged before the request. The members are those of the
+manifest, so nothing is claimed for the time after it was read last.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ from shalekv.write.quorum.links import LinkBroken, Links, TailPiece
 
 log = structlog.get_logger()
 
-ASK_MS = 1_000  # for so long a member that is asked may take to answer
-SILENCE_MS = 10_000  # a tail that brings nothing for so long, no sign of life either, is broken
-PROOFS_MAX = 16  # that wait for records
+ANSWER_TIMEOUT_MS = 1_000  # of a request to a member
+SILENCE_MS = 10_000  # a tail without records or keep-alives for so long is broken
+PROOFS_MAX = 16  # proofs that wait for records
 
 
 class Tailed(Protocol):
-    """What is kept up to date."""
+    """The replica that a tail keeps up to date."""
 
     @property
     def position(self) -> AppliedPosition:
-        """How far it is."""
+        """How far the log is applied."""
         ...
 
     async def apply(self, record: Record) -> None:
-        """Apply a record, unless that has happened meanwhile. Raises what the store raises."""
+        """Apply a record, unless it was applied meanwhile. Raises errors of the store."""
         ...
 
-    def has_no_room(self) -> bool:
+    def is_out_of_memory(self) -> bool:
         """Whether memory is full."""
         ...
 
     async def read_archive(self) -> None:
-        """Return when the archive was looked at for news, by a look that began after this call."""
+        """Wait for a poll of the archive that began after this call."""
         ...
 
-    def is_fresh(self, at_ms: float) -> None:
-        """Everything that was acknowledged before this moment of lapsed time is applied."""
+    def mark_fresh(self, at_ms: float) -> None:
+        """Record that everything acknowledged before the monotonic time `at_ms` is applied."""
         ...
 
 
 class _Proof(NamedTuple):
-    """When all up to `newest` is applied, all is that was acknowledged before `asked_ms`."""
+    """If all up to `newest` is applied, so is all that was acknowledged before `asked_ms`."""
 
     newest: LogEnd
     asked_ms: float
@@ -80,17 +80,17 @@ class _Proof(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Following:
-    """The tail that is read now."""
+class _CurrentTail:
+    """The tail that is being read."""
 
     member_id: bytes
     address: str
-    scope: asyncio.Timeout  # ends it
-    is_cut: bool = False
+    scope: asyncio.Timeout  # its expiry ends the tail
+    is_left: bool = False
 
 
 class TailEnded(Exception):
-    """A tail is not read on. The text says why; what comes next is there, at another place."""
+    """A tail is abandoned. The text says why; the log continues elsewhere."""
 
 
 class Tailing:
@@ -104,30 +104,30 @@ class Tailing:
         settings: ReaderSettings,
         tailed: Tailed,
     ) -> None:
-        """Nothing is tailed before `run`."""
+        """Prepare; `run` reads tails."""
         self._links = links
         self._stored = stored
         self._clock = clock
         self._settings = settings
         self._tailed = tailed
-        self._following: _Following | None = None
-        self._heard_lsn = 0  # what is committed, as the member that is followed says
-        self._due: tuple[int, float] | None = None  # what it should have said, and since when
-        self._failures: dict[bytes, int] = {}  # of each member, since it was last any use
-        self._avoided: dict[bytes, float] = {}  # until when
+        self._current: _CurrentTail | None = None
+        self._reported_lsn = 0  # the commit point that the tail has reported
+        self._due: tuple[int, float] | None = None  # the one it should report, and since when
+        self._failures: dict[bytes, int] = {}  # by member, since it was last of use
+        self._avoided: dict[bytes, float] = {}  # by member, until when
         self._proofs: list[_Proof] = []
         self._advanced = asyncio.Event()
-        self.is_live = False  # what is committed comes by itself: the bucket need not be asked
-        self.tail_count = 0  # that were begun
+        self.is_live = False  # a tail delivers commits: the bucket need not be polled
+        self.tail_count = 0  # tails that were begun
 
     @property
     def address(self) -> str:
-        """Of the member whose tail is read; empty: of none."""
-        return "" if self._following is None else self._following.address
+        """The address of the member whose tail is being read; empty if none is."""
+        return "" if self._current is None else self._current.address
 
     @property
     def configuration(self) -> Configuration | None:
-        """Who has the log, by the manifest that was seen last; None: it is not to be tailed."""
+        """The members, by the manifest that was read last; None: there is nothing to tail."""
         manifest = self._stored.current
         is_on = self._settings.tail is TailChoice.AUTO
         if not is_on or manifest.wal_mode is not WalMode.QUORUM:
@@ -135,20 +135,18 @@ class Tailing:
         return Configuration.of(manifest)
 
     async def run(self) -> None:
-        """Tail until cancelled. Raises `IllegalState` when the log is another one suddenly."""
+        """Tail until cancelled. Raises `IllegalState` when the log was replaced by another one."""
         try:
             while True:
                 await self._tail_once()
         finally:
             self.is_live = False
 
-    # Looks: what the follower does instead of asking the bucket.
-
     async def confirm(self, *, is_wanted: bool) -> None:
-        """Ask the members how new that is what was applied, and which of them lags.
+        """Ask the members how recent the applied state is, and whether the current tail lags.
 
-        Somebody waits for it if `is_wanted`: then by a manifest that is read now, and until what
-        they have is applied, if it comes at all. Raises what reading a manifest raises.
+        With `is_wanted` a call waits for it: the manifest is read anew, and the method waits until
+        what the members have is applied, if it arrives in time. Raises as reading a manifest.
         """
         configuration = self.configuration
         if configuration is None:
@@ -170,35 +168,35 @@ class Tailing:
         if is_wanted:
             await self._settled(proof)
 
-    def _judge(self, configuration: Configuration, asked: Asked) -> None:
-        """End a tail from which nothing more is to be expected."""
-        following = self._following
-        if following is None or following.is_cut or following.scope.expired():
+    def _judge(self, configuration: Configuration, asked: MemberAnswers) -> None:
+        """Leave a tail from which nothing more can be expected."""
+        current = self._current
+        if current is None or current.is_left or current.scope.expired():
             return
-        if following.member_id not in {member.id for member in configuration.everyone}:
-            self._cut(following, "it is no member any more")
-        elif following.member_id in asked.silent:
-            self._cut(following, "it does not answer")
+        if current.member_id not in {member.id for member in configuration.everyone}:
+            self._leave(current, "it is no member any more")
+        elif current.member_id in asked.silent:
+            self._leave(current, "it does not answer")
         elif self._is_late(furthest_commit(asked.answers)):
-            self._cut(following, "it lags behind the others")
+            self._leave(current, "it lags behind the others")
 
     def _is_late(self, committed_lsn: int) -> bool:
-        """Whether the tail has not told for an interval what others knew then to be committed."""
+        """Whether, for an interval, the tail has not reported a commit that others knew of."""
         now_ms = self._clock.monotonic_ms()
-        if self._due is not None and self._heard_lsn >= self._due[0]:
+        if self._due is not None and self._reported_lsn >= self._due[0]:
             self._due = None
-        if self._due is None and self._heard_lsn < committed_lsn:
+        if self._due is None and self._reported_lsn < committed_lsn:
             self._due = committed_lsn, now_ms
         return self._due is not None and now_ms - self._due[1] >= self._settings.poll_interval_ms
 
-    def _cut(self, following: _Following, problem: str) -> None:
-        log.info("a tail is left", address=following.address, problem=problem)
+    def _leave(self, current: _CurrentTail, problem: str) -> None:
+        log.info("a tail is left", address=current.address, problem=problem)
         self.is_live = False
-        following.is_cut = True
-        following.scope.reschedule(0)  # which is over
+        current.is_left = True
+        current.scope.reschedule(0)  # a time in the past
 
     def _settle_proofs(self) -> None:
-        """Of the proofs for which enough is applied, each says something."""
+        """Use the proofs for which enough is applied to mark the state as fresh."""
         position = self._tailed.position
         settled = [proof for proof in self._proofs if position.holds(proof.newest)]
         if not settled:
@@ -206,24 +204,22 @@ class Tailing:
         self._proofs = [proof for proof in self._proofs if proof not in settled]
         for proof in settled:
             if proof.configuration == self.configuration:
-                self._tailed.is_fresh(min(proof.asked_ms, self._stored.confirmed_ms))
+                self._tailed.mark_fresh(min(proof.asked_ms, self._stored.confirmed_ms))
         self._advanced.set()
 
     async def _settled(self, proof: _Proof) -> None:
         try:
-            async with asyncio.timeout(ASK_MS / 1_000):
+            async with asyncio.timeout(ANSWER_TIMEOUT_MS / 1_000):
                 while proof in self._proofs:
                     self._advanced.clear()
                     await self._advanced.wait()
         except TimeoutError:
             pass
 
-    # Tails.
-
     async def _tail_once(self) -> None:
         """Read one tail to its end, or wait for a while."""
         configuration = self.configuration
-        if configuration is None or self._tailed.has_no_room():
+        if configuration is None or self._tailed.is_out_of_memory():
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
             return
         now_ms = self._clock.monotonic_ms()
@@ -239,18 +235,18 @@ class Tailing:
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
 
     async def _read_archive(self) -> None:
-        """What comes next is there, or will be in a moment."""
+        """Poll the archive, which has what comes next, or will have it soon."""
         position = self._tailed.position
         await self._tailed.read_archive()
         if self._tailed.position == position:
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
 
     async def _follow(self, configuration: Configuration, member_id: bytes) -> None:
-        """Read the tail of one member until it ends, or is cut."""
+        """Read the tail of one member until it ends, or is left."""
         (address,) = (each.address for each in configuration.everyone if each.id == member_id)
         try:
             async with asyncio.timeout(SILENCE_MS / 1_000) as scope:
-                self._following = _Following(member_id, address, scope)
+                self._current = _CurrentTail(member_id, address, scope)
                 await self._read_tail(address, member_id)
             problem = "it has ended"
         except RecordTrimmed:
@@ -263,44 +259,44 @@ class Tailing:
             problem = "it is silent, or was left"
         except (LinkBroken, TailEnded, NotAMember, CorruptObject) as error:
             problem = str(error)
-        except ShaleError as error:  # the store's, where a load has to be protected
+        except ShaleError as error:  # of the store, when a load has to be protected
             problem = str(error)
         finally:
             self.is_live = False
-            self._following = None
+            self._current = None
         log.info("a tail has ended", address=address, problem=problem)
-        if not self._tailed.has_no_room():
+        if not self._tailed.is_out_of_memory():
             self._avoid(member_id)
 
     async def _read_tail(self, address: str, member_id: bytes) -> None:
-        self._heard_lsn, self._due = 0, None
+        self._reported_lsn, self._due = 0, None
         first_wal_id = self._tailed.position.next_wal_id
         pieces = self._links.tail(address, self._stored.current.database_id, first_wal_id)
         last: LogEnd | None = None
         try:
             async for piece in pieces:
                 self._begin_piece(member_id, piece)
-                last = await self._take(piece, last)
+                last = await self._apply_piece(piece, last)
         finally:
             if isinstance(pieces, AsyncGenerator):
                 await pieces.aclose()
 
     def _begin_piece(self, member_id: bytes, piece: TailPiece) -> None:
-        following = self._following
-        assert following is not None
-        if following.is_cut or following.scope.expired():
-            return  # what has come still counts
+        current = self._current
+        assert current is not None
+        if current.is_left or current.scope.expired():
+            return  # its records are applied nevertheless
         if not self.is_live:
-            log.info("tailing", address=following.address)
+            log.info("tailing", address=current.address)
             self.is_live = True
             self.tail_count += 1
-        self._heard_lsn = max(self._heard_lsn, piece.committed_lsn)
+        self._reported_lsn = max(self._reported_lsn, piece.committed_lsn)
         self._failures.pop(member_id, None)
         loop_s = asyncio.get_running_loop().time()
-        following.scope.reschedule(loop_s + SILENCE_MS / 1_000)
+        current.scope.reschedule(loop_s + SILENCE_MS / 1_000)
 
-    async def _take(self, piece: TailPiece, last: LogEnd | None) -> LogEnd | None:
-        """Apply what is news; the last record of the tail so far."""
+    async def _apply_piece(self, piece: TailPiece, last: LogEnd | None) -> LogEnd | None:
+        """Apply the new records of a piece. Returns the last record of the tail so far."""
         for record in piece.records:
             if last is not None and not record.follows(last):
                 raise TailEnded(f"record {record.lsn} does not follow record {last.lsn}")
@@ -315,7 +311,7 @@ class Tailing:
                 )
             if news is News.GAP:
                 raise RecordTrimmed(f"what comes before record {record.lsn} is in the archive")
-            if self._tailed.has_no_room():
+            if self._tailed.is_out_of_memory():
                 raise TailEnded("memory is full")
             await self._tailed.apply(record)
             self._settle_proofs()
@@ -323,7 +319,7 @@ class Tailing:
         return last
 
     def _avoid(self, member_id: bytes) -> None:
-        """Try others first: for longer, the more often it was of no use."""
+        """Prefer other members for a while, longer the more often this one has failed."""
         settings = self._settings
         count = self._failures.get(member_id, 0)
         self._failures[member_id] = count + 1
@@ -332,28 +328,25 @@ class Tailing:
             wait_ms, settings.poll_interval_ms
         )
 
-    async def _ask(self, configuration: Configuration) -> Asked:
+    async def _ask(self, configuration: Configuration) -> MemberAnswers:
         database_id = self._stored.current.database_id
-        return await ask_members(self._links, configuration, database_id, wait_ms=ASK_MS)
+        return await ask_members(self._links, configuration, database_id, wait_ms=ANSWER_TIMEOUT_MS)
 
 
-# --- asking
-# Asking the members of a quorum what they hold, all at once, until enough have answered.
-
-
-class Asked(NamedTuple):
-    """What came of it."""
+class MemberAnswers(NamedTuple):
+    """The answers of the members, and those that gave none."""
 
     answers: Mapping[bytes, MemberTail]  # by member
-    silent: Collection[bytes]  # they were not reached, or are no members any more
+    silent: Collection[bytes]  # not reached in time, or other members by now
 
 
 async def ask_members(
     links: Links, configuration: Configuration, database_id: bytes, *, wait_ms: float
-) -> Asked:
-    """Ask all, and return when a majority of sound ones has answered, or nobody more will.
+) -> MemberAnswers:
+    """Ask all members for their logs, until a majority of sound ones has answered, or all have.
 
-    After `wait_ms` whoever has not answered is `silent`; who was not waited for is neither.
+    After `wait_ms`, members that have not answered are `silent`. Members that were not waited for
+    are in neither collection.
     """
     answers: dict[bytes, MemberTail] = {}
     silent: set[bytes] = set()
@@ -371,19 +364,19 @@ async def ask_members(
             enough.set()
 
     async with asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(ask(member)) for member in everyone]
+        polling = [tasks.create_task(ask(member)) for member in everyone]
         try:
             async with asyncio.timeout(wait_ms / 1_000):
                 await enough.wait()
         except TimeoutError:
             silent |= {member.id for member in everyone} - answers.keys()
-        for task in asking:
+        for task in polling:
             task.cancel()
-    return Asked(answers, silent)
+    return MemberAnswers(answers, silent)
 
 
 async def _ask(links: Links, member: Member, database_id: bytes) -> MemberTail | None:
-    """None: it is not there, or is another one now."""
+    """The log of one member; None: it does not answer, or is another member now."""
     try:
         status = await links.status(member.address, database_id)
     except (LinkBroken, ShaleError):

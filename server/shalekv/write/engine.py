@@ -372,7 +372,7 @@ class WriterEngine:
                 others = [
                     tasks.create_task(self._watch_owner(), name="watch for another writer"),
                     tasks.create_task(self._run_slots(), name="what the log stands on"),
-                    tasks.create_task(self._keep_tree(), name="keep the tree"),
+                    tasks.create_task(self._follow_manifest(), name="keep the tree"),
                     tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
@@ -439,7 +439,7 @@ class WriterEngine:
         self.log.pending_writes.forget_durable()
         self.levels.land_load(load, self.loads.land(load))
 
-    async def _keep_tree(self) -> None:
+    async def _follow_manifest(self) -> None:
         """Follow the manifest, and renew snapshots in time, until another error ends the log."""
         while True:
             try:

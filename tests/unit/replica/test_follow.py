@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import BadMagic, ObjectNotFound
 from shalekv.format import names
-from shalekv.replica.follow import CORRUPT_LOOKS, EMPTY_LOOKS
+from shalekv.replica.follow import CORRUPT_POLLS, EMPTY_POLLS
 from tests.kit.engine.replica import (
     TTL_S,
     ReplicatedDatabase,
@@ -86,9 +86,9 @@ async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) 
     assert engine.follower.counts.applied == 1
 
 
-@pytest.mark.parametrize("damaged_looks", [CORRUPT_LOOKS - 1, CORRUPT_LOOKS])
+@pytest.mark.parametrize("damaged_polls", [CORRUPT_POLLS - 1, CORRUPT_POLLS])
 @virtual_time(seed=1)
-async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int) -> None:
+async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_polls: int) -> None:
     """What was damaged on its way is read again; what is damaged in the store is never skipped."""
     database = await ReplicatedDatabase.created()
     engine = await database.join()
@@ -97,9 +97,9 @@ async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_looks: int)
     whole = database.data(name)
     await database.overwrite(name, b"X" * len(whole))
     running_engine = asyncio.create_task(engine.run())
-    for _ in range(damaged_looks):
+    for _ in range(damaged_polls):
         await engine.follower.look()
-    if damaged_looks == CORRUPT_LOOKS:
+    if damaged_polls == CORRUPT_POLLS:
         with pytest.raises(BadMagic):
             await asyncio.wait_for(running_engine, TTL_S)
         with pytest.raises(BadMagic):
@@ -169,11 +169,11 @@ async def test_looks_are_paced_by_what_happens() -> None:
     engine = await database.join(store, poll_interval_ms=250, **settings)
     store.requests.clear()
     following = asyncio.create_task(engine.follower.run())
-    await pass_s(0.25 * EMPTY_LOOKS + 0.01)
-    assert len(store.asked("get")) == EMPTY_LOOKS + 1
+    await pass_s(0.25 * EMPTY_POLLS + 0.01)
+    assert len(store.asked("get")) == EMPTY_POLLS + 1
     await pass_s(10)
     assert engine.follower.interval_ms == 1_000
-    assert len(store.asked("get")) <= EMPTY_LOOKS + 1 + 12
+    assert len(store.asked("get")) <= EMPTY_POLLS + 1 + 12
     await database.put(a=b"1")
     await engine.catch_up()
     assert engine.follower.interval_ms == 250

@@ -1,8 +1,8 @@
 """The log of an elected writer: follows all its members, and commits by majority.
 
-    append      the record goes to every member on its stream; the call does not wait committed   a
-majority has it on disk: in the order of the log, without a task for each call archived    members
-put committed records into the archive, and report how far they are
+    append      the record goes to every member on its stream; the call does not wait
+    committed   a majority has it on disk: in the order of the log, without a task for each call
+    archived    members put committed records into the archive, and report how far they are
 
 If a member has promised itself to another writer, the log ends.
 

@@ -1,11 +1,12 @@
 """Opening a database whose log is in safekeepers (server/docs/safekeepers.md, "Opening").
 
-    greet      ask a majority for what it has promised; this changes no member claim      claim an
-epoch above all that were seen, by compare-and-swap in the manifest vote       a majority promises
-to follow no older writer close      put a fence of this epoch at the end of the log before, if that
-was in the store fetch      read from the voter with the highest rank what is not in the archive
-fence      a majority stores the first record of this epoch, which commits all before it replay
-the archive, then what was fetched
+    greet      ask a majority for what it has promised; this changes no member
+    claim      claim an epoch above all that were seen, by compare-and-swap in the manifest
+    vote       a majority promises to follow no older writer
+    close      put a fence of this epoch at the end of the log before, if that was in the store
+    fetch      read from the voter with the highest rank what is not in the archive
+    fence      a majority stores the first record of this epoch, which commits all before it
+    replay     the archive, then what was fetched
 
 The fence is one record, whatever `max_parallel_writes` and `fence_width` are. Those concern uploads
 that land later, and a member that has voted accepts nothing from an older writer any more.

@@ -11,8 +11,8 @@ not affect safety. It does not affect availability either: a member that acknowl
 time although there is something leaves the chain, and is sent everything directly, until it may try
 again.
 
-    enter   when it was sent all that the head was sent: what follows comes by the chain leave
-when the stream to it ends, when it is full, or when it acknowledges nothing
+    enter   when it was sent all that the head was sent: what follows comes by the chain
+    leave   when the stream to it ends, when it is full, or when it acknowledges nothing
 """
 
 from __future__ import annotations
