@@ -110,7 +110,7 @@ class LogApplier:
     def __init__(
         self,
         replayed: Replayed,
-        prefix: Watermark,
+        watermark: Watermark,
         *,
         epoch: int,
         written_ms: int,
@@ -119,17 +119,17 @@ class LogApplier:
         view: Callable[[], ReadView],
         on_new_writer: Callable[[], None],
     ) -> None:
-        """Begin behind `prefix`. `archived_wal_id` is known to be in the store.
+        """Begin behind `watermark`. `archived_wal_id` is known to be in the store.
 
         `epoch` and `written_ms` are those of the last object before, 0: not known. `view` returns
         the state at the watermark, with its levels.
         """
         self._replayed = replayed
-        self._prefix = prefix
+        self._watermark = watermark
         self._view = view
         self._on_new_writer = on_new_writer
         self._open_entry_count = 0  # entries applied of the object that is applied in part
-        self.position = AppliedPosition(prefix.wal_id)
+        self.position = AppliedPosition(watermark.wal_id)
         self.unarchived = UnarchivedBuffer(unarchived_bytes_max)
         self.archived_wal_id = archived_wal_id  # all up to it are in the store
         self.epoch = epoch
@@ -142,7 +142,7 @@ class LogApplier:
     @property
     def seq(self) -> int:
         """The last commit that is published."""
-        return self._prefix.seq
+        return self._watermark.seq
 
     @property
     def memory_bytes(self) -> int:
@@ -186,17 +186,17 @@ class LogApplier:
             count += found.footer.contents.entry_count
         self._open_entry_count = count
 
-    def jump(self, tree: Version, *, epoch: int, logical_time_ms: int) -> None:
+    def jump(self, version: Version, *, epoch: int, logical_time_ms: int) -> None:
         """Continue behind a newer version than what was applied: the log up to it may be gone."""
-        assert tree.wal_id is not None
-        seq, wal_id = self._prefix.seq, self.position.next_wal_id
+        assert version.wal_id is not None
+        seq, wal_id = self._watermark.seq, self.position.next_wal_id
         replayed = self._replayed
-        replayed.last_seq = max(seq, tree.last_seq)
+        replayed.last_seq = max(seq, version.last_seq)
         replayed.logical_time_ms = max(replayed.logical_time_ms, logical_time_ms)
         self.epoch = max(self.epoch, epoch)
         replayed.memtable.drop_all()
-        self.note_archived(tree.wal_id)
-        self._advance(AppliedPosition(tree.wal_id))
+        self.note_archived(version.wal_id)
+        self._advance(AppliedPosition(version.wal_id))
         self.feed.jumped(seq, wal_id)
 
     def note_archived(self, wal_id: int) -> None:
@@ -230,14 +230,14 @@ class LogApplier:
             )
 
     def _feed_position(self) -> FeedPosition:
-        position, seq = self.position, self._prefix.seq
+        position, seq = self.position, self._watermark.seq
         if position.is_open:
             return FeedPosition(seq, position.next_wal_id, is_open=True)
         return FeedPosition(seq, position.wal_id)
 
     def _advance(self, position: AppliedPosition) -> None:
         self.position = position
-        self._prefix.advance(self._replayed.last_seq, position.wal_id)
+        self._watermark.advance(self._replayed.last_seq, position.wal_id)
 
 
 class ArchiveCursor:

@@ -43,7 +43,7 @@ UNARCHIVED_PARTS = 16  # a sixteenth of memory is for records whose objects may 
 HELD_PARTS = 4  # scans may keep a quarter of memory after compaction, then they are ended
 
 
-async def _keep_all() -> None:
+async def _shed_nothing() -> None:
     """Default of `shed_views`: there are no views."""
 
 
@@ -79,14 +79,14 @@ class ReaderEngine:
         self._settings = settings
         self.manifest = joined.manifest
         self.memtable = joined.memtable
-        self.prefix = joined.progress
+        self.prefix = joined.watermark
         self._ended: ShaleError | None = None
         self._closed = asyncio.Event()
         self._manifest_asked = asyncio.Event()
-        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # set by the owner of views
+        self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
         self._replayed = Replayed(
             self.memtable,
-            joined.tree.last_seq,
+            joined.version.last_seq,
             joined.logical_time_ms,
             time_reset_wal_id=joined.manifest.current.time_reset_wal_id,
             land_load=lambda load: self.levels.land_load(load, None),
@@ -97,7 +97,7 @@ class ReaderEngine:
             self.prefix,
             epoch=joined.epoch,
             written_ms=joined.written_ms,
-            archived_wal_id=joined.progress.wal_id,
+            archived_wal_id=joined.watermark.wal_id,
             unarchived_bytes_max=settings.reader_memtable_bytes_max // UNARCHIVED_PARTS,
             view=self._view,
             on_new_writer=self._manifest_asked.set,  # the manifest has its address
@@ -118,7 +118,7 @@ class ReaderEngine:
         return VersionSet(
             self._store,
             joined.manifest,
-            PinnedVersion(joined.tree, joined.ssts, joined.snapshot_id),
+            PinnedVersion(joined.version, joined.ssts, joined.snapshot_id),
             loads=(),
             memtable=self.memtable,
             prefix=self.prefix,
@@ -261,7 +261,7 @@ class ReaderEngine:
         end = first if last_wal_id is None else last_wal_id + 1
         failure: ShaleError | None = None
         async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(self._follow_manifest(), name="keep the tree")
+            keeping = tasks.create_task(self._follow_manifest(), name="follow the manifest")
             try:
                 await apply_in_order(
                     self._store,
@@ -298,8 +298,8 @@ class ReaderEngine:
                 others = [
                     tasks.create_task(self._follow(), name="follow the log"),
                     tasks.create_task(self._tail(), name="tail the log"),
-                    tasks.create_task(self._follow_manifest(), name="keep the tree"),
-                    tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
+                    tasks.create_task(self._follow_manifest(), name="follow the manifest"),
+                    tasks.create_task(self.levels.let_go(), name="drop what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
                 ]
@@ -365,14 +365,14 @@ class ReaderEngine:
         view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
         return view if held.tree.is_empty else view.above(held)
 
-    def _jump(self, tree: Version) -> None:
+    def _jump(self, version: Version) -> None:
         """Continue behind a newer version than what was applied: the log up to it may be gone."""
-        if tree.wal_id is None:
+        if version.wal_id is None:
             return
-        log.warning("goes on behind the levels", wal_id=tree.wal_id, applied=self.prefix.wal_id)
-        manifest = self.manifest.current  # which is not older than that of the tree
+        log.warning("goes on behind the levels", wal_id=version.wal_id, applied=self.prefix.wal_id)
+        manifest = self.manifest.current  # which is not older than that of the version
         self.applying.jump(
-            tree, epoch=manifest.writer_epoch, logical_time_ms=manifest.logical_time_ms
+            version, epoch=manifest.writer_epoch, logical_time_ms=manifest.logical_time_ms
         )
 
     async def _drop_through(self, seq: int) -> None:

@@ -33,10 +33,10 @@ class JoinedReplica:
     """The state that a replica begins with: a protected version, and where the log continues."""
 
     manifest: StoredManifest
-    tree: Version
+    version: Version
     ssts: LevelSsts
     memtable: Memtable
-    progress: Watermark
+    watermark: Watermark
     snapshot_id: bytes
     snapshot_ttl_s: int | None  # None: nothing is protected
     protected_since_ms: float
@@ -70,16 +70,16 @@ async def join(
         snapshot_id, ttl_s = NO_SNAPSHOT, None
         manifest = stored.current
         last_wal_id = await snapshots.last_contiguous(manifest)
-    tree = await store.runtime.workers.run(Version.of, manifest)
+    version = await store.runtime.workers.run(Version.of, manifest)
     ssts = open_ssts(manifest)
     ssts.origins.learn(manifest.origins)
     epoch, written_ms = await _last_writer(store, manifest, last_wal_id)
     return JoinedReplica(
         manifest=stored,
-        tree=tree,
+        version=version,
         ssts=ssts,
         memtable=Memtable(),
-        progress=Watermark(seq=tree.last_seq, wal_id=tree.wal_id),
+        watermark=Watermark(seq=version.last_seq, wal_id=version.wal_id),
         snapshot_id=snapshot_id,
         snapshot_ttl_s=ttl_s,
         protected_since_ms=began_ms,

@@ -78,7 +78,7 @@ class CommitPublisher:
         self._feed.applied(obj, before)
 
 
-async def commit_to_the_end(commits: GroupCommit, slots: WriteAheadLog) -> None:
+async def run_until_archived(commits: GroupCommit, slots: WriteAheadLog) -> None:
     """Run the log until it is closed or stopped; if it was closed, until all of it is archived.
 
     Then readers of the object store alone find everything that was acknowledged. If archiving
@@ -98,7 +98,7 @@ async def commit_to_the_end(commits: GroupCommit, slots: WriteAheadLog) -> None:
             log.warning("the end of the log is in the safekeepers alone", problem=problem)
 
 
-async def bound_the_end(
+async def limit_shutdown(
     commits: GroupCommit, end: asyncio.Task[None], clock: Clock, *, grace_ms: float
 ) -> None:
     """Cancel `end` if it is not done `grace_ms` after the log was closed or stopped."""
@@ -107,7 +107,7 @@ async def bound_the_end(
     end.cancel()
 
 
-async def reason_missing(
+async def explain_missing(
     missing: ObjectNotFound, held: PinnedVersion, ownership: Ownership, levels: VersionSet
 ) -> ShaleError:
     """Find out why an object of the levels is missing.
@@ -128,7 +128,7 @@ async def reason_missing(
     )
 
 
-async def _keep_all() -> None:
+async def _shed_nothing() -> None:
     """Default of `shed_views`: there are no views."""
 
 
@@ -164,7 +164,7 @@ class WriterEngine:
         self.feed = CommitFeed(self._position)
         self.prefix.publish = self._publisher().publish
         self.skip_memtable_bytes = settings.skip_memtable_bytes
-        self.shed_views: Callable[[], Awaitable[None]] = _keep_all  # set by the owner of views
+        self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
         self.snapshots = SnapshotViews(
             opened.store, opened.manifest, opened.held.ssts, limits or LimitSettings()
         )
@@ -337,7 +337,7 @@ class WriterEngine:
         return reason
 
     async def _reason_of(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
-        return await reason_missing(missing, held, self.ownership, self.levels)
+        return await explain_missing(missing, held, self.ownership, self.levels)
 
     def _newest_state(self, pending_writes: PendingWrites, below: ReadSet) -> NewestState:
         """The state by which a transaction is decided that follows all pending writes."""
@@ -366,19 +366,19 @@ class WriterEngine:
         try:
             async with asyncio.TaskGroup() as tasks:
                 end = tasks.create_task(
-                    commit_to_the_end(self.log, self.slots), name="group commit"
+                    run_until_archived(self.log, self.slots), name="group commit"
                 )
-                bound = bound_the_end(self.log, end, self._clock, grace_ms=stop_grace_ms)
+                bound = limit_shutdown(self.log, end, self._clock, grace_ms=stop_grace_ms)
                 others = [
-                    tasks.create_task(self._watch_owner(), name="watch for another writer"),
-                    tasks.create_task(self._run_slots(), name="what the log stands on"),
-                    tasks.create_task(self._follow_manifest(), name="keep the tree"),
-                    tasks.create_task(self.levels.let_go(), name="let go of what is compacted"),
+                    tasks.create_task(self._watch_ownership(), name="watch for another writer"),
+                    tasks.create_task(self._run_wal(), name="run the WAL"),
+                    tasks.create_task(self._follow_manifest(), name="follow the manifest"),
+                    tasks.create_task(self.levels.let_go(), name="drop what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.expiry.run(), name="sweep what expires"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
-                    tasks.create_task(bound, name="bound the end"),
+                    tasks.create_task(bound, name="limit the shutdown"),
                 ]
                 await asyncio.wait([end])
                 for task in others:
@@ -389,10 +389,10 @@ class WriterEngine:
         if not self.log.is_closing and self.log.stopped_by is not None:
             raise self.log.stopped_by
 
-    async def _watch_owner(self) -> None:
+    async def _watch_ownership(self) -> None:
         self.log.stop(await self.ownership.run())
 
-    async def _run_slots(self) -> None:
+    async def _run_wal(self) -> None:
         try:
             await self.slots.run()
         except ShaleError as error:

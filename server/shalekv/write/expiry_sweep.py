@@ -138,9 +138,9 @@ class ExpiryScan:
             await self._clock.sleep_ms(_MS_PER_S * size_bytes / self._bytes_per_s)
 
 
-def ssts(tree: Version) -> Iterator[SstInfo]:
+def ssts(version: Version) -> Iterator[SstInfo]:
     """The SSTs of a version that hold keys of clients."""
-    return chain(tree.l0, *(run.ssts for run in tree.runs))
+    return chain(version.l0, *(run.ssts for run in version.runs))
 
 
 def _groups(opened: OpenSst) -> Iterator[range]:
@@ -204,9 +204,9 @@ class ExpirySweep:
         self._log = engine.log
         self._clock = clock
         self._settings = settings
-        tree = engine.levels.current.tree
+        version = engine.levels.current.tree
         self.values = ExpiringValues(
-            bytes_max=settings.expiry_tracked_bytes, through_seq=tree.last_seq
+            bytes_max=settings.expiry_tracked_bytes, through_seq=version.last_seq
         )
         self._scan = ExpiryScan(
             engine.levels,

@@ -41,8 +41,8 @@ from shalekv.write.logical_time import first_time
 from shalekv.write.quorum.links import Links
 from shalekv.write.recovery import (
     FencedLog,
+    OpeningSnapshot,
     RecoveredLog,
-    WalKeeper,
     opening_deadline,
     replay_log,
     serve_replayed,
@@ -101,11 +101,13 @@ async def open_log(
             disk=disk,
         )
     check_openable(current)
-    keeper = WalKeeper(store, settings, await first_time(store, current, settings.clock_jump_max_s))
-    manifest = await _win_epoch(
-        stored, store, settings, keeper, address=address, since_epoch=since_epoch
+    opening_snapshot = OpeningSnapshot(
+        store, settings, await first_time(store, current, settings.clock_jump_max_s)
     )
-    return await _open_fenced(store, stored, manifest, settings, keeper, cache, disk)
+    manifest = await _win_epoch(
+        stored, store, settings, opening_snapshot, address=address, since_epoch=since_epoch
+    )
+    return await _open_fenced(store, stored, manifest, settings, opening_snapshot, cache, disk)
 
 
 async def _open_fenced(
@@ -113,15 +115,15 @@ async def _open_fenced(
     stored: StoredManifest,
     manifest: FencedManifest,
     settings: WriterSettings,
-    keeper: WalKeeper,
+    opening_snapshot: OpeningSnapshot,
     cache: CacheSettings | None,
     disk: DiskCache | None,
 ) -> RecoveredLog:
     """Fence, replay and finish the opening, after the epoch is won."""
-    own, time = manifest.own, keeper.time
+    own, time = manifest.own, opening_snapshot.time
     log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
     time.raise_to(manifest.current.logical_time_ms)
-    slots = ObjectStoreWal(
+    wal = ObjectStoreWal(
         store,
         own,
         database_id=manifest.current.database_id,
@@ -130,10 +132,10 @@ async def _open_fenced(
         last_compacted=partial(_last_compacted, stored),
         codec=Codec[settings.wal_codec.name],
     )
-    run = await _fence(store, manifest, slots)
-    replayed = await replay_log(store, manifest, run.first, settings, keeper)
+    run = await _fence(store, manifest, wal)
+    replayed = await replay_log(store, manifest, run.first, settings, opening_snapshot)
     last_wal_id = run.next_slot - 1
-    fenced = FencedLog(replayed, slots, time, last_wal_id, last_stored_wal_id=last_wal_id)
+    fenced = FencedLog(replayed, wal, time, last_wal_id, last_stored_wal_id=last_wal_id)
     return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 
 
@@ -161,7 +163,7 @@ async def _win_epoch(
     stored: StoredManifest,
     store: CasStore,
     settings: WriterSettings,
-    keeper: WalKeeper,
+    opening_snapshot: OpeningSnapshot,
     *,
     address: str,
     since_epoch: int | None,
@@ -178,7 +180,7 @@ async def _win_epoch(
         nonce=nonce,
         max_parallel_writes=settings.max_parallel_writes,
         address=address,
-        snapshot_expire_time_s=keeper.expire_time_s,
+        snapshot_expire_time_s=opening_snapshot.expire_time_s,
         since_epoch=since_epoch,
     )
     async with opening_deadline(store, settings):
@@ -186,7 +188,7 @@ async def _win_epoch(
     return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
 
 
-async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWal) -> FenceRun:
+async def _fence(store: CasStore, manifest: FencedManifest, wal: ObjectStoreWal) -> FenceRun:
     """Put fences into the WAL until no older writer can pass them (I3, F1).
 
     A compactor may merge the first fences before the last ones are written, again and again (I13).
@@ -200,14 +202,14 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWa
         run, pursuit = FenceRun(first=first_gap, width=width), Pursuit.begin(first_gap, width)
         while not run.is_complete:
             try:
-                occupant = await slots.create(run.next_slot, WalContents())
+                occupant = await wal.create(run.next_slot, WalContents())
             except OutcomeUnknown:
                 # The store did not answer, and the slot was compacted since. Whether or not it is
                 # ours, the run does not count any more, and another begins behind c.
                 break
-            verdict = SlotVerdict.OURS if occupant is None else judge(occupant, slots.own)
-            newer_epoch = slots.own.epoch if occupant is None else occupant.owner.epoch
-            run = run.after(verdict, newer_epoch, slots.own)
+            verdict = SlotVerdict.OURS if occupant is None else judge(occupant, wal.own)
+            newer_epoch = wal.own.epoch if occupant is None else occupant.owner.epoch
+            run = run.after(verdict, newer_epoch, wal.own)
             if verdict in (SlotVerdict.OLDER_DATA, SlotVerdict.OLDER_FENCE):
                 folder = await _list_from(store, manifest, pursuit.gap)
                 pursuit = pursuit.after(verdict, run.first - 1, folder.first_gap)
@@ -215,8 +217,8 @@ async def _fence(store: CasStore, manifest: FencedManifest, slots: ObjectStoreWa
             elif is_merged_early:
                 run = run.proven_by(await manifest.refresh())
         if run.is_complete and run.first > pursuit.gap:
-            await _fill_before(slots, run, await _list_from(store, manifest, pursuit.gap))
-        if check_run_counts(run, await manifest.refresh(), slots.own):
+            await _fill_before(wal, run, await _list_from(store, manifest, pursuit.gap))
+        if check_run_counts(run, await manifest.refresh(), wal.own):
             log.info("older writers fenced", first=run.first, width=run.width)
             return run
         is_merged_early = True
@@ -247,7 +249,7 @@ async def _list_from(store: CasStore, manifest: FencedManifest, slot: int) -> Wa
     return await list_wal(store, max(slot, manifest.current.first_uncompacted_wal_id))
 
 
-async def _fill_before(slots: ObjectStoreWal, run: FenceRun, folder: WalFolder) -> None:
+async def _fill_before(wal: ObjectStoreWal, run: FenceRun, folder: WalFolder) -> None:
     """Fill the slots that an older writer left empty before `run`: the log has no gaps (I4)."""
     empty = [slot for slot in range(folder.first_gap, run.first) if slot not in folder.filled]
 
@@ -255,12 +257,12 @@ async def _fill_before(slots: ObjectStoreWal, run: FenceRun, folder: WalFolder) 
         while empty:
             slot = empty.pop()
             try:
-                occupant = await slots.create(slot, WalContents())
+                occupant = await wal.create(slot, WalContents())
             except OutcomeUnknown:
                 continue  # it was compacted meanwhile, so it was filled
             if occupant is not None:
                 at = FenceRun(first=slot, width=1)
-                at.after(judge(occupant, slots.own), occupant.owner.epoch, slots.own)
+                at.after(judge(occupant, wal.own), occupant.owner.epoch, wal.own)
 
     await in_parallel(fill, min(FILLS_MAX, len(empty)))
 

@@ -68,7 +68,7 @@ class Prefetch:
                 ranges = {each: await self._range_below(held, each) for each in needs.ranges}
                 record = await held.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
-                # Not `explain`, which may wait for a new version until `base` is released.
+                # Not `explain`, which may wait until `base`, held here, is released.
                 raise await self._reason_of(missing, held) from missing
             below = ReadSet(base, found, ranges, record)
             if self.is_current(below, needs):

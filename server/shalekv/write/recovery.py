@@ -49,7 +49,7 @@ class RecoveredLog:
     loads: Sequence[CommittedLoad] = ()  # those whose records were replayed, oldest first
 
 
-class WalKeeper:
+class OpeningSnapshot:
     """The snapshot that keeps the WAL until the replay, under the nonce of the opening writer."""
 
     def __init__(self, store: CasStore, settings: WriterSettings, time: LogicalTime) -> None:
@@ -104,7 +104,7 @@ async def replay_log(
     manifest: FencedManifest,
     end_wal_id: int,
     settings: WriterSettings,
-    keeper: WalKeeper,
+    opening_snapshot: OpeningSnapshot,
 ) -> Replayed:
     """Replay the log from the first slot that is not compacted to the one before `end_wal_id`.
 
@@ -125,7 +125,7 @@ async def replay_log(
         database_id=current.database_id,
         replayed=replayed,
         parallel_reads=settings.replay_parallel_reads,
-        keep_alive=partial(keeper.renew, manifest),
+        keep_alive=partial(opening_snapshot.renew, manifest),
     )
     return replayed
 
@@ -195,11 +195,11 @@ async def _serve_levels(
         )
     # These levels may hold more than those that the replay began after, never less.
     named = await named_manifest(store, served, snapshot_id)
-    tree = await store.runtime.workers.run(Version.of, named)
+    version = await store.runtime.workers.run(Version.of, named)
     cache = cache or CacheSettings()
     ssts = LevelSsts(store, database_id=served.database_id, settings=cache, disk=disk)
     ssts.origins.learn(named.origins)
-    return PinnedVersion(tree, ssts, snapshot_id)
+    return PinnedVersion(version, ssts, snapshot_id)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from shalekv.write.commit import WalContents
 ENCODE_INLINE_COUNT = 4_000
 ENCODE_INLINE_BYTES = 1 << 20
 COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
-EPOCH_METADATA = "writer_epoch"  # user metadata of WAL objects (server/docs/formats.md)
+EPOCH_METADATA = "writer_epoch"  # user metadata of each WAL object
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def _anything(self: Watermark, seq: int, wal_id: int | None) -> None:
 def _back_to_the_tree(self: LogApplier, tree: Version, *, epoch: int, logical_time_ms: int) -> None:
     _real_jump(self, tree, epoch=epoch, logical_time_ms=logical_time_ms)
     self._replayed.last_seq = tree.last_seq
-    self._prefix.advance(tree.last_seq, tree.wal_id)
+    self._watermark.advance(tree.last_seq, tree.wal_id)
 
 
 _real_jump = LogApplier.jump

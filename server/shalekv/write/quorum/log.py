@@ -87,8 +87,8 @@ class QuorumLog:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._follow_all()
-            checking = tasks.create_task(self._check_periodically(), name="look after the quorum")
-            polling = tasks.create_task(self._poll_archive(), name="ask how far the archive is")
+            checking = tasks.create_task(self._check_periodically(), name="check the quorum")
+            polling = tasks.create_task(self._poll_archive(), name="poll the archive")
             announcing = tasks.create_task(self._announce(), name="announce what is committed")
             try:
                 await ledger.ended.wait()

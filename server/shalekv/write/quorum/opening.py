@@ -49,8 +49,8 @@ from shalekv.write.quorum.peer import QuorumContext
 from shalekv.write.quorum.wal import GroupEncoding, QuorumWal
 from shalekv.write.recovery import (
     FencedLog,
+    OpeningSnapshot,
     RecoveredLog,
-    WalKeeper,
     opening_deadline,
     replay_log,
     serve_replayed,
@@ -87,14 +87,14 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     place = DatabasePlace(stored.current.database_id, store.url)
     context = QuorumContext(links, place, quorum, store.runtime)
     time = await first_time(store, stored.current, settings.clock_jump_max_s)
-    keeper = WalKeeper(store, settings, time)
+    opening_snapshot = OpeningSnapshot(store, settings, time)
     manifest = await _win_epoch(
-        store, stored, settings, context, keeper, address=address, since_epoch=since_epoch
+        store, stored, settings, context, opening_snapshot, address=address, since_epoch=since_epoch
     )
-    slots, fetched, fence_wal_id = await _take_over(store, manifest, settings, context, time)
-    replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, keeper)
+    wal, fetched, fence_wal_id = await _take_over(store, manifest, settings, context, time)
+    replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, opening_snapshot)
     await _replay_records(store, replayed, fetched, manifest.current.database_id)
-    fenced = FencedLog(replayed, slots, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
+    fenced = FencedLog(replayed, wal, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
     return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 
 
@@ -148,11 +148,11 @@ async def _take_over(
         time.now_ms,
     )
     membership = MembershipFollower(manifest, quorum_log, store.runtime.clock)
-    slots = QuorumWal(quorum_log, membership, encoding, context.settings, store.runtime)
+    wal = QuorumWal(quorum_log, membership, encoding, context.settings, store.runtime)
     time.raise_to(_latest_ms(fetched, manifest.current))
-    await _fence(quorum_log, slots, fence_wal_id, context)
+    await _fence(quorum_log, wal, fence_wal_id, context)
     log.info("older writers fenced", epoch=own.epoch, wal_id=fence_wal_id)
-    return slots, fetched, fence_wal_id
+    return wal, fetched, fence_wal_id
 
 
 async def _win_epoch(
@@ -160,7 +160,7 @@ async def _win_epoch(
     stored: StoredManifest,
     settings: WriterSettings,
     context: QuorumContext,
-    keeper: WalKeeper,
+    opening_snapshot: OpeningSnapshot,
     *,
     address: str,
     since_epoch: int | None,
@@ -183,7 +183,7 @@ async def _win_epoch(
             nonce=nonce,
             max_parallel_writes=1,
             address=address,
-            snapshot_expire_time_s=keeper.expire_time_s,
+            snapshot_expire_time_s=opening_snapshot.expire_time_s,
             epoch_min=epoch_to_claim(manifest.writer_epoch, greetings.values()),
             since_epoch=since_epoch,
         )
@@ -213,7 +213,7 @@ async def _fence_previous_log(
     """
     if not manifest.current.wal_ids_left_out:
         return  # the WAL mode was never switched
-    slots = ObjectStoreWal(
+    wal = ObjectStoreWal(
         store,
         manifest.own,
         database_id=manifest.current.database_id,
@@ -224,11 +224,11 @@ async def _fence_previous_log(
     first = manifest.current.wal_ids_left_out[-1].start
     while True:
         wal_id = (await list_wal(store, first)).first_gap
-        occupant = await slots.create(wal_id, WalContents())
+        occupant = await wal.create(wal_id, WalContents())
         if occupant is None:
             return
-        if judge(occupant, slots.own) is SlotVerdict.NEWER:
-            raise fenced(slots.own, occupant.owner.epoch, names.wal_name(wal_id))
+        if judge(occupant, wal.own) is SlotVerdict.NEWER:
+            raise fenced(wal.own, occupant.owner.epoch, names.wal_name(wal_id))
         first = wal_id + 1  # the list may lag
 
 
@@ -237,11 +237,11 @@ async def _nothing() -> None:
 
 
 async def _fence(
-    quorum_log: QuorumLog, slots: QuorumWal, wal_id: int, context: QuorumContext
+    quorum_log: QuorumLog, wal: QuorumWal, wal_id: int, context: QuorumContext
 ) -> None:
     """Wait until a majority has the elected log and the first record of this epoch."""
     timeout_ms = context.settings.vote_timeout_ms
-    fence = await slots.append_fence(wal_id)
+    fence = await wal.append_fence(wal_id)
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(until_failed(quorum_log.run), name="quorum log")
