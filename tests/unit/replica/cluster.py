@@ -1,4 +1,4 @@
-"""A quorum database with replicas in virtual time: its writer, archive and members by hand."""
+"""A quorum database with replicas in virtual time; the test drives writer, archive and members."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Keeper:
         return Member(self.kept.state.member_id, self.node.address)
 
     def receive(self, message: ToAcceptor, wanted: type[Reply]) -> Reply:
-        """Take a message of the writer; the reply of this kind."""
+        """Pass a message of the writer to the safekeeper; returns the reply of this kind."""
         replies: list[ToProposer] = []
         self.kept.replies[STREAM] = replies.append
         self.kept.receive(STREAM, message)
@@ -64,7 +64,7 @@ class Keeper:
 
 
 class QuorumCluster(ReplicatedDatabase):
-    """The database, and safekeepers, of which the first three are its members."""
+    """The database, and its safekeepers; the first three are members at first."""
 
     keepers: list[Keeper]
     others: list[Keeper]
@@ -90,7 +90,7 @@ class QuorumCluster(ReplicatedDatabase):
         return self.links.tails[keeper.node.address]
 
     async def switch(self) -> None:
-        """Move the log to the safekeepers, as another writer: first a fence in the bucket."""
+        """Switch the log to the safekeepers, as another writer, after a fence in the bucket."""
         await self.take_over()
         self.slot += 1
         await self.fill_with(self.slot, self.writer)
@@ -108,7 +108,7 @@ class QuorumCluster(ReplicatedDatabase):
         return next(each for each in self.keepers if each.member.id == member_id)
 
     async def elect(self) -> None:
-        """Another writer opens the database: it votes, fills the others, and fences."""
+        """Open the database as another writer: gather votes, fill the members, and fence."""
         await self.take_over()
         manifest = await self.manifest()
         ballot = Ballot(self.writer.epoch, self.writer.nonce)
@@ -126,7 +126,7 @@ class QuorumCluster(ReplicatedDatabase):
         self.append(self._sst(wal_id, WalContents()), wal_id=wal_id, ends_object=True)
 
     async def put(self, **values: bytes) -> int:
-        """One commit, in the object that is open; its sequence number."""
+        """Commit one put in the open object; returns its sequence number."""
         return self.write(self.commit(**values))
 
     def write(self, commit: Commit, *, ends_object: bool = False) -> int:
@@ -141,7 +141,7 @@ class QuorumCluster(ReplicatedDatabase):
         return last.next_wal_id if last.ends_object or last.wal_id is None else last.wal_id
 
     def seal(self) -> None:
-        """End the object that is open, if one is."""
+        """End the open object, if there is one."""
         if not self.leader.log.last.ends_object:
             self.append(b"", ends_object=True)
 
@@ -161,13 +161,13 @@ class QuorumCluster(ReplicatedDatabase):
         return record
 
     def tell_commit(self) -> None:
-        """Tell all that hear how far the log is committed, and what they have missed."""
+        """Send the commit point, and missing records, to all members that are connected."""
         for keeper in self._heard():
             self._send(keeper)
             keeper.kept.receive(STREAM, Append(self.leader.ballot, (), self.leader.committed_lsn))
 
     async def archive(self, *, trims: bool = False) -> int:
-        """Archive all complete objects; the next one. With `trims` the safekeepers forget them."""
+        """Archive all complete objects; with `trims` safekeepers drop them. Returns the next."""
         committed = [r for lsn, r in sorted(self._log.items()) if lsn <= self.leader.committed_lsn]
         by_object: dict[int, list[Record]] = {}
         for record in committed:
@@ -186,7 +186,7 @@ class QuorumCluster(ReplicatedDatabase):
         return max(await self.wal(), default=-1) + 1
 
     async def set_members(self, keepers: Sequence[Keeper]) -> Manifest:
-        """Others are the members from now on, with all that the log has."""
+        """Replace the members by others that have the whole log."""
         for keeper in keepers:
             if keeper not in self.keepers:
                 keeper.receive(self.leader.elected(keeper.member.id), Joined)
@@ -229,7 +229,7 @@ class QuorumCluster(ReplicatedDatabase):
 
 
 async def steps(until: Callable[[], bool]) -> int:
-    """Let other tasks run until that is so, while time stands still; how often they did."""
+    """Let other tasks run until the condition holds, without advancing time; returns the count."""
     began_s = asyncio.get_running_loop().time()
     for count in range(STEPS_MAX):
         if until():
@@ -240,5 +240,5 @@ async def steps(until: Callable[[], bool]) -> int:
 
 
 async def shown(engine: ReaderEngine, seq: int) -> None:
-    """The replica shows this commit, and none that is newer, while time stands still."""
+    """The replica shows this commit, and no newer one, without advancing time."""
     await steps(lambda: engine.prefix.seq == seq)

@@ -1,4 +1,4 @@
-"""A replica: how it begins, what protects it, and that it never shows less than before (I6)."""
+"""A replica: how it joins, what protects it, and that it never shows less than before (I6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.virtual_time import virtual_time
 
 @virtual_time(seed=1)
 async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
-    """A replay that lasts longer than a snapshot lives loses nothing."""
+    """A replay that lasts longer than the lifetime of the snapshot loses nothing."""
     database = await ReplicatedDatabase.created()
     for number in range(6):
         await database.put(**{f"k{number}": b"1"})
@@ -36,7 +36,7 @@ async def test_snapshot_is_renewed_while_the_log_is_loaded() -> None:
 
 @virtual_time(seed=1)
 async def test_joining_fails_when_the_log_is_lost() -> None:
-    """Without a snapshot what was listed may be deleted while it is read: join again."""
+    """Without a snapshot, joining fails when listed objects are deleted before they are read."""
     database = await ReplicatedDatabase.created()
     for number in range(4):
         await database.put(**{f"k{number}": b"1"})
@@ -55,7 +55,7 @@ async def test_joining_fails_when_the_log_is_lost() -> None:
 @pytest.mark.parametrize("is_at_once", [False, True])
 @virtual_time(seed=1)
 async def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: bool) -> None:
-    """Whoever waits for a commit that only the levels have never sees what memory had (I6)."""
+    """A call that waits for a commit that only the levels have never sees an older state (I6)."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"old", b=b"old")
     engine = await database.join()
@@ -82,7 +82,10 @@ async def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: boo
 
 @virtual_time(seed=1)
 async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
-    """A replica that was away shows what it has shown, protects itself anew, and leaves nothing."""
+    """A replica that lost its snapshot shows no less than before, and makes another one.
+
+    It leaves no snapshot behind when it ends.
+    """
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     await database.compact()
@@ -106,7 +109,7 @@ async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
 
 @virtual_time(seed=1)
 async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -> None:
-    """A read whose objects are gone begins again in levels that are there, whatever was applied."""
+    """A read whose objects are gone begins again in existing levels, whatever was applied."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     await database.compact()
@@ -127,7 +130,7 @@ async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -
 
 @virtual_time(seed=1)
 async def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
-    """Who follows a writer that was replaced hears from its first object where the new one is."""
+    """The first object of a new writer makes the replica read its address from the manifest."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     engine = await database.join(poll_interval_ms=250)
@@ -142,7 +145,7 @@ async def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
 @pytest.mark.parametrize("is_made_again", [False, True])
 @virtual_time(seed=1)
 async def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> None:
-    """A replica does not call an empty bucket, or another database, the end of the log."""
+    """An empty bucket, or another database in it, ends the replica with an error."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     engine = await database.join()
@@ -165,7 +168,7 @@ async def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> 
 
 @virtual_time(seed=1)
 async def test_those_who_wait_are_told_of_the_end() -> None:
-    """A replica that stops ends waiting for commits, and looks end at once from then on."""
+    """Stopping a replica fails calls that wait for commits, and later polls at once."""
     database = await ReplicatedDatabase.created()
     engine = await database.join()
     async with running(engine):
@@ -182,7 +185,7 @@ async def test_those_who_wait_are_told_of_the_end() -> None:
 
 @virtual_time(seed=1)
 async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
-    """Objects that were read before the log went on behind the levels change nothing."""
+    """Objects that were read before the log continued behind the levels change nothing."""
     database = await ReplicatedDatabase.created()
     engine = await database.join()
     await database.put(a=b"1")

@@ -1,4 +1,4 @@
-"""Following the log: which answers count, gaps, and when a replica looks (I4, I6)."""
+"""Following the log: which answers are valid, gaps, and when a replica polls (I4, I6)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.virtual_time import virtual_time
 
 @virtual_time(seed=1)
 async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
-    """One request for each object, twice as many at once each time, and one for the end."""
+    """Each object takes one request, in batches that double, and one more finds the end."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     engine = await database.join(store, reader_parallel_reads=4)
@@ -49,7 +49,7 @@ async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
 async def test_answers_count_under_a_manifest_that_protects(
     *, snapshot: str, is_sure: bool, lists: int
 ) -> None:
-    """A snapshot that may be over is looked for after each answer; a sure one costs nothing."""
+    """A snapshot that may have expired is checked after each answer; a sure one costs nothing."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     engine = await database.join(store, snapshot=snapshot, poll_interval_idle_ms=3_600_000)
@@ -67,7 +67,7 @@ async def test_answers_count_under_a_manifest_that_protects(
 @pytest.mark.parametrize("snapshot", ["own", "none"])
 @virtual_time(seed=1)
 async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) -> None:
-    """A replica that slept while its next slot was collected goes on behind the levels."""
+    """A replica whose next slot was collected while it paused continues behind the levels."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     engine = await database.join(snapshot=snapshot)
@@ -89,7 +89,7 @@ async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) 
 @pytest.mark.parametrize("damaged_polls", [CORRUPT_POLLS - 1, CORRUPT_POLLS])
 @virtual_time(seed=1)
 async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_polls: int) -> None:
-    """What was damaged on its way is read again; what is damaged in the store is never skipped."""
+    """An object that was damaged in transit is read again; a damaged one is never skipped."""
     database = await ReplicatedDatabase.created()
     engine = await database.join()
     await database.put(a=b"1")
@@ -114,7 +114,7 @@ async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_polls: int)
 
 @virtual_time(seed=1)
 async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None:
-    """Two gaps are two, also when one look fills the first and finds the second."""
+    """Two gaps count as two, also when one poll fills the first and finds the second."""
     database = await ReplicatedDatabase.created()
     await database.take_over(k=4)
     engine = await database.join()
@@ -139,7 +139,7 @@ async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None
 
 @virtual_time(seed=1)
 async def test_writer_that_is_not_known_yet_may_leave_gaps() -> None:
-    """After an object of a newer epoch than the manifest that was seen, the log is listed."""
+    """After an object of an epoch newer than the known manifest, the log is listed for gaps."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     store = FaultyStore(database.another_store())
@@ -162,7 +162,7 @@ MIB = 1 << 20
 
 @virtual_time(seed=1)
 async def test_looks_are_paced_by_what_happens() -> None:
-    """Every interval while something is written, then ever more seldom."""
+    """Polls come every interval while something is written, then less and less often."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     settings = {"poll_interval_min_ms": 20, "poll_interval_idle_ms": 1_000}
@@ -182,7 +182,7 @@ async def test_looks_are_paced_by_what_happens() -> None:
 
 @virtual_time(seed=1)
 async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
-    """What was written before the question is seen by the answer."""
+    """A call gets the answer of a poll that began after it, and so sees all earlier writes."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     engine = await database.join(store)
@@ -206,7 +206,7 @@ async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
 
 @virtual_time(seed=1)
 async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
-    """An idle replica looks often again as soon as somebody waits for what is on its way."""
+    """An idle replica polls frequently again as soon as a call waits for a later commit."""
     database = await ReplicatedDatabase.created()
     engine = await database.join(poll_interval_ms=250, poll_interval_idle_ms=60_000)
     following = asyncio.create_task(engine.follower.run())
@@ -228,8 +228,9 @@ async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(
     snapshot: str,
     is_late: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """What there is no room for is in the levels some time: the log goes on behind them. It makes
-    no difference whether it was there before the replica, which serves what it has.
+    """A full replica continues behind the levels once these hold what did not fit.
+
+    This holds whether or not it was full before it began to serve.
     """
     database = await ReplicatedDatabase.created()
 
@@ -266,7 +267,7 @@ async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(
 
 @virtual_time(seed=1)
 async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> None:
-    """By lapsed time: an object that is applied makes nothing fresher, the end behind it does."""
+    """Staleness counts from the poll that found the end of the log, not from an apply."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     engine = await database.join(store)
@@ -285,7 +286,7 @@ async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> No
 
 @virtual_time(seed=1)
 async def test_store_that_does_not_answer_makes_the_state_grow_old() -> None:
-    """Nobody who looks is told less than before, or hangs; it goes on when the store does."""
+    """While the store does not answer, polls end, nothing is taken back, and staleness grows."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     engine = await database.join(store)

@@ -1,4 +1,4 @@
-"""Tails that end: trimmed, put back to an older state, or overtaken by the archive."""
+"""Tails that end: trimmed, reset to an older state, or overtaken by the archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tests.unit.replica.cluster import QuorumCluster, shown, steps
 
 @virtual_time(seed=1)
 async def test_what_a_tail_has_trimmed_is_read_from_the_archive() -> None:
-    """At once, without asking for another safekeeper; then one is followed from there."""
+    """Trimmed records are read from the archive at once; then the tail continues behind.
+
+    No other safekeeper is asked for them.
+    """
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=100)
     tail, asked = cluster.links.tail, list[int]()
@@ -47,7 +50,7 @@ async def test_what_a_tail_has_trimmed_is_read_from_the_archive() -> None:
 
 @virtual_time(seed=1)
 async def test_a_log_that_was_put_back_ends_a_replica() -> None:
-    """It has shown what is no more: nobody reads from it any longer."""
+    """A replica that has shown records that are no longer in the log ends."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=100)
     tail, others = cluster.links.tail, list[Record]()

@@ -1,4 +1,4 @@
-"""A replica of a quorum database: what it sees, when, how old it says that it is; and watches."""
+"""A replica of a quorum database: what it sees and when, its staleness, and watches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def tailing(engine: ReaderEngine) -> None:
 
 @asynccontextmanager
 async def tailed(**settings: Any) -> AsyncIterator[tuple[QuorumCluster, ReaderEngine]]:
-    """A new database and a replica of it, to which what is committed comes by itself."""
+    """A new database and a replica of it that follows a live tail."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(**settings)
     async with running(engine):
@@ -44,7 +44,7 @@ def followed(cluster: QuorumCluster) -> int:
 
 @virtual_time(seed=1)
 async def test_tail_saves_the_polls_of_the_bucket() -> None:
-    """While the tail works no WAL object is asked for; manifest and archive are, now and then."""
+    """While the tail is live no WAL object is requested; manifest and archive are polled slowly."""
     cluster = await QuorumCluster.opened()
     store = FaultyStore(cluster.another_store())
     settings = {"poll_interval_ms": 250, "manifest_interval_ms": 10_000}
@@ -69,7 +69,7 @@ async def test_tail_saves_the_polls_of_the_bucket() -> None:
 
 @virtual_time(seed=1)
 async def test_safekeeper_that_lags_is_left_for_a_fresher_one() -> None:
-    """One that hears nothing of the writer is as good as none, however alive it is."""
+    """A safekeeper that is cut off from the writer is left, although it is alive."""
     async with tailed(poll_interval_ms=250) as (cluster, engine):
         first = followed(cluster)
         cluster.keepers[first].hears = False
@@ -82,7 +82,7 @@ async def test_safekeeper_that_lags_is_left_for_a_fresher_one() -> None:
 @pytest.mark.parametrize("trims", [False, True])
 @virtual_time(seed=1)
 async def test_object_of_which_a_part_was_applied_is_applied_once(*, trims: bool) -> None:
-    """Read from the bucket later, it adds what came after that part, and nothing else."""
+    """An object that was applied in part adds only the rest when it is read from the bucket."""
     async with tailed(poll_interval_ms=100) as (cluster, engine):
         seen = await cluster.put(a=b"1", b=b"1")
         await steps(lambda: engine.prefix.seq == seen)
@@ -103,7 +103,7 @@ async def test_object_of_which_a_part_was_applied_is_applied_once(*, trims: bool
 
 @virtual_time(seed=1)
 async def test_members_of_the_newest_manifest_are_tailed() -> None:
-    """When all have been replaced, the new ones are found, and the old ones left."""
+    """When all members have been replaced, the new ones are found, and the old ones left."""
     async with tailed(poll_interval_ms=100, manifest_interval_ms=1_000) as (cluster, engine):
         old = cluster.keepers
         await cluster.set_members(cluster.others)
@@ -116,7 +116,7 @@ async def test_members_of_the_newest_manifest_are_tailed() -> None:
 
 @virtual_time(seed=1)
 async def test_full_memory_stops_the_tail_until_there_is_room() -> None:
-    """The bound holds, and what has no room is read when the levels hold what came before."""
+    """The memory bound holds; what did not fit is read once earlier entries are compacted."""
     async with tailed(reader_memtable_bytes_max=MIB, poll_interval_ms=100) as (cluster, engine):
         for number in range(8):
             await cluster.put(**{f"k{number}": b"v" * (MIB // 4)})
@@ -136,7 +136,7 @@ async def test_full_memory_stops_the_tail_until_there_is_room() -> None:
 
 @virtual_time(seed=1)
 async def test_manifest_never_knows_of_objects_that_are_not_archived() -> None:
-    """What a replica has seen in a tail alone is no object that somebody may look for."""
+    """The manifest never names a WAL object that a replica has seen only in a tail."""
     async with tailed(manifest_interval_ms=500) as (cluster, engine):
         await cluster.put(a=b"1")
         cluster.seal()
@@ -158,9 +158,9 @@ def now_s() -> float:
 
 @virtual_time(seed=1)
 async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
-    """A replica that reaches but one, which is cut off from the writer, grows stale all the same.
+    """A replica that reaches only one safekeeper, cut off from the writer, grows stale.
 
-    It goes on to show what that one sends.
+    It still applies what that safekeeper sends.
     """
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=100, manifest_interval_ms=500)
@@ -190,7 +190,7 @@ async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
 
 @virtual_time(seed=1)
 async def test_what_a_majority_has_must_be_applied_first() -> None:
-    """A tail that is behind the logs of the majority makes nothing fresh until it catches up."""
+    """A tail behind the logs of the majority does not make the state fresh until it catches up."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=60_000)
     async with running(engine):
@@ -212,7 +212,7 @@ async def test_what_a_majority_has_must_be_applied_first() -> None:
 
 @virtual_time(seed=1)
 async def test_members_that_were_replaced_make_nothing_fresh() -> None:
-    """Until the manifest is read again, old members may all be alive, and know nothing."""
+    """Until the manifest is read again, answers of replaced members make nothing fresh."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=100, manifest_interval_ms=20_000)
     async with running(engine):
@@ -234,7 +234,7 @@ async def test_members_that_were_replaced_make_nothing_fresh() -> None:
 
 @virtual_time(seed=1)
 async def test_archive_alone_is_as_old_as_its_last_commit() -> None:
-    """What is acknowledged and not archived may be missing: the bucket's end proves nothing."""
+    """Without a tail, the state is as old as the last archived commit."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(tail="off", poll_interval_ms=100, poll_interval_idle_ms=100)
     async with running(engine):
@@ -253,7 +253,7 @@ async def test_archive_alone_is_as_old_as_its_last_commit() -> None:
 
 @virtual_time(seed=1)
 async def test_bucket_proves_nothing_when_the_log_has_moved_to_safekeepers() -> None:
-    """A replica that has not seen that it moved claims nothing for the time behind the fence."""
+    """A replica that has not noticed a switch claims no freshness behind the closing fence."""
     cluster = await QuorumCluster.opened(is_quorum=False)
     engine = await cluster.join(
         poll_interval_ms=100, poll_interval_idle_ms=100, manifest_interval_ms=60_000
@@ -278,9 +278,7 @@ async def test_bucket_proves_nothing_when_the_log_has_moved_to_safekeepers() -> 
 
 @virtual_time(seed=1)
 async def test_archive_is_seen_of_what_memory_does_not_keep() -> None:
-    """A record that is too large to be kept until it is archived holds up nobody who waits for the
-    archive.
-    """
+    """A record too large for the buffer does not delay calls that wait for the archive."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(reader_memtable_bytes_max=MIB)
     async with running(engine):
@@ -321,9 +319,7 @@ async def watching(
 async def test_watch_catches_up_although_commits_never_pause(
     monkeypatch: pytest.MonkeyPatch, *, wants_previous: bool
 ) -> None:
-    """Commits come whenever the end of the log is read: the feed has the watch nevertheless, after
-    a few reads, and each commit is told once.
-    """
+    """A watch catches up after a few reads while commits keep coming, and gets each commit once."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join()
     async with running(engine):

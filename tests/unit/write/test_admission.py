@@ -1,4 +1,4 @@
-"""Back-pressure: bounds, order, and bytes that always come back."""
+"""Back-pressure: bounds, order, and bytes that are always released."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def admit(admission: Admission, size_bytes: int) -> None:
 
 @virtual_time(10)
 async def test_memtable_is_full_at_its_bound() -> None:
-    """Queue and memtable together hold `memtable_bytes_max`; past it writes wait, then go."""
+    """Queue and memtable together hold `memtable_bytes_max`; beyond it writes wait."""
     admission = admission_of(lambda: MEMTABLE_MAX - 100)
     assert admission.try_admit(60)
     assert not admission.try_admit(41)
@@ -63,14 +63,14 @@ async def test_memtable_is_full_at_its_bound() -> None:
 
 
 def test_write_larger_than_the_memtable_is_refused_at_once() -> None:
-    """What can never fit does not wait."""
+    """A write that can never fit does not wait."""
     admission = admission_of()
     with pytest.raises(MemtableFull):
         admission.try_admit(MEMTABLE_MAX + 1)
 
 
 async def test_memtable_that_shrinks_lets_writes_in() -> None:
-    """Compaction frees memory, and who waits for that goes in at once."""
+    """Writes that wait for memory are admitted at once when compaction frees it."""
     held = [MEMTABLE_MAX]
     admission = admission_of(lambda: held[0])
     assert not admission.try_admit(1)
@@ -84,7 +84,7 @@ async def test_memtable_that_shrinks_lets_writes_in() -> None:
 
 @virtual_time(10)
 async def test_memtable_that_fills_refuses_those_in_line() -> None:
-    """What has waited for the queue is still refused when the memtable has filled up meanwhile."""
+    """A write that waited for the queue is refused if the memtable has filled up meanwhile."""
     held = [0]
     admission = admission_of(lambda: held[0])
     assert admission.try_admit(QUEUED_MAX)
@@ -98,7 +98,7 @@ async def test_memtable_that_fills_refuses_those_in_line() -> None:
 
 
 async def test_line_is_full_at_its_bound() -> None:
-    """Up to `waiting_bytes_max` wait; who would pass it is refused at once, with advice."""
+    """At most `waiting_bytes_max` wait; a write beyond is refused at once, with a retry delay."""
     admission = full_admission()
     first = asyncio.create_task(admission.wait(WAITING_MAX - 1))
     last = asyncio.create_task(admission.wait(1))
@@ -127,7 +127,7 @@ async def test_wait_ends_after_its_time() -> None:
 
 @virtual_time(10)
 async def test_room_that_comes_with_the_time_out_is_not_lost() -> None:
-    """Room that is given at the very moment of a time-out is used or given back."""
+    """Space granted at the moment of a timeout is used or returned."""
     admission = full_admission(queue_wait_ms=500)
     asyncio.get_running_loop().call_later(0.5, admission.release, QUEUED_MAX)
     (refusal,) = await asyncio.gather(admission.wait(10), return_exceptions=True)
@@ -138,7 +138,7 @@ async def test_room_that_comes_with_the_time_out_is_not_lost() -> None:
 
 
 def test_error_that_is_raised_often_does_not_grow() -> None:
-    """The error that closed the door is raised to all, and holds no frames of earlier callers."""
+    """The error of a closed admission keeps no frames of the callers that it is raised to."""
     admission = admission_of()
     reason = Stopping("closed")
     admission.close(reason)
@@ -151,9 +151,9 @@ def test_error_that_is_raised_often_does_not_grow() -> None:
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Writes come, give up and leave in any order, several of these between two turns of the loop.
+    """Writes arrive, give up and end in any order, several of these within one step of the loop.
 
-    The model is a line and a number of bytes, without tasks.
+    The model is a queue and a number of bytes, without tasks.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not task.done() for task in self.inside))
     @rule(data=st.data())
     def give_up_when_let_in(self, data: st.DataObject) -> None:
-        """Cancelled after it was let in, and before it has heard of that."""
+        """Cancel a write after it was admitted, and before its task has run."""
         task = data.draw(st.sampled_from([t for t in self.inside if not t.done()]), label="who")
         self.inside.remove(task)
         task.cancel()

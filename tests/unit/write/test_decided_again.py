@@ -1,4 +1,4 @@
-"""A displaced transaction is decided again: what was in flight behind its slot comes first now."""
+"""A displaced transaction is decided again, after what was in flight behind its slot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRESENT = [ExistsCompare(b"a", exists=True)]
 
 
 async def displaced(log: RunningLog, *, first: bool) -> None:
-    """The object in slot 10 meets a fence, the one in slot 11 lands, one before the other."""
+    """The object in slot 10 meets a fence, the one in slot 11 lands; either comes first."""
     for number in (0, 1) if first else (1, 0):
         log.store.held[number].release()
         await quiesce()
@@ -39,7 +39,7 @@ async def fenced(log: RunningLog) -> None:
 
 
 async def behind(log: RunningLog, key: bytes, value: bytes) -> Told:
-    """A put in slot 11, while what was submitted before is in flight in slot 10."""
+    """A put in slot 11, while the earlier submission is in flight in slot 10."""
     await log.store.arrived(1)
     written = log.write(key, value)
     await log.store.arrived(2)
@@ -52,7 +52,7 @@ def newest_of(log: RunningLog) -> list[tuple[bytes, bytes]]:
 
 @ORDERS
 async def test_put_if_absent_loses_to_what_came_before_it(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """It held when it was decided; now there is a value, whose number the refusal names."""
+    """A put-if-absent fails when decided again after a put; the refusal names that put's number."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
@@ -67,7 +67,7 @@ async def test_put_if_absent_loses_to_what_came_before_it(meets_fence_first: boo
 
 
 async def test_refusal_decided_again_waits_for_what_it_rests_on() -> None:
-    """While the put that it has lost to is still in flight, nobody hears of it."""
+    """A refusal is not reported while the put that caused it is still in flight."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         mine = log.transact(Put(b"a", b"mine"), compares=ABSENT)
@@ -81,7 +81,7 @@ async def test_refusal_decided_again_waits_for_what_it_rests_on() -> None:
 
 @ORDERS
 async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A delete-if-present that shared a lost object finds a value at its new place, and deletes."""
+    """A refused delete-if-present of a lost object deletes when decided again after a put."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         shares = log.write(b"x", b"1")
@@ -96,7 +96,10 @@ async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa
 
 @ORDERS
 async def test_range_delete_deletes_what_comes_before_it_now(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Its number is above what landed behind its slot, for gets, for scans and in the object."""
+    """A displaced range delete covers what landed behind its slot, wherever it is read.
+
+    That is in gets, in scans and in the object.
+    """
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         deleted = log.transact(DeleteRange(KeyRange(b"a", b"c")), Put(b"b", b"kept"))
@@ -111,7 +114,7 @@ async def test_range_delete_deletes_what_comes_before_it_now(meets_fence_first: 
 
 
 async def test_queue_is_decided_again_in_its_order() -> None:
-    """All that has no slot yet follows, one after the other, as it was submitted."""
+    """All commits without a slot are decided again in the order of submission."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         counted = [log.transact(Add(b"n", 1))]
@@ -128,7 +131,7 @@ async def test_queue_is_decided_again_in_its_order() -> None:
 
 
 async def test_number_of_a_lost_slot_is_no_ones() -> None:
-    """A condition on a number that was shown before a displacement does not hold afterwards."""
+    """A condition on a sequence number that a displacement has changed does not hold afterwards."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         shown = log.write(b"a", b"1")
@@ -145,7 +148,7 @@ async def test_number_of_a_lost_slot_is_no_ones() -> None:
 
 
 def claim_of(key: bytes) -> Claim:
-    """The idempotency key of a request, whose reply names what was counted."""
+    """The idempotency key of a request whose reply names what was counted."""
     return Claim(
         key,
         b"h" * 16,
@@ -156,8 +159,9 @@ def claim_of(key: bytes) -> Claim:
 
 
 async def test_displaced_request_is_remembered_at_its_last_place() -> None:
-    """One record remains of two slots: with the number, the object and the reply that became
-    durable (I15).
+    """One record remains of two slots: that of the slot that became durable (I15).
+
+    It has the sequence number, the object and the reply of that slot.
     """
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
@@ -173,7 +177,7 @@ async def test_displaced_request_is_remembered_at_its_last_place() -> None:
 
 
 async def test_request_that_loses_its_slot_and_its_condition_leaves_no_record() -> None:
-    """Its record was made for a slot that it did not get: it goes into no other object."""
+    """A record made for a lost slot is not written when the request is refused afterwards."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
         shares = log.write(b"x")

@@ -1,4 +1,4 @@
-"""The engine as a whole: how it runs, closes and stops, and that no task stays behind."""
+"""The engine as a whole: it runs, closes and stops, and leaves no task behind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def check_no_tasks() -> None:
 
 @virtual_time(10)
 async def test_close_gives_up_after_its_grace() -> None:
-    """Uploads that nobody answers end as unknown, what waits as not applied, `run` as an error."""
+    """After the grace period, uploads end as unknown, queued writes as not applied, `run` fails."""
     running = await Running.opened()
     sent = running.write(b"a")
     await running.store.arrived(1)
@@ -81,7 +81,7 @@ async def test_close_gives_up_after_its_grace() -> None:
 
 @virtual_time(10)
 async def test_take_over_is_noticed_by_an_idle_writer() -> None:
-    """Within one poll an idle writer knows that it was fenced, and its run ends with that."""
+    """An idle writer notices within one poll that it was fenced, and `run` raises that."""
     running = await Running.opened(fence_poll_ms=5_000)
     await running.take_over()
     await LoopClock().sleep_ms(4_000)
@@ -97,7 +97,7 @@ async def test_take_over_is_noticed_by_an_idle_writer() -> None:
 @pytest.mark.parametrize("is_answered", [True, False])
 @virtual_time(10)
 async def test_uploads_get_their_grace_after_a_take_over(is_answered: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """What is in flight when the poll notices is acknowledged if it lands in time, else unknown."""
+    """A write in flight is acknowledged if it lands within the grace period, else unknown."""
     running = await Running.opened(fence_poll_ms=100)
     sent = running.write(b"a")
     held = await running.store.arrived(1)
@@ -117,7 +117,7 @@ async def test_uploads_get_their_grace_after_a_take_over(is_answered: bool) -> N
 @pytest.mark.parametrize("patience", range(1, 12))
 @virtual_time(10)
 async def test_cancelled_engine_leaves_nothing_behind(patience: int) -> None:
-    """Whenever its task is cancelled: everything is settled, and no task goes on."""
+    """Cancelling the engine at any time settles everything and leaves no task."""
     running = await Running.opened(max_parallel_writes=2)
     writes = [running.write(b"%d" % number) for number in range(3)]
     confirming = asyncio.create_task(running.engine.ownership.confirm())
@@ -138,7 +138,7 @@ async def test_cancelled_engine_leaves_nothing_behind(patience: int) -> None:
 
 
 async def test_views_are_of_one_moment() -> None:
-    """A view of everything in memory holds neither less nor more than what was there then."""
+    """A view of everything in memory holds exactly what was there when it was requested."""
     running = await Running.opened(max_parallel_writes=2)
     for key in (b"a", b"b", b"c"):
         running.write(key)
@@ -157,7 +157,7 @@ async def test_views_are_of_one_moment() -> None:
 
 
 async def test_reads_of_the_newest_do_not_stall_others() -> None:
-    """However much is queued, a view of it is made in small steps."""
+    """A view of a long queue is built in small steps."""
     running = await Running.opened()
     running.write(b"first")
     await running.store.arrived(1)

@@ -23,7 +23,7 @@ POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
 
 
 def delay(policy: FlushPolicy = POLICY, **given_: Any) -> float | None:
-    """The delay of a queue that has been flushed 10 ms ago, but for what is given."""
+    """The delay of a queue that was flushed 10 ms ago, with these changes."""
     usual = {"now_ms": 100.0, "last_flush_ms": 90.0, "window": 0, "queued_bytes": 1}
     return policy.delay_ms(**({"is_hurried": False} | usual | given_))
 
@@ -44,7 +44,7 @@ def delay(policy: FlushPolicy = POLICY, **given_: Any) -> float | None:
     ],
 )
 def test_delay(given_: dict[str, Any], expected: float | None) -> None:
-    """Flushes are spaced, unless the log is idle, full or hurried; and those in flight bounded."""
+    """Flushes are spaced unless the log is idle, full or hurried; the window is bounded."""
     assert delay(**given_) == expected
 
 
@@ -72,8 +72,9 @@ def test_wait_moves_the_clock(last_flush_ms: float, interval_ms: float, passed_m
     ],
 )
 def test_waits_double(longest_ms: int, seen: str, waits_ms: list[int]) -> None:
-    """Each look that sees the same doubles the wait, up to a bound that is never below the first
-    one; a look that sees something new sets it back.
+    """Polls that find the same double the wait up to a bound; one that finds news resets it.
+
+    The bound is never below the first wait.
     """
     poll = IdlePoll(1_000, longest_ms)
     waits = []
@@ -117,13 +118,13 @@ def test_standings(record: CreateRecord | None, expected: SourceStatus) -> None:
     ],
 )
 def test_prices_are_found_by_url_and_endpoint(url: str, endpoint: str, expected: str) -> None:
-    """The provider of the URL, unless the endpoint is another one's."""
+    """The provider is that of the URL, unless the endpoint belongs to another one."""
     assert price_list(url, endpoint, "") == OBJECTS[expected]
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "[::1]:9000", "notamazonaws.com"])
 def test_prices_of_a_store_of_ones_own_are_not_known(endpoint: str) -> None:
-    """No figure is made up; it can be chosen whose prices to take."""
+    """A store without a provider has no prices unless some are chosen."""
     found = price_list("s3://bucket", endpoint, "")
     assert found == UNKNOWN_OBJECTS
     assert found.usd_per_month("write", 1.0) is None
@@ -131,7 +132,7 @@ def test_prices_of_a_store_of_ones_own_are_not_known(endpoint: str) -> None:
 
 
 def test_records_are_priced_beside_the_objects() -> None:
-    """Those of DynamoDB by its list; a database of one's own charges nothing for a request."""
+    """Records in DynamoDB have its prices; those in a database of one's own cost nothing."""
     found = price_list("s3://bucket", "", "dynamodb")
     assert found.usd_per_1000 == {**OBJECTS["s3"].usd_per_1000, **DYNAMODB.usd_per_1000}
     assert "DynamoDB" in found.title

@@ -1,4 +1,4 @@
-"""Group commit: what is coalesced, how much is in flight, and what transactions wait for."""
+"""Group commit: coalescing, the number of objects in flight, and waits of transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sim.world import World
 
 
 async def test_writes_that_come_during_an_upload_share_the_next_object() -> None:
-    """What arrives while an object is in flight goes into one object, in order, newest first."""
+    """Writes that arrive while an object is in flight share one object, in order, newest first."""
     async with running(RunningLog()) as log:
         log.write(b"a", b"1")
         first = await log.store.arrived(1)
@@ -41,7 +41,7 @@ async def test_writes_that_come_during_an_upload_share_the_next_object() -> None
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
-    """Uploads that nobody answers, unknown ones included, hold their places of k."""
+    """Uploads without an answer, unknown ones included, count towards k."""
     async with running(RunningLog(k=k)) as log:
         for number in range(2 * k + 1):
             log.write(b"%d" % number)
@@ -58,7 +58,7 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
 
 @virtual_world()
 async def test_objects_are_spaced(world: World) -> None:
-    """A stream of writes makes no more than one object in each interval, and the first at once."""
+    """A stream of writes makes at most one object per interval, and the first at once."""
     log = RunningLog(interval_ms=50)
     began_ms = world.now_ms
     arrived_ms: list[float] = []
@@ -73,7 +73,7 @@ async def test_objects_are_spaced(world: World) -> None:
 
 
 async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:
-    """At k = 2, no slot is taken that is two behind one that is not settled, landed or not."""
+    """At k = 2, no slot is taken that is two behind an unsettled one."""
     async with running(RunningLog(k=2)) as log:
         for number in range(3):
             log.write(b"%d" % number)
@@ -87,7 +87,7 @@ async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:
 
 
 async def test_object_takes_no_more_than_flush_bytes() -> None:
-    """A long queue is cut into objects of `flush_bytes`; one larger commit stands alone."""
+    """A long queue is cut into objects of `flush_bytes`; a larger commit is alone."""
     three = 3 * changes_bytes([put(b"0")])
     async with running(RunningLog(flush_bytes=three)) as log:
         log.write(b"0")
@@ -121,7 +121,7 @@ async def test_displaced_group_gets_numbers_above_what_landed_behind_it() -> Non
 
 @pytest.mark.parametrize("first_to_fail", [0, 1])
 async def test_displaced_groups_keep_their_order(first_to_fail: int) -> None:
-    """At k = 2, two displaced objects go on in the order of their submission, not of their fate."""
+    """At k = 2, two displaced objects continue in the order of submission, not of displacement."""
     async with running(RunningLog(k=2)) as log:
         await log.fill(10, OLDER)
         await log.fill(11, OLDER)
@@ -143,7 +143,7 @@ NOTHING = DeleteRange(KeyRange(b"a", b"a"))
 
 
 async def fly(log: RunningLog, count: int) -> None:
-    """Bring so many puts under way, each in an object of its own."""
+    """Bring so many puts in flight, each in an object of its own."""
     for number in range(count):
         log.write(b"in flight %d" % number)
         await log.store.arrived(number + 1)
@@ -151,8 +151,9 @@ async def fly(log: RunningLog, count: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 async def test_nothing_is_told_before_what_it_rests_on_is_durable(k: int) -> None:
-    """A refusal, a read and an empty range delete meet puts that a crash may still take back: they
-    are answered with the last of those, and take no object.
+    """A refusal, a read and an empty range delete are answered after the puts that they have met.
+
+    A crash may still take back these puts until they are durable. The answers take no object.
     """
     before, first = max(k - 1, 1), b"in flight 0"
     async with running(RunningLog(k=k)) as log:
@@ -173,7 +174,7 @@ async def test_nothing_is_told_before_what_it_rests_on_is_durable(k: int) -> Non
 
 
 async def test_idle_log_answers_at_once_what_writes_nothing() -> None:
-    """With nothing under way, reads and refusals are told before the call returns."""
+    """With nothing in flight, reads and refusals are settled before the call returns."""
     async with running(RunningLog()) as log:
         read = log.transact(Get(b"a"))
         assert [(each.seq, each.wal_id) for each in read.told if isinstance(each, Receipt)] == [
@@ -189,7 +190,7 @@ async def test_idle_log_answers_at_once_what_writes_nothing() -> None:
 
 @pytest.mark.parametrize("k", [2, 4])
 async def test_write_before_a_transaction_goes_alone_while_others_are_in_flight(k: int) -> None:
-    """The barrier is before the transaction: what is queued before it takes the next slot."""
+    """The barrier is before the transaction: the writes queued before it take the next slot."""
     async with running(RunningLog(k=k)) as log:
         await fly(log, 1)
         early, added, late = log.write(b"a"), log.transact(Add(b"n", 1)), log.write(b"b")
@@ -206,7 +207,7 @@ async def test_write_before_a_transaction_goes_alone_while_others_are_in_flight(
 
 @pytest.mark.parametrize("k", [2, 4])
 async def test_writes_behind_a_transaction_go_on_beside_it(k: int) -> None:
-    """Its object in flight holds up no unconditional write, but the next transaction."""
+    """A transaction in flight delays the next transaction, but no unconditional write."""
     async with running(RunningLog(k=k)) as log:
         added = log.transact(Add(b"n", 1))
         await log.store.arrived(1)

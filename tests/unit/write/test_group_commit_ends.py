@@ -1,4 +1,4 @@
-"""How a log ends: fenced, stopped, closed, cancelled; and every write still hears one answer."""
+"""The end of a log: fenced, stopped, closed or cancelled, every write is settled once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.engine.running_log import (
 
 
 async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
-    """Fenced in mid-flight: an object that still lands is acknowledged, the others are reported."""
+    """After a fence, uploads in flight that land are acknowledged; the others are logged."""
     async with running(RunningLog(k=4)) as log:
         await log.fill(10, NEWER)
         await log.fill(13, OLDER)
@@ -51,7 +51,7 @@ async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
 
 
 async def test_broken_disk_leaves_writes_unknown() -> None:
-    """When a sync has failed, what was in flight is unknown, and what was queued was not sent."""
+    """After a failed sync, writes in flight are unknown, and queued ones were not sent."""
     async with running(RunningLog()) as log:
         sent = log.write(b"a")
         held = await log.store.arrived(1)
@@ -63,7 +63,7 @@ async def test_broken_disk_leaves_writes_unknown() -> None:
 
 
 async def test_close_makes_durable_what_was_accepted() -> None:
-    """After `close` nothing is accepted, everything that was is flushed, and `run` returns."""
+    """After `close` nothing more is accepted, everything accepted is flushed, and `run` returns."""
     log = RunningLog(interval_ms=1e9)
     async with running(log):
         log.write(b"a")
@@ -92,7 +92,7 @@ async def test_displacement_while_closing_loses_nothing() -> None:
 
 
 async def test_closed_log_that_is_fenced_was_stopped() -> None:
-    """A fence that is met while closing is told: not everything was made durable."""
+    """A fence while closing is reported: not everything was made durable."""
     log = RunningLog()
     async with running(log):
         await log.fill(10, NEWER)
@@ -106,7 +106,7 @@ async def test_closed_log_that_is_fenced_was_stopped() -> None:
 
 
 async def test_bug_in_an_upload_settles_everything() -> None:
-    """An error that nobody foresaw ends the log loudly, and no caller waits for ever."""
+    """An unexpected error ends the log with that error, and no caller waits for ever."""
     log = RunningLog(k=2)
     task = asyncio.create_task(log.log.run())
     first = log.write(b"a")
@@ -124,7 +124,7 @@ async def test_bug_in_an_upload_settles_everything() -> None:
 
 
 async def test_error_of_a_stopped_log_does_not_grow() -> None:
-    """The error that stopped the log holds no frames of the callers that it was raised to."""
+    """The error that stopped the log keeps no frames of the callers that it was raised to."""
     log = RunningLog()
     log.log.stop(Stopping("the end"))
     depths = set()
@@ -136,7 +136,7 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
 
 
 async def test_a_commit_that_has_landed_is_let_go() -> None:
-    """An idle log holds nothing of the last commit, nor what that was decided by."""
+    """An idle log holds no reference to the last commit, or to its read set."""
     async with running(RunningLog()) as log:
         below = ReadSet(Base())
         base = weakref.ref(below.base)
@@ -155,7 +155,7 @@ async def test_a_commit_that_has_landed_is_let_go() -> None:
 
 
 async def test_a_refusal_that_is_kept_keeps_nothing_of_the_levels() -> None:
-    """Who keeps the error of a refused transaction does not keep what that was decided by."""
+    """Keeping the error of a refused transaction does not keep its read set."""
     async with running(RunningLog()) as log:
         below = ReadSet(Base())
         base = weakref.ref(below.base)

@@ -1,4 +1,4 @@
-"""Idempotency keys: what is remembered of them, for how long, and what it costs."""
+"""Idempotency keys: what is remembered, for how long, and its memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def uuid7(made_ms: int, *, version: int = 7, variant: int = 0b10) -> bytes:
 
 
 def test_key_lives_for_one_window_and_is_known_as_expired_for_another() -> None:
-    """To the millisecond; and then it is forgotten as soon as something else is remembered."""
+    """A key is known for one window and expired for another, to the millisecond, then forgotten."""
     keys = Keys()
     keys.land(b"k")
     for passed_ms, expected in (
@@ -64,7 +64,7 @@ def test_key_lives_for_one_window_and_is_known_as_expired_for_another() -> None:
 
 
 def test_record_that_is_replayed_when_its_time_is_over_goes_at_once() -> None:
-    """A database that was not written to for two windows opens, and remembers nothing."""
+    """A database without writes for two windows remembers no key after opening."""
     keys = Keys()
     entry = keys.land(b"old")
     keys.now_ms += 2 * WINDOW_MS
@@ -74,9 +74,9 @@ def test_record_that_is_replayed_when_its_time_is_over_goes_at_once() -> None:
 
 
 def test_uuid_tells_its_age_when_nothing_else_is_known() -> None:
-    """A UUID of version 7 that is older than the window is refused, a younger one is new.
+    """An unknown UUID of version 7 that is older than the window is refused, a younger one is new.
 
-    One from years ago was not made to tell a time: its bytes are random.
+    One that is years old is taken for random bytes.
     """
     keys = Keys()
     for made_ms, expected in (
@@ -101,7 +101,7 @@ def test_uuid_tells_its_age_when_nothing_else_is_known() -> None:
     ],
 )
 def test_what_is_no_uuid_of_version_7_has_no_age(key: bytes) -> None:
-    """Another version, variant or length may mean anything: it is never too old."""
+    """A key of another version, variant or length is never too old."""
     assert Keys().state_of(key) == "new"
 
 
@@ -116,7 +116,7 @@ def test_claim_that_was_abandoned_is_new_again() -> None:
 
 
 def test_record_is_remembered_before_anybody_is_told() -> None:
-    """A caller that hears of the commit and asks at once finds it done; a lost one is forgotten."""
+    """A caller that retries on hearing of its commit finds it done; a lost one is forgotten."""
     keys, found = Keys(), list[str]()
     record = keys.land(b"other")._replace(key=record_key(b"k"))
     for outcome, expected in (
@@ -131,7 +131,7 @@ def test_record_is_remembered_before_anybody_is_told() -> None:
 
 
 def test_deleted_record_is_forgotten() -> None:
-    """A tombstone takes the record that it stands for, and the bytes."""
+    """A tombstone removes its record and the bytes of it."""
     keys = Keys()
     entry = keys.land(b"k")
     keys.idempotency.land([entry._replace(seq=8, kind=Kind.TOMBSTONE, value=b"")])
@@ -141,7 +141,7 @@ def test_deleted_record_is_forgotten() -> None:
 
 @given(landings=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 700), st.binary(max_size=5))))
 def test_memory_is_that_of_two_windows(landings: list[tuple[int, int, bytes]]) -> None:
-    """At each landing what expired a window ago goes; what stays is accounted, each key once."""
+    """Each landing drops what expired a window ago; the rest is accounted, each key once."""
     keys, known = Keys(), dict[bytes, Entry]()
     for number, passed_ms, reply in landings:
         keys.now_ms += passed_ms

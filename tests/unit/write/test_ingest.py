@@ -1,4 +1,4 @@
-"""A load is committed whole or not at all, once; it divides what is older from what is newer."""
+"""A load is committed whole or not at all, once; it divides older from newer commits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def numbered(changes: Sequence[Change], seq: int) -> list[Entry]:
 
 
 async def test_a_large_batch_becomes_files_and_one_record() -> None:
-    """All of it has one sequence number, and stands in files that were pending before they were."""
+    """A large batch has one sequence number, and its files were pending before they existed."""
     database = await Database.created()
     async with loading(database) as writer:
         told = await writer.write(BATCH)
@@ -92,7 +92,7 @@ async def test_a_large_batch_becomes_files_and_one_record() -> None:
 
 
 async def test_a_crash_leaves_all_or_nothing() -> None:
-    """Wherever the writer dies, what is left is the whole batch, or no trace that is read."""
+    """Wherever the writer crashes, the whole batch is readable, or nothing of it."""
 
     async def run(process: MortalProcess) -> None:
         database = await Database.created()
@@ -115,7 +115,7 @@ async def test_a_crash_leaves_all_or_nothing() -> None:
 
 
 async def test_a_call_that_ends_early_leaves_nothing() -> None:
-    """A batch whose caller goes while files are written is not applied, nor pending for long."""
+    """A batch whose caller leaves while files are written is not applied, nor pending for long."""
     database = await Database.created()
     async with loading(database) as writer:
         writer.store.before = gate = Gate("create", names.LEVELS_FOLDER, is_open=False)
@@ -134,7 +134,7 @@ async def test_a_call_that_ends_early_leaves_nothing() -> None:
 
 
 async def test_a_call_that_ends_after_its_record_was_submitted_changes_nothing() -> None:
-    """Files are committed all the same when the caller goes while the record is on its way."""
+    """Files are committed even if the caller leaves while the record is in flight."""
     database = await Database.created()
     infos = await _two_files(database)
     async with loading(database) as writer:
@@ -156,7 +156,7 @@ async def _two_files(database: Database) -> list[SstInfo]:
 
 
 async def test_files_that_stand_ready_are_committed_once() -> None:
-    """The same load is a no-op that says so: at once, later, and at the next writer."""
+    """Repeating a load changes nothing and says so: at once, later, and at the next writer."""
     database = await Database.created()
     infos = await _two_files(database)
     async with loading(database) as writer:
@@ -220,7 +220,7 @@ async def test_files_are_what_the_load_says(
     ],
 )
 async def test_files_hold_what_a_load_may(entries: list[Entry], ranges: list[Entry]) -> None:
-    """Entries with numbers of their own, and range deletes, are refused."""
+    """Entries with sequence numbers, and range deletes, are refused."""
     database = await Database.created()
     info = await file_of(database, 1, entries, ranges)
     async with loading(database) as writer:
@@ -242,7 +242,7 @@ async def test_what_may_be_collected_is_not_loaded() -> None:
 
 
 def test_files_are_cut_by_their_size() -> None:
-    """Each file of a batch has about `sst_bytes`, however large values are; all are there."""
+    """Each file of a batch has about `sst_bytes`, however large values are, and none is lost."""
     author = FileOwner(bytes(16), WriterId(1, bytes(16)), bytes(6) + b"\x70" + bytes(9), 5)
     changes = [Change(b"%04d" % n, Kind.PUT, bytes(n * 37 % 5_000)) for n in range(800)]
     changes.insert(300, Change(b"0300 large", Kind.PUT, bytes(200_000)))
@@ -263,7 +263,7 @@ WIDTHS = pytest.mark.parametrize("k", [1, 2, 4])
 
 
 class LoadingLog(RunningLog):
-    """A log that takes loads, and notes what has landed, and in which order."""
+    """A log that accepts loads, and notes what has landed, and in which order."""
 
     def __init__(self, *, k: int = 1, flush_bytes: int = 1) -> None:
         super().__init__(k=k, flush_bytes=flush_bytes)
@@ -291,7 +291,7 @@ class LoadingLog(RunningLog):
 
 @WIDTHS
 async def test_a_load_is_alone(k: int) -> None:
-    """It waits for all before it, is alone in its object, and holds back all that comes after."""
+    """A load waits for all before it, is alone in its object, and delays all that comes after."""
     log = LoadingLog(k=k)
     async with running(log):
         before = [log.write(b"a%d" % n) for n in range(3)]
@@ -328,7 +328,7 @@ async def test_a_load_is_alone(k: int) -> None:
 
 @WIDTHS
 async def test_a_displaced_load_gets_another_number(k: int) -> None:
-    """When a slow opener's fence took its slot, the record has the number of its new place."""
+    """A load whose slot a slow opener's fence took has the number of its new place."""
     log = LoadingLog(k=k)
     async with running(log):
         told = log.ingest(load_of(info(0)))
@@ -346,7 +346,7 @@ async def test_a_displaced_load_gets_another_number(k: int) -> None:
 
 
 async def test_a_record_that_cannot_be_read_ends_the_replay() -> None:
-    """A load that this version does not understand is an error, not a load that is left out."""
+    """A load record that this version cannot read is an error, and is not skipped."""
     store = MemoryStore(lambda: 0)
     entry = load_entry(load_of(), 5)
     later = entry._replace(value=b"\x02" + entry.value[1:])

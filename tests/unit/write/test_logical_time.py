@@ -1,4 +1,4 @@
-"""Logical time when clocks are wrong: at an opening, while a writer serves, and repaired after."""
+"""Logical time when clocks are wrong: at an opening, while a writer serves, and after a repair."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.kit.virtual_time import virtual_time
 
 
 class StandingClock(SetClock):
-    """Moved by the test alone; there is no loop."""
+    """A clock that only the test moves; there is no loop."""
 
     def loop_ms(self) -> float:
         return 0.0
@@ -46,7 +46,7 @@ async def created(mode: WalMode) -> tuple[ClockedDatabase, InProcessLinks]:
 async def write(
     database: ClockedDatabase, opened: RecoveredLog, links: InProcessLinks, *keys: bytes
 ) -> None:
-    """Put these keys as this writer, which then stops; what it wrote is archived."""
+    """Write these keys with this writer, which then stops; everything written is archived."""
     writing = Writing(opened, links)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(writing.run())
@@ -62,7 +62,7 @@ async def write(
 @pytest.mark.parametrize("ahead_ms", [10 * DAY_MS, -10 * DAY_MS])
 @virtual_time()
 async def test_what_nothing_bears_out_is_refused(mode: WalMode, ahead_ms: int) -> None:
-    """A store's clock that is days off opens no database, and creates none; a flag accepts it."""
+    """A store's clock that is days off opens and creates no database, unless a flag accepts it."""
     database, links = await created(mode)
     before = await database.manifest()
     database.store_ahead_ms = ahead_ms
@@ -79,7 +79,7 @@ async def test_what_nothing_bears_out_is_refused(mode: WalMode, ahead_ms: int) -
 @IN_BOTH_MODES
 @virtual_time()
 async def test_two_sources_that_agree_are_believed(mode: WalMode) -> None:
-    """After months the machine bears the store out; where its clock is wrong, the last commit."""
+    """The store's clock is confirmed by the machine's clock or by the last commit."""
     database, links = await created(mode)
     database.clock.passed_ms = 200 * DAY_MS
     opened = await database.open_at(links)
@@ -95,7 +95,7 @@ async def test_two_sources_that_agree_are_believed(mode: WalMode) -> None:
 
 @virtual_time()
 async def test_an_opening_that_writes_nothing_leaves_no_time() -> None:
-    """The time of a fence is taken by nobody: nothing was decided by it."""
+    """The logical time of a fence is not used: it has decided nothing."""
     database, links = await created(WalMode.OBJECT_STORE)
     database.store_ahead_ms = 10 * DAY_MS
     await database.open_at(links, **ANY_JUMP)
@@ -107,7 +107,7 @@ async def test_an_opening_that_writes_nothing_leaves_no_time() -> None:
 
 
 def test_a_writer_follows_the_store() -> None:
-    """Over jumps that are small, or that the machine bears out; it never goes back."""
+    """Logical time follows small jumps, and those the machine confirms; it never goes back."""
     clock = StandingClock()
     time = LogicalTime(clock, store_now_ms=clock.true_ms, jump_max_ms=JUMP_MAX_MS)
     start_ms = time.now_ms()
@@ -126,7 +126,7 @@ def test_a_writer_follows_the_store() -> None:
 
 
 def test_whole_seconds_move_no_time() -> None:
-    """Time goes on evenly under coarse and late readings; the lives of snapshots follow those."""
+    """Coarse and late readings do not disturb logical time; lifetimes of snapshots follow them."""
     clock = StandingClock()
     recorded_ms = clock.true_ms // 1_000 * 1_000
     time = LogicalTime(clock, store_now_ms=recorded_ms, jump_max_ms=JUMP_MAX_MS)
@@ -139,7 +139,7 @@ def test_whole_seconds_move_no_time() -> None:
 
 
 def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
-    """On file:// both are one clock: somebody who sets it days ahead moves no time."""
+    """On file:// the two clocks are one, so setting it days ahead does not move logical time."""
     clock = StandingClock()
     time = LogicalTime(
         clock, store_now_ms=clock.true_ms, jump_max_ms=JUMP_MAX_MS, has_other_clock=False
@@ -192,7 +192,7 @@ class SlowClockStore(MemoryStore):
 async def test_a_late_reading_is_taken_again(
     answers: list[int | str], asked: int, behind_ms: int
 ) -> None:
-    """An opening reads the clock up to three times; the latest time that was told counts."""
+    """An opening reads the clock up to three times, and uses the latest time."""
     database = ClockedDatabase()
     store = SlowClockStore(database, answers)
     cas = CasStore(store, database.runtime(), StoreSettings())
@@ -214,7 +214,7 @@ async def test_a_clock_that_is_never_told_opens_nothing() -> None:
 
 @virtual_time()
 async def test_the_store_is_asked_while_a_writer_serves() -> None:
-    """Each renewal of the snapshots tells the time, without a request of its own."""
+    """Each renewal of the snapshots reads the store's clock, without a request of its own."""
     database, links = await created(WalMode.OBJECT_STORE)
     opened = await database.open_at(links, snapshot_ttl_s=60)
     engine = WriterEngine(
@@ -231,7 +231,7 @@ async def test_the_store_is_asked_while_a_writer_serves() -> None:
 @pytest.mark.parametrize("is_compacted", [False, True])
 @virtual_time()
 async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool) -> None:  # noqa: FBT001
-    """What was lost to a wrong clock and is still there is back, and expires in its time."""
+    """Values that a wrong clock had expired are back after a repair, and expire in time."""
     database, links = await created(mode)
     opened = await database.open_at(links)
     expires_ms = opened.time.now_ms() + 3 * DAY_MS
@@ -272,7 +272,7 @@ async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool)
 @pytest.mark.parametrize("ahead_ms", [0, 10 * DAY_MS])
 @virtual_time()
 async def test_times_that_only_safekeepers_have_are_repaired(ahead_ms: int) -> None:
-    """Repair of times that are not in the archive yet; a time that is right is left as it is."""
+    """Times that are not archived yet are repaired; a time that is right is unchanged."""
     database, links = await created(WalMode.QUORUM)
     database.store_ahead_ms = ahead_ms
     opened = await database.open_at(links, **ANY_JUMP)

@@ -1,4 +1,4 @@
-"""Opening: what is fenced, which numbers are taken, what is refused, and who wins a race."""
+"""Opening: which slots are fenced, which numbers are issued, what is refused, who wins a race."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_logical_time_does_not_go_back() -> None:
 
 @pytest.mark.parametrize("mode", [{"cas_mode": CasMode.TWO_PHASE}, {"wal_mode": WalMode.QUORUM}])
 async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None:
-    """A database is opened as it was created, or not at all: nothing is written."""
+    """A database of another mode is not opened, and nothing is written."""
     database = await Database.created()
     before = await database.edit(lambda m: replace(m, **mode))
     with pytest.raises(DatabaseMismatch):
@@ -70,7 +70,7 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
 
 
 async def test_of_openers_at_once_that_open_once_the_first_is_not_fenced() -> None:
-    """Only one claims an epoch; the other learns of it, and touches neither manifest nor log."""
+    """With `open_once`, only one claims an epoch; the other changes neither manifest nor log."""
     database = await Database.created()
     before = await database.open()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
@@ -86,7 +86,7 @@ async def test_of_openers_at_once_that_open_once_the_first_is_not_fenced() -> No
 
 
 async def test_who_opens_once_loses_to_no_compactor() -> None:
-    """Edits of the manifest by others than writers are built upon."""
+    """With `open_once`, edits of the manifest by processes that are not writers do not matter."""
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     opening = asyncio.create_task(database.open(store, open_once=True))
@@ -100,7 +100,7 @@ async def test_who_opens_once_loses_to_no_compactor() -> None:
 
 @virtual_world(3)
 async def test_an_opener_that_stood_still_does_not_displace_who_came_later(world: World) -> None:
-    """After longer than an opening may take, its claim is not made again (F2)."""
+    """An opener that paused for longer than an opening may take does not claim again (F2)."""
     await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
 
     def open_on(name: str) -> Coroutine[Any, Any, RecoveredLog]:
@@ -122,7 +122,7 @@ async def test_an_opener_that_stood_still_does_not_displace_who_came_later(world
 
 @virtual_world()
 async def test_conflicts_for_too_long_are_told(world: World) -> None:
-    """An opening that never wins gives up after its time, with an error of its own."""
+    """An opening that never wins ends after its time with an error of its own."""
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     began_ms = world.now_ms
@@ -151,7 +151,7 @@ async def test_fences_in_recycled_slots_do_not_count() -> None:
 
 
 async def test_wal_is_protected_while_it_is_replayed() -> None:
-    """From the claim to the end of the replay the manifest holds a snapshot under our nonce."""
+    """From the claim to the end of the replay, the manifest has a snapshot under our nonce."""
     database = await Database.created()
     store = HeldStore(database.objects)
     opening = asyncio.create_task(database.open(store, open_snapshot_ttl_s=100))
@@ -168,7 +168,7 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
 
 @virtual_world(faults=Faults(timeout_ms=1e6))
 async def test_wal_stays_protected_however_long_it_is_replayed(world: World) -> None:
-    """The snapshot of the opening is renewed while objects are read for longer than it lives."""
+    """The snapshot of the opening is renewed while a replay lasts longer than its lifetime."""
     await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
 
     async def open_on(name: str) -> RecoveredLog:
@@ -193,7 +193,7 @@ async def test_wal_stays_protected_however_long_it_is_replayed(world: World) -> 
 
 
 async def test_cancelled_opening_leaves_nothing_behind() -> None:
-    """An opening that is cancelled anywhere ends at once, and the next one gets its turn."""
+    """An opening that is cancelled anywhere ends at once, and the next one succeeds."""
     for patience in range(40):
         database = await Database.created()
         opening = asyncio.create_task(database.open())
@@ -221,7 +221,7 @@ async def is_owner(opened: RecoveredLog) -> bool:
 
 
 async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
-    """Say of all WAL objects but the last one that they are compacted, again and again."""
+    """Mark all WAL objects but the last one as compacted, again and again."""
     while True:
         await world.sleep_ms(1.0)
         c = len(world.store.names(names.WAL_FOLDER)) - 2
@@ -250,7 +250,7 @@ async def test_an_opening_ends_although_its_fences_are_merged_at_once(world: Wor
 
 
 async def commit_on(opened: RecoveredLog, told: list[int]) -> None:
-    """Fill one slot after the other until another writer has it; what was acknowledged is told."""
+    """Fill slots until another writer has one; returns what was acknowledged."""
     for number in count():
         wal_id, seq = opened.last_wal_id + 1 + number, opened.first_seq + number
         group = group_of(wal_id, commit_of(seq, put(b"a", b"%d" % seq)))
@@ -269,7 +269,7 @@ async def unless_fenced(opening: Coroutine[Any, Any, RecoveredLog]) -> None:
 
 
 async def busy_writer(world: World, k: int, list_factor: float) -> list[int]:
-    """Have a writer near to the store fill one slot after the other; what it acknowledges."""
+    """A writer near the store fills slots; yields what it acknowledges."""
     runtime = world.runtime_for("creator")
     await create_database(world.store_for("creator"), runtime, StoreSettings())
     world.store.faults = replace(Faults.none(), list_factor=list_factor)
@@ -308,9 +308,10 @@ class LaggingLists(FaultyStore):
 async def test_a_writer_that_is_faster_than_lists_is_taken_over(
     world: World, lists: type[FaultyStore], k: int, list_factor: float, lists_max: int
 ) -> None:
-    """A writer that never looks at the manifest, and fills two slots while we create one and forty
-    while we list, is overtaken after so many lists of the log and the manifest; where lists of the
-    log stand still, too. All that it has acknowledged is there, and the log has no gap.
+    """A fast writer that never reads the manifest is overtaken, without a gap or a lost write.
+
+    It fills two slots while we create one and forty while we list. The number of lists of the log
+    and the manifest is bounded, also where lists lag.
     """
     told = await busy_writer(world, k, list_factor)
     store = lists(world.store_for("new"))
@@ -329,8 +330,10 @@ async def test_a_writer_that_is_faster_than_lists_is_taken_over(
 async def test_an_opener_that_stops_in_pursuit_of_another_writer_does_no_harm(
     world: World, then: str, creates: int
 ) -> None:
-    """The writer ends when a fence stands ahead of it. Whichever fence the opener sends last, or
-    sends late: the database opens, has no gap, and has what was acknowledged.
+    """A database opens without a gap or a lost write after an opener stopped in pursuit.
+
+    The writer ends when a fence is ahead of it. This holds whichever fence the opener sends last,
+    or sends late.
     """
     told = await busy_writer(world, 1, list_factor=2.0)
     ahead = Match("create", "wal/*", node="slow", nth=min(creates, 2))

@@ -1,4 +1,4 @@
-"""Ownership: who asks the store, when, and who hears the answer."""
+"""Ownership: when the store is polled, and which calls get the answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Looks(FaultyStore):
 
 
 class Watch:
-    """An `Ownership` that runs, on a store that answers when it is told to."""
+    """A running `Ownership` on a store that answers on demand."""
 
     def __init__(self, store: Looks, ownership: Ownership, task: asyncio.Task[ShaleError]) -> None:
         self.store = store
@@ -87,7 +87,7 @@ async def watching(*, poll_ms: int = NEVER_MS, attempts: int = 1) -> AsyncIterat
 
 
 async def test_question_during_a_look_waits_for_the_next() -> None:
-    """A look that was sent before a read arrived tells nothing about that read."""
+    """A poll that was sent before a read arrived does not confirm that read."""
     async with watching() as watch:
         first = await watch.confirm()
         second = await watch.confirm()
@@ -102,7 +102,7 @@ async def test_question_during_a_look_waits_for_the_next() -> None:
 
 
 async def test_take_over_is_told_to_those_who_asked_and_to_all_later() -> None:
-    """A newer epoch in the manifest ends the watch with `Fenced`, for everybody."""
+    """A newer epoch in the manifest raises `Fenced` in all waiting and later calls."""
     async with watching() as watch:
         looking = await watch.confirm()
         next_in_line = await watch.confirm()
@@ -117,7 +117,7 @@ async def test_take_over_is_told_to_those_who_asked_and_to_all_later() -> None:
 
 
 async def test_damaged_manifest_ends_the_watch() -> None:
-    """A manifest that cannot be trusted is no ground to go on."""
+    """A manifest that cannot be trusted ends the watch."""
     async with watching() as watch:
         asking = await watch.confirm()
         await watch.store.create(names.manifest_name(1), b"rubbish")
@@ -129,7 +129,7 @@ async def test_damaged_manifest_ends_the_watch() -> None:
 
 @pytest.mark.parametrize("error", [None, StoreUnavailable("memory://", "list", "manifest/", "")])
 async def test_cancelled_reader_harms_nobody(error: Exception | None) -> None:
-    """A read that gives up, before or during its look, ends neither the look nor other reads."""
+    """A read that is cancelled before or during its poll affects no poll and no other read."""
     async with watching() as watch:
         looking, looking_too = [asyncio.create_task(watch.ownership.confirm()) for _ in range(2)]
         await quiesce()
@@ -151,7 +151,7 @@ async def test_cancelled_reader_harms_nobody(error: Exception | None) -> None:
 
 
 async def test_end_of_the_watch_is_told_to_those_in_a_look() -> None:
-    """When the watch is cancelled in the middle of a look, nobody waits for ever."""
+    """Cancelling the watch in the middle of a poll fails all waiting calls."""
     async with watching() as watch:
         looking = await watch.confirm()
         next_in_line = await watch.confirm()

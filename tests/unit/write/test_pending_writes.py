@@ -1,4 +1,4 @@
-"""How far reads see: the prefix of what has landed, and over it what is not durable yet."""
+"""The visible state: the durable prefix, and over it the writes that are not durable yet."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def seen(pending_writes: PendingWrites, *keys: bytes) -> list[bytes]:
 
 
 def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
-    """Whichever of many lands, the ranges of those that have not landed stay hidden; and what is
-    still known of one that has landed hides no put after it.
-    """
+    """Pending range deletes keep hiding their ranges when others land, and hide no later put."""
     keys = [b"%02d" % number for number in range(40)]
     memtable = durable(*keys)
     pending_writes = PendingWrites(memtable)
@@ -73,7 +71,7 @@ def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
 
 
 def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
-    """A put that is older and not durable yet does not come back when the deletion has landed."""
+    """An older put in flight stays hidden when a range delete lands ahead of it."""
     memtable = durable(b"a", b"b")
     pending_writes = PendingWrites(memtable)
     early, late = transacted(2, Put(b"a", b"early")), delete_range(3, b"a", b"b")
@@ -89,7 +87,7 @@ def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> 
 
 
 def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
-    """After a displacement nothing of the old numbers hides or shows anything."""
+    """After a displacement no old sequence number hides or shows anything."""
     pending_writes = PendingWrites(durable(b"a", b"b"))
     lost, kept = delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c")
     pending_writes.add(lost)
@@ -107,7 +105,7 @@ ALL = KeyRange(b"", b"")
 
 
 class Layers:
-    """What is durable, and what lies over it."""
+    """The durable state, and the pending writes over it."""
 
     def __init__(self) -> None:
         self.memtable = Memtable()
@@ -148,7 +146,7 @@ def tombstones(count: int) -> list[Change]:
 
 
 def test_deleted_keys_are_looked_at_up_to_the_limit() -> None:
-    """As many as `compare_count_max` are looked at, one more is too many, durable or not."""
+    """At most `compare_count_max` deleted keys are visited, durable or not."""
     for land_count in (0, 1_000, COMPARE_COUNT_MAX - 2):
         layers = Layers()
         both = tombstones(COMPARE_COUNT_MAX - 2)
@@ -162,7 +160,7 @@ def test_deleted_keys_are_looked_at_up_to_the_limit() -> None:
 
 @pytest.mark.parametrize("is_durable", [True, False])
 def test_range_that_was_deleted_as_a_whole_costs_nothing(is_durable: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A million deleted keys, of a range delete that is durable or on its way, are one step."""
+    """A million keys under one range delete, durable or pending, are skipped in one step."""
     layers = Layers()
     layers.seq = 1
     entries = {b"%06d" % n: Entry(b"%06d" % n, 1, Kind.PUT) for n in range(5 * COMPARE_COUNT_MAX)}
@@ -178,7 +176,7 @@ FENCED = Fenced("fenced", own_epoch=1, newer_epoch=2)
 
 
 class Follower:
-    """A prefix that starts after slot 9 and commit 5, and the groups that it was given."""
+    """A watermark after slot 9 and commit 5, and the groups that it was given."""
 
     def __init__(self) -> None:
         self.memtable = Memtable()
@@ -186,7 +184,7 @@ class Follower:
         self.groups: list[Group] = []
 
     def add(self) -> Group:
-        """A group of two commits, in the next slot."""
+        """Add a group of two commits, in the next slot."""
         number = len(self.groups)
         changes = [commit_of(6 + 2 * number + i, put(b"%02d%d" % (number, i))) for i in (0, 1)]
         group = group_of(self.prefix.next_wal_id, *changes)
@@ -207,7 +205,7 @@ class Follower:
 
 
 def test_shared_object_is_whole_when_all_its_groups_are() -> None:
-    """Several groups may go into an object: all of them have to be there before it counts."""
+    """An object of several groups counts as durable when all of them are."""
     memtable = Memtable()
     prefix = DurableWatermark(memtable, seq=5, wal_id=9)
     commits = [commit_of(6 + number, put(b"%d" % number)) for number in range(3)]
@@ -227,7 +225,7 @@ def test_shared_object_is_whole_when_all_its_groups_are() -> None:
 
 @given(order=st.permutations(range(5)), lost=st.sets(st.integers(0, 4)))
 def test_prefix_ends_before_the_first_gap(order: list[int], lost: set[int]) -> None:
-    """However objects land or are lost, scans see those before the first slot that is open."""
+    """However objects land or are lost, scans see only those before the first open slot."""
     follower = Follower()
     for _ in range(5):
         follower.add()
@@ -247,7 +245,7 @@ def test_prefix_ends_before_the_first_gap(order: list[int], lost: set[int]) -> N
 
 
 async def test_cover_waits_for_the_gap_to_close() -> None:
-    """Who asks for what has landed ahead of its turn waits until all before it is settled."""
+    """A call that needs a commit behind a gap waits until all before it is settled."""
     follower = Follower()
     for _ in range(3):
         follower.add()
@@ -266,7 +264,7 @@ async def test_cover_waits_for_the_gap_to_close() -> None:
 
 @pytest.mark.parametrize("error", [None, FENCED])
 async def test_cancelled_waiter_harms_nobody(error: ShaleError | None) -> None:
-    """A read that is cancelled while it waits ends no other, and is not remembered."""
+    """A read that is cancelled while it waits affects no other, and is not remembered."""
     follower = Follower()
     follower.add()
     gone, stays = (asyncio.create_task(follower.prefix.cover(7)) for _ in range(2))

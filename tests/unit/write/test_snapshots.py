@@ -1,4 +1,4 @@
-"""Named snapshots: what they show, how long, and what those are told who come too late."""
+"""Named snapshots: contents, lifetime, and errors of calls that come too late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.store import FaultyStore, Request
 
 
 async def test_wal_is_listed_again_when_another_edits_first() -> None:
-    """What was seen before a conflict may be collected; the list counts that follows the manifest.
+    """After a conflict the WAL is listed again, since listed objects may be collected meanwhile.
 
     The snapshot's id stays the same.
     """
@@ -38,10 +38,10 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
 
 
 async def test_what_has_expired_is_judged_as_by_the_writer() -> None:
-    """A snapshot judges what has expired by the time of the server that makes it.
+    """A snapshot judges expiry by the time of the server that makes it.
 
-    That counts as `NEAR_MS` behind the store's clock where it is further behind: on a replica,
-    when nothing was written for long.
+    That time counts as `NEAR_MS` behind the store's clock if it is further behind, as on a replica
+    of a database without writes.
     """
     database = await CollectedDatabase.created()
     database.pass_time()
@@ -57,7 +57,7 @@ async def test_what_has_expired_is_judged_as_by_the_writer() -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: bool) -> None:
-    """Whoever has seen it, and finds its manifest gone, looks at the current manifest again."""
+    """When the manifest of a listed snapshot is gone, the current manifest is read again."""
     at = 0
     while True:
         database = await CollectedDatabase.created()
@@ -87,7 +87,7 @@ async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: b
 
 @pytest.mark.parametrize("edit", ["create", "share", "renew", "delete"])
 async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
-    """What was created at a manifest id that had been deleted is done again (F2)."""
+    """An edit at a manifest id that had been deleted is made again (F2)."""
     database = await CollectedDatabase.created()
     first = await database.snapshots().create(name="first", ttl_ms=60_000)
 
@@ -115,7 +115,9 @@ async def test_edit_at_a_recycled_id_does_not_count(edit: str) -> None:
 
 
 async def test_list_says_what_each_snapshot_pins() -> None:
-    """Bytes of SSTs and WAL that the current manifest does not keep; alone: nor any other."""
+    """Pinned bytes are those that the current manifest does not keep; "alone": nor another
+    snapshot.
+    """
     database = await CollectedDatabase.created()
     snapshots = database.snapshots()
     await database.wal(4)

@@ -1,4 +1,4 @@
-"""WAL slots: what is written into one, by which codec, and which are filled."""
+"""WAL slots: contents, codecs, and which slots are filled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class CountingWorkers(InlineWorkers):
-    """Counts what is handed to workers."""
+    """Counts the calls that are given to workers."""
 
     def __init__(self) -> None:
         self.jobs = 0
@@ -61,7 +61,7 @@ def entries_of(count: int, value_bytes: int = 0) -> list[Entry]:
 
 
 async def test_object_says_whose_it_is() -> None:
-    """A slot that is ours holds our epoch, nonce, logical time and entries, and a write id."""
+    """A slot of ours has our epoch, nonce, logical time and entries, and a write id."""
     store = MemoryStore(lambda: 0)
     assert await slots_on(store, OWN).create(3, WalContents(entries_of(2))) is None
     stored = await store.get(names.wal_name(3))
@@ -84,7 +84,7 @@ async def test_object_without_puts_is_no_fence() -> None:
 
 
 async def test_slot_of_another_database_is_nobodys() -> None:
-    """An object of another database in a slot of ours is an error, not a rival."""
+    """An object of another database in one of our slots is an error, not a rival."""
     store = MemoryStore(lambda: 0)
     await slots_on(store, OLDER).create(3, WalContents())
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), InlineWorkers()), StoreSettings())
@@ -141,7 +141,7 @@ async def test_large_object_is_encoded_off_the_loop(contents: WalContents, jobs:
 
 
 async def test_list_tells_which_slots_are_filled() -> None:
-    """A list begins at its first slot, and leaves out what is no WAL object."""
+    """A list begins at its first slot, and omits what is no WAL object."""
     store = MemoryStore(lambda: 0)
     for wal_id in (0, 1, 2, 4):
         await slots_on(store, OWN).create(wal_id, WalContents())
@@ -154,7 +154,7 @@ async def test_list_tells_which_slots_are_filled() -> None:
 
 
 def test_slot_that_was_filled_is_missed() -> None:
-    """A gap before what was seen, or too far before what is there, was filled once."""
+    """A gap before a seen slot, or too far before a filled one, was filled once."""
     assert WalFolder(0, frozenset({0, 2})).misses_an_object(width=1, last_seen=None)
     assert not WalFolder(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=0)
     assert WalFolder(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=1)
@@ -168,7 +168,7 @@ ENTRIES = [Entry(b"key %04d" % n, 7, Kind.PUT, b"value %04d" % n * 9) for n in r
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_a_wal_object_comes_back(codec: Codec) -> None:
-    """Points, range tombstones and records come back whatever the codec, from fewer bytes."""
+    """Points, range tombstones and records survive a round trip in every codec, in fewer bytes."""
     parts = WalContents(ENTRIES, RANGES, SYSTEM)
     data = encode_wal(properties(names.wal_name(1)), parts, 4_096, codec)
     sst = open_sst(names.wal_name(1), data, database_id=None)
@@ -182,7 +182,7 @@ def test_a_wal_object_comes_back(codec: Codec) -> None:
 
 
 async def test_objects_of_all_codecs_are_replayed() -> None:
-    """A WAL whose writers compressed differently is replayed whole, by a writer of any setting."""
+    """A WAL of several codecs is replayed by a writer with any setting."""
     database = await Database.created()
     expected: dict[bytes, bytes] = {}
     for number, codec in enumerate([*WalCodec, *reversed(WalCodec)]):

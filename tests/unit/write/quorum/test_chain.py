@@ -1,4 +1,4 @@
-"""Records that go from safekeeper to safekeeper, and what a broken chain means for the writer."""
+"""Chains of safekeepers that pass records on, and the effect of a broken chain on the writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BARRED_MS = 2_500  # longer than a safekeeper stays out of the chain at first
 
 
 class WithoutStatus(InProcessLinks):
-    """Nobody can ask how far a safekeeper is: it has to tell by itself."""
+    """Safekeepers that do not answer status requests: they have to report by themselves."""
 
     async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
         raise LinkBroken(f"{address} {database_id!r}")
@@ -29,7 +29,7 @@ def record_bytes(appends: list[Append]) -> int:
 
 
 def sent_bytes(writing: Writing) -> int:
-    """The payloads that the writer has sent, to all."""
+    """The payload bytes that the writer has sent to all members."""
     links = writing.links
     return sum(record_bytes(links.appends_to(node.address)) for node in links.nodes)
 
@@ -41,7 +41,7 @@ async def settled(database: QuorumDatabase, writing: Writing) -> None:
 
 
 async def chained(database: QuorumDatabase, writing: Writing) -> None:
-    """Write until all stand in the chain, so that one alone is sent what comes now."""
+    """Write until all members are in the chain, so that only the head is sent records."""
     await writing.put(b"first")
     await LoopClock().sleep_ms(SETTLE_MS)
     await writing.put(b"second")
@@ -50,7 +50,7 @@ async def chained(database: QuorumDatabase, writing: Writing) -> None:
 
 @virtual_time(3)
 async def test_idle_writer_hears_of_the_archive() -> None:
-    """A write that waits for the archive is told without another one, by what members say."""
+    """A call that waits for the archive ends by the reports of members, without another write."""
     database = await QuorumDatabase.created()
     async with database.writing(WithoutStatus(database.nodes)) as writing:
         await writing.put(b"a")
@@ -62,7 +62,7 @@ async def test_idle_writer_hears_of_the_archive() -> None:
 
 @virtual_time(3)
 async def test_writer_sends_each_record_once() -> None:
-    """With five safekeepers in a chain it sends a fifth of the bytes, and all have all records."""
+    """In a chain of five safekeepers the writer sends each record once, and all members get it."""
     sent = {}
     for context in ("direct", "chain"):
         database = await QuorumDatabase.created(count=5)
@@ -81,7 +81,7 @@ async def test_writer_sends_each_record_once() -> None:
 
 @virtual_time(3)
 async def test_chain_that_is_cut() -> None:
-    """Nobody passes on anything any more: writes go on, directly, and the log is whole."""
+    """When members pass nothing on any more, writes continue directly, and the log is complete."""
     database = await QuorumDatabase.created(count=5)
     async with database.writing(**CHAIN) as writing:
         await chained(database, writing)
@@ -101,7 +101,7 @@ async def test_chain_that_is_cut() -> None:
 
 @virtual_time(3)
 async def test_member_without_room_leaves_the_chain() -> None:
-    """The others go on before the chain is taken for broken, and it is filled when it has room."""
+    """A full member leaves the chain before the timeout, and is filled once it accepts more."""
     database = await QuorumDatabase.created()
     async with database.writing(**CHAIN | {"chain_timeout_ms": 10_000}) as writing:
         await chained(database, writing)
@@ -116,8 +116,9 @@ async def test_member_without_room_leaves_the_chain() -> None:
 
 @virtual_time(3)
 async def test_late_relays() -> None:
-    """What is passed on late, more than once and out of order changes nothing: not while its writer
-    leads, and not after the next one was elected.
+    """Relayed records that are late, repeated or out of order change nothing.
+
+    This holds while their writer leads, and after the next one was elected.
     """
     database = await QuorumDatabase.created()
     async with database.writing(**CHAIN) as old:
@@ -148,7 +149,7 @@ async def test_late_relays() -> None:
 
 @virtual_time(3)
 async def test_commit_point_is_broadcast() -> None:
-    """A member that the writer tells late hears of the commit from another one."""
+    """A member that the writer reaches late learns of a commit from another member."""
     for is_on in (True, False):
         database = await QuorumDatabase.created()
         async with database.writing(commit_broadcast=is_on) as writing:

@@ -1,4 +1,4 @@
-"""Changes of members: who is asked, what is refused, and what goes on under a writer."""
+"""Changes of members: which nodes are asked, what is refused, and their effect on a writer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.kit.virtual_time import virtual_time
 
 
 async def _created(*, members: int = 3, count: int = 6) -> QuorumDatabase:
-    """A database with the first of the nodes as members; the others have nothing of it."""
+    """A database whose members are the first nodes; the other nodes have nothing of it."""
     database = await QuorumDatabase.created(count=count)
     await database.edit(lambda m: replace(m, wal_members=m.wal_members[:members]))
     for node in [*database.nodes][members:]:
@@ -50,7 +50,7 @@ def _addresses(texts: tuple[str, ...]) -> list[str]:
 
 
 async def _finished(database: QuorumDatabase, writing: Writing) -> list[str]:
-    """Who the members are when the writer that serves has made the second edit."""
+    """The members after the serving writer has made the second edit."""
     await writing.opened.manifest.refresh()
     await until(lambda: not writing.opened.manifest.current.wal_members_next)
     return _addresses((await database.manifest()).wal_members)
@@ -58,7 +58,7 @@ async def _finished(database: QuorumDatabase, writing: Writing) -> list[str]:
 
 @virtual_time(5)
 async def test_members_are_added_and_removed() -> None:
-    """From three to five and back, under a writer; those who left can't elect anybody."""
+    """A set grows from three to five and shrinks again; removed members cannot elect a writer."""
     database = await _created()
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -80,7 +80,7 @@ async def test_members_are_added_and_removed() -> None:
 
 @virtual_time(5)
 async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
-    """It has another id then, and is filled; one that has its log is not replaced by itself."""
+    """A wiped node has another id, and is filled after `replace`; an intact one is not replaced."""
     database = await _created()
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -107,7 +107,7 @@ async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> Non
 
 @virtual_time(1)
 async def test_two_changes_at_once_are_refused() -> None:
-    """The second one asks nobody for room, and is told of the first; cancelled, it may begin."""
+    """A second change admits no node and names the first; it may begin once that is cancelled."""
     database = await _created()
     changing = _changing(database)
     with pytest.raises(InvalidRequest, match="no change is under way"):
@@ -131,9 +131,7 @@ async def test_two_changes_at_once_are_refused() -> None:
 @virtual_time(5)
 @pytest.mark.parametrize("cancels", [False, True])
 async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A process that stands still behind its edit does not make it a second time, when others have
-    cancelled the change, or begun it anew, before it goes on.
-    """
+    """A late retry of an edit does not repeat it after others have changed the members."""
     database = await _created()
     other = _changing(database)
     if cancels:
@@ -154,8 +152,10 @@ async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> Non
 @pytest.mark.parametrize("is_always", [False, True])
 @virtual_time(5)
 async def test_a_switch_names_nobody_of_a_generation_that_is_over(is_always: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Safekeepers that have made room may have given it up: they see to it that they are not named
-    any more. So they are asked again, some times; then the database stays in the mode that it had.
+    """A switch whose generation is over admits its members again, some times, or ends.
+
+    Admitted safekeepers may delete their logs, and then must not be named by the manifest. A switch
+    that ends leaves the mode unchanged.
     """
     database = await QuorumDatabase.in_object_store()
     asked = 0
@@ -185,7 +185,7 @@ async def test_a_switch_names_nobody_of_a_generation_that_is_over(is_always: boo
 
 @virtual_time(1)
 async def test_what_makes_no_sense_is_refused() -> None:
-    """Nothing is changed by it, and the message names the address."""
+    """Invalid changes are refused without an effect, and the message names the address."""
     database = await _created()
     changing, before = _changing(database), await database.manifest()
     for change, words in (
@@ -209,7 +209,7 @@ async def test_what_makes_no_sense_is_refused() -> None:
 
 @virtual_time(1)
 async def test_a_survey_tells_who_is_there() -> None:
-    """One that is down, one that was made anew, one that has nothing."""
+    """A survey distinguishes members that are down, were made anew, or have no log."""
     database = await _created()
     members = [database.member(f"n{n}:1") for n in (1, 2, 3)]
     database.nodes["n1:1"].stop()
@@ -224,7 +224,7 @@ async def test_a_survey_tells_who_is_there() -> None:
 
 
 async def _admitted(*, first: int, count: int) -> QuorumDatabase:
-    """A database with the first of the nodes as its members; all have made room."""
+    """A database whose members are the first nodes; all nodes have admitted it."""
     database = await QuorumDatabase.created(count=count)
     await database.edit(lambda m: replace(m, wal_members=m.wal_members[:first]))
     return database
@@ -240,7 +240,7 @@ async def _see_manifest(writing: Writing) -> None:
 
 @virtual_time(5)
 async def test_change_waits_for_a_majority_of_the_next_members() -> None:
-    """Without them nothing is committed and the change is not finished; cancelled, all goes on."""
+    """Without a majority of the next members nothing is committed; cancelling resumes writes."""
     database = await _admitted(first=3, count=5)
     database.nodes["n4:1"].stop()
     database.nodes["n5:1"].stop()
@@ -268,8 +268,9 @@ def _generation(writing: Writing) -> int:
 
 @virtual_time(5)
 async def test_members_of_another_writer_are_not_followed() -> None:
-    """They may have promised nothing to anybody: they would take what a writer that was fenced has
-    in flight. So it ends with the manifest that it finds, before it looks who is a member.
+    """A fenced writer ends before it follows the members that its successor has chosen.
+
+    These may have promised nothing yet, and would accept what the fenced writer has in flight.
     """
     database = await _admitted(first=3, count=6)
     async with database.writing() as writing:

@@ -1,4 +1,4 @@
-"""Objects of the archive: what records say, in the bytes of one SST."""
+"""Objects of the archive: the contents of records in the bytes of one SST."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEYS = [b"", b"a", b"b", b"bb", b"c", b"d\xff"]
 
 
 def drawn(random: Random, seq: int) -> WalContents:
-    """What the commit with this number writes: a version of some keys, of each one at most."""
+    """A commit with this number: at most one version of each of some keys."""
     points = [
         Entry(key, seq, Kind.TOMBSTONE)
         if random.random() < 0.2
@@ -93,7 +93,7 @@ def records_of(payloads: Sequence[bytes]) -> list[Record]:
 
 
 def opened(payload: bytes) -> Sst:
-    """The SST with these bytes, all of which is sound."""
+    """The SST with these bytes, after all of it was verified."""
     sst = open_sst(NAME, payload, database_id=None)
     sst.audit()
     return sst
@@ -119,7 +119,7 @@ def state_of(found: Replayed) -> object:
 
 
 def commits_of(payloads: Sequence[bytes]) -> dict[int, list[Entry]]:
-    """What a watch is told: the entries of each commit, by its number."""
+    """The entries of each commit by its number, as a watch would report them."""
     told: dict[int, list[Entry]] = {}
     for sst in map(opened, payloads):
         for entry in (*sst.entries(), *sst.range_tombstones(), *sst.control_entries()):
@@ -129,7 +129,7 @@ def commits_of(payloads: Sequence[bytes]) -> dict[int, list[Entry]]:
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[bytes]:
-    """The payloads of one object: groups of some commits each, and records without any."""
+    """The payloads of one object: groups of some commits each, and records without a payload."""
     random = Random(draw(st.integers(0, 2**32)))
     codec = draw(st.sampled_from(Codec))
     seq, payloads = 0, []
@@ -149,8 +149,9 @@ def groups(draw: st.DrawFn) -> list[bytes]:
 
 @given(payloads=groups())
 def test_the_merged_object_says_what_its_parts_say(payloads: list[bytes]) -> None:
-    """It replays to the same; watches are told of every version in it; and its owner, write id and
-    logical time are those of the last group that wrote anything.
+    """A merged object replays to the same state as its parts, and keeps every version.
+
+    Its owner, write id and logical time are those of the last group that wrote anything.
     """
     records = records_of(payloads)
     parts = [payload for payload in payloads if payload]
@@ -164,15 +165,17 @@ def test_the_merged_object_says_what_its_parts_say(payloads: list[bytes]) -> Non
 
 
 def test_one_payload_is_the_object() -> None:
-    """A group that is alone is archived as it is, byte by byte; boundaries leave no trace."""
+    """A single group is archived byte for byte; records without a payload leave no trace."""
     payload = payload_of(drawn(Random(1), 1), 0, codec=Codec.ZSTD, block_bytes=64)
     assert object_bytes(NAME, records_of([payload])) == payload
     assert object_bytes(NAME, records_of([b"", payload, b""])) == payload
 
 
 def test_bytes_never_change() -> None:
-    """The same records make the same bytes in every version: safekeepers of two versions archive
-    side by side. Whoever makes this test fail has made them contradict each other.
+    """The same records make the same bytes in every version.
+
+    Safekeepers of two versions archive side by side: a change that breaks this test makes them
+    contradict each other.
     """
     random = Random(5)
     payloads = [payload_of(drawn(random, seq), seq) for seq in range(1, 30)]
@@ -181,7 +184,7 @@ def test_bytes_never_change() -> None:
 
 
 def test_records_that_make_no_object_are_refused() -> None:
-    """Every way in which records can't be one object is a typed error."""
+    """All records that cannot be one object raise a typed error."""
     fine = payload_of(WalContents([Entry(b"k", 5, Kind.PUT)]), 0)
     strange = encode_wal(
         replace(properties(NAME), database_id=b"another database"),
@@ -206,9 +209,7 @@ def test_records_that_make_no_object_are_refused() -> None:
 
 
 def test_objects_are_the_same_whatever_compressed_them() -> None:
-    """Blocks that another version of a library stored otherwise are no contradiction; another
-    write id, another entry, and damage are.
-    """
+    """Objects are equal under another compression, and differ by write id, entry or damage."""
     contents = WalContents([Entry(b"k%d" % n, 5, Kind.PUT, b"v" * 500) for n in range(9)])
     one = payload_of(contents, 0)
     assert same_contents(NAME, one, payload_of(contents, 0, codec=Codec.LZ4, block_bytes=64))

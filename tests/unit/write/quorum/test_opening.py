@@ -40,7 +40,7 @@ from tests.kit.virtual_time import virtual_time
 
 @virtual_time(5)
 async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None:
-    """Records of objects that are in the archive already are not applied a second time."""
+    """Records of objects that are archived already are not applied a second time."""
     database = await QuorumDatabase.created()
     for kept in database.logs():
         kept.can_archive = False
@@ -59,7 +59,7 @@ async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None
 
 @virtual_time(3)
 async def test_who_opens_once_does_not_fence_who_was_first() -> None:
-    """As with the log in the object store: no member promises itself to the loser."""
+    """With `open_once`, the loser of a race gets no promise of a member."""
     database = await QuorumDatabase.created()
     store = HeldStore(database.objects, folder=MANIFEST_FOLDER)
     losing = asyncio.create_task(
@@ -81,7 +81,7 @@ async def test_who_opens_once_does_not_fence_who_was_first() -> None:
 
 
 async def _nothing() -> None:
-    """Nothing is compacted."""
+    """No object is compacted."""
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
@@ -89,8 +89,9 @@ async def _nothing() -> None:
 async def test_another_object_in_the_archive_is_not_taken_for_that_of_the_log(
     is_compacted: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    """An older writer's fence has its name, and may be compacted: what the log has there stays,
-    no member archives over it, and nobody opens without it (CE17).
+    """A foreign object under a name of the log stops archiving and opening (CE17).
+
+    It may be an older writer's fence, compacted or not. No member archives over it.
     """
     database = await QuorumDatabase.created()
     database.let_archive(False)
@@ -122,7 +123,7 @@ async def test_another_object_in_the_archive_is_not_taken_for_that_of_the_log(
 
 @virtual_time(5)
 async def test_who_does_not_answer_is_named() -> None:
-    """Without a majority nothing is claimed, and the error says who is missing and why."""
+    """Without a majority no epoch is claimed, and the error names each missing member and why."""
     database = await QuorumDatabase.created()
     database.nodes["n1:1"].stop()
     database.nodes["n3:1"].hold()
@@ -133,9 +134,7 @@ async def test_who_does_not_answer_is_named() -> None:
 
 @virtual_time(5)
 async def test_epoch_is_above_all_promises() -> None:
-    """Safekeepers may have promised more than the manifest knows of, and a twin of an epoch that
-    they have promised is fenced (CE14).
-    """
+    """A new epoch is above all promises of members, and a duplicate epoch is fenced (CE14)."""
     database = await QuorumDatabase.created()
     for kept in database.logs():
         kept.replies[0] = lambda _: None
@@ -149,7 +148,7 @@ async def test_epoch_is_above_all_promises() -> None:
 
 
 class _Disturbing(InProcessLinks):
-    """Something happens between the votes and the first fetch."""
+    """Links that disturb a member between the votes and the first fetch."""
 
     def __init__(self, database: QuorumDatabase, *, what: str) -> None:
         super().__init__(database.nodes)
@@ -194,7 +193,7 @@ class _Disturbing(InProcessLinks):
 @pytest.mark.parametrize("what", ["archive", "stop", "trim", "anew"])
 @virtual_time(5)
 async def test_donor_may_change_after_its_vote(what: str) -> None:
-    """What it has archived and trimmed since is read there; if it is lost, another one is asked."""
+    """A donor that has trimmed its log is read up to the archive; a lost one is replaced."""
     database = await QuorumDatabase.created()
     opened = await database.opened()
     async with database.writing(is_killed=True) as writing:
@@ -213,7 +212,7 @@ async def test_donor_may_change_after_its_vote(what: str) -> None:
 
 @virtual_time(5)
 async def test_who_opens_while_members_are_retired_is_fenced() -> None:
-    """Not told that they have lost their logs, which is so when nobody has opened since."""
+    """An opener whose members were retired meanwhile ends with `Fenced`, not with lost logs."""
     database = await QuorumDatabase.created()
     with pytest.raises(Fenced):
         await database.opened(_Disturbing(database, what="retire"))
@@ -226,7 +225,7 @@ async def test_who_opens_while_members_are_retired_is_fenced() -> None:
 
 @virtual_time(5)
 async def test_damaged_member_is_filled_and_votes_again() -> None:
-    """It counts for nothing, is emptied and filled by the next writer, and is sound after that."""
+    """A damaged member does not vote; the next writer refills it, and then it is sound."""
     database = await QuorumDatabase.created()
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -250,7 +249,7 @@ def _stop(database: QuorumDatabase, *numbers: int) -> None:
 
 @virtual_time(5)
 async def test_everything_is_kept_that_survivors_have() -> None:
-    """The best of their logs decides, and who has less is no member: it could elect itself."""
+    """A recovery keeps the best log; members with a lesser log are dropped."""
     database = await QuorumDatabase.created(count=7)
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -277,13 +276,13 @@ async def test_everything_is_kept_that_survivors_have() -> None:
 
 
 def _all_have(database: QuorumDatabase, lsn: int, *, first: int = 1) -> bool:
-    """Whether all nodes from the first on have the log up to there."""
+    """Whether all nodes from the first on have the log up to this record."""
     return all(database.log(f"n{n}:1").state.log.last.lsn >= lsn for n in range(first, 8))
 
 
 @virtual_time(1)
 async def test_it_is_refused_while_a_majority_answers() -> None:
-    """Nothing has to be given up then; nor when a change of members is all that is in the way."""
+    """A recovery is refused when a writer can open, or could after cancelling a change."""
     database = await QuorumDatabase.created(count=5)
     everyone = [database.member(f"n{n}:1") for n in range(1, 6)]
     await database.edit(lambda m: replace(m, wal_members=m.wal_members[:3]))
@@ -299,7 +298,7 @@ async def test_it_is_refused_while_a_majority_answers() -> None:
 
 
 async def _behind_the_archive() -> QuorumDatabase:
-    """All is archived, and the only member that is left has not followed."""
+    """All is archived, and the only remaining member has not followed."""
     database = await QuorumDatabase.created(count=3)
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -315,7 +314,7 @@ async def _behind_the_archive() -> QuorumDatabase:
 
 @virtual_time(5)
 async def test_a_log_behind_the_archive_is_not_used() -> None:
-    """The archive alone is kept then, and new safekeepers go on behind it."""
+    """When the surviving log is behind the archive, new safekeepers continue behind the archive."""
     database = await _behind_the_archive()
     recovering = _recovering(database)
     planned = await recovering.plan()
@@ -333,7 +332,7 @@ async def test_a_log_behind_the_archive_is_not_used() -> None:
 
 @virtual_time(1)
 async def test_a_plan_holds_for_what_it_was_made_for() -> None:
-    """When a writer has opened the database since, nothing is changed."""
+    """A plan is refused when a writer has opened the database since."""
     database = await QuorumDatabase.created(count=3)
     _stop(database, 1, 2)
     recovering = _recovering(database)
@@ -348,7 +347,7 @@ async def test_a_plan_holds_for_what_it_was_made_for() -> None:
 
 @virtual_time(5)
 async def test_the_writer_from_before_is_fenced_when_it_looks() -> None:
-    """Even if the lost members come back to it."""
+    """After a recovery, the previous writer is fenced even if the lost members return to it."""
     database = await QuorumDatabase.created(count=3)
     async with database.writing() as writing:
         await writing.put(b"a")

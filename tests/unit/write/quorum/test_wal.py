@@ -1,4 +1,4 @@
-"""Groups as records, records as objects: order, boundaries, what is held, and what is archived."""
+"""The quorum WAL: order of records, boundaries of objects, records in memory, and archiving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def group(*keys: bytes, size: int = 1) -> WalContents:
 
 
 async def opened_slots(database: QuorumDatabase) -> QuorumWal:
-    """The slots of a new writer, as its log begins to use them."""
+    """The WAL of a new writer, as group commit begins to use it."""
     opened = await database.opened()
     slots = opened.slots
     assert isinstance(slots, QuorumWal)
@@ -36,7 +36,7 @@ async def opened_slots(database: QuorumDatabase) -> QuorumWal:
 
 @virtual_time(5)
 async def test_loads_are_alone_in_their_object() -> None:
-    """What comes before a load ends there, and what follows begins an object."""
+    """A load ends the object before it, and the next group begins a new one."""
     database = await QuorumDatabase.created()
     slots = await opened_slots(database)
     taken = [slots.take(100, is_load=is_load) for is_load in (False, False, True, True, False)]
@@ -57,7 +57,7 @@ async def _ahead(database: QuorumDatabase) -> str:
 
 @virtual_time(5)
 async def test_records_stand_in_the_order_of_their_groups() -> None:
-    """A group whose encoding takes long is not overtaken by one that was taken later."""
+    """A group that takes long to encode is not overtaken by a later one."""
     database = await QuorumDatabase.created()
     slots = await opened_slots(database)
     large = group(*(b"large%07d" % n for n in range(5_000)))
@@ -75,7 +75,7 @@ async def test_records_stand_in_the_order_of_their_groups() -> None:
 
 @virtual_time(5)
 async def test_held_and_archived_objects_say_the_same() -> None:
-    """What has landed is read from memory until it is an object of the store, then from there."""
+    """An object read from memory before it is archived equals the archived one."""
     database = await QuorumDatabase.created()
     async with database.writing(archive_interval_ms=60_000) as writing:
         receipts = [await writing.put(key) for key in (b"a", b"b", b"c")]
@@ -96,9 +96,7 @@ async def test_held_and_archived_objects_say_the_same() -> None:
 
 @virtual_time(5)
 async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
-    """Who waits for the archive and gives up, while an earlier record is not in the log yet, leaves
-    no object behind that nobody ends.
-    """
+    """A wait for the archive that is cancelled early leaves no object open for ever."""
     database = await QuorumDatabase.created()
     async with database.writing(
         archive_interval_ms=60_000, held_log_bytes_max=256 * KIB
@@ -125,7 +123,7 @@ async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
 
 @virtual_time(5)
 async def test_closing_tells_who_waits_for_the_archive() -> None:
-    """A writer that is closed leaves nobody waiting for objects that nobody of it will see."""
+    """Closing a writer fails the calls that wait for its archive."""
     database = await QuorumDatabase.created()
     async with asyncio.TaskGroup() as tasks:
         async with database.writing() as writing:
@@ -149,7 +147,7 @@ async def _stopping(archiving: Awaitable[None]) -> bool:
 
 @virtual_time(5)
 async def test_objects_end_with_their_size() -> None:
-    """Records share an object up to its size, whatever the interval."""
+    """Records share an object up to its size limit, whatever the interval."""
     database = await QuorumDatabase.created()
     async with database.writing(
         archive_interval_ms=600_000, archive_object_bytes=36 * KIB
@@ -172,7 +170,7 @@ def records(*wal_ids: int) -> list[Record]:
 
 
 def test_objects_are_let_go_as_a_whole() -> None:
-    """What is archived and needed by nobody goes, up to the end of an object, never further."""
+    """Archived records that no member needs are dropped up to the end of an object."""
     held = HeldRecords(LogEnd(), records(0, 0, 1, 1, 2))
     held.archived(1, committed_lsn=5)
     held.drop(needed_lsn=3, bytes_max=1 << 20)
@@ -183,7 +181,7 @@ def test_objects_are_let_go_as_a_whole() -> None:
 
 
 def test_what_is_not_archived_stays() -> None:
-    """However much it is, and whether or not all members have it; nor what is not committed."""
+    """Records that are not archived, or not committed, are never dropped, at any size."""
     held = HeldRecords(LogEnd(), records(0, 1, 2))
     held.archived(2, committed_lsn=1)
     held.drop(needed_lsn=3, bytes_max=0)

@@ -1,4 +1,4 @@
-"""Writing through safekeepers: majorities, those who are slow, those who are gone, and rivals."""
+"""Writing through safekeepers with slow, full or lost members, and appointing the archiver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def waits_for(writing: Writing) -> asyncio.Future[None]:
 
 @virtual_time(5)
 async def test_lost_majority_comes_back() -> None:
-    """Calls end as unknown in time, new writes are refused, and all goes on by itself."""
+    """Without a majority, calls end as unknown and new writes are refused; with it, all resumes."""
     database = await QuorumDatabase.created()
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -55,7 +55,7 @@ def _refuses(writing: Writing, why: type[ShaleError]) -> bool:
 
 @virtual_time(5)
 async def test_slow_member_is_not_waited_for_and_catches_up() -> None:
-    """A member that answers nothing gets no more than its queue holds, and the rest later."""
+    """A silent member is sent no more than its queue holds, and the rest when it answers."""
     database = await QuorumDatabase.created()
     slow = database.log("n3:1")
     async with database.writing(send_queue_bytes_max=64 * KIB) as writing:
@@ -74,7 +74,7 @@ async def test_slow_member_is_not_waited_for_and_catches_up() -> None:
 
 @virtual_time(5)
 async def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
-    """What it misses is in the archive: its log is reset to what follows there, and goes on."""
+    """A member that lacks dropped records is reset to what follows the archive, and goes on."""
     database = await QuorumDatabase.created()
     gone = database.log("n3:1")
     async with database.writing(held_log_bytes_max=256 * KIB) as writing:
@@ -94,7 +94,7 @@ async def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
 
 @virtual_time(5)
 async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
-    """Writes are refused with a delay to wait while a majority has no room."""
+    """Writes are refused with a retry delay while a majority is full, and accepted afterwards."""
     database = await QuorumDatabase.created()
     async with database.writing() as writing:
         await writing.put(b"a")
@@ -112,7 +112,7 @@ async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
 
 @virtual_time(5)
 async def test_memory_for_what_is_not_archived_is_bounded() -> None:
-    """Without an archive writes wait behind the bound, are refused then, and go on with it."""
+    """Without an archive, writes wait at the bound, then are refused; with it they resume."""
     database = await QuorumDatabase.created()
     async with database.writing(held_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
@@ -136,8 +136,10 @@ async def test_memory_for_what_is_not_archived_is_bounded() -> None:
 async def test_stop_without_room_leaves_a_log_that_can_be_archived(
     pause_ms: int, waiting: int
 ) -> None:
-    """Groups that wait for room when the writer stops are given up. What ends objects waits behind
-    them: it ends none that no record has begun, since nobody could ever archive that.
+    """Stopping a writer that waits for memory leaves no object that cannot be archived.
+
+    Groups that wait are given up. The record that ends an object waits behind them, and must not
+    end an object that no record has begun.
     """
     database = await QuorumDatabase.created()
     async with database.writing(held_log_bytes_max=256 * KIB) as writing:
@@ -159,7 +161,7 @@ async def test_stop_without_room_leaves_a_log_that_can_be_archived(
 
 @virtual_time(5)
 async def test_another_archiver_is_appointed() -> None:
-    """One that archives nothing although something waits is passed over after a while."""
+    """An archiver that archives nothing for a time, although something waits, is replaced."""
     database = await QuorumDatabase.created()
     async with database.writing() as writing:
         await writing.put(b"a")
