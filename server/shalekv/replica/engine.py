@@ -270,7 +270,7 @@ class ReaderEngine:
                     memtable=self.memtable,
                     apply=self.applying.apply_object,
                     parallel_reads=self._settings.reader_parallel_reads,
-                    is_full=self.follower.is_out_of_memory,
+                    is_full=self.follower.is_memory_full,
                 )
             except ShaleError as error:  # raised below, because the task group would wrap it
                 failure = error

@@ -233,10 +233,10 @@ class Follower:
         self._end_gap()
 
     async def _apply_all(self) -> None:
-        """Apply everything that is there."""
+        """Apply all objects that exist, until the end of the log, or until memory is full."""
         count = 1
         while True:
-            if self.is_out_of_memory():
+            if self.is_memory_full():
                 await self._free_memory()
                 return
             asked_ms = self._clock.monotonic_ms()
@@ -260,7 +260,7 @@ class Follower:
                 await self._levels.move()
             count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
 
-    def is_out_of_memory(self) -> bool:
+    def is_memory_full(self) -> bool:
         """Whether memory is full: nothing more is applied before some of it is compacted."""
         used_bytes = self._applying.memory_bytes
         is_full = used_bytes >= self._settings.reader_memtable_bytes_max
@@ -390,8 +390,8 @@ class TailedReplica:
         if self._applying.unarchived.is_half_full:
             self._poll_archive()
 
-    def is_out_of_memory(self) -> bool:
-        return self._follower.is_out_of_memory()
+    def is_memory_full(self) -> bool:
+        return self._follower.is_memory_full()
 
     async def read_archive(self) -> None:
         """Poll the store, which has what comes next."""

@@ -58,7 +58,7 @@ class Tailed(Protocol):
         """Apply a record, unless it was applied meanwhile. Raises errors of the store."""
         ...
 
-    def is_out_of_memory(self) -> bool:
+    def is_memory_full(self) -> bool:
         """Whether memory is full."""
         ...
 
@@ -190,7 +190,7 @@ class Tailing:
         return self._due is not None and now_ms - self._due[1] >= self._settings.poll_interval_ms
 
     def _leave(self, current: _CurrentTail, problem: str) -> None:
-        log.info("a tail is left", address=current.address, problem=problem)
+        log.info("leaving a tail", address=current.address, problem=problem)
         self.is_live = False
         current.is_left = True
         current.scope.reschedule(0)  # a time in the past
@@ -219,7 +219,7 @@ class Tailing:
     async def _tail_once(self) -> None:
         """Read one tail to its end, or wait for a while."""
         configuration = self.configuration
-        if configuration is None or self._tailed.is_out_of_memory():
+        if configuration is None or self._tailed.is_memory_full():
             await self._clock.sleep_ms(self._settings.poll_interval_ms)
             return
         now_ms = self._clock.monotonic_ms()
@@ -265,7 +265,7 @@ class Tailing:
             self.is_live = False
             self._current = None
         log.info("a tail has ended", address=address, problem=problem)
-        if not self._tailed.is_out_of_memory():
+        if not self._tailed.is_memory_full():
             self._avoid(member_id)
 
     async def _read_tail(self, address: str, member_id: bytes) -> None:
@@ -311,7 +311,7 @@ class Tailing:
                 )
             if news is News.GAP:
                 raise RecordTrimmed(f"what comes before record {record.lsn} is in the archive")
-            if self._tailed.is_out_of_memory():
+            if self._tailed.is_memory_full():
                 raise TailEnded("memory is full")
             await self._tailed.apply(record)
             self._settle_proofs()

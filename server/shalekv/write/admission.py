@@ -176,7 +176,7 @@ class Admission:
         settings = self._settings
         message = (
             f"the memtable holds {self._memtable_bytes()} bytes that are not compacted, "
-            f"{self.queued_bytes} more are on their way, this write takes {size_bytes}, and "
+            f"{self.queued_bytes} more are queued, this write takes {size_bytes}, and "
             f"memtable_bytes_max is {settings.memtable_bytes_max}: the compactor is behind, or "
             "does not run. Try again later"
         )

@@ -50,15 +50,15 @@ class Receipt:
     record: Entry | None = None  # the record that was written for its idempotency key
 
 
+Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
+
+
 def outcome_unknown(who: str) -> OutcomeUnknown:
     """Build the error of a commit that was sent to `who` and whose outcome is unknown."""
     return OutcomeUnknown(
         f"the writer stopped while {who} had not answered: the write may be applied or not. Read "
         "the key to find out, or write it again"
     )
-
-
-Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class Commit:
         ]
 
     def account_reply(self) -> int:
-        """Account for the values that the transaction has read, which its record holds; returns
-        bytes.
+        """Account for the values that the transaction has read, and return their size in bytes.
 
-        REQUIRES: called once, after the first `decide`.
+        They are written with its idempotency record. REQUIRES: called once, after the first
+        `decide`.
         """
         if self.claim is None or self.decision is None or not self.decision.writes:
             return 0

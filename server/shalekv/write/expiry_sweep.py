@@ -113,7 +113,7 @@ class ExpiryScan:
                         if keys:
                             yield keys
             except ObjectNotFound as missing:  # this process was stopped for long; retry next time
-                log.warning("an SST could not be looked through", error=str(missing))
+                log.warning("an SST could not be scanned for expired values", error=str(missing))
                 continue
             self._seen[info.id] = _SstContents(through_seq, due_ms)
 
@@ -266,7 +266,7 @@ class ExpirySweep:
                 await act()
             except ShaleError as error:
                 if self._log.stopped_by is None:
-                    log.warning("what has expired could not be swept", problem=str(error))
+                    log.warning("expired values could not be swept", problem=str(error))
 
     async def sweep(self) -> None:
         """Write tombstones for tracked values that have expired; client writes have priority."""

@@ -110,7 +110,8 @@ class CommitQueue:
         return commit
 
     def take(self, bytes_max: int, *, is_alone: bool) -> list[Commit]:
-        """Remove and return the front of the queue: at least one commit, at most `bytes_max` bytes.
+        """Remove and return at least one commit from the front, and more while they fit
+        `bytes_max`.
 
         A commit that depends on the commits before it is taken only if `is_alone`, that is, if no
         other object is in flight. It then lands together with them or after them, never without

@@ -17,7 +17,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.write.commit import Claim, Commit, Receipt, Settled
 
-DROPPED_AT_ONCE = 2_000  # records, between two chances for other tasks
+DROPPED_AT_ONCE = 2_000  # records dropped before other tasks get to run
 UUID_BYTES = 16
 _TIME_BYTES = 6  # of a UUID of version 7: milliseconds since the Unix epoch, greatest byte first
 _VERSION, _VARIANT = 7, 0b10
@@ -168,8 +168,8 @@ class Idempotency:
     def _expired(self) -> KeyExpired:
         return KeyExpired(
             f"this idempotency key is older than the {self._window_ms // 1000} s of "
-            "idempotency_window_s (or the clock of whoever made it is behind): whether its request "
-            "was applied is not known any more, and this one was not. Read to find out"
+            "idempotency_window_s (or the clock of the client that made it is behind): whether its "
+            "request was applied is not known any more, and this one was not. Read to find out"
         )
 
 

@@ -135,7 +135,7 @@ async def first_time(store: CasStore, manifest: Manifest | None, jump_max_s: int
     last = "there is no commit yet" if not last_ms else f"the last commit is of {moment(last_ms)}"
     raise ImplausibleTime(
         f"the clock of {store.url} shows {moment(store_now_ms)}, that of this machine "
-        f"{moment(wall_ms)}, and {last}: nothing bears out what the store's clock shows, within "
+        f"{moment(wall_ms)}, and {last}: no source confirms what the store's clock shows, within "
         f"the {jump_max_s} s of clock_jump_max_s. Under a wrong clock values would expire at the "
         "wrong time for good, so nothing was changed. Set the clocks right; or, if the store's is "
         "right, open once with a larger --clock-jump-max-s"

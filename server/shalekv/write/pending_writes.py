@@ -19,7 +19,7 @@ from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import ReadView
 from shalekv.write.commit import Commit
 
-SORTED_AT_ONCE_COUNT = 2_000  # entries sorted between two chances for other tasks
+SORTED_AT_ONCE_COUNT = 2_000  # entries sorted before other tasks get to run
 
 
 class PendingWrites:
@@ -127,7 +127,7 @@ class NewestState:
     read_set: ReadSet = NOTHING_BELOW
 
     def visible(self, key: bytes) -> Entry | None:
-        """The version of `key` that has a value now."""
+        """The newest version of `key` if it has a value now, else None."""
         found = self.latest(key)
         return found if found is not None and found.is_visible(self.now_ms) else None
 

@@ -279,7 +279,7 @@ class ObjectStoreWal:
         if last_compacted is not None and last_compacted >= wal_id:
             raise OutcomeUnknown(
                 f"{names.wal_name(wal_id)} was compacted while the object store had not answered, "
-                "and another object stands there now: the write may be applied or not. Read the "
+                "and another object is there now: the write may be applied or not. Read the "
                 "key to find out, or write it again"
             )
 

@@ -43,8 +43,7 @@ class DurableWatermark(Watermark):
     def settle(self, group: Group, *, landed: bool) -> None:
         """Record the outcome of a position, and advance the watermark.
 
-        `landed` is false when another writer's object holds the slot, or when the group is given
-        up.
+        `landed` is false when another writer's object holds the slot, or the group is given up.
         """
         group.landed = landed
         if landed:

@@ -39,8 +39,8 @@ async def test_what_is_refused_is_explained(processes: Processes, tmp_path: Path
     await cluster.run("safekeeper", "switch", "--to", "quorum", *three)
     first, *_ = cluster.addresses
     refusals: list[tuple[tuple[str, ...], int, str]] = [
-        (("remove", NOBODY), USAGE, f"{NOBODY} is none of them: they are {first}"),
-        (("add", first), USAGE, "is one already: if it was made anew, use `replace`"),
+        (("remove", NOBODY), USAGE, f"{NOBODY} is not a member: the members are {first}"),
+        (("add", first), USAGE, "is a member already: if it was made anew, use `replace`"),
         (("add", NOBODY), NO_QUORUM, "does not answer"),
         (("add", "nonsense"), USAGE, "'nonsense' is not HOST:PORT"),
         (("replace", first, first), USAGE, "there is nothing to replace"),

@@ -130,6 +130,6 @@ class Archive:
     def _diverged(self, wal_id: int, problem: str) -> IllegalState:
         return IllegalState(
             f"{self._store.url}: {names.wal_name(wal_id)} {problem}. Two histories of the database "
-            "have parted, or somebody has changed the bucket: the safekeepers keep what they have, "
-            "and archive nothing more. Stop the writer, and compare the two"
+            "have diverged, or somebody has changed the bucket: the safekeepers keep what they "
+            "have, and archive nothing more. Stop the writer, and compare the two"
         )

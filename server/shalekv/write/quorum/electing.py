@@ -216,8 +216,8 @@ class _MajorityPoll(Generic[AnswerT]):
         missing = self._names(everyone - self._answers.keys())
         return (
             f"{len(self._answers)} of {len(everyone)} safekeepers have {self._done} within "
-            f"{self._context.settings.vote_timeout_ms} ms, which is no majority. Not so {missing}. "
-            "Nothing can be written without them: start them, or try again later"
+            f"{self._context.settings.vote_timeout_ms} ms, which is no majority. Missing: {missing}"
+            ". Nothing can be written without them: start them, or try again later"
         )
 
     def _names(self, ids: Collection[bytes]) -> str:
@@ -304,7 +304,7 @@ async def fetch_unarchived(
         problem_list = "; ".join(f"{address} ({problem})" for address, problem in problems.items())
         raise QuorumUnavailable(
             f"the end of the log could not be fetched within {context.settings.vote_timeout_ms} ms "
-            f"from who has it: {problem_list or 'no answer'}. Try again later"
+            f"from the safekeepers that have it: {problem_list or 'no answer'}. Try again later"
         ) from None
 
 

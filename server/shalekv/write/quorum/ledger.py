@@ -247,7 +247,7 @@ class Ledger:
             try:
                 await waiter
             finally:
-                del waiter  # its error would hold this frame
+                del waiter  # its error would keep this frame alive
 
     async def wait_archived(self, wal_id: int) -> None:
         """Wait until the object, and all before it, are in the archive.
@@ -261,7 +261,7 @@ class Ledger:
             try:
                 await waiter
             finally:
-                del waiter  # its error would hold this frame
+                del waiter  # its error would keep this frame alive
 
     def give_up_archiving(self, error: ShaleError) -> None:
         """Fail the calls that wait for the archive with `error`."""

@@ -196,7 +196,7 @@ class QuorumLog:
         ):
             names = _names(peer.member for peer in peers if peer.is_full)
             return LogFull(
-                f"the safekeepers have no room for more ({names}): their disks are full, or what "
+                f"the safekeepers accept no more records ({names}): their disks are full, or what "
                 "they hold is not archived. Try again later",
                 retry_after_ms=RETRY_AFTER_MS,
             )

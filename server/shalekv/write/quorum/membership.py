@@ -112,7 +112,7 @@ async def admit(
     process knows, are retired at once.
     """
     if len(set(addresses)) != len(addresses):
-        raise InvalidRequest("safekeepers", "an address stands there twice")
+        raise InvalidRequest("safekeepers", "an address occurs twice")
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
@@ -173,11 +173,15 @@ class Changing:
         self._stored = StoredManifest(store)
 
     async def add(self, addresses: Sequence[str]) -> Manifest:
-        """Begin to add the nodes at these addresses. Raises as `change` and `admit`."""
+        """Begin to add the nodes at these addresses.
+
+        Raises `InvalidRequest` for an address that is a member already or while a change is under
+        way, and as `admit`.
+        """
         configuration = await self._stable_configuration()
         for address in addresses:
             if address in {member.address for member in configuration.members}:
-                problem = f"{address} is one already: if it was made anew, use `replace`"
+                problem = f"{address} is a member already: if it was made anew, use `replace`"
                 raise InvalidRequest("safekeepers", problem)
         new = await self._admit(addresses)
         return await self._change(configuration, (*configuration.members, *new))
@@ -196,7 +200,7 @@ class Changing:
         configuration = await self._check_known([old_address])
         others = {member.address for member in configuration.members} - {old_address}
         if new_address in others:
-            raise InvalidRequest("safekeepers", f"{new_address} is one already")
+            raise InvalidRequest("safekeepers", f"{new_address} is a member already")
         try:
             (new,) = await self._admit([new_address])
         except DatabaseExists as error:
@@ -252,7 +256,7 @@ class Changing:
         known = [member.address for member in configuration.members]
         for address in addresses:
             if address not in known:
-                problem = f"{address} is none of them: they are {', '.join(known)}"
+                problem = f"{address} is not a member: the members are {', '.join(known)}"
                 raise InvalidRequest("safekeepers", problem)
         return configuration
 

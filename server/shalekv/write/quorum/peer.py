@@ -429,7 +429,7 @@ class Peer:
         if reply.archived_wal_id is not None:
             self._archived(reply.archived_wal_id)
         if reply.is_full and not self.is_full:
-            log.warning("safekeeper has no room", address=self.member.address)
+            log.warning("safekeeper is full", address=self.member.address)
         self.is_full = reply.is_full
         if self.is_full:
             self._paused_until_ms = self._context.runtime.clock.monotonic_ms() + FULL_PAUSE_MS

@@ -189,11 +189,11 @@ async def test_what_makes_no_sense_is_refused() -> None:
     database = await _created()
     changing, before = _changing(database), await database.manifest()
     for change, words in (
-        (changing.remove(["n9:1"]), "n9:1 is none of them: they are n1:1, n2:1, n3:1"),
-        (changing.replace("n9:1", "n4:1"), "n9:1 is none of them"),
-        (changing.replace("n1:1", "n2:1"), "n2:1 is one already"),
-        (changing.add(["n1:1"]), "n1:1 is one already: if it was made anew, use `replace`"),
-        (changing.add(["n4:1", "n4:1"]), "an address stands there twice"),
+        (changing.remove(["n9:1"]), "n9:1 is not a member: the members are n1:1, n2:1, n3:1"),
+        (changing.replace("n9:1", "n4:1"), "n9:1 is not a member"),
+        (changing.replace("n1:1", "n2:1"), "n2:1 is a member already"),
+        (changing.add(["n1:1"]), "n1:1 is a member already: if it was made anew, use `replace`"),
+        (changing.add(["n4:1", "n4:1"]), "an address occurs twice"),
         (changing.remove(["n1:1", "n2:1", "n3:1"]), "0 of them"),
     ):
         with pytest.raises(InvalidRequest, match=words):
