@@ -172,17 +172,7 @@ class WriterEngine:
         self.ownership = Ownership(
             opened.manifest, poll_ms=self._poll_ms, on_seen=self._manifest_seen.set
         )
-        self.levels = VersionSet(
-            opened.store,
-            opened.manifest,
-            opened.held,
-            loads=opened.loads,
-            memtable=self.memtable,
-            prefix=self.prefix,
-            snapshot_ttl_s=settings.snapshot_ttl_s,
-            on_compacted=self._drop_through,
-            believed_ms=self.time.follow,
-        )
+        self.levels = self._version_set(opened)
         self.log = GroupCommit(
             wal=opened.slots,
             memtable=self.memtable,
@@ -200,6 +190,19 @@ class WriterEngine:
 
     def _publisher(self) -> CommitPublisher:
         return CommitPublisher(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
+
+    def _version_set(self, opened: RecoveredLog) -> VersionSet:
+        return VersionSet(
+            opened.store,
+            opened.manifest,
+            opened.held,
+            loads=opened.loads,
+            memtable=self.memtable,
+            prefix=self.prefix,
+            snapshot_ttl_s=self._settings.snapshot_ttl_s,
+            on_compacted=self._drop_through,
+            believed_ms=self.time.follow,
+        )
 
     def _prefetch(self) -> Prefetch:
         return Prefetch(
