@@ -44,7 +44,7 @@ STEPS_MAX = 100  # turns of the loop within which what is committed is seen
 
 
 @dataclass(slots=True, eq=False)
-class Keeper:
+class Safekeeper:
     """One safekeeper of the cluster."""
 
     node: Node
@@ -66,8 +66,8 @@ class Keeper:
 class QuorumCluster(ReplicatedDatabase):
     """The database, and its safekeepers; the first three are members at first."""
 
-    keepers: list[Keeper]
-    others: list[Keeper]
+    safekeepers: list[Safekeeper]
+    others: list[Safekeeper]
     links: InProcessLinks
     leader: Leader
     database_id: bytes
@@ -79,15 +79,15 @@ class QuorumCluster(ReplicatedDatabase):
         nodes = Nodes(6)
         cluster.database_id = (await cluster.manifest()).database_id
         nodes.admit_all(DatabasePlace(cluster.database_id, cluster.store.url))
-        all_keepers = [Keeper(node, node.log(cluster.database_id)) for node in nodes]
-        cluster.keepers, cluster.others = all_keepers[:3], all_keepers[3:]
+        all_safekeepers = [Safekeeper(node, node.log(cluster.database_id)) for node in nodes]
+        cluster.safekeepers, cluster.others = all_safekeepers[:3], all_safekeepers[3:]
         cluster.links = InProcessLinks(nodes)
         if is_quorum:
             await cluster.switch()
         return cluster
 
-    def tails(self, keeper: Keeper) -> int:
-        return self.links.tails[keeper.node.address]
+    def tails(self, safekeeper: Safekeeper) -> int:
+        return self.links.tails[safekeeper.node.address]
 
     async def switch(self) -> None:
         """Switch the log to the safekeepers, as another writer, after a fence in the bucket."""
@@ -99,13 +99,13 @@ class QuorumCluster(ReplicatedDatabase):
                 m,
                 wal_mode=WalMode.QUORUM,
                 wal_generation=1,
-                wal_members=tuple(str(keeper.member) for keeper in self.keepers),
+                wal_members=tuple(str(safekeeper.member) for safekeeper in self.safekeepers),
             )
         )
         await self.elect()
 
-    def keeper(self, member_id: bytes) -> Keeper:
-        return next(each for each in self.keepers if each.member.id == member_id)
+    def safekeeper(self, member_id: bytes) -> Safekeeper:
+        return next(each for each in self.safekeepers if each.member.id == member_id)
 
     async def elect(self) -> None:
         """Open the database as another writer: gather votes, fill the members, and fence."""
@@ -113,15 +113,15 @@ class QuorumCluster(ReplicatedDatabase):
         manifest = await self.manifest()
         ballot = Ballot(self.writer.epoch, self.writer.nonce)
         candidacy = Candidacy(ballot, Configuration.of(manifest))
-        for keeper in self._heard():
-            vote = keeper.receive(VoteRequest(keeper.member.id, ballot), Vote)
-            candidacy = candidacy.voted(keeper.member.id, vote)
+        for safekeeper in self._connected():
+            vote = safekeeper.receive(VoteRequest(safekeeper.member.id, ballot), Vote)
+            candidacy = candidacy.voted(safekeeper.member.id, vote)
         assert candidacy.is_won
         self.leader = Leader.of(candidacy)
-        donor = self.keeper(candidacy.donor_id)
+        donor = self.safekeeper(candidacy.donor_id)
         self._log = {record.lsn: record for record in donor.kept.records}
-        for keeper in self._heard():
-            keeper.receive(self.leader.elected(keeper.member.id), Joined)
+        for safekeeper in self._connected():
+            safekeeper.receive(self.leader.elected(safekeeper.member.id), Joined)
         wal_id = max(self.leader.log.last.next_wal_id, self.slot + 1)
         self.append(self._sst(wal_id, WalContents()), wal_id=wal_id, ends_object=True)
 
@@ -155,16 +155,18 @@ class QuorumCluster(ReplicatedDatabase):
         )
         self._log[record.lsn] = record
         self.leader = self.leader.appended(record)
-        for keeper in self._heard():
-            self._send(keeper)
+        for safekeeper in self._connected():
+            self._send(safekeeper)
         self.tell_commit()
         return record
 
     def tell_commit(self) -> None:
         """Send the commit point, and missing records, to all members that are connected."""
-        for keeper in self._heard():
-            self._send(keeper)
-            keeper.kept.receive(STREAM, Append(self.leader.ballot, (), self.leader.committed_lsn))
+        for safekeeper in self._connected():
+            self._send(safekeeper)
+            safekeeper.kept.receive(
+                STREAM, Append(self.leader.ballot, (), self.leader.committed_lsn)
+            )
 
     async def archive(self, *, trims: bool = False) -> int:
         """Archive all complete objects; with `trims` safekeepers drop them. Returns the next."""
@@ -181,40 +183,40 @@ class QuorumCluster(ReplicatedDatabase):
         if trims:
             cas = CasStore(self.another_store(), self.local_runtime(), StoreSettings())
             archive = Archive(cas, self.database_id, upload_timeout_ms=UPLOAD_TIMEOUT_MS)
-            for keeper in self._heard():
-                await keeper.kept.see(archive)
+            for safekeeper in self._connected():
+                await safekeeper.kept.see(archive)
         return max(await self.wal(), default=-1) + 1
 
-    async def set_members(self, keepers: Sequence[Keeper]) -> Manifest:
+    async def set_members(self, safekeepers: Sequence[Safekeeper]) -> Manifest:
         """Replace the members by others that have the whole log."""
-        for keeper in keepers:
-            if keeper not in self.keepers:
-                keeper.receive(self.leader.elected(keeper.member.id), Joined)
-        self.keepers = [*keepers]
+        for safekeeper in safekeepers:
+            if safekeeper not in self.safekeepers:
+                safekeeper.receive(self.leader.elected(safekeeper.member.id), Joined)
+        self.safekeepers = [*safekeepers]
         manifest = await self.edit(
             lambda m: replace(
                 m,
                 wal_generation=m.wal_generation + 1,
-                wal_members=tuple(str(keeper.member) for keeper in keepers),
+                wal_members=tuple(str(safekeeper.member) for safekeeper in safekeepers),
             )
         )
         self.leader = self.leader.reconfigured(Configuration.of(manifest))
         self.tell_commit()
         return manifest
 
-    def _heard(self) -> list[Keeper]:
-        return [keeper for keeper in self.keepers if keeper.hears]
+    def _connected(self) -> list[Safekeeper]:
+        return [safekeeper for safekeeper in self.safekeepers if safekeeper.hears]
 
-    def _send(self, keeper: Keeper) -> None:
-        state = keeper.kept.state
+    def _send(self, safekeeper: Safekeeper) -> None:
+        state = safekeeper.kept.state
         if state.leader is None or state.promise != self.leader.ballot:
-            keeper.receive(self.leader.elected(keeper.member.id), Joined)
-        last_lsn = keeper.kept.state.log.last.lsn
+            safekeeper.receive(self.leader.elected(safekeeper.member.id), Joined)
+        last_lsn = safekeeper.kept.state.log.last.lsn
         missing = tuple(r for lsn, r in sorted(self._log.items()) if lsn > last_lsn)
         if missing:
             append = Append(self.leader.ballot, missing, self.leader.committed_lsn)
-            last_lsn = keeper.receive(append, Appended).flushed_lsn
-        self.leader = self.leader.acknowledged(keeper.member.id, last_lsn)
+            last_lsn = safekeeper.receive(append, Appended).flushed_lsn
+        self.leader = self.leader.acknowledged(safekeeper.member.id, last_lsn)
 
     def _sst(self, wal_id: int, contents: WalContents) -> bytes:
         properties = SstProperties(

@@ -54,7 +54,7 @@ async def test_joining_fails_when_the_log_is_lost() -> None:
 
 @pytest.mark.parametrize("is_at_once", [False, True])
 @virtual_time(seed=1)
-async def test_going_on_behind_the_levels_shows_nothing_older(*, is_at_once: bool) -> None:
+async def test_continuing_behind_the_levels_shows_nothing_older(*, is_at_once: bool) -> None:
     """A call that waits for a commit that only the levels have never sees an older state (I6)."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"old", b=b"old")
@@ -144,7 +144,7 @@ async def test_new_epoch_in_the_log_makes_the_manifest_be_read() -> None:
 
 @pytest.mark.parametrize("is_made_again", [False, True])
 @virtual_time(seed=1)
-async def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> None:
+async def test_lost_database_ends_the_reader(*, is_made_again: bool) -> None:
     """An empty bucket, or another database in it, ends the replica with an error."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
@@ -167,7 +167,7 @@ async def test_database_that_is_gone_ends_the_reader(*, is_made_again: bool) -> 
 
 
 @virtual_time(seed=1)
-async def test_those_who_wait_are_told_of_the_end() -> None:
+async def test_end_of_a_replica_fails_waiting_calls() -> None:
     """Stopping a replica fails calls that wait for commits, and later polls at once."""
     database = await ReplicatedDatabase.created()
     engine = await database.join()

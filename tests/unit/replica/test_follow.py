@@ -24,7 +24,7 @@ from tests.kit.virtual_time import virtual_time
 
 
 @virtual_time(seed=1)
-async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
+async def test_objects_are_applied_in_order_in_growing_batches() -> None:
     """Each object takes one request, in batches that double, and one more finds the end."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
@@ -46,7 +46,7 @@ async def test_what_is_there_is_applied_in_order_more_of_it_at_once() -> None:
     ("snapshot", "is_sure", "lists"), [("own", True, 0), ("own", False, 1), ("none", False, 1)]
 )
 @virtual_time(seed=1)
-async def test_answers_count_under_a_manifest_that_protects(
+async def test_answers_are_valid_under_a_protecting_manifest(
     *, snapshot: str, is_sure: bool, lists: int
 ) -> None:
     """A snapshot that may have expired is checked after each answer; a sure one costs nothing."""
@@ -88,7 +88,7 @@ async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) 
 
 @pytest.mark.parametrize("damaged_polls", [CORRUPT_POLLS - 1, CORRUPT_POLLS])
 @virtual_time(seed=1)
-async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_polls: int) -> None:
+async def test_object_that_stays_damaged_ends_the_reader(damaged_polls: int) -> None:
     """An object that was damaged in transit is read again; a damaged one is never skipped."""
     database = await ReplicatedDatabase.created()
     engine = await database.join()
@@ -113,7 +113,7 @@ async def test_damaged_object_ends_the_reader_if_it_stays_so(damaged_polls: int)
 
 
 @virtual_time(seed=1)
-async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None:
+async def test_gaps_are_counted_one_by_one() -> None:
     """Two gaps count as two, also when one poll fills the first and finds the second."""
     database = await ReplicatedDatabase.created()
     await database.take_over(k=4)
@@ -138,7 +138,7 @@ async def test_gap_that_is_filled_is_behind_us_and_the_next_one_counts() -> None
 
 
 @virtual_time(seed=1)
-async def test_writer_that_is_not_known_yet_may_leave_gaps() -> None:
+async def test_unknown_writer_may_leave_gaps() -> None:
     """After an object of an epoch newer than the known manifest, the log is listed for gaps."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
@@ -161,7 +161,7 @@ MIB = 1 << 20
 
 
 @virtual_time(seed=1)
-async def test_looks_are_paced_by_what_happens() -> None:
+async def test_polls_are_paced_by_activity() -> None:
     """Polls come every interval while something is written, then less and less often."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
@@ -181,7 +181,7 @@ async def test_looks_are_paced_by_what_happens() -> None:
 
 
 @virtual_time(seed=1)
-async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
+async def test_earlier_poll_does_not_answer_a_later_call() -> None:
     """A call gets the answer of a poll that began after it, and so sees all earlier writes."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
@@ -205,7 +205,7 @@ async def test_look_that_began_before_does_not_answer_who_asks_now() -> None:
 
 
 @virtual_time(seed=1)
-async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
+async def test_waiting_for_a_commit_ends_idle_polling() -> None:
     """An idle replica polls frequently again as soon as a call waits for a later commit."""
     database = await ReplicatedDatabase.created()
     engine = await database.join(poll_interval_ms=250, poll_interval_idle_ms=60_000)
@@ -224,7 +224,7 @@ async def test_who_waits_for_a_commit_does_not_wait_for_an_idle_look() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("snapshot", ["own", "none"])
 @virtual_time(seed=1)
-async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(
+async def test_full_replica_continues_behind_the_levels(
     snapshot: str,
     is_late: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
@@ -266,7 +266,7 @@ async def test_full_memory_goes_on_when_more_is_compacted_than_it_holds(
 
 
 @virtual_time(seed=1)
-async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> None:
+async def test_staleness_counts_from_the_poll_that_found_the_end() -> None:
     """Staleness counts from the poll that found the end of the log, not from an apply."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
@@ -285,7 +285,7 @@ async def test_staleness_is_the_time_since_a_look_that_saw_the_end_began() -> No
 
 
 @virtual_time(seed=1)
-async def test_store_that_does_not_answer_makes_the_state_grow_old() -> None:
+async def test_staleness_grows_while_the_store_does_not_answer() -> None:
     """While the store does not answer, polls end, nothing is taken back, and staleness grows."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())

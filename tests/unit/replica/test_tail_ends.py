@@ -18,7 +18,7 @@ from tests.unit.replica.cluster import QuorumCluster, shown, steps
 
 
 @virtual_time(seed=1)
-async def test_what_a_tail_has_trimmed_is_read_from_the_archive() -> None:
+async def test_trimmed_records_are_read_from_the_archive() -> None:
     """Trimmed records are read from the archive at once; then the tail continues behind.
 
     No other safekeeper is asked for them.
@@ -45,11 +45,11 @@ async def test_what_a_tail_has_trimmed_is_read_from_the_archive() -> None:
         assert engine.prefix.seq == seq
         assert asked[1] > asked[0]
         assert len(asked) == 2
-        assert cluster.links.status_count == 2 * len(cluster.keepers)
+        assert cluster.links.status_count == 2 * len(cluster.safekeepers)
 
 
 @virtual_time(seed=1)
-async def test_a_log_that_was_put_back_ends_a_replica() -> None:
+async def test_a_log_reset_to_an_older_state_ends_a_replica() -> None:
     """A replica that has shown records that are no longer in the log ends."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=100)
@@ -70,10 +70,10 @@ async def test_a_log_that_was_put_back_ends_a_replica() -> None:
         async with running(engine):
             await steps(lambda: engine.is_told)
             await shown(engine, await cluster.put(a=b"1"))
-            (last,) = {keeper.kept.records[-1] for keeper in cluster.keepers}
+            (last,) = {safekeeper.kept.records[-1] for safekeeper in cluster.safekeepers}
             others.append(replace(last, payload=b"other", checksum=last.checksum ^ 1))
-            for keeper in cluster.keepers:
-                keeper.kept.moved.set()
+            for safekeeper in cluster.safekeepers:
+                safekeeper.kept.moved.set()
             await pass_s(60)
 
     with pytest.raises(ExceptionGroup) as caught:

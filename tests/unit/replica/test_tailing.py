@@ -38,7 +38,9 @@ async def tailed(**settings: Any) -> AsyncIterator[tuple[QuorumCluster, ReaderEn
 
 def followed(cluster: QuorumCluster) -> int:
     """The number of the safekeeper whose tail is read."""
-    (number,) = (at for at, keeper in enumerate(cluster.keepers) if cluster.tails(keeper))
+    (number,) = (
+        at for at, safekeeper in enumerate(cluster.safekeepers) if cluster.tails(safekeeper)
+    )
     return number
 
 
@@ -68,11 +70,11 @@ async def test_tail_saves_the_polls_of_the_bucket() -> None:
 
 
 @virtual_time(seed=1)
-async def test_safekeeper_that_lags_is_left_for_a_fresher_one() -> None:
+async def test_lagging_safekeeper_is_left() -> None:
     """A safekeeper that is cut off from the writer is left, although it is alive."""
     async with tailed(poll_interval_ms=250) as (cluster, engine):
         first = followed(cluster)
-        cluster.keepers[first].hears = False
+        cluster.safekeepers[first].hears = False
         seq = await cluster.put(a=b"1")
         await pass_s(1)
         assert engine.prefix.seq == seq
@@ -81,14 +83,14 @@ async def test_safekeeper_that_lags_is_left_for_a_fresher_one() -> None:
 
 @pytest.mark.parametrize("trims", [False, True])
 @virtual_time(seed=1)
-async def test_object_of_which_a_part_was_applied_is_applied_once(*, trims: bool) -> None:
+async def test_partly_applied_object_is_applied_once(*, trims: bool) -> None:
     """An object that was applied in part adds only the rest when it is read from the bucket."""
     async with tailed(poll_interval_ms=100) as (cluster, engine):
         seen = await cluster.put(a=b"1", b=b"1")
         await steps(lambda: engine.prefix.seq == seen)
         whole = engine.prefix.wal_id
-        for keeper in cluster.keepers:
-            keeper.node.stop()
+        for safekeeper in cluster.safekeepers:
+            safekeeper.node.stop()
         await cluster.put(a=b"2")
         cluster.seal()
         last = await cluster.put(c=b"1")
@@ -105,17 +107,17 @@ async def test_object_of_which_a_part_was_applied_is_applied_once(*, trims: bool
 async def test_members_of_the_newest_manifest_are_tailed() -> None:
     """When all members have been replaced, the new ones are found, and the old ones left."""
     async with tailed(poll_interval_ms=100, manifest_interval_ms=1_000) as (cluster, engine):
-        old = cluster.keepers
+        old = cluster.safekeepers
         await cluster.set_members(cluster.others)
         seq = await cluster.put(a=b"1")
         await pass_s(3)
         assert engine.prefix.seq == seq
         assert engine.is_told
-        assert not any(cluster.tails(keeper) for keeper in old)
+        assert not any(cluster.tails(safekeeper) for safekeeper in old)
 
 
 @virtual_time(seed=1)
-async def test_full_memory_stops_the_tail_until_there_is_room() -> None:
+async def test_full_memory_stops_the_tail() -> None:
     """The memory bound holds; what did not fit is read once earlier entries are compacted."""
     async with tailed(reader_memtable_bytes_max=MIB, poll_interval_ms=100) as (cluster, engine):
         for number in range(8):
@@ -135,7 +137,7 @@ async def test_full_memory_stops_the_tail_until_there_is_room() -> None:
 
 
 @virtual_time(seed=1)
-async def test_manifest_never_knows_of_objects_that_are_not_archived() -> None:
+async def test_manifest_never_names_unarchived_objects() -> None:
     """The manifest never names a WAL object that a replica has seen only in a tail."""
     async with tailed(manifest_interval_ms=500) as (cluster, engine):
         await cluster.put(a=b"1")
@@ -157,7 +159,7 @@ def now_s() -> float:
 
 
 @virtual_time(seed=1)
-async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
+async def test_one_safekeeper_proves_no_freshness() -> None:
     """A replica that reaches only one safekeeper, cut off from the writer, grows stale.
 
     It still applies what that safekeeper sends.
@@ -168,9 +170,9 @@ async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
         await steps(lambda: engine.is_told)
         await engine.catch_up()
         last_s = now_s()
-        cut_off, *others = cluster.keepers
-        for keeper in others:
-            keeper.node.stop()
+        cut_off, *others = cluster.safekeepers
+        for safekeeper in others:
+            safekeeper.node.stop()
         cut_off.hears = False
         await cluster.put(a=b"never seen")
         for _ in range(30):
@@ -189,14 +191,16 @@ async def test_one_safekeeper_says_nothing_of_what_came_after() -> None:
 
 
 @virtual_time(seed=1)
-async def test_what_a_majority_has_must_be_applied_first() -> None:
+async def test_freshness_needs_the_log_of_a_majority() -> None:
     """A tail behind the logs of the majority does not make the state fresh until it catches up."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=60_000)
     async with running(engine):
         await steps(lambda: engine.is_told)
         await engine.catch_up()
-        (followed,) = (keeper for keeper in cluster.keepers if cluster.tails(keeper))
+        (followed,) = (
+            safekeeper for safekeeper in cluster.safekeepers if cluster.tails(safekeeper)
+        )
         followed.hears = False
         await cluster.put(a=b"1")
         await pass_s(5)
@@ -252,7 +256,7 @@ async def test_archive_alone_is_as_old_as_its_last_commit() -> None:
 
 
 @virtual_time(seed=1)
-async def test_bucket_proves_nothing_when_the_log_has_moved_to_safekeepers() -> None:
+async def test_bucket_proves_no_freshness_after_a_switch() -> None:
     """A replica that has not noticed a switch claims no freshness behind the closing fence."""
     cluster = await QuorumCluster.opened(is_quorum=False)
     engine = await cluster.join(
@@ -263,21 +267,21 @@ async def test_bucket_proves_nothing_when_the_log_has_moved_to_safekeepers() -> 
         assert engine.staleness_ms <= 100
         fenced_s = now_s()
         await cluster.switch()
-        for keeper in cluster.keepers:
-            keeper.node.stop()
+        for safekeeper in cluster.safekeepers:
+            safekeeper.node.stop()
         await cluster.put(a=b"1")
         for _ in range(20):
             await pass_s(0.1)
             assert engine.prefix.seq == 0
             assert engine.staleness_ms >= 1_000 * (now_s() - fenced_s)
-        for keeper in cluster.keepers:
-            keeper.node.start()
+        for safekeeper in cluster.safekeepers:
+            safekeeper.node.start()
         await pass_s(5)
         assert engine.prefix.seq == 1
 
 
 @virtual_time(seed=1)
-async def test_archive_is_seen_of_what_memory_does_not_keep() -> None:
+async def test_records_too_large_for_the_buffer_are_archived() -> None:
     """A record too large for the buffer does not delay calls that wait for the archive."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(reader_memtable_bytes_max=MIB)

@@ -69,7 +69,7 @@ def test_write_larger_than_the_memtable_is_refused_at_once() -> None:
         admission.try_admit(MEMTABLE_MAX + 1)
 
 
-async def test_memtable_that_shrinks_lets_writes_in() -> None:
+async def test_shrinking_memtable_admits_waiting_writes() -> None:
     """Writes that wait for memory are admitted at once when compaction frees it."""
     held = [MEMTABLE_MAX]
     admission = admission_of(lambda: held[0])
@@ -83,7 +83,7 @@ async def test_memtable_that_shrinks_lets_writes_in() -> None:
 
 
 @virtual_time(10)
-async def test_memtable_that_fills_refuses_those_in_line() -> None:
+async def test_full_memtable_refuses_waiting_writes() -> None:
     """A write that waited for the queue is refused if the memtable has filled up meanwhile."""
     held = [0]
     admission = admission_of(lambda: held[0])
@@ -97,7 +97,7 @@ async def test_memtable_that_fills_refuses_those_in_line() -> None:
     assert (admission.queued_bytes, admission.waiting_bytes) == (0, 0)
 
 
-async def test_line_is_full_at_its_bound() -> None:
+async def test_waiting_bytes_are_bounded() -> None:
     """At most `waiting_bytes_max` wait; a write beyond is refused at once, with a retry delay."""
     admission = full_admission()
     first = asyncio.create_task(admission.wait(WAITING_MAX - 1))
@@ -126,7 +126,7 @@ async def test_wait_ends_after_its_time() -> None:
 
 
 @virtual_time(10)
-async def test_room_that_comes_with_the_time_out_is_not_lost() -> None:
+async def test_space_granted_at_a_timeout_is_not_lost() -> None:
     """Space granted at the moment of a timeout is used or returned."""
     admission = full_admission(queue_wait_ms=500)
     asyncio.get_running_loop().call_later(0.5, admission.release, QUEUED_MAX)

@@ -66,7 +66,7 @@ async def test_put_if_absent_loses_to_what_came_before_it(meets_fence_first: boo
     assert log.log.next_wal_id == 12
 
 
-async def test_refusal_decided_again_waits_for_what_it_rests_on() -> None:
+async def test_refusal_decided_again_waits_for_its_cause() -> None:
     """A refusal is not reported while the put that caused it is still in flight."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)
@@ -95,7 +95,7 @@ async def test_refusal_becomes_a_write(meets_fence_first: bool) -> None:  # noqa
 
 
 @ORDERS
-async def test_range_delete_deletes_what_comes_before_it_now(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_displaced_range_delete_covers_what_landed_before_it(meets_fence_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A displaced range delete covers what landed behind its slot, wherever it is read.
 
     That is in gets, in scans and in the object.
@@ -130,7 +130,7 @@ async def test_queue_is_decided_again_in_its_order() -> None:
         assert log.newest(b"a", b"n") == [b"first", counter(44)]
 
 
-async def test_number_of_a_lost_slot_is_no_ones() -> None:
+async def test_condition_on_the_number_of_a_lost_slot_fails() -> None:
     """A condition on a sequence number that a displacement has changed does not hold afterwards."""
     async with running(RunningLog(k=2)) as log:
         await fenced(log)

@@ -97,7 +97,7 @@ HERE = Destination("s3://bucket/here", "wal/1")
         (CreateRecord(HERE, "theirs", is_committed=True), SourceStatus.THEIRS_DONE),
     ],
 )
-def test_standings(record: CreateRecord | None, expected: SourceStatus) -> None:
+def test_status_of_a_source(record: CreateRecord | None, expected: SourceStatus) -> None:
     """A source is in the record or is not, and the record is open or done."""
     assert standing(record, "ours") is expected
 
@@ -123,7 +123,7 @@ def test_prices_are_found_by_url_and_endpoint(url: str, endpoint: str, expected:
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "[::1]:9000", "notamazonaws.com"])
-def test_prices_of_a_store_of_ones_own_are_not_known(endpoint: str) -> None:
+def test_a_store_without_a_provider_has_no_prices(endpoint: str) -> None:
     """A store without a provider has no prices unless some are chosen."""
     found = price_list("s3://bucket", endpoint, "")
     assert found == UNKNOWN_OBJECTS

@@ -150,7 +150,7 @@ async def fly(log: RunningLog, count: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-async def test_nothing_is_told_before_what_it_rests_on_is_durable(k: int) -> None:
+async def test_nothing_is_reported_before_its_premises_are_durable(k: int) -> None:
     """A refusal, a read and an empty range delete are answered after the puts that they have met.
 
     A crash may still take back these puts until they are durable. The answers take no object.
@@ -173,7 +173,7 @@ async def test_nothing_is_told_before_what_it_rests_on_is_durable(k: int) -> Non
     assert (log.log.objects_written, log.log.next_wal_id) == (before, 10 + before)
 
 
-async def test_idle_log_answers_at_once_what_writes_nothing() -> None:
+async def test_idle_log_settles_reads_at_once() -> None:
     """With nothing in flight, reads and refusals are settled before the call returns."""
     async with running(RunningLog()) as log:
         read = log.transact(Get(b"a"))

@@ -135,7 +135,7 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
     assert len(depths) == 1
 
 
-async def test_a_commit_that_has_landed_is_let_go() -> None:
+async def test_a_landed_commit_is_released() -> None:
     """An idle log holds no reference to the last commit, or to its read set."""
     async with running(RunningLog()) as log:
         below = ReadSet(Base())
@@ -154,7 +154,7 @@ async def test_a_commit_that_has_landed_is_let_go() -> None:
         assert base() is None
 
 
-async def test_a_refusal_that_is_kept_keeps_nothing_of_the_levels() -> None:
+async def test_a_kept_refusal_releases_its_read_set() -> None:
     """Keeping the error of a refused transaction does not keep its read set."""
     async with running(RunningLog()) as log:
         below = ReadSet(Base())

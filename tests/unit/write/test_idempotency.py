@@ -63,7 +63,7 @@ def test_key_lives_for_one_window_and_is_known_as_expired_for_another() -> None:
     assert len(keys.idempotency) == 1
 
 
-def test_record_that_is_replayed_when_its_time_is_over_goes_at_once() -> None:
+def test_expired_records_are_dropped_after_a_replay() -> None:
     """A database without writes for two windows remembers no key after opening."""
     keys = Keys()
     entry = keys.land(b"old")
@@ -73,7 +73,7 @@ def test_record_that_is_replayed_when_its_time_is_over_goes_at_once() -> None:
     assert keys.idempotency.size_bytes == 0
 
 
-def test_uuid_tells_its_age_when_nothing_else_is_known() -> None:
+def test_an_unknown_uuid_is_judged_by_its_age() -> None:
     """An unknown UUID of version 7 that is older than the window is refused, a younger one is new.
 
     One that is years old is taken for random bytes.
@@ -100,7 +100,7 @@ def test_uuid_tells_its_age_when_nothing_else_is_known() -> None:
         uuid7(OLD_MS)[:15],
     ],
 )
-def test_what_is_no_uuid_of_version_7_has_no_age(key: bytes) -> None:
+def test_only_uuids_of_version_7_have_an_age(key: bytes) -> None:
     """A key of another version, variant or length is never too old."""
     assert Keys().state_of(key) == "new"
 
@@ -115,7 +115,7 @@ def test_claim_that_was_abandoned_is_new_again() -> None:
     assert keys.state_of(b"k") == "new"
 
 
-def test_record_is_remembered_before_anybody_is_told() -> None:
+def test_record_is_remembered_before_calls_are_answered() -> None:
     """A caller that retries on hearing of its commit finds it done; a lost one is forgotten."""
     keys, found = Keys(), list[str]()
     record = keys.land(b"other")._replace(key=record_key(b"k"))

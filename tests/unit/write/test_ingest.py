@@ -155,7 +155,7 @@ async def _two_files(database: Database) -> list[SstInfo]:
     return [first, second]
 
 
-async def test_files_that_stand_ready_are_committed_once() -> None:
+async def test_ready_made_files_are_committed_once() -> None:
     """Repeating a load changes nothing and says so: at once, later, and at the next writer."""
     database = await Database.created()
     infos = await _two_files(database)
@@ -219,7 +219,9 @@ async def test_files_are_what_the_load_says(
         ([Entry(b"a", 0, Kind.PUT)], [Entry(b"b", 0, Kind.RANGE_TOMBSTONE, b"c")]),
     ],
 )
-async def test_files_hold_what_a_load_may(entries: list[Entry], ranges: list[Entry]) -> None:
+async def test_files_with_sequence_numbers_are_refused(
+    entries: list[Entry], ranges: list[Entry]
+) -> None:
     """Entries with sequence numbers, and range deletes, are refused."""
     database = await Database.created()
     info = await file_of(database, 1, entries, ranges)
@@ -228,7 +230,7 @@ async def test_files_hold_what_a_load_may(entries: list[Entry], ranges: list[Ent
             await writer.loads.ingest("x", [info])
 
 
-async def test_what_may_be_collected_is_not_loaded() -> None:
+async def test_collectable_files_are_not_loaded() -> None:
     """Files older than what a collector has deleted are refused, and nothing stays pending (F3)."""
     database = await Database.created()
     infos = await _two_files(database)

@@ -61,7 +61,7 @@ async def write(
 @IN_BOTH_MODES
 @pytest.mark.parametrize("ahead_ms", [10 * DAY_MS, -10 * DAY_MS])
 @virtual_time()
-async def test_what_nothing_bears_out_is_refused(mode: WalMode, ahead_ms: int) -> None:
+async def test_an_unconfirmed_clock_is_refused(mode: WalMode, ahead_ms: int) -> None:
     """A store's clock that is days off opens and creates no database, unless a flag accepts it."""
     database, links = await created(mode)
     before = await database.manifest()
@@ -138,7 +138,7 @@ def test_whole_seconds_move_no_time() -> None:
             assert time.now_ms() == recorded_ms + passed_ms
 
 
-def test_a_clock_that_is_the_machines_own_bears_nothing_out() -> None:
+def test_a_store_with_the_machines_clock_confirms_nothing() -> None:
     """On file:// the two clocks are one, so setting it days ahead does not move logical time."""
     clock = StandingClock()
     time = LogicalTime(
@@ -202,7 +202,7 @@ async def test_a_late_reading_is_taken_again(
 
 
 @virtual_time()
-async def test_a_clock_that_is_never_told_opens_nothing() -> None:
+async def test_an_unreadable_clock_opens_nothing() -> None:
     """The error of the first reading is raised when all its requests have failed."""
     database = ClockedDatabase()
     store = SlowClockStore(database, [FAILS] * 99)

@@ -36,7 +36,7 @@ from tests.sim.stored import current_manifest
 from tests.sim.world import World
 
 
-async def test_numbers_go_on_far_above_all_that_may_have_been_shown() -> None:
+async def test_numbers_begin_far_above_all_published_ones() -> None:
     """Each writer begins 2**32 above what is durable and above where the last one began (I5)."""
     database = await Database.created()
     first = await database.open()
@@ -69,7 +69,7 @@ async def test_database_of_another_mode_is_refused(mode: dict[str, Any]) -> None
     assert await database.manifest() == before
 
 
-async def test_of_openers_at_once_that_open_once_the_first_is_not_fenced() -> None:
+async def test_concurrent_open_once_does_not_fence_the_winner() -> None:
     """With `open_once`, only one claims an epoch; the other changes neither manifest nor log."""
     database = await Database.created()
     before = await database.open()
@@ -85,7 +85,7 @@ async def test_of_openers_at_once_that_open_once_the_first_is_not_fenced() -> No
     assert await winner.slots.create(winner.last_wal_id + 1, WalContents(), position=0) is None
 
 
-async def test_who_opens_once_loses_to_no_compactor() -> None:
+async def test_open_once_ignores_edits_of_a_compactor() -> None:
     """With `open_once`, edits of the manifest by processes that are not writers do not matter."""
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
@@ -99,7 +99,7 @@ async def test_who_opens_once_loses_to_no_compactor() -> None:
 
 
 @virtual_world(3)
-async def test_an_opener_that_stood_still_does_not_displace_who_came_later(world: World) -> None:
+async def test_a_paused_opener_does_not_displace_a_later_one(world: World) -> None:
     """An opener that paused for longer than an opening may take does not claim again (F2)."""
     await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
 
@@ -121,7 +121,7 @@ async def test_an_opener_that_stood_still_does_not_displace_who_came_later(world
 
 
 @virtual_world()
-async def test_conflicts_for_too_long_are_told(world: World) -> None:
+async def test_conflicts_for_too_long_end_an_opening(world: World) -> None:
     """An opening that never wins ends after its time with an error of its own."""
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)

@@ -70,7 +70,7 @@ def test_range_deletes_of_others_stay_when_one_has_landed() -> None:
         assert [entry.key for entry in pending_writes.range_tombstones] == keys[number + 1 : 30]
 
 
-def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> None:
+def test_range_delete_that_lands_out_of_order_hides_older_puts() -> None:
     """An older put in flight stays hidden when a range delete lands ahead of it."""
     memtable = durable(b"a", b"b")
     pending_writes = PendingWrites(memtable)
@@ -86,7 +86,7 @@ def test_range_delete_that_lands_ahead_of_its_turn_hides_what_is_in_flight() -> 
     assert seen(pending_writes, b"a", b"b") == [b"b"]
 
 
-def test_rebuilt_overlay_knows_only_what_it_is_given() -> None:
+def test_rebuilt_pending_writes_have_only_new_numbers() -> None:
     """After a displacement no old sequence number hides or shows anything."""
     pending_writes = PendingWrites(durable(b"a", b"b"))
     lost, kept = delete_range(2, b"a", b"b"), delete_range(3, b"b", b"c")
@@ -145,7 +145,7 @@ def tombstones(count: int) -> list[Change]:
     return [tombstone(b"%06d" % number) for number in range(count)]
 
 
-def test_deleted_keys_are_looked_at_up_to_the_limit() -> None:
+def test_visited_deleted_keys_are_bounded() -> None:
     """At most `compare_count_max` deleted keys are visited, durable or not."""
     for land_count in (0, 1_000, COMPARE_COUNT_MAX - 2):
         layers = Layers()
@@ -263,7 +263,7 @@ async def test_cover_waits_for_the_gap_to_close() -> None:
 
 
 @pytest.mark.parametrize("error", [None, FENCED])
-async def test_cancelled_waiter_harms_nobody(error: ShaleError | None) -> None:
+async def test_cancelled_wait_affects_no_other(error: ShaleError | None) -> None:
     """A read that is cancelled while it waits affects no other, and is not remembered."""
     follower = Follower()
     follower.add()

@@ -37,7 +37,7 @@ async def test_wal_is_listed_again_when_another_edits_first() -> None:
     assert manifest.wal_id_last_seen == database.last_wal_id == 4
 
 
-async def test_what_has_expired_is_judged_as_by_the_writer() -> None:
+async def test_snapshot_judges_expiry_by_the_servers_time() -> None:
     """A snapshot judges expiry by the time of the server that makes it.
 
     That time counts as `NEAR_MS` behind the store's clock if it is further behind, as on a replica
@@ -56,7 +56,7 @@ async def test_what_has_expired_is_judged_as_by_the_writer() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-async def test_snapshot_that_is_collected_meanwhile_is_no_damage(*, is_shared: bool) -> None:
+async def test_collected_snapshot_is_no_damage(*, is_shared: bool) -> None:
     """When the manifest of a listed snapshot is gone, the current manifest is read again."""
     at = 0
     while True:

@@ -60,7 +60,7 @@ def entries_of(count: int, value_bytes: int = 0) -> list[Entry]:
     return [Entry(b"%06d" % number, 7, Kind.PUT, b"v" * value_bytes) for number in range(count)]
 
 
-async def test_object_says_whose_it_is() -> None:
+async def test_object_names_its_owner() -> None:
     """A slot of ours has our epoch, nonce, logical time and entries, and a write id."""
     store = MemoryStore(lambda: 0)
     assert await slots_on(store, OWN).create(3, WalContents(entries_of(2))) is None
@@ -83,7 +83,7 @@ async def test_object_without_puts_is_no_fence() -> None:
         assert await slots_on(store, OWN).create(slot, WalContents()) == expected
 
 
-async def test_slot_of_another_database_is_nobodys() -> None:
+async def test_object_of_another_database_is_an_error() -> None:
     """An object of another database in one of our slots is an error, not a rival."""
     store = MemoryStore(lambda: 0)
     await slots_on(store, OLDER).create(3, WalContents())
@@ -140,7 +140,7 @@ async def test_large_object_is_encoded_off_the_loop(contents: WalContents, jobs:
     assert list(found.entries()) == contents.points
 
 
-async def test_list_tells_which_slots_are_filled() -> None:
+async def test_list_finds_the_filled_slots() -> None:
     """A list begins at its first slot, and omits what is no WAL object."""
     store = MemoryStore(lambda: 0)
     for wal_id in (0, 1, 2, 4):
@@ -153,7 +153,7 @@ async def test_list_tells_which_slots_are_filled() -> None:
     assert (await list_wal(cas, 5)).first_gap == 5
 
 
-def test_slot_that_was_filled_is_missed() -> None:
+def test_lost_objects_are_noticed() -> None:
     """A gap before a seen slot, or too far before a filled one, was filled once."""
     assert WalFolder(0, frozenset({0, 2})).misses_an_object(width=1, last_seen=None)
     assert not WalFolder(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=0)
@@ -167,7 +167,7 @@ ENTRIES = [Entry(b"key %04d" % n, 7, Kind.PUT, b"value %04d" % n * 9) for n in r
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_wal_object_comes_back(codec: Codec) -> None:
+def test_a_wal_object_survives_a_round_trip(codec: Codec) -> None:
     """Points, range tombstones and records survive a round trip in every codec, in fewer bytes."""
     parts = WalContents(ENTRIES, RANGES, SYSTEM)
     data = encode_wal(properties(names.wal_name(1)), parts, 4_096, codec)

@@ -49,7 +49,7 @@ async def chained(database: QuorumDatabase, writing: Writing) -> None:
 
 
 @virtual_time(3)
-async def test_idle_writer_hears_of_the_archive() -> None:
+async def test_archive_wait_ends_without_another_write() -> None:
     """A call that waits for the archive ends by the reports of members, without another write."""
     database = await QuorumDatabase.created()
     async with database.writing(WithoutStatus(database.nodes)) as writing:
@@ -100,7 +100,7 @@ async def test_chain_that_is_cut() -> None:
 
 
 @virtual_time(3)
-async def test_member_without_room_leaves_the_chain() -> None:
+async def test_full_member_leaves_the_chain() -> None:
     """A full member leaves the chain before the timeout, and is filled once it accepts more."""
     database = await QuorumDatabase.created()
     async with database.writing(**CHAIN | {"chain_timeout_ms": 10_000}) as writing:

@@ -79,7 +79,7 @@ async def test_members_are_added_and_removed() -> None:
 
 
 @virtual_time(5)
-async def test_a_wiped_node_is_refused_until_it_is_put_in_its_own_place() -> None:
+async def test_a_wiped_node_is_refused_until_it_is_replaced() -> None:
     """A wiped node has another id, and is filled after `replace`; an intact one is not replaced."""
     database = await _created()
     async with database.writing() as writing:
@@ -130,7 +130,7 @@ async def test_two_changes_at_once_are_refused() -> None:
 
 @virtual_time(5)
 @pytest.mark.parametrize("cancels", [False, True])
-async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_a_late_retry_does_not_repeat_a_change(cancels: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A late retry of an edit does not repeat it after others have changed the members."""
     database = await _created()
     other = _changing(database)
@@ -151,7 +151,7 @@ async def test_what_was_undone_meanwhile_is_not_done_again(cancels: bool) -> Non
 
 @pytest.mark.parametrize("is_always", [False, True])
 @virtual_time(5)
-async def test_a_switch_names_nobody_of_a_generation_that_is_over(is_always: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_a_switch_admits_members_of_an_outdated_generation_again(is_always: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A switch whose generation is over admits its members again, some times, or ends.
 
     Admitted safekeepers may delete their logs, and then must not be named by the manifest. A switch
@@ -184,7 +184,7 @@ async def test_a_switch_names_nobody_of_a_generation_that_is_over(is_always: boo
 
 
 @virtual_time(1)
-async def test_what_makes_no_sense_is_refused() -> None:
+async def test_invalid_changes_are_refused() -> None:
     """Invalid changes are refused without an effect, and the message names the address."""
     database = await _created()
     changing, before = _changing(database), await database.manifest()
@@ -208,7 +208,7 @@ async def test_what_makes_no_sense_is_refused() -> None:
 
 
 @virtual_time(1)
-async def test_a_survey_tells_who_is_there() -> None:
+async def test_a_survey_reports_the_state_of_each_member() -> None:
     """A survey distinguishes members that are down, were made anew, or have no log."""
     database = await _created()
     members = [database.member(f"n{n}:1") for n in (1, 2, 3)]

@@ -148,7 +148,7 @@ def groups(draw: st.DrawFn) -> list[bytes]:
 
 
 @given(payloads=groups())
-def test_the_merged_object_says_what_its_parts_say(payloads: list[bytes]) -> None:
+def test_a_merged_object_replays_as_its_parts(payloads: list[bytes]) -> None:
     """A merged object replays to the same state as its parts, and keeps every version.
 
     Its owner, write id and logical time are those of the last group that wrote anything.
@@ -183,7 +183,7 @@ def test_bytes_never_change() -> None:
     assert hashlib.sha256(merged).hexdigest() == BYTES_SHA256
 
 
-def test_records_that_make_no_object_are_refused() -> None:
+def test_records_that_cannot_be_one_object_are_refused() -> None:
     """All records that cannot be one object raise a typed error."""
     fine = payload_of(WalContents([Entry(b"k", 5, Kind.PUT)]), 0)
     strange = encode_wal(

@@ -39,7 +39,7 @@ from tests.kit.virtual_time import virtual_time
 
 
 @virtual_time(5)
-async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None:
+async def test_archived_records_are_not_applied_twice() -> None:
     """Records of objects that are archived already are not applied a second time."""
     database = await QuorumDatabase.created()
     for kept in database.logs():
@@ -58,7 +58,7 @@ async def test_what_members_have_not_seen_in_the_archive_is_read_there() -> None
 
 
 @virtual_time(3)
-async def test_who_opens_once_does_not_fence_who_was_first() -> None:
+async def test_open_once_does_not_fence_the_first_opener() -> None:
     """With `open_once`, the loser of a race gets no promise of a member."""
     database = await QuorumDatabase.created()
     store = HeldStore(database.objects, folder=MANIFEST_FOLDER)
@@ -86,7 +86,7 @@ async def _nothing() -> None:
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @virtual_time(1)
-async def test_another_object_in_the_archive_is_not_taken_for_that_of_the_log(
+async def test_a_foreign_object_in_the_archive_is_not_accepted(
     is_compacted: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     """A foreign object under a name of the log stops archiving and opening (CE17).
@@ -122,7 +122,7 @@ async def test_another_object_in_the_archive_is_not_taken_for_that_of_the_log(
 
 
 @virtual_time(5)
-async def test_who_does_not_answer_is_named() -> None:
+async def test_members_that_do_not_answer_are_named() -> None:
     """Without a majority no epoch is claimed, and the error names each missing member and why."""
     database = await QuorumDatabase.created()
     database.nodes["n1:1"].stop()
@@ -211,7 +211,7 @@ async def test_donor_may_change_after_its_vote(what: str) -> None:
 
 
 @virtual_time(5)
-async def test_who_opens_while_members_are_retired_is_fenced() -> None:
+async def test_opener_whose_members_were_retired_is_fenced() -> None:
     """An opener whose members were retired meanwhile ends with `Fenced`, not with lost logs."""
     database = await QuorumDatabase.created()
     with pytest.raises(Fenced):
@@ -248,7 +248,7 @@ def _stop(database: QuorumDatabase, *numbers: int) -> None:
 
 
 @virtual_time(5)
-async def test_everything_is_kept_that_survivors_have() -> None:
+async def test_recovery_keeps_the_best_surviving_log() -> None:
     """A recovery keeps the best log; members with a lesser log are dropped."""
     database = await QuorumDatabase.created(count=7)
     async with database.writing() as writing:
@@ -281,7 +281,7 @@ def _all_have(database: QuorumDatabase, lsn: int, *, first: int = 1) -> bool:
 
 
 @virtual_time(1)
-async def test_it_is_refused_while_a_majority_answers() -> None:
+async def test_recovery_is_refused_while_a_majority_answers() -> None:
     """A recovery is refused when a writer can open, or could after cancelling a change."""
     database = await QuorumDatabase.created(count=5)
     everyone = [database.member(f"n{n}:1") for n in range(1, 6)]
@@ -331,7 +331,7 @@ async def test_a_log_behind_the_archive_is_not_used() -> None:
 
 
 @virtual_time(1)
-async def test_a_plan_holds_for_what_it_was_made_for() -> None:
+async def test_an_outdated_plan_is_refused() -> None:
     """A plan is refused when a writer has opened the database since."""
     database = await QuorumDatabase.created(count=3)
     _stop(database, 1, 2)
@@ -346,7 +346,7 @@ async def test_a_plan_holds_for_what_it_was_made_for() -> None:
 
 
 @virtual_time(5)
-async def test_the_writer_from_before_is_fenced_when_it_looks() -> None:
+async def test_the_previous_writer_is_fenced_after_a_recovery() -> None:
     """After a recovery, the previous writer is fenced even if the lost members return to it."""
     database = await QuorumDatabase.created(count=3)
     async with database.writing() as writing:

@@ -56,7 +56,7 @@ async def _ahead(database: QuorumDatabase) -> str:
 
 
 @virtual_time(5)
-async def test_records_stand_in_the_order_of_their_groups() -> None:
+async def test_records_keep_the_order_of_their_groups() -> None:
     """A group that takes long to encode is not overtaken by a later one."""
     database = await QuorumDatabase.created()
     slots = await opened_slots(database)
@@ -74,7 +74,7 @@ async def test_records_stand_in_the_order_of_their_groups() -> None:
 
 
 @virtual_time(5)
-async def test_held_and_archived_objects_say_the_same() -> None:
+async def test_held_and_archived_objects_are_equal() -> None:
     """An object read from memory before it is archived equals the archived one."""
     database = await QuorumDatabase.created()
     async with database.writing(archive_interval_ms=60_000) as writing:
@@ -95,7 +95,7 @@ async def test_held_and_archived_objects_say_the_same() -> None:
 
 
 @virtual_time(5)
-async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
+async def test_object_ends_although_its_archive_wait_was_cancelled() -> None:
     """A wait for the archive that is cancelled early leaves no object open for ever."""
     database = await QuorumDatabase.created()
     async with database.writing(
@@ -122,7 +122,7 @@ async def test_object_that_somebody_has_waited_for_ends_without_him() -> None:
 
 
 @virtual_time(5)
-async def test_closing_tells_who_waits_for_the_archive() -> None:
+async def test_closing_fails_waits_for_the_archive() -> None:
     """Closing a writer fails the calls that wait for its archive."""
     database = await QuorumDatabase.created()
     async with asyncio.TaskGroup() as tasks:
@@ -169,7 +169,7 @@ def records(*wal_ids: int) -> list[Record]:
     return made
 
 
-def test_objects_are_let_go_as_a_whole() -> None:
+def test_objects_are_dropped_as_a_whole() -> None:
     """Archived records that no member needs are dropped up to the end of an object."""
     held = HeldRecords(LogEnd(), records(0, 0, 1, 1, 2))
     held.archived(1, committed_lsn=5)

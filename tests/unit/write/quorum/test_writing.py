@@ -23,7 +23,7 @@ async def waits_for(writing: Writing) -> asyncio.Future[None]:
 
 
 @virtual_time(5)
-async def test_lost_majority_comes_back() -> None:
+async def test_writes_resume_when_a_lost_majority_returns() -> None:
     """Without a majority, calls end as unknown and new writes are refused; with it, all resumes."""
     database = await QuorumDatabase.created()
     async with database.writing() as writing:
@@ -133,7 +133,7 @@ async def test_memory_for_what_is_not_archived_is_bounded() -> None:
 
 @pytest.mark.parametrize(("pause_ms", "waiting"), [(250, 1), (30, 5)])
 @virtual_time(2)
-async def test_stop_without_room_leaves_a_log_that_can_be_archived(
+async def test_stop_at_the_memory_bound_leaves_a_log_that_can_be_archived(
     pause_ms: int, waiting: int
 ) -> None:
     """Stopping a writer that waits for memory leaves no object that cannot be archived.
