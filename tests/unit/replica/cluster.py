@@ -40,7 +40,7 @@ from tests.kit.quorum.nodes import UPLOAD_TIMEOUT_MS, KeptLog, Node, Nodes
 
 Reply = TypeVar("Reply", bound=ToProposer)
 STREAM = 0  # of the writer; those of others have greater numbers
-STEPS_MAX = 100  # turns of the loop within which what is committed is seen
+STEPS_MAX = 100  # steps of the loop within which a commit is seen
 
 
 @dataclass(slots=True, eq=False)

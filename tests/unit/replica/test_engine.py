@@ -65,7 +65,7 @@ async def test_continuing_behind_the_levels_shows_nothing_older(*, is_at_once: b
     await pass_s(TTL_S + 1)
     await database.collect()
     await engine.manifest.refresh()
-    if is_at_once:  # before any other task may let go of what is in memory
+    if is_at_once:  # before any other task may drop what is in memory
         await engine.levels.keep()
         assert await get(engine, b"a") == b"new"
     async with running(engine):

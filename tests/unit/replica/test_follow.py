@@ -280,7 +280,7 @@ async def test_staleness_counts_from_the_poll_that_found_the_end() -> None:
     assert engine.staleness_ms == 3_000
     await database.put(a=b"1")
     await engine.catch_up()
-    assert engine.staleness_ms == 3_000  # the look at what came next
+    assert engine.staleness_ms == 3_000  # the poll for what came next
     following.cancel()
 
 

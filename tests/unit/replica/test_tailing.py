@@ -295,7 +295,7 @@ async def test_records_too_large_for_the_buffer_are_archived() -> None:
         assert engine.applying.archived_wal_id in await cluster.wal()
 
 
-READS_MAX = 20  # of the log, until a watch is told by the feed
+READS_MAX = 20  # reads of the log until the feed serves a watch
 
 
 @asynccontextmanager

@@ -204,7 +204,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule()
     def close(self) -> None:
-        self.turn()  # else who stood behind one that has just given up may be in, or still in line
+        self.turn()  # else a write behind one that has just given up may be admitted, or still wait
         self.closed = True
         self.admission.close(Stopping("closed"))
         self.turn()

@@ -260,7 +260,7 @@ def test_files_are_cut_by_their_size() -> None:
     assert len(files) > 20
 
 
-LOAD_BYTES = 3_000  # that are admitted for one
+LOAD_BYTES = 3_000  # admitted for each
 WIDTHS = pytest.mark.parametrize("k", [1, 2, 4])
 
 
@@ -301,7 +301,7 @@ async def test_a_load_is_alone(k: int) -> None:
         after = [log.write(b"b%d" % n) for n in range(3)]
         assert log.log.is_loading
         await quiesce()
-        assert len(log.store.waiting) == min(k, 3)  # with k of 4 there is room for the load
+        assert len(log.store.waiting) == min(k, 3)  # at k = 4 a slot would be free for the load
         for count in range(1, 4):
             (await log.store.arrived(count)).release()
         held = await log.store.arrived(4)

@@ -87,7 +87,7 @@ async def test_two_sources_that_agree_are_believed(mode: WalMode) -> None:
     await write(database, opened, links, b"a")
     database.clock.ahead_ms = -200 * DAY_MS
     database.clock.passed_ms += JUMP_MAX_MS // 2
-    await database.open_at(links)  # the last commit is not compacted, and only the log tells
+    await database.open_at(links)  # the last commit is not compacted, so only the log has its time
     database.clock.passed_ms += JUMP_MAX_MS
     with pytest.raises(ImplausibleTime):
         await database.open_at(links)
@@ -120,7 +120,7 @@ def test_a_writer_follows_the_store() -> None:
     for jump_ms in (10 * DAY_MS, -10 * DAY_MS):
         time.follow(clock.true_ms + jump_ms, 0)
         assert time.now_ms() == start_ms + 6_000
-    clock.passed_ms = clock.suspended_ms = DAY_MS  # nothing but the time of day tells
+    clock.passed_ms = clock.suspended_ms = DAY_MS  # only the time of day shows that
     time.follow(clock.true_ms, 0)
     assert time.now_ms() == start_ms + DAY_MS
 

@@ -81,7 +81,7 @@ async def test_concurrent_open_once_does_not_fence_the_winner() -> None:
     with pytest.raises(ManifestVersionExists, match="at here:1 has opened the database in epoch 2"):
         await losing
     assert await is_owner(winner)
-    assert not await is_owner(before)  # which had opened it before
+    assert not await is_owner(before)  # the one that had opened it before
     assert await winner.slots.create(winner.last_wal_id + 1, WalContents(), position=0) is None
 
 

@@ -75,7 +75,7 @@ async def test_writer_sends_each_record_once() -> None:
             sent[context] = sent_bytes(writing) - before
             relayed = [record_bytes(log.relayed) for log in database.logs()]
             assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (context == "chain")
-    # An object that is ended for its time has an empty record more, or not.
+    # An object that is ended by its interval may have one more, empty record.
     assert sent["direct"] == 5 * sent["chain"] > 5 * 20 * len(VALUE)
 
 
@@ -96,7 +96,7 @@ async def test_chain_that_is_cut() -> None:
         before = sent_bytes(writing)
         await writing.put(b"z", VALUE)
         await settled(database, writing)
-        assert sent_bytes(writing) - before < 2 * len(VALUE)  # the chain stands again
+        assert sent_bytes(writing) - before < 2 * len(VALUE)  # the chain is complete again
 
 
 @virtual_time(3)

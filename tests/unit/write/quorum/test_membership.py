@@ -93,7 +93,7 @@ async def test_a_wiped_node_is_refused_until_it_is_replaced() -> None:
         await writing.put(b"b")
         assert not database.nodes["n2:1"].logs
         database.nodes["n4:1"].logs = {**database.nodes["n1:1"].logs}
-        with pytest.raises(DatabaseExists):  # what its log is of use for is decided by hand
+        with pytest.raises(DatabaseExists):  # whether its log is of use is decided by hand
             await _changing(database).replace("n2:1", "n4:1")
         await _changing(database).replace("n2:1", "n2:1")
         assert await _finished(database, writing) == ["n1:1", "n2:1", "n3:1"]
@@ -124,7 +124,7 @@ async def test_two_changes_at_once_are_refused() -> None:
     cancelled = await changing.cancel()
     assert cancelled.wal_members_next == ()
     await changing.replace("n1:1", "n4:1")
-    async with database.writing() as writing:  # who opens in the midst of it ends it
+    async with database.writing() as writing:  # a writer that opens meanwhile ends it
         assert await _finished(database, writing) == ["n4:1", "n2:1", "n3:1"]
 
 

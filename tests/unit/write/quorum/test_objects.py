@@ -109,7 +109,7 @@ def replayed(payloads: Sequence[bytes]) -> Replayed:
 def state_of(found: Replayed) -> object:
     versions = [found.memtable.get(key) for key in KEYS]
     newest = [entry for entry in versions if entry and not found.memtable.hides(entry)]
-    # Each commit has one number, so that what is older than any of them can be told apart.
+    # Each commit has one number, so that all that is older than any of them can be selected.
     hidden = [
         found.memtable.hides(Entry(key, seq, Kind.PUT))
         for key in KEYS
@@ -155,7 +155,7 @@ def test_a_merged_object_replays_as_its_parts(payloads: list[bytes]) -> None:
     """
     records = records_of(payloads)
     parts = [payload for payload in payloads if payload]
-    # A fence is alone in its object: it proves no time, and would lend its own to the others.
+    # A fence is alone in its object: its time proves nothing, and must not become that of others.
     assume(len(parts) == 1 or opened(parts[-1]).footer.contents.entry_count)
     merged = object_bytes(NAME, records)
     assert state_of(replayed([merged])) == state_of(replayed(parts))
