@@ -42,6 +42,8 @@ from shalekv.write.logical_time import LogicalTime
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.watermark import DurableWatermark
 
+log = structlog.get_logger()
+
 READ_BYTES = 1 << 20  # bytes of one request
 NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000

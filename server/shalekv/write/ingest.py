@@ -72,11 +72,11 @@ from shalekv.write.logical_time import LogicalTime
 
 log = structlog.get_logger()
 
-FILES_AT_ONCE = 16
-ROWS_AT_ONCE = 512
+FILES_AT_ONCE = 16  # files checked in parallel
+ROWS_AT_ONCE = 512  # rows given to an SST writer at once
 WRITE_ID_BYTES = 16
 SST_RANDOM_BYTES = 8
-_KEY = itemgetter(0)
+_KEY = itemgetter(0)  # of a Change
 ID_BYTES = 16
 FILE_BYTES = 1_000  # accounted memory of a file until its load is committed, beside its keys
 

@@ -49,9 +49,9 @@ from shalekv.write.recovery import (
 )
 from shalekv.write.wal import ObjectStoreWal, WalFolder, list_wal
 
-FILLS_MAX = 8  # slots that are filled at once
-
 log = structlog.get_logger()
+
+FILLS_MAX = 8  # slots that are filled at once
 
 
 async def open_log(

@@ -160,7 +160,7 @@ class GroupEncoding:
 
 
 class _AppendTicket(NamedTuple):
-    """The place in the order of appends of a record that is to be appended."""
+    """The place of a record in the order of appends."""
 
     number: int
     place: ObjectPosition
@@ -322,7 +322,10 @@ class QuorumWal:
         return self._log.report()
 
     def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The reason why nothing is committed, once that has lasted `quorum_timeout_ms`."""
+        """The reason why nothing is committed, once that has lasted `quorum_timeout_ms`.
+
+        `after_ms` is ignored.
+        """
         del after_ms
         trouble, full, since_ms = self._log.trouble(), self._full(), self._full_since_ms
         if trouble is not None or full is None or since_ms is None:

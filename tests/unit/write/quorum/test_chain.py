@@ -64,17 +64,17 @@ async def test_archive_wait_ends_without_another_write() -> None:
 async def test_writer_sends_each_record_once() -> None:
     """In a chain of five safekeepers the writer sends each record once, and all members get it."""
     sent = {}
-    for context in ("direct", "chain"):
+    for transport in ("direct", "chain"):
         database = await QuorumDatabase.created(count=5)
-        async with database.writing(safekeeper_transport=context) as writing:
+        async with database.writing(safekeeper_transport=transport) as writing:
             await chained(database, writing)
             before = sent_bytes(writing)
             for number in range(20):
                 await writing.put(b"k%02d" % number, VALUE)
             await settled(database, writing)
-            sent[context] = sent_bytes(writing) - before
+            sent[transport] = sent_bytes(writing) - before
             relayed = [record_bytes(log.relayed) for log in database.logs()]
-            assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (context == "chain")
+            assert (sum(size > 20 * len(VALUE) for size in relayed)) == 4 * (transport == "chain")
     # An object that is ended by its interval may have one more, empty record.
     assert sent["direct"] == 5 * sent["chain"] > 5 * 20 * len(VALUE)
 
