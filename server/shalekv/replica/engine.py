@@ -222,7 +222,7 @@ class ReaderEngine:
     async def catch_up(self) -> None:
         """Poll the log now, and return when that has ended, successfully or not."""
         self.check_serving()
-        await self.follower.look()
+        await self.follower.poll_now()
 
     async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         """Find out why an object of a version that is being read is missing."""

@@ -167,7 +167,7 @@ class Follower:
             at_ms = await self._store_time.lapsed_ms(self._applying.written_ms)
             self.mark_fresh(min(asked_ms, at_ms))
 
-    async def look(self) -> None:
+    async def poll_now(self) -> None:
         """Poll now; return when a poll that began after this call has ended."""
         await self._polls.next()
 
@@ -395,7 +395,7 @@ class TailedReplica:
 
     async def read_archive(self) -> None:
         """Poll the store, which has what comes next."""
-        await self._follower.look()
+        await self._follower.poll_now()
 
     def mark_fresh(self, at_ms: float) -> None:
         self._follower.mark_fresh(at_ms)

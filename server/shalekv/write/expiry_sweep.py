@@ -47,8 +47,6 @@ log = structlog.get_logger()
 READ_BYTES = 1 << 20  # bytes of one request
 NEVER_MS = 2**64 - 1  # no time
 _MS_PER_S = 1_000
-
-log = structlog.get_logger()
 KEYS_AT_ONCE = 1_000  # keys of one transaction
 BYTES_AT_ONCE = 256 << 10  # accounted bytes of these keys
 BUSY_PARTS = 4  # while more than a quarter of the queue is full, client writes come first

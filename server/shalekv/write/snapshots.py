@@ -156,13 +156,13 @@ class Snapshots:
         )
         return await self._edit(edit, partial(has_snapshot, snapshot_id=snapshot_id), snapshot_id)
 
-    async def renew(self, called: str, *, ttl_ms: int | None) -> Snapshot:
+    async def renew(self, id_or_name: str, *, ttl_ms: int | None) -> Snapshot:
         """Set the remaining lifetime of the snapshot with this id or name.
 
         Raises `SnapshotNotFound`, and `InvalidRequest` if a snapshot that keeps a clone alive would
         expire.
         """
-        found = await self.find(called)
+        found = await self.find(id_or_name)
         if ttl_ms is not None:
             _check_no_pin(found)
         snapshot_id = found.id
@@ -178,12 +178,12 @@ class Snapshots:
 
         return await self._edit(edit, landed, snapshot_id)
 
-    async def delete(self, called: str, *, is_forced: bool = False) -> Snapshot:
+    async def delete(self, id_or_name: str, *, is_forced: bool = False) -> Snapshot:
         """Remove the snapshot with this id or name, and return it. Raises `SnapshotNotFound`.
 
         Raises `InvalidRequest` for one that keeps a clone alive, unless `is_forced`.
         """
-        found = await self.find(called)
+        found = await self.find(id_or_name)
         if not is_forced:
             _check_no_pin(found)
 
@@ -194,9 +194,9 @@ class Snapshots:
             await self._stored.edit(edit, lambda manifest: not has_snapshot(manifest, found.id))
         return found
 
-    async def find(self, called: str) -> Snapshot:
+    async def find(self, id_or_name: str) -> Snapshot:
         """The snapshot with this name or else id, expired or not. Raises `SnapshotNotFound`."""
-        return _find_named(await self._stored.refresh(), called)
+        return _find_named(await self._stored.refresh(), id_or_name)
 
     async def list(self) -> Sequence[SnapshotView]:
         """All snapshots, in the order of their creation.
@@ -290,16 +290,16 @@ def _check_no_pin(snapshot: Snapshot) -> None:
         )
 
 
-def _find_named(manifest: Manifest, called: str) -> Snapshot:
+def _find_named(manifest: Manifest, id_or_name: str) -> Snapshot:
     for snapshot in manifest.snapshots:
-        if called and snapshot.name == called:
+        if id_or_name and snapshot.name == id_or_name:
             return snapshot
-    plain = called.replace("-", "")
+    plain = id_or_name.replace("-", "")
     found = find_snapshot(manifest, bytes.fromhex(plain)) if _ID.fullmatch(plain) else None
     if found is None:
         raise SnapshotNotFound(
-            f"there is no snapshot called {called!r} in manifest {manifest.manifest_id}: it has "
-            "expired, was deleted, or never was"
+            f"there is no snapshot called {id_or_name!r} in manifest {manifest.manifest_id}: it "
+            "has expired, was deleted, or never was"
         )
     return found
 

@@ -98,7 +98,7 @@ async def test_object_that_stays_damaged_ends_the_reader(damaged_polls: int) -> 
     await database.overwrite(name, b"X" * len(whole))
     running_engine = asyncio.create_task(engine.run())
     for _ in range(damaged_polls):
-        await engine.follower.look()
+        await engine.follower.poll_now()
     if damaged_polls == CORRUPT_POLLS:
         with pytest.raises(BadMagic):
             await asyncio.wait_for(running_engine, TTL_S)

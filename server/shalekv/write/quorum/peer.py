@@ -90,7 +90,7 @@ class ChainPosition:
         """Begin outside the chain."""
         self._chain = chain
         self._sender = sender
-        self._waiting_since_ms: float | None = None  # since when an acknowledgement is due
+        self._waiting_since_ms: float | None = None  # start of the wait for an acknowledgement
         self._entered_ms = 0.0
         self._barred_until_ms = 0.0
         self._penalty_ms = 0.0
@@ -118,7 +118,7 @@ class ChainPosition:
         if not self._chain.is_on:
             return
         if self._sender not in self._chain.senders:
-            if is_fit and now_ms >= self._barred_until_ms and self._is_beside_the_head:
+            if is_fit and now_ms >= self._barred_until_ms and self._has_caught_up_with_head:
                 self._chain.senders.append(self._sender)
                 self._entered_ms = now_ms
             else:
@@ -145,7 +145,7 @@ class ChainPosition:
         return self._waiting_since_ms + self._chain.timeout_ms
 
     @property
-    def _is_beside_the_head(self) -> bool:
+    def _has_caught_up_with_head(self) -> bool:
         """Whether everything that the head was sent was sent to this member as well."""
         head = self._chain.head
         return head is None or self._sender.sent_lsn >= head.sent_lsn
