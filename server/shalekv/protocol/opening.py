@@ -1,9 +1,14 @@
-"""Who owns the log: the rules of fencing, as pure functions (seed 000, "Writer Protocol").
+"""Ownership of the WAL: pure rules for claiming an epoch and fencing older writers.
 
-A writer is named by its epoch, won by compare-and-swap on the manifest, and by a nonce, because
-an epoch number can be won twice when a manifest id was recycled (protocol, F2). A slot of
-the WAL has one winner for ever (I3); whoever finds a slot taken judges by the winner's epoch and
-nonce, never by time.
+The order of an opening is that of server/docs/protocol.md, "Epochs and fences": claim an epoch
+(`claim_epoch`), create a run of fences in the WAL (`FenceRun`, aimed by `Pursuit`), prove the run
+by a manifest read after it (`check_run_counts`), replay the slots below it, finish
+(`finish_opening`), serve.
+
+A writer is named by its epoch, which it wins by compare-and-swap on the manifest, and by a nonce,
+because an epoch number can be won twice when a manifest id is recycled (F2). A WAL slot has one
+winner for ever (I3). A writer that finds a slot taken judges it by the epoch and nonce of the
+winner (`judge`), never by time.
 """
 
 from __future__ import annotations
@@ -15,13 +20,14 @@ from shalekv.errors import Fenced, IllegalState, ManifestVersionExists
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot, remove_snapshots
 
-AIM_SLOTS_MAX = 512  # how far ahead of an older writer fences are put
-SEQ_GAP = 1 << 32  # more numbers than one writer can show before one of them is durable
+AIM_SLOTS_MAX = 512  # most slots between the first gap and a run that is aimed ahead of it
+# More sequence numbers than a writer can expose to readers before one of them is durable.
+SEQ_GAP = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class WriterId:
-    """The name of one opening of the database for writing."""
+    """The name of one opening of the database for writing: an epoch and a random nonce."""
 
     epoch: int
     nonce: bytes
@@ -29,48 +35,51 @@ class WriterId:
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """What stands in a WAL slot: whose it is, and whether it holds nothing (a fence)."""
+    """The object in a WAL slot: its writer, and whether it is a fence (an empty object)."""
 
     owner: WriterId
     is_fence: bool
 
 
 class SlotVerdict(enum.Enum):
-    """What a taken slot means to the writer that wanted it."""
+    """The meaning of a taken slot for the writer that tried to create it."""
 
     OURS = "ours"
     OLDER_FENCE = "an older writer's fence"
     OLDER_DATA = "an older writer's data"
-    IMPOSTOR = "another writer with our epoch"
+    DUPLICATE_EPOCH = "another writer with our epoch"
     NEWER = "a newer writer"
 
 
 def judge(occupant: Occupant, own: WriterId) -> SlotVerdict:
-    """Outcomes 2 to 4 of the seed's fencing write; outcome 1, success, is `SlotVerdict.OURS`."""
+    """Judge a taken slot by the epoch of its owner, then by the nonce, then by its content.
+
+    Our own object counts as success (`SlotVerdict.OURS`): a reply was lost.
+    """
     if occupant.owner == own:
         return SlotVerdict.OURS
     if occupant.owner.epoch > own.epoch:
         return SlotVerdict.NEWER
     if occupant.owner.epoch == own.epoch:
-        return SlotVerdict.IMPOSTOR
+        return SlotVerdict.DUPLICATE_EPOCH
     return SlotVerdict.OLDER_FENCE if occupant.is_fence else SlotVerdict.OLDER_DATA
 
 
 @dataclass(frozen=True, slots=True)
 class FenceRun:
-    """Fences of ours in a row: slots `first` to `first + length - 1`; `width` are needed.
+    """Our fences in a row: slots `first` to `first + length - 1`; `width` are needed.
 
     An older writer has at most `width` objects in flight and takes slots in order, so it must
-    meet one of `width` fences in a row before it can pass them (seed 000, "Parallel Writes").
+    meet one of `width` fences in a row before it can pass them.
 
-    A fence at or below c is worth nothing: its slot may have been created anew after it was
-    collected. The first `proven` ones are fences for ever, wherever c is now (F1).
+    A fence at or below c (the last compacted slot) does not count: its slot may have been
+    collected and created again. The first `proven` fences count for ever, wherever c is now (F1).
     """
 
     first: int
     width: int
     length: int = 0
-    proven: int = 0  # a manifest that was read after them showed c below them
+    proven: int = 0  # fences that a manifest, read after them, has shown to be above c
 
     @property
     def next_slot(self) -> int:
@@ -79,29 +88,34 @@ class FenceRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no older writer can pass any more."""
+        """Whether the run is long enough that no older writer can pass it."""
         return self.length >= self.width
 
-    def stands_in(self, manifest: Manifest) -> bool:
-        """Whether all of them are worth something, by a manifest that was read after them."""
+    def counts_in(self, manifest: Manifest) -> bool:
+        """Whether all fences so far count.
+
+        REQUIRES: `manifest` was read after they were created.
+        """
         first_unproven = self.first + self.proven
         is_proven = self.proven == self.length
         return is_proven or first_unproven >= manifest.first_uncompacted_wal_id
 
     def proven_by(self, manifest: Manifest) -> FenceRun:
-        """The run that `stands_in` this manifest; if it does not, another one behind it and c.
+        """Return the run with all its fences proven, or an empty run behind it and behind c.
 
-        c may be far ahead of an opener that stood still, and nothing below it is worth a fence.
+        The new run is for fences that do not count in `manifest`, which was read after them: c may
+        be far ahead of an opener that stalled, and no fence below c counts.
         """
-        if self.stands_in(manifest):
+        if self.counts_in(manifest):
             return replace(self, proven=self.length)
         first = max(self.next_slot, manifest.first_uncompacted_wal_id)
         return FenceRun(first=first, width=self.width)
 
     def after(self, verdict: SlotVerdict, newer_epoch: int, own: WriterId) -> FenceRun:
-        """The run after an attempt at `next_slot`.
+        """Return the run after an attempt to create a fence in `next_slot`.
 
-        Raises `Fenced` (outcome 4) and `IllegalState` (outcome 3).
+        A slot of an older writer restarts the run behind it. Raises `Fenced` for a slot of a newer
+        writer, which has `newer_epoch`, and `IllegalState` for a duplicate epoch.
         """
         match verdict:
             case SlotVerdict.OURS:
@@ -110,32 +124,34 @@ class FenceRun:
                 return FenceRun(first=self.next_slot + 1, width=self.width)
             case SlotVerdict.NEWER:
                 raise fenced(own, newer_epoch, f"WAL slot {self.next_slot}")
-            case SlotVerdict.IMPOSTOR:
-                raise impostor(own, f"WAL slot {self.next_slot}")
+            case SlotVerdict.DUPLICATE_EPOCH:
+                raise duplicate_epoch(own, f"WAL slot {self.next_slot}")
 
 
 @dataclass(frozen=True, slots=True)
 class Pursuit:
-    """How an opener gets ahead of an older writer that fills slots faster than they are listed.
+    """Aim of an opener that must get ahead of an older writer which fills slots faster than a list.
 
-    Once that has filled more than can have been on its way when we won our epoch, it is alive: the
-    next run begins ahead of the first gap, twice as far as the writer has come since the last list.
+    An older writer that has filled more slots than it can have had in flight when we won our epoch
+    is alive. Then the next run begins ahead of the first gap, twice as far as that writer has come
+    since the last list.
     """
 
     gap: int  # the first slot that the last list has shown empty
-    first: int  # where the run begins
-    alive_from: int  # whoever fills this slot was not done when the first list was sent
+    first: int  # the slot at which the run begins
+    alive_from: int  # a writer that fills this slot was still writing when the first list was sent
 
     @classmethod
     def begin(cls, gap: int, width: int) -> Pursuit:
-        """At the first gap, of writers with so wide a window."""
+        """Aim at the first gap; `width` is the widest window of an older writer, in slots."""
         return cls(gap, gap, gap + width)
 
     def after(self, verdict: SlotVerdict, taken: int, gap: int) -> Pursuit:
-        """The next aim, when slot `taken` was older; `gap` is by a list that was sent after it.
+        """Return the next aim, after slot `taken` was found to hold an older writer's object.
 
-        The list may lag: that slot counts as filled whatever it shows. A fence is of an opener,
-        which ends by itself.
+        `gap` is the first gap of a list that was sent after that. The list may lag, so slot `taken`
+        counts as filled whatever the list shows. An older fence belongs to an opener, which stops
+        by itself: it needs no run ahead of the gap.
         """
         reached = max(gap, taken + 1)
         if verdict is SlotVerdict.OLDER_FENCE or reached <= self.alive_from:
@@ -145,7 +161,7 @@ class Pursuit:
 
 
 def fenced(own: WriterId, newer_epoch: int, seen_at: str) -> Fenced:
-    """The error of a writer that met a newer epoch."""
+    """Return the error of a writer that met a newer epoch at `seen_at`, an object."""
     message = (
         f"this writer (epoch {own.epoch}) was fenced: {seen_at} belongs to epoch {newer_epoch}. "
         "Another writer has taken over the database; send writes to it"
@@ -153,8 +169,8 @@ def fenced(own: WriterId, newer_epoch: int, seen_at: str) -> Fenced:
     return Fenced(message, own_epoch=own.epoch, newer_epoch=newer_epoch)
 
 
-def impostor(own: WriterId, seen_at: str) -> IllegalState:
-    """The error of a writer that met its own epoch in other hands."""
+def duplicate_epoch(own: WriterId, seen_at: str) -> IllegalState:
+    """Return the error of a writer that met its own epoch with another writer's nonce."""
     return IllegalState(
         f"{seen_at} was written by another writer with the same epoch {own.epoch}: epochs are won "
         "by compare-and-swap, so the object store must have let two creates of one object succeed. "
@@ -163,9 +179,10 @@ def impostor(own: WriterId, seen_at: str) -> IllegalState:
 
 
 def loss_of_slot(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced | IllegalState:
-    """The error of a writer that serves and met `occupant`, no older fence, in a slot of its own.
+    """Return the error of a serving writer that lost the slot `seen_at` to `occupant`.
 
-    Even an object of ours is an impostor's there: it does not hold the bytes that we sent.
+    REQUIRES: `occupant` is not an older fence, and does not hold the bytes that we sent. So an
+    object with our own name is a duplicate epoch as well.
     """
     match judge(occupant, own):
         case SlotVerdict.NEWER:
@@ -177,14 +194,15 @@ def loss_of_slot(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced | Il
                 "let two creates of one object succeed. Stop all writers and check the store"
             )
         case _:
-            return impostor(own, seen_at)
+            return duplicate_epoch(own, seen_at)
 
 
 def check_owner(manifest: Manifest, own: WriterId) -> None:
-    """Raise unless `manifest` shows `own` as the current writer.
+    """Raise `Fenced` unless `manifest` shows `own` as the current writer.
 
     An equal epoch with another nonce means that our own edit was made at a recycled manifest id
-    and never counted (F2): that writer is fenced just the same.
+    and never counted (F2): we are fenced as well. Raises `IllegalState` if the epoch went down
+    (I5).
     """
     if (manifest.writer_epoch, manifest.writer_nonce) == (own.epoch, own.nonce):
         return
@@ -207,15 +225,17 @@ def claim_epoch(
     epoch_min: int = 1,
     since_epoch: int | None = None,
 ) -> Manifest:
-    """The edit that opens a database for writing (protocol, "Epochs and fences").
+    """Return the manifest that claims the next epoch for a new writer: an opening's first edit.
 
-    The snapshot has the nonce as its id and keeps the WAL while we replay it. `fence_width`
-    never shrinks here: the writers that it speaks of are not fenced yet. A claim that is made
-    again, because another followed it before it could be seen to count (F2), leaves one snapshot.
-    The epoch is not below `epoch_min`: safekeepers may have promised themselves to a higher one.
+    A snapshot with the nonce as its id keeps the WAL while it is replayed. `fence_width` never
+    shrinks here: the writers with windows that wide are not fenced yet. A claim that is repeated,
+    because another edit followed before it could be seen to count (F2), leaves one snapshot.
+    The epoch is at least `epoch_min`: safekeepers may have promised a higher one than the manifest
+    has.
 
-    Raises `ManifestVersionExists` if another writer has claimed an epoch after `since_epoch`, that
-    of the manifest when this opening began. None: it is fenced.
+    With `since_epoch`, the writer epoch of the manifest when this opening began, raises
+    `ManifestVersionExists` if another writer has claimed an epoch since. With None, that other
+    writer is fenced.
     """
     if since_epoch is not None and manifest.writer_epoch > since_epoch:
         where = f" at {manifest.writer_address}" if manifest.writer_address else ""
@@ -236,15 +256,16 @@ def claim_epoch(
 
 
 def first_seq_of_writer(manifest: Manifest, last_seq: int) -> int:
-    """The first sequence number that a new writer may issue (I5).
+    """Return the first sequence number that a new writer may issue (I5).
 
-    The writers before it may have shown numbers of writes that were lost from memory. Those lie
+    Earlier writers may have exposed numbers of writes that were then lost from memory. Those are
     less than 2**32 above the greatest durable number `last_seq`, or above the first number that
-    the last of them recorded before it issued any. **departs** from the protocol's "2**32 above
-    everything it replayed": two openings in a row without a durable write would share numbers.
+    the last of these writers recorded in the manifest before it issued any. The record matters:
+    with 2**32 above the replayed numbers alone, two openings in a row without a durable write
+    would share numbers.
     """
     if manifest.writer_first_seq == 0:
-        return last_seq + 1  # nobody has served yet, so nothing was shown
+        return last_seq + 1  # no writer has served yet, so no number was exposed
     return max(last_seq, manifest.writer_first_seq) + SEQ_GAP
 
 
@@ -257,10 +278,12 @@ def finish_opening(
     snapshot_id: bytes,
     snapshot_expire_time_s: int,
 ) -> Manifest:
-    """The edit after fence and replay: only our own uploads can be in flight from here on.
+    """Return the manifest after fencing and replay: the last edit of an opening.
 
-    `last_wal_id` is the last object of the store that was seen; None: there was none.
-    The snapshot that kept the WAL for the replay goes; that of the levels that are served comes.
+    From here on only our own uploads can be in flight, so `fence_width` shrinks to our window.
+    `last_wal_id` is the last WAL object that was seen in the store, None if there was none.
+    The snapshot that kept the WAL for the replay is removed. `snapshot_id` is created: it protects
+    the levels of this manifest, from which reads are served. Raises as `check_owner`.
     """
     check_owner(manifest, own)
     seen = [each for each in (last_wal_id, manifest.wal_id_last_seen) if each is not None]
@@ -285,9 +308,9 @@ def is_opening_finished(manifest: Manifest, own: WriterId, *, snapshot_id: bytes
 
 
 def check_run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:
-    """Whether a complete run fences, by a manifest that was read after its last create.
+    """Whether the run is complete and all its fences count, so that older writers are fenced.
 
-    Raises as `check_owner`.
+    REQUIRES: `manifest` was read after the last fence was created. Raises as `check_owner`.
     """
     check_owner(manifest, own)
-    return run.is_complete and run.stands_in(manifest)
+    return run.is_complete and run.counts_in(manifest)

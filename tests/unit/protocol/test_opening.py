@@ -1,4 +1,4 @@
-"""The rules of fencing, verdict by verdict."""
+"""Tests of the rules of claiming an epoch and fencing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ RIVAL_NONCE = b"r" * 16
 VERDICTS = [
     (OWN, True, SlotVerdict.OURS),
     (OWN, False, SlotVerdict.OURS),
-    (WriterId(5, RIVAL_NONCE), True, SlotVerdict.IMPOSTOR),
-    (WriterId(5, RIVAL_NONCE), False, SlotVerdict.IMPOSTOR),
+    (WriterId(5, RIVAL_NONCE), True, SlotVerdict.DUPLICATE_EPOCH),
+    (WriterId(5, RIVAL_NONCE), False, SlotVerdict.DUPLICATE_EPOCH),
     (WriterId(4, RIVAL_NONCE), True, SlotVerdict.OLDER_FENCE),
     (WriterId(4, RIVAL_NONCE), False, SlotVerdict.OLDER_DATA),
     (WriterId(4, OWN.nonce), True, SlotVerdict.OLDER_FENCE),
@@ -71,7 +71,7 @@ def test_verdict(owner: WriterId, is_fence: bool, verdict: SlotVerdict) -> None:
 
 
 def test_newer_writer_ends_the_run() -> None:
-    """Outcome 4 of a fencing write: a newer writer's slot means that we are fenced, and by whom."""
+    """A fence attempt that meets a newer writer's slot raises `Fenced`, which names its epoch."""
     with pytest.raises(Fenced, match="slot 12 belongs to epoch 9") as caught:
         FenceRun(first=12, width=1).after(SlotVerdict.NEWER, 9, OWN)
     assert (caught.value.own_epoch, caught.value.newer_epoch) == (5, 9)
@@ -87,7 +87,7 @@ def test_newer_writer_ends_the_run() -> None:
     ],
 )
 def test_lost_slot_is_explained(owner: WriterId, error: type[Exception], message: str) -> None:
-    """Whoever has a slot that was ours to fill: the error says what that means."""
+    """The error for a slot lost to another object depends on the epoch of the owner."""
     found = loss_of_slot(Occupant(owner, is_fence=False), OWN, "WAL slot 12")
     assert type(found) is error
     assert re.search(message, str(found))
@@ -103,7 +103,7 @@ def test_owner_is_epoch_and_nonce() -> None:
 
 
 def test_epoch_below_ours_is_illegal() -> None:
-    """A manifest whose writer epoch has gone down is no reason to go on (I5)."""
+    """A manifest whose writer epoch has gone down raises `IllegalState` (I5)."""
     with pytest.raises(IllegalState, match="epochs never go down"):
         check_owner(manifest_of(WriterId(4, RIVAL_NONCE)), OWN)
 
@@ -119,7 +119,7 @@ def test_claim_takes_the_next_epoch_and_keeps_the_wal() -> None:
 
 
 def test_first_writer_begins_with_the_first_number() -> None:
-    """Where nobody has served yet, numbers begin after the last durable one."""
+    """Before any writer has served, numbers begin right after the last durable one."""
     assert first_seq_of_writer(manifest_of(), 0) == 1
     assert first_seq_of_writer(manifest_of(), 17) == 18
 
@@ -144,7 +144,7 @@ def is_finished(manifest: Manifest, own: WriterId) -> bool:
 
 
 def test_finished_opening_fences_for_our_own_uploads_only() -> None:
-    """After fence and replay the width is our k, and what is served has the one snapshot."""
+    """The last edit narrows the fence width to our window and leaves the snapshot of the levels."""
     before = claimed(manifest_of(fence_width=4, wal_id_last_seen=3), max_parallel_writes=2)
     own = WriterId(6, b"n" * 16)
     after = finished(before, own)
@@ -154,7 +154,7 @@ def test_finished_opening_fences_for_our_own_uploads_only() -> None:
 
 
 def test_finished_opening_is_recognised() -> None:
-    """An opening is finished in exactly those manifests that contain its last edit (F2)."""
+    """An opening counts as finished in exactly the manifests that contain its last edit (F2)."""
     own = WriterId(6, b"n" * 16)
     before = claimed(manifest_of(fence_width=4))
     after = finished(before, own)
@@ -176,7 +176,7 @@ def test_run_counts_above_what_is_compacted() -> None:
 
 
 def test_a_proven_fence_counts_below_what_is_compacted() -> None:
-    """A fence that was above c once is never collected, so c may pass it before the run is done."""
+    """A fence that was once above c is never collected: it counts even after c has passed it."""
     begun = FenceRun(first=10, width=2, length=1)
     proven = begun.proven_by(manifest_of(wal_id_last_compacted=9))
     run = proven.after(SlotVerdict.OURS, OWN.epoch, OWN)
@@ -190,8 +190,9 @@ def test_a_proven_fence_counts_below_what_is_compacted() -> None:
 
 @pytest.mark.parametrize("c", [10, 11, 99])
 def test_a_run_that_is_not_proven_begins_anew(c: int) -> None:
-    """A fence that is first seen at or below c is worth nothing: it may be of a collected slot.
-    The next ones come behind c, however far ahead that is by then.
+    """A fence that is first seen at or below c does not count: its slot may have been collected.
+
+    The next run begins behind c, however far ahead that is by then.
     """
     begun = FenceRun(first=10, width=2, length=1)
     found = begun.proven_by(manifest_of(wal_id_last_compacted=c))
@@ -199,7 +200,7 @@ def test_a_run_that_is_not_proven_begins_anew(c: int) -> None:
 
 
 def test_run_of_a_fenced_writer_does_not_count() -> None:
-    """Fences are worth nothing once the manifest shows another owner."""
+    """A run does not count once the manifest shows another owner."""
     run = FenceRun(first=10, width=1, length=1)
     with pytest.raises(Fenced):
         check_run_counts(run, manifest_of(WriterId(6, RIVAL_NONCE)), OWN)
