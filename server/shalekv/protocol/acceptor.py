@@ -1,8 +1,8 @@
-"""The acceptor: what a safekeeper does with each message (seed 001, "Built-in Paxos").
+"""The acceptor: the state machine of a safekeeper (server/docs/safekeepers.md).
 
-`step` changes no disk and sends nothing: it says what is to be done, in order. What stands before
-a `Reply` must be durable before the reply is sent: a `Flush` says so where it matters. The rules
-that mend the seed's scheme are marked with their numbers (CE1 to CE16).
+`step` does no I/O: it returns the next state and the effects to execute, in order. Each effect
+before a `Reply` must be durable before the reply is sent; a `Flush` marks where that matters. The
+rules of server/docs/safekeepers.md are cited by their numbers (CE1 to CE16).
 
     Greet        -> Reply
     VoteRequest  -> Flush (CE9), Save the promise, Reply
@@ -40,28 +40,28 @@ from shalekv.protocol.quorum_records import (
 
 @dataclass(frozen=True, slots=True)
 class AcceptorState:
-    """One member. `promise` and `health` are durable before a reply rests on them."""
+    """State of one member. `promise` and `health` are durable before a reply depends on them."""
 
     member_id: bytes
     promise: Ballot = NO_BALLOT
-    log: LogShape = EMPTY_LOG  # as written; a flush has to make it durable
-    committed_lsn: int = 0  # may lag; from the base of the log to its end
+    log: LogShape = EMPTY_LOG  # as written; durable only after a flush
+    committed_lsn: int = 0  # may lag; never below the base of the log nor beyond its end
     archived_wal_id: int | None = None  # all objects up to it were seen in the archive
     health: LogHealth = LogHealth.SOUND
     leader: int | None = None  # the stream on which the holder of the promise was elected
-    # The last such stream of this promise, also when it has ended, or records were lost (CE10).
+    # The last such stream of this promise. Kept when it has ended or records were lost (CE10).
     elected_stream: int | None = None
-    sound_from_lsn: int | None = None  # one that is refilled is sound when its log reaches this
+    sound_from_lsn: int | None = None  # a refilled member is sound once its log reaches this
 
     @property
     def is_untouched(self) -> bool:
-        """True if it has promised nothing and its log is empty: no writer has asked it yet."""
+        """Whether it has promised nothing and its log is empty: no writer has contacted it yet."""
         return self.promise == NO_BALLOT and not self.log.last.lsn
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Make promise and health durable."""
+    """Make the promise and the health durable."""
 
     promise: Ballot
     health: LogHealth
@@ -69,17 +69,17 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log behind `last`, durably, before anything is written (CE5)."""
+    """Remove the records behind `last`, durably, before anything is written (CE5)."""
 
     last: LogEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Drop the log, durably; the next record follows `base`, and what is before is archived.
+    """Drop the log durably and begin anew at `base`, up to which all records are archived.
 
-    At once: after a crash there is the old log or the new base. Nothing at all would look like a
-    log that was never written to.
+    This is atomic: a crash leaves the old log or the new base. An empty log would look like one
+    that was never written to.
     """
 
     base: LogEnd
@@ -87,19 +87,19 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Put records at the end of the log."""
+    """Append records to the log."""
 
     records: tuple[Record, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Make everything durable that was written so far."""
+    """Make all earlier writes durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Send a message, when all that comes before is done."""
+    """Send a message on a stream, once all effects before it are done."""
 
     stream: int
     message: ToProposer
@@ -107,7 +107,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class CommittedUpTo:
-    """Records up to `lsn` are committed: they may be archived, and shown to readers (CE7)."""
+    """Records up to `lsn` are committed: they may be archived and served to replicas (CE7)."""
 
     lsn: int
 
@@ -117,10 +117,11 @@ Step = tuple[AcceptorState, Sequence[Effect]]
 
 
 def step(state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True) -> Step:
-    """What a message does that came on `stream`. Streams are numbered as they are opened.
+    """Return the state after a message that came on `stream`, and the effects to execute.
 
-    `has_room`: whether there is any for the records of the message, on the disk and under the bound
-    of what is not archived. Votes and commit points need none.
+    Streams are numbered in the order in which they are opened. `has_room` says whether there is
+    space for the records of the message, on the disk and below the limit of unarchived bytes. Votes
+    and commit points need no space.
     """
     match message:
         case Greet():
@@ -137,14 +138,15 @@ def step(state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bo
 
 
 def disconnected(state: AcceptorState, stream: int) -> AcceptorState:
-    """The stream has ended: nothing that comes on it counts any more."""
+    """Return the state after the end of a stream: later messages of that stream do not count."""
     return replace(state, leader=None) if state.leader == stream else state
 
 
 def overtaken(before: AcceptorState, after: AcceptorState) -> tuple[int, Refusal] | None:
-    """Whose stream does not count any more after a step, and what it is to be told; None: nobody's.
+    """Return the stream of a leader that a step has superseded, and the refusal to send there.
 
-    A writer that has nothing to write would not hear otherwise that there is another.
+    None if no leader was superseded. Without the refusal, a writer that has nothing to write would
+    not learn that there is another one.
     """
     if before.leader is None or after.promise == before.promise:
         return None
@@ -153,9 +155,10 @@ def overtaken(before: AcceptorState, after: AcceptorState) -> tuple[int, Refusal
 
 
 def damaged(state: AcceptorState) -> Step:
-    """Records were found to be lost while the member runs: as if it had been at its start.
+    """Return the step of a running member that finds records of its log lost.
 
-    Nothing is taken before a leader has reset the log, and that one has to be elected here again.
+    It becomes as if the loss had been found at its start: it accepts no records until a leader has
+    reset the log, for which that leader has to be elected here again.
     """
     problem = "records were lost here: this member has to be filled again"
     effects: list[Effect] = [Save(state.promise, LogHealth.DAMAGED)]
@@ -165,10 +168,10 @@ def damaged(state: AcceptorState) -> Step:
 
 
 def archived(state: AcceptorState, wal_id: int, base: LogEnd) -> AcceptorState:
-    """All objects up to `wal_id` were seen in the archive; the log is trimmed up to `base`.
+    """Return the state once all objects up to `wal_id` were seen in the archive.
 
-    REQUIRES: `base` is a committed record of the log that ends an object up to `wal_id`, or its
-    present base.
+    The log is trimmed up to `base`. REQUIRES: `base` is a committed record of the log that ends an
+    object up to `wal_id`, or the present base of the log.
     """
     log = state.log.trimmed(base) if base.lsn > state.log.base.lsn else state.log
     if state.archived_wal_id is not None:
@@ -177,18 +180,18 @@ def archived(state: AcceptorState, wal_id: int, base: LogEnd) -> AcceptorState:
 
 
 def step_relayed(state: AcceptorState, message: Append, *, has_room: bool = True) -> Step | None:
-    """What an append does that another member has passed on; None: nothing.
+    """Return the step of an append that another member relays; None if the append is dropped.
 
-    It is the writer's own message, and its reply is for the writer. So it counts exactly while the
-    stream of that writer is elected, as if it had come there: the log is then a beginning of the
-    writer's, and each record is chained to the one before, whichever way they came (CE11, CE12).
-    What would be refused there is dropped here: the writer sends it again. That holds for a gap,
-    for what has no room, and for another writer's records (CE10).
+    It is the writer's own message, and its reply goes to the writer. So it counts exactly while the
+    stream of that writer is elected, as if it had come on that stream: the log is then a prefix of
+    the writer's, and each record is chained to the one before it, whichever way they came (CE11,
+    CE12). An append that would be refused on the stream is dropped here, and the writer sends it
+    again. This concerns a gap, records without space, and records of another writer (CE10).
     """
     if state.leader is None or message.ballot != state.promise:
         return None
     if message.records and message.records[-1].lsn <= state.log.last.lsn:
-        message = replace(message, records=())  # they came another way, which has its own reply
+        message = replace(message, records=())  # they came on the stream, and are replied to there
     after, effects = step(state, state.leader, message, has_room=has_room)
     replies = [effect.message for effect in effects if isinstance(effect, Reply)]
     is_taken = all(isinstance(each, Appended) and not each.is_full for each in replies)
@@ -196,28 +199,30 @@ def step_relayed(state: AcceptorState, message: Append, *, has_room: bool = True
 
 
 def has_taken(state: AcceptorState, stream: int, message: Append) -> bool:
-    """Whether an append that was stepped just now, and came on `stream`, is in the log."""
+    """Whether an append that came on `stream` is in the log. To be called after its step."""
     if stream != state.leader or message.ballot != state.promise:
         return False
     return not message.records or message.records[-1].lsn <= state.log.last.lsn
 
 
-def tidings(state: AcceptorState, stream: int, told_wal_id: int | None) -> Archived | None:
-    """What a writer that follows `stream` is to hear unasked, if it was told `told_wal_id` before.
+def tidings(state: AcceptorState, stream: int, reported_wal_id: int | None) -> Archived | None:
+    """Return the notification of archive progress that is due on `stream`; None if none is.
 
-    REQUIRES: it has got `Joined` there.
+    `reported_wal_id` is the progress that was last reported there. REQUIRES: `Joined` was sent on
+    the stream.
     """
-    if state.leader != stream or state.archived_wal_id in (None, told_wal_id):
+    if state.leader != stream or state.archived_wal_id in (None, reported_wal_id):
         return None
     assert state.archived_wal_id is not None
     return Archived(state.promise, state.archived_wal_id)
 
 
 def flushed(state: AcceptorState, flushed_lsn: int) -> Step:
-    """Records up to `flushed_lsn` are durable: a member that was refilled may be sound by that.
+    """Return the step after a flush: a refilled member becomes sound once its log is long enough.
 
-    To be called after each flush. It asks for another one, since what was flushed may have been
-    truncated meanwhile, and what came in its place is not durable yet.
+    To be called after each flush; records up to `flushed_lsn` are durable. The effects include
+    another flush, since flushed records may have been truncated meanwhile, and the records in their
+    place are not durable yet.
     """
     reached = min(flushed_lsn, state.log.last.lsn)
     if state.sound_from_lsn is None or reached < state.sound_from_lsn:
@@ -228,7 +233,7 @@ def flushed(state: AcceptorState, flushed_lsn: int) -> Step:
 
 def _vote(state: AcceptorState, stream: int, message: VoteRequest) -> Step:
     if message.member_id != state.member_id:  # CE8
-        return state, [Reply(stream, _another(state))]
+        return state, [Reply(stream, _refusal_of_other_member(state))]
     if state.health is not LogHealth.SOUND:
         problem = "records were lost here: this member votes when it has been filled again"
         return state, [Reply(stream, Refusal(state.promise, problem))]
@@ -251,14 +256,14 @@ def _follow(state: AcceptorState, stream: int, message: Elected) -> Step:
     log = state.log
     common = _common_end(state, message)
     if common is None:
-        # It was lost, or what both could have is trimmed there, and so it is archived.
+        # The log was lost, or all shared records are trimmed at the leader, and thus archived.
         log = LogShape(message.log.base)
         effects.append(Reset(log.base))
     elif _differs_behind(common, log, message.ballot):
         log = log.truncated(common)
         effects.append(Truncate(common))
     if (message.ballot, health) != (state.promise, state.health):
-        # It may have been elected without us: a promise all the same.
+        # It may have been elected without our vote: following it is a promise all the same.
         effects.append(Save(message.ballot, health))
     committed_lsn = max(log.base.lsn, min(state.committed_lsn, log.last.lsn))
     followed = replace(
@@ -278,21 +283,25 @@ def _follow(state: AcceptorState, stream: int, message: Elected) -> Step:
 
 
 def _common_end(state: AcceptorState, message: Elected) -> LogEnd | None:
-    """The last record that the log shares with the elected one, if it is worth anything."""
+    """Return the last record that the log shares with the elected one; None if there is none.
+
+    A damaged log shares nothing.
+    """
     return None if state.health is LogHealth.DAMAGED else state.log.common_end(message.log)
 
 
 def _differs_behind(common: LogEnd, log: LogShape, ballot: Ballot) -> bool:
-    """Whether the log has anything behind `common` that the leader does not have (CE4).
+    """Whether the log has records behind `common` that the leader does not have (CE4).
 
-    What this very leader wrote, on another stream, stays: the message was sent before that (CE10).
+    Records that this leader wrote itself, on another stream, stay: they are newer than the message
+    (CE10).
     """
     return common.lsn < log.last.lsn and log.epoch_at(common.lsn + 1) != ballot.epoch
 
 
 def _refusal_of_elected(state: AcceptorState, stream: int, message: Elected) -> Refusal | None:
     if message.member_id != state.member_id:  # CE8
-        return _another(state)
+        return _refusal_of_other_member(state)
     refusal = _refusal(state, message.ballot)
     if refusal is not None:
         return refusal
@@ -320,7 +329,7 @@ def _append(state: AcceptorState, stream: int, message: Append, *, has_room: boo
         return state, [Reply(stream, refusal)]
     last = state.log.last
     new = [record for record in message.records if record.lsn > last.lsn]
-    # A gap on a stream, where all comes in order: what lies between was not taken.
+    # Records come in order on a stream, so a gap means that those between were not taken.
     is_full = bool(new) and (not has_room or new[0].lsn > last.lsn + 1)
     if is_full:
         new = []
@@ -329,8 +338,8 @@ def _append(state: AcceptorState, stream: int, message: Append, *, has_room: boo
             problem = f"record {record.lsn} does not follow record {last.lsn} of epoch {last.epoch}"
             return state, [Reply(stream, Refusal(state.promise, problem))]
         last = record.mark
-    # On this stream the log is a beginning of the leader's, so what it has committed is the same
-    # here, as far as it goes (CE12).
+    # On this stream the log is a prefix of the leader's, so the leader's commit point holds here,
+    # as far as this log goes (CE12).
     committed_lsn = max(state.committed_lsn, min(message.committed_lsn, last.lsn))
     appended = replace(state, log=state.log.appended(new), committed_lsn=committed_lsn)
     effects: list[Effect] = []
@@ -345,7 +354,7 @@ def _append(state: AcceptorState, stream: int, message: Append, *, has_room: boo
 
 
 def _refusal(state: AcceptorState, ballot: Ballot) -> Refusal | None:
-    """Why a ballot is not followed: a higher one was promised, or its twin (CE14)."""
+    """Return a refusal if a higher ballot, or another of the same epoch, was promised (CE14)."""
     if ballot.epoch > state.promise.epoch or ballot == state.promise:
         return None
     if ballot.epoch < state.promise.epoch:
@@ -355,6 +364,6 @@ def _refusal(state: AcceptorState, ballot: Ballot) -> Refusal | None:
     return Refusal(state.promise, problem)
 
 
-def _another(state: AcceptorState) -> Refusal:
+def _refusal_of_other_member(state: AcceptorState) -> Refusal:
     problem = "this is another member than the one that was asked: its disk may have been lost"
     return Refusal(state.promise, problem)

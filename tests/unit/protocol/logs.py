@@ -1,4 +1,4 @@
-"""Records and logs for the tests of the quorum WAL, written briefly."""
+"""Short notations for records and logs, for the tests of the quorum WAL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ballot(epoch: int, nonce: bytes = NONCE) -> Ballot:
 
 
 def members(names: str) -> tuple[Member, ...]:
-    """One for each letter, at an address of its own."""
+    """Return a member for each letter, at an address of its own."""
     return tuple(Member(name.encode() * 16, f"{name}:1") for name in names)
 
 
@@ -28,7 +28,7 @@ def ids(names: str) -> list[bytes]:
 
 
 def records(epochs: str, after: LogEnd | None = None) -> list[Record]:
-    """A record of each epoch: `records("112")`. Each is an object of its own."""
+    """Return a record of each epoch, as in `records("112")`. Each is an object of its own."""
     found: list[Record] = []
     last = LogEnd() if after is None else after
     for epoch in epochs:
@@ -45,7 +45,7 @@ def records(epochs: str, after: LogEnd | None = None) -> list[Record]:
 
 
 def log(epochs: str, *, trimmed: int = 0) -> LogShape:
-    """The shape of a log with these records, of which the first ones are trimmed."""
+    """Return the shape of a log with these records, the first `trimmed` of which are trimmed."""
     made = records(epochs)
     shape = LogShape().appended(made)
     return shape.trimmed(made[trimmed - 1].mark) if trimmed else shape

@@ -1,4 +1,4 @@
-"""The acceptor, message by message: what it answers, and what must be durable before."""
+"""Tests of the acceptor: its replies to each message, and what must be durable before them."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def follow(before: AcceptorState, epoch: int, epochs: str, *, trimmed: int = 0) 
 
 
 def followed(epochs: str, elected: str, epoch: int = 2, *, committed_lsn: int = 0) -> AcceptorState:
-    """A member with a log that follows a leader with another."""
+    """Return a member with the log `epochs` that follows a leader with the log `elected`."""
     return follow(state(epochs, committed_lsn=committed_lsn), epoch, elected)[0]
 
 
 def test_an_older_stream_is_not_followed() -> None:
-    """CE10: the stream that was opened last is the one that counts, also when it has ended."""
+    """CE10: only the stream that was opened last counts, even after it has ended."""
     before, _ = step(state("1"), 9, Elected(ME, ballot(2), log("1")))
     after, effects = follow(before, 2, "1")
     assert after == before
@@ -69,7 +69,7 @@ def test_an_older_stream_is_not_followed() -> None:
 
 
 def test_an_older_stream_does_not_fill_a_damaged_member() -> None:
-    """CE10: it was elected with a log that ends before what was acknowledged on the newer one."""
+    """CE10: an older stream was elected with a log that lacks records acknowledged on the newer."""
     before, _ = step(state("1"), 9, Elected(ME, ballot(2), log("1")))
     before, _ = step(before, 9, Append(ballot(2), tuple(records("12")), 0))
     lost = disconnected(damaged(before)[0], 9)
@@ -84,7 +84,7 @@ def test_an_older_stream_does_not_fill_a_damaged_member() -> None:
     ("mine", "committed_lsn", "trimmed"), [("1111", 3, 0), ("1111", 4, 4), ("1", 1, 0)]
 )
 def test_what_was_committed_is_not_cut(mine: str, committed_lsn: int, trimmed: int) -> None:
-    """CE13: an elected log without it means that a majority has lost records."""
+    """CE13: an elected log without committed records is refused: a majority has lost records."""
     before = replace(state(mine, committed_lsn=committed_lsn), log=log(mine, trimmed=trimmed))
     after, effects = follow(before, 3, "" if mine == "1" else "1122")
     answer = reply(effects)
@@ -94,7 +94,7 @@ def test_what_was_committed_is_not_cut(mine: str, committed_lsn: int, trimmed: i
 
 
 def test_a_flush_of_what_was_cut_makes_nobody_sound() -> None:
-    """It may have been under way when the log was truncated."""
+    """A flush of records that were truncated meanwhile does not make a refilled member sound."""
     filling = replace(state("111"), health=LogHealth.REFILLING)
     after, _ = follow(filling, 3, "12")
     assert flushed(after, 3)[0].health is LogHealth.REFILLING
@@ -102,7 +102,7 @@ def test_a_flush_of_what_was_cut_makes_nobody_sound() -> None:
 
 @pytest.mark.parametrize("sent", ["13", "33"])
 def test_records_of_another_log_are_refused(sent: str) -> None:
-    """CE11: they must follow what is there, and be of no later epoch than the leader."""
+    """CE11: records must follow the end of the log, and be of no later epoch than the leader."""
     before = followed("1", "1")
     after, effects = step(before, STREAM, Append(ballot(2), tuple(records(sent)[1:]), 0))
     assert after == before
@@ -111,7 +111,7 @@ def test_records_of_another_log_are_refused(sent: str) -> None:
 
 @pytest.mark.parametrize(("first", "has_room"), [(1, False), (2, True)])
 def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_room: bool) -> None:
-    """The leader is told where the log ends; the commit point is taken all the same."""
+    """The reply says where the log ends, and the commit point is accepted all the same."""
     before = followed("1", "1")
     message = Append(ballot(2), tuple(records("122")[first:]), 1)
     after, effects = step(before, STREAM, message, has_room=has_room)
@@ -120,8 +120,8 @@ def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_ro
     assert CommittedUpTo(1) in effects
 
 
-def test_what_was_seen_in_the_archive_is_trimmed_and_told() -> None:
-    """It does not go back when a list was slow."""
+def test_archived_records_are_trimmed_and_reported() -> None:
+    """Archived records are trimmed and reported, and a late list does not move either back."""
     before = followed("122", "122", committed_lsn=1)
     after = archived(before, 1, log("12").last)
     assert after.log == log("122", trimmed=2)
@@ -130,21 +130,21 @@ def test_what_was_seen_in_the_archive_is_trimmed_and_told() -> None:
     assert reply(effects) == Appended(ballot(2), 3, archived_wal_id=1)
 
 
-def test_who_is_overtaken() -> None:
-    """A leader is told of a promise that was given to another, and of nothing else."""
+def test_a_superseded_leader_is_refused() -> None:
+    """A leader gets a refusal when a promise was given to another writer, and only then."""
     led = followed("1", "1")
     assert overtaken(led, step(led, STREAM + 1, Greet())[0]) is None
     assert overtaken(led, step(led, STREAM + 1, VoteRequest(ME, ballot(1)))[0]) is None
     assert overtaken(led, followed("1", "1")) is None
     after, _ = step(led, STREAM + 1, VoteRequest(ME, ballot(3)))
-    told = overtaken(led, after)
-    assert told is not None
-    assert (told[0], told[1].promise) == (STREAM, ballot(3))
+    found = overtaken(led, after)
+    assert found is not None
+    assert (found[0], found[1].promise) == (STREAM, ballot(3))
     assert overtaken(after, step(after, STREAM + 1, VoteRequest(ME, ballot(4)))[0]) is None
 
 
 def test_damage_while_it_runs() -> None:
-    """A log that is found damaged is worth nothing until whoever leads is elected here again."""
+    """A damaged log accepts nothing until the leader is elected here again and has reset it."""
     led = followed("11", "11", committed_lsn=1)
     after, effects = damaged(led)
     assert kinds(effects) == ["Save", "Reply"]
@@ -160,7 +160,7 @@ def test_damage_while_it_runs() -> None:
 
 
 def test_records_are_acknowledged_to_the_writer() -> None:
-    """They are written and flushed as if they had come on its stream, where the reply goes."""
+    """Relayed records are handled as if they had come on the writer's stream; it gets the reply."""
     new = tuple(records("122")[1:])
     message = Append(ballot(2), new, 3)
     relayed = step_relayed(followed("1", "1"), message)
@@ -171,7 +171,7 @@ def test_records_are_acknowledged_to_the_writer() -> None:
 
 
 def test_the_two_ways_may_bring_records_in_any_order() -> None:
-    """What has come already is not answered again; what overlaps is taken from where it is new."""
+    """Known records that come relayed get no reply; of an overlap only new records are written."""
     before = followed("1", "1")
     first, second, third = records("1222")[1:]
     direct, _ = step(before, STREAM, Append(ballot(2), (first, second), 0))
@@ -188,13 +188,13 @@ def test_the_two_ways_may_bring_records_in_any_order() -> None:
 
 @pytest.mark.parametrize("other", [ballot(1), ballot(3), ballot(2, TWIN)])
 def test_another_writer_is_not_followed(other: Ballot) -> None:
-    """Neither an older one, nor a newer one that was not elected here, nor a twin (CE10, CE14)."""
+    """Relayed records of any writer but the elected one are dropped (CE10, CE14)."""
     new = tuple(records("11")[1:])
     assert step_relayed(followed("1", "1"), Append(other, new, 2)) is None
 
 
 def test_nothing_counts_without_the_stream_of_the_writer() -> None:
-    """A member that has no leader drops even a commit point (CE12), as one that has voted does."""
+    """Without an elected stream even a relayed commit point is dropped (CE12)."""
     cut_off = disconnected(followed("11", "11"), STREAM)
     assert step_relayed(cut_off, Append(ballot(2), (), 2)) is None
     voted, _ = step(followed("11", "11"), 9, VoteRequest(ME, ballot(3)))
@@ -203,7 +203,7 @@ def test_nothing_counts_without_the_stream_of_the_writer() -> None:
 
 
 def test_only_what_was_taken_is_passed_on() -> None:
-    """Not what was refused, and not what found no room."""
+    """An append that was refused, or for which there was no space, counts as not taken."""
     new = Append(ballot(2), tuple(records("12")[1:]), 0)
     taken, _ = step(followed("1", "1"), STREAM, new)
     assert has_taken(taken, STREAM, new)
@@ -213,8 +213,8 @@ def test_only_what_was_taken_is_passed_on() -> None:
     assert not has_taken(full, STREAM, new)
 
 
-def test_the_archive_is_told_when_it_has_moved() -> None:
-    """To the writer that is followed, and once."""
+def test_archive_progress_is_reported_once() -> None:
+    """Archive progress is reported to the writer that is followed, and each step only once."""
     before = followed("11", "11")
     assert tidings(before, STREAM, None) is None
     after = archived(before, 0, log("1").last)
