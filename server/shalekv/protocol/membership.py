@@ -1,13 +1,19 @@
-"""Who decides: the members of a quorum, and what a majority of them is.
+"""Members of a quorum: majorities, changes of members, and their work for the archive. Pure.
 
-A change of members goes through a joint configuration (Raft, section 6): from the first edit of
-the manifest on, whatever is decided needs a majority of the present members *and* one of the next;
-with the second edit the next become the present ones. The second edit is made by a writer whose
-log a majority of the next members holds, so that nothing is lost on the way.
+A change of members goes through a joint configuration (Raft, section 6). From the first edit of
+the manifest on (`begin_change`), every decision needs a majority of the present members *and* one
+of the next members. With the second edit (`finish_change`) the next members become the present
+ones. The second edit is made by a writer whose log a majority of the next members holds, so that
+nothing is lost on the way.
 
-Each edit of the members raises their generation by one, and is made of the generation that whoever
-makes it has looked at (`check_generation`). So it is made once, whoever stalls; and a member that
-was admitted before, and is in no manifest of a later generation, will never be in one.
+Each edit of the members raises their generation by one, and requires the generation that its maker
+has read (`check_generation`). So an edit takes effect once, whichever process stalls; and a member
+that was admitted in an earlier generation, but is in no manifest of a later one, will never be in
+one.
+
+Objects go into the archive in order, and only committed records do (CE7). Any member may archive at
+any time, since the bytes of an object are a function of the log, and a name is created once. The
+choice of one archiver (`Appointment`) saves requests, and safety does not depend on it.
 """
 
 from __future__ import annotations
@@ -29,29 +35,29 @@ FIRST_GENERATION = 1  # of a database that was created with safekeepers
 
 
 class Member(NamedTuple):
-    """One safekeeper of one database: which, and where it is.
+    """One safekeeper of one database: its id and address.
 
-    The id is drawn by the safekeeper when it makes room for the database. One that has lost its
-    disk has another id, and is no member any more (CE8).
+    The safekeeper draws the id when it admits the database. One that has lost its disk has another
+    id, and is no member any more (CE8).
     """
 
     id: bytes
     address: str  # HOST:PORT
 
     def __str__(self) -> str:
-        """As it stands in the manifest: the id in hexadecimal, an @, the address."""
+        """Return its form in the manifest: the id in hexadecimal, an @, the address."""
         return f"{self.id.hex()}@{self.address}"
 
     @classmethod
     def parse(cls, text: str) -> Member:
-        """Of its text. Raises `ValueError`."""
+        """Parse the form that `str` returns. Raises `ValueError`."""
         member_id, _, address = text.rpartition("@")
         return cls(bytes.fromhex(member_id), address)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The members, and those to be: `next` is empty unless a change is under way."""
+    """The present members, and the next ones while a change is under way (else `next` is empty)."""
 
     generation: int  # raised by one with each edit of the members
     members: tuple[Member, ...]
@@ -59,7 +65,7 @@ class Configuration:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Configuration:
-        """That of a database with its WAL in safekeepers. Raises `ValueError`."""
+        """Read the configuration of a database with a quorum WAL. Raises `ValueError`."""
         return cls(
             manifest.wal_generation,
             tuple(map(Member.parse, manifest.wal_members)),
@@ -73,7 +79,7 @@ class Configuration:
 
     @property
     def everyone(self) -> tuple[Member, ...]:
-        """All whose word counts, each once."""
+        """All present and next members, each once."""
         return tuple({member.id: member for member in (*self.members, *self.next)}.values())
 
     @property
@@ -81,15 +87,15 @@ class Configuration:
         return (self.members, self.next) if self.next else (self.members,)
 
     def is_majority(self, ids: Collection[bytes]) -> bool:
-        """Whether these are a majority: while a change is under way, of both sets."""
+        """Whether these ids are a majority of the members, and of the next members if any."""
         return all(_count(members, ids) > len(members) // 2 for members in self._sets)
 
     def is_majority_of_next(self, ids: Collection[bytes]) -> bool:
-        """Whether these are a majority of those to be."""
+        """Whether these ids are a majority of the next members."""
         return _count(self.next, ids) > len(self.next) // 2
 
     def reached_by_majority(self, reached: Callable[[bytes], int]) -> int:
-        """The greatest number that a majority has reached, by what each has reached."""
+        """Return the greatest number that a majority has reached; `reached` is that of a member."""
         least = []
         for members in self._sets:
             sorted_down = sorted((reached(member.id) for member in members), reverse=True)
@@ -102,7 +108,7 @@ def _count(members: Iterable[Member], ids: Collection[bytes]) -> int:
 
 
 def check_generation(manifest: Manifest, generation: int) -> None:
-    """Raise `InvalidRequest` unless the members are those of this generation still."""
+    """Raise `InvalidRequest` unless the members are still those of this generation."""
     if manifest.wal_generation != generation:
         raise InvalidRequest(
             "members",
@@ -113,16 +119,20 @@ def check_generation(manifest: Manifest, generation: int) -> None:
 
 
 def close_generation(manifest: Manifest, generation: int) -> Manifest:
-    """Rule out every change that was prepared in this generation, and change nothing else.
+    """Return the manifest of the next generation, which rules out changes prepared in this one.
 
-    Raises `InvalidRequest` when another generation has begun, which does the same.
+    The members stay. Raises `InvalidRequest` if another generation has begun, which has the same
+    effect.
     """
     check_generation(manifest, generation)
     return replace(manifest, wal_generation=generation + 1)
 
 
 def name_anew(manifest: Manifest, members: Iterable[Member]) -> Manifest:
-    """Other members for a database that nobody has opened. Raises `InvalidRequest` if one has."""
+    """Return the manifest with other members, of a database that was never opened for writing.
+
+    Raises `InvalidRequest` if a writer has opened it.
+    """
     check_generation(manifest, FIRST_GENERATION)
     if manifest.writer_epoch:
         raise InvalidRequest("members", "a writer has opened the database already")
@@ -134,7 +144,11 @@ def name_anew(manifest: Manifest, members: Iterable[Member]) -> Manifest:
 
 
 def begin_change(manifest: Manifest, members: Iterable[Member]) -> Manifest:
-    """The first edit: from now on both sets decide. Raises `InvalidRequest`."""
+    """Return the manifest in which decisions need majorities of the present and these new members.
+
+    This is the first edit of a change; it changes nothing if it was made before. Raises
+    `InvalidRequest` if another change is under way, or if the new members are not possible.
+    """
     present = Configuration.of(manifest)
     new = tuple(members)
     check_members(new)
@@ -153,10 +167,11 @@ def begin_change(manifest: Manifest, members: Iterable[Member]) -> Manifest:
 
 
 def finish_change(manifest: Manifest, *, own: WriterId, generation: int) -> Manifest:
-    """The second edit. Raises `Fenced`, and `InvalidRequest` when the change is another by now.
+    """Return the manifest in which the next members are the present ones.
 
-    REQUIRES: made by the writer `own`, when a majority of the next members of this generation holds
-    its log up to its commit point, and that point lies in its own epoch.
+    This is the second edit of a change. REQUIRES: the writer `own` makes it, a majority of the next
+    members of this generation holds its log up to its commit point, and that point lies in its own
+    epoch. Raises `Fenced`, and `InvalidRequest` if the change was cancelled or replaced.
     """
     check_owner(manifest, own)
     if manifest.wal_generation != generation or not manifest.wal_members_next:
@@ -170,12 +185,15 @@ def finish_change(manifest: Manifest, *, own: WriterId, generation: int) -> Mani
 
 
 def cancel_change(manifest: Manifest) -> Manifest:
-    """Back to the present members: at any time, since nothing was decided without them."""
+    """Return the manifest without the change that is under way.
+
+    This is safe at any time, since nothing was decided without the present members.
+    """
     return replace(manifest, wal_generation=manifest.wal_generation + 1, wal_members_next=())
 
 
 def check_unchanging(configuration: Configuration) -> None:
-    """Raise `InvalidRequest` while a change is under way: another one has to wait for its end."""
+    """Raise `InvalidRequest` while a change of members is under way."""
     if configuration.is_joint:
         names = ", ".join(member.address for member in configuration.next)
         problem = f"a change to {names} is under way: let it end, or cancel it first"
@@ -183,17 +201,20 @@ def check_unchanging(configuration: Configuration) -> None:
 
 
 def check_first_count(addresses: Collection[str]) -> None:
-    """Raise `InvalidRequest` unless a log may begin with so many: before any of them makes room."""
+    """Raise `InvalidRequest` if the count of a new log's safekeepers is even.
+
+    To be called before any of them admits the database.
+    """
     if len(addresses) % 2 == 0:
         problem = f"{len(addresses)} of them: an odd number is needed, 3 or 5 as a rule"
         raise InvalidRequest("safekeepers", problem)
 
 
 def check_members(members: Collection[Member]) -> None:
-    """Raise `InvalidRequest` unless these can be a quorum.
+    """Raise `InvalidRequest` unless these members can be a quorum.
 
-    Three of them survive the loss of one, five of two. An even number survives no more than the odd
-    one below it, and is allowed on the way to the next one.
+    Three members survive the loss of one, five that of two. An even number survives no more than
+    the odd number below it, and is allowed as a step between odd numbers.
     """
     if not 1 <= len(members) <= MEMBERS_MAX:
         problem = f"{len(members)} of them: 3 or 5 are usual, 1 to {MEMBERS_MAX} possible"
@@ -203,16 +224,8 @@ def check_members(members: Collection[Member]) -> None:
         raise InvalidRequest("members", "one stands there twice")
 
 
-# --- archiving
-# Archiving as decisions: what is complete, who does it, what the log may let go of. Pure.
-#
-# Objects go into the archive in order, and only what is committed does (CE7). Any member may
-# archive at any time, since the bytes are a function of the log and a name is created once: who
-# does it is a matter of thrift, never of safety.
-
-
 class LogObject(NamedTuple):
-    """An object that is complete and committed: its records stand from `first_lsn` to `last`."""
+    """A complete and committed object of the archive: the records from `first_lsn` to `last`."""
 
     wal_id: int
     first_lsn: int
@@ -220,11 +233,11 @@ class LogObject(NamedTuple):
 
 
 def complete_objects(records: Iterable[Record], committed_lsn: int) -> Sequence[LogObject]:
-    """The objects that no record can be added to any more, not even by another leader.
+    """Return the objects to which no leader can add a record any more.
 
-    An object ends with a record that says so, or before the first of a later one: a leader that is
-    new begins one. Either is a word of the log only when it is committed (CE7). REQUIRES: `records`
-    follow each other, and the first is the first of its object.
+    An object ends with a record that says so, or before the first record of a later object, which
+    a new leader begins. Either counts only once it is committed (CE7). REQUIRES: `records` follow
+    each other, and the first one is the first of its object.
     """
     committed = (record for record in records if record.lsn <= committed_lsn)
     found: list[LogObject] = []
@@ -238,10 +251,11 @@ def complete_objects(records: Iterable[Record], committed_lsn: int) -> Sequence[
 
 
 def archive_tip(listed: Collection[int], known: int | None) -> int | None:
-    """The object up to which the archive has all, or had: what is compacted may be collected.
+    """Return the object up to which the archive has, or had, all objects; None if it has none.
 
-    `known` is c, or what was seen before if that is more. REQUIRES: `listed` tells of all objects
-    above it, and c was read after that list: so what was collected before it is no hole.
+    Compacted objects may have been collected since. `known` is the greater of c and the tip that
+    was seen before. REQUIRES: `listed` has all objects above it, and c was read after that list, so
+    that objects which were collected before the list are not taken for a hole.
     """
     tip = known
     while (following := 0 if tip is None else tip + 1) in listed:
@@ -252,10 +266,10 @@ def archive_tip(listed: Collection[int], known: int | None) -> int | None:
 def trim_mark(
     objects: Iterable[LogObject], *, seen_wal_id: int | None, committed_lsn: int
 ) -> LogEnd | None:
-    """The record up to which the log may be dropped; None: nothing may.
+    """Return the record up to which the log may be trimmed; None if nothing may be trimmed.
 
-    `seen_wal_id` is how far this very member has listed the archive, without a hole. Nothing that
-    was heard from others counts, nor that an upload ended well.
+    `seen_wal_id` is the object up to which this member itself has listed the archive, without a
+    hole. Reports of other members do not count, nor does an upload that succeeded.
     """
     mark = None
     for each in objects:
@@ -266,28 +280,31 @@ def trim_mark(
 
 
 def is_archived(wal_id: int, tip: int | None) -> bool:
-    """Whether an object is in the archive that goes up to `tip`."""
+    """Whether an object is in an archive with all objects up to `tip` (None: it is empty)."""
     return tip is not None and wal_id <= tip
 
 
 @dataclass(frozen=True, slots=True)
 class TakeoverTimer:
-    """How long a member has seen the same object wait for whoever is to archive it."""
+    """The time for which a member has seen the same object wait to be archived."""
 
     wal_id: int | None = None  # None: nothing waits
-    since_ms: float = 0  # by its own clock of lapsed time
+    since_ms: float = 0  # by the monotonic clock of the member
 
     def looked(self, first_waiting: int | None, now_ms: float) -> TakeoverTimer:
-        """After a look at the archive, in which this object is the first that is missing."""
+        """Return the timer after a list of the archive that lacks `first_waiting` as the first."""
         return self if first_waiting == self.wal_id else TakeoverTimer(first_waiting, now_ms)
 
     def has_ended(self, now_ms: float, *, takeover_ms: float, place: int) -> bool:
-        """Whether it archives now what waits. Those with a lower `place` have tried before it."""
+        """Whether this member has to archive now.
+
+        A member with a higher `place` waits `takeover_ms` longer, so that those before try first.
+        """
         return self.wal_id is not None and now_ms - self.since_ms >= takeover_ms * (1 + place)
 
 
 def takeover_place(member_id: bytes, configuration: Configuration, appointed_id: bytes) -> int:
-    """How many others try before this member does when the appointed one does not archive."""
+    """Return how many other members try before this one if the appointed one does not archive."""
     ids = [member.id for member in configuration.everyone]
     start = ids.index(appointed_id) + 1 if appointed_id in ids else 0
     order = [*ids[start:], *ids[:start]]
@@ -296,22 +313,22 @@ def takeover_place(member_id: bytes, configuration: Configuration, appointed_id:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a writer knows of a member that could archive."""
+    """The writer's knowledge of a member that could archive."""
 
     member_id: bytes
-    is_fit: bool  # connected, and its log is sound
+    is_fit: bool  # it is connected, and its log is sound
     flushed_lsn: int
     archived_wal_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Appointment:
-    """Whom the writer has asked to archive, and since when nothing has come of it."""
+    """The member that the writer has appointed to archive, and its progress."""
 
-    member_id: bytes = b""  # empty: nobody
-    progress: int | None = None  # the object up to which that member archived, when last asked
-    since_ms: float = 0  # when it was seen to move, or nothing waited, or it was appointed
-    tried: frozenset[bytes] = frozenset()  # were appointed since, and nothing came of it
+    member_id: bytes = b""  # empty: no member
+    progress: int | None = None  # the object up to which it had archived when last judged
+    since_ms: float = 0  # when it last progressed, had nothing to archive, or was appointed
+    tried: frozenset[bytes] = frozenset()  # members appointed since then, without progress
 
     def judged(
         self,
@@ -321,10 +338,10 @@ class Appointment:
         complete_wal_id: int | None,
         takeover_ms: float,
     ) -> Appointment:
-        """Whom to ask from now on. `complete_wal_id` is the last object that can be archived.
+        """Return the appointment from now on. `complete_wal_id` is the last complete object.
 
-        Another one is asked when this one is gone, or when its archive has stood still for
-        `takeover_ms` while something waits.
+        Another member is appointed if this one is not fit any more, or if the archive has not
+        progressed for `takeover_ms` although an object waits.
         """
         present = next((c for c in candidates if c.member_id == self.member_id and c.is_fit), None)
         if present is None:
@@ -339,7 +356,7 @@ class Appointment:
             return self
         tried = self.tried | {self.member_id}
         another = _best(candidates, tried)
-        if another is None:  # all were: once more from the beginning
+        if another is None:  # all were tried: begin another round
             tried = frozenset({self.member_id})
             another = _best(candidates, tried) or present
         return self._with(another, now_ms, tried)
@@ -353,6 +370,6 @@ class Appointment:
 
 
 def _best(candidates: Iterable[Candidate], tried: Collection[bytes]) -> Candidate | None:
-    """The fit one with the longest log; of several the one that the id decides."""
+    """Return the fit, untried candidate with the longest log; of equals that of the higher id."""
     fit = [each for each in candidates if each.is_fit and each.member_id not in tried]
     return max(fit, key=lambda each: (each.flushed_lsn, each.member_id), default=None)

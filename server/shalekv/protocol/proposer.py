@@ -1,8 +1,10 @@
-"""Winning a quorum: which epoch to claim, whose log to take, and when it must not be taken.
+"""The proposer: the writer's side of the quorum WAL, as pure values and edits of the manifest.
 
-The order of an opening (seed 001, "Primary node startup"): greet a majority, claim an epoch in the
-manifest above all that was seen, gather votes, take the log of the highest rank, make the others
-follow it, and commit a record of the own epoch.
+The order of an opening is that of server/docs/safekeepers.md, "Opening": greet a majority, claim an
+epoch in the manifest above all epochs that were seen (`epoch_to_claim`), gather votes
+(`Candidacy`), adopt the log of the highest rank, make the other members follow it, and commit a
+record of the own epoch (`Leader`). `Grouping` assigns each record to an object of the archive, and
+`enter_quorum` and `leave_quorum` switch a database between the WAL modes.
 """
 
 from __future__ import annotations
@@ -26,22 +28,30 @@ from shalekv.protocol.quorum_records import (
     Vote,
 )
 
+# Milliseconds between the beginnings of two objects: on stores that charge for a request, and on
+# those that do not (file://, memory://).
+CHARGED_INTERVAL_MS = 250
+FREE_INTERVAL_MS = 50
+# Ids left out by a switch to safekeepers. Late openers of the old log fill some of these, each with
+# its own width of fences, and never all.
+LEFT_OUT_COUNT = 1 << 32
+
 
 def epoch_to_claim(manifest_epoch: int, greetings: Iterable[Greeting]) -> int:
-    """Above the manifest's and any that a safekeeper has promised."""
+    """Return an epoch above that of the manifest and above any that a safekeeper has promised."""
     return 1 + max([manifest_epoch, *(greeting.promise.epoch for greeting in greetings)])
 
 
 @dataclass(frozen=True, slots=True)
 class Candidacy:
-    """The votes for one ballot so far, by member."""
+    """The votes for one ballot so far, by the id of the member."""
 
     ballot: Ballot
     configuration: Configuration
     votes: Mapping[bytes, Vote] = field(default_factory=dict)
 
     def voted(self, member_id: bytes, vote: Vote) -> Candidacy:
-        """With one more vote. One for another ballot changes nothing (CE10), nor a stranger's."""
+        """Add a vote. A vote for another ballot (CE10), or of a non-member, changes nothing."""
         is_member = any(member.id == member_id for member in self.configuration.everyone)
         if vote.ballot != self.ballot or not is_member:
             return self
@@ -49,16 +59,16 @@ class Candidacy:
 
     @property
     def is_won(self) -> bool:
-        """Whether a majority has promised to follow nobody older."""
+        """Whether a majority has promised to follow no lower ballot."""
         return self.configuration.is_majority(self.votes.keys())
 
     @property
     def donor_id(self) -> bytes:
-        """Who has the log of the highest rank: by the last record, not by any promise (CE1).
+        """The voter with the log of the highest rank, by its last record and not its promise (CE1).
 
-        By its epoch before its lsn, so that an old tail that nobody acknowledged does not come back
-        over newer records (CE2); a log that was trimmed to nothing counts with its base (CE13).
-        REQUIRES: `is_won`.
+        The epoch of that record counts before its lsn, so that an old tail that nobody acknowledged
+        does not replace newer records (CE2). A log that was trimmed to nothing counts with its base
+        (CE13). REQUIRES: `is_won`.
         """
         return max(self.votes, key=lambda member_id: (self._log(member_id).last.rank, member_id))
 
@@ -77,13 +87,13 @@ class Candidacy:
 
 
 def next_object(last: LogEnd, *, archive_tip: int | None, last_compacted: int | None) -> int:
-    """The object that a new epoch begins with, behind the log that was chosen.
+    """Return the id of the first object of a new epoch, given the end of the log that was adopted.
 
-    `archive_tip` is the last object of the archive, `last_compacted` is c: what they count was
-    committed. A log without any record is a new one, which begins behind them; it was never written
-    to, since a member that has lost its log has another id, or does not vote. Raises
-    `LogBehindArchive` when one that has records ends before them (CE13), or in the middle of the
-    last one: what is archived is complete, and so a record that completes it was committed.
+    `archive_tip` is the last object of the archive and `last_compacted` is c: all objects up to
+    them were committed. A log without records begins behind them. It was never written to, since a
+    member that has lost its log has another id or does not vote. Raises `LogBehindArchive` if a log
+    with records ends before these objects (CE13), or in the middle of the last of them: an archived
+    object is complete, so the record that completes it was committed.
     """
     known = max((each for each in (archive_tip, last_compacted) if each is not None), default=-1)
     if last.lsn == 0:
@@ -101,101 +111,78 @@ def next_object(last: LogEnd, *, archive_tip: int | None, last_compacted: int | 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """One that was elected: what each member has on disk, and what is committed by that."""
+    """An elected writer: how far the log of each member is durable, and what that commits."""
 
     ballot: Ballot
     configuration: Configuration
-    log: LogShape  # all records, those included that are not acknowledged
-    first_own_lsn: int  # of the fence, its first record
+    log: LogShape  # all records, including those that are not acknowledged
+    first_own_lsn: int  # lsn of the fence, the first record of its own epoch
     committed_lsn: int = 0
-    flushed: Mapping[bytes, int] = field(default_factory=dict)  # lsn, by member
+    flushed: Mapping[bytes, int] = field(default_factory=dict)  # durable lsn, by member id
 
     @classmethod
     def of(cls, candidacy: Candidacy) -> Leader:
-        """The winner, before anybody has joined it."""
+        """Return the winner of an election, before any member has joined it."""
         log = candidacy.donor_log
         return cls(candidacy.ballot, candidacy.configuration, log, log.last.lsn + 1)
 
     def acknowledged(self, member_id: bytes, flushed_lsn: int) -> Leader:
-        """A member has everything up to `flushed_lsn` on disk, as it said last.
+        """Record that a member has reported all records up to `flushed_lsn` as durable.
 
-        That may be less than it said before, when it has lost records and is filled again. What was
-        committed by that stays so: it is not sound before it has them again.
+        That may be less than it reported before, if it has lost records and is refilled. Records
+        that were committed by its earlier report stay committed: the member is not sound before it
+        has them again.
         """
         reached = min(flushed_lsn, self.log.last.lsn)
         return _with_commit(replace(self, flushed={**self.flushed, member_id: reached}))
 
     def elected(self, member_id: bytes) -> Elected:
-        """What a member is told on a stream on which it has answered, to follow from there on."""
+        """Return the message that makes a member follow, on a stream where it greeted or voted."""
         return Elected(member_id, self.ballot, self.log)
 
     def trimmed(self, base: LogEnd) -> Leader:
-        """Without the records up to `base`: nobody is sent them any more.
+        """Drop the records up to `base`: they are not sent to members any more.
 
         A member that lacks them begins behind them. REQUIRES: `base` is a committed record of the
-        log that ends an object, and all objects up to that are archived.
+        log that ends an object, and all objects up to that one are archived.
         """
         return replace(self, log=self.log.trimmed(base)) if base.lsn > self.log.base.lsn else self
 
     def reconfigured(self, configuration: Configuration) -> Leader:
-        """The manifest says so: from now on these decide. What is committed stays so."""
+        """Adopt the configuration of the manifest. Committed records stay committed."""
         return _with_commit(replace(self, configuration=configuration))
 
     def appended(self, record: Record) -> Leader:
-        """With a record of its own at the end of the log."""
+        """Append a record of its own to the log."""
         return replace(self, log=self.log.appended([record]))
 
     @property
     def may_finish_change(self) -> bool:
-        """Whether a majority of the next members holds all that is committed, and knows us."""
+        """Whether a majority of the next members has all committed records, our fence included."""
         if not self.configuration.is_joint or self.committed_lsn < self.first_own_lsn:
             return False
-        behind = self.committed_lsn
-        filled = {member_id for member_id, lsn in self.flushed.items() if lsn >= behind}
+        wanted_lsn = self.committed_lsn
+        filled = {member_id for member_id, lsn in self.flushed.items() if lsn >= wanted_lsn}
         return self.configuration.is_majority_of_next(filled)
 
 
 def _with_commit(leader: Leader) -> Leader:
     reached = leader.configuration.reached_by_majority(lambda each: leader.flushed.get(each, 0))
     if reached < leader.first_own_lsn:
-        return leader  # copies of older epochs' records prove nothing by their number (CE6)
+        return leader  # copies of an older epoch's record do not commit it, however many (CE6)
     return replace(leader, committed_lsn=max(leader.committed_lsn, reached))
-
-
-# --- grouping
-# Which object of the archive the next record goes into, and where that object ends.
-#
-# A record is one group commit and small; an object of the archive is one request that is paid
-# for. So the records of some time, or of so many bytes, share one. The boundaries are decided
-# once, by the writer, and stand in the log (CE16).
-#
-#     take        the next record: it goes on with the open object, or begins one, and may end it
-#     seal        an empty record that ends the open object, when nothing came that would
-#     take alone  a fence, a load: begins an object and ends it
-#
-# How many objects this makes of a log that is never idle: one for each interval, and those that
-# are full sooner. With `CHARGED_INTERVAL_MS` that is 4 a second, 345 600 a day; with
-# `FREE_INTERVAL_MS` 20 a second, 1 728 000 a day. A log in which one write stands alone makes one
-# object of it, as the WAL in the object store does. Nobody waits for these objects: a write is
-# durable, and seen by replicas, when a majority of safekeepers has it.
-
-
-# Between the beginnings of two objects, on stores that charge for a request and on those that don't
-# (file://, memory://).
-CHARGED_INTERVAL_MS = 250
-FREE_INTERVAL_MS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class GroupingPolicy:
-    """When an object ends."""
+    """The limits at which an object of the archive ends."""
 
-    interval_ms: float  # since it was begun; 0: each record is an object
-    object_bytes: int  # no record goes into an object that would pass this by it, nor one behind it
+    interval_ms: float  # age at which an object ends; 0: each record is an object
+    object_bytes: int  # largest size of an object of several records; one that reaches it ends
 
 
 class ObjectPosition(NamedTuple):
-    """What a record has to say of its object."""
+    """The object that a record belongs to, and whether the record ends it."""
 
     wal_id: int
     ends_object: bool
@@ -203,26 +190,41 @@ class ObjectPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """One whose last record is still to come."""
+    """An object whose last record is still to come."""
 
     wal_id: int
-    begun_ms: float  # by a clock of lapsed time
+    begun_ms: float  # by a monotonic clock
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The end of the log, as far as boundaries are concerned."""
+    """Assignment of records to objects of the archive.
+
+    A record is one group commit and small, while an object of the archive costs one request. So the
+    records of some interval, or of so many bytes, share an object. The writer decides the
+    boundaries once, and the records name them (CE16):
+
+        take        the next record continues the open object or begins one, and may end it
+        take alone  a fence or a load is an object of its own
+        seal        an empty record ends the open object if no other record does in time
+
+    A log that is never idle makes one object per interval, and more when objects fill sooner. With
+    `CHARGED_INTERVAL_MS` that is 4 a second, 345 600 a day; with `FREE_INTERVAL_MS` 20 a second,
+    1 728 000 a day. A write without others beside it is an object of its own, as in the WAL in the
+    object store. No caller waits for these objects: a write is durable, and visible to replicas,
+    once a majority of safekeepers has it.
+    """
 
     policy: GroupingPolicy
-    next_wal_id: int  # of the object that would be begun now
-    begun: OpenObject | None = None  # whose end is still to come
+    next_wal_id: int  # id of the next object to begin
+    begun: OpenObject | None = None  # the open object
 
     def take(self, size_bytes: int, now_ms: float) -> tuple[ObjectPosition, Grouping]:
-        """The place of a record of so many bytes, and what comes of it."""
+        """Return the position of a record of `size_bytes`, and the grouping after it."""
         begun = self.begun
         if begun is not None and begun.size_bytes + size_bytes > self.policy.object_bytes:
-            begun = None  # the one that is open is complete when the first of the next is committed
+            begun = None  # the open one is complete once the first record of the next is committed
         if begun is None:
             begun = OpenObject(self.next_wal_id, now_ms, 0)
         grown = replace(begun, size_bytes=begun.size_bytes + size_bytes)
@@ -233,48 +235,33 @@ class Grouping:
         return place, after
 
     def take_alone(self) -> tuple[ObjectPosition, Grouping]:
-        """The place of a fence or of a load: nothing else is in its object."""
+        """Return the position of a fence or of a load, which is alone in its object."""
         place = ObjectPosition(self.next_wal_id, ends_object=True)
         return place, replace(self, next_wal_id=place.wal_id + 1, begun=None)
 
     def seal(self) -> tuple[ObjectPosition, Grouping] | None:
-        """The place of an empty record that ends the open object; None: none is open."""
+        """Return the position of an empty record that ends the open object; None: none is open."""
         if self.begun is None:
             return None
         return ObjectPosition(self.begun.wal_id, ends_object=True), replace(self, begun=None)
 
     @property
     def seal_due_ms(self) -> float | None:
-        """When the open object is to be sealed if no record ends it before; None: none is open."""
+        """Time at which the open object has to be sealed; None if none is open."""
         return None if self.begun is None else self._due_ms(self.begun)
 
     def _due_ms(self, begun: OpenObject) -> float:
         return begun.begun_ms + self.policy.interval_ms
 
 
-# --- switching
-# Switching a database between the WAL modes: what must have happened before the manifest says so.
-#
-# That the archive has everything is not enough (CE15): whoever was writer before would go on, and
-# its majority, or the next slot of the WAL, would take what it writes. So who switches is a
-# writer of its own, which has fenced the one before it in the way of the mode that is left.
-#
-# Fences end whoever serves, but not an opener that has won an older epoch and stands still before
-# it lists the WAL: it creates a fence in the first slot that it finds free, and learns only then
-# that it is too late. What is in safekeepers has no slot yet that such a fence would respect. So
-# the log goes on with ids that nobody finds who looks for the first free slot of the log before:
-# all of that is compacted, and `LEFT_OUT_COUNT` ids are left out behind it (CE17).
-
-
-# Openers of the mode before fill some of these, each with its own width of fences, and never all.
-LEFT_OUT_COUNT = 1 << 32
-
-
 def leave_quorum(manifest: Manifest, leader: Leader, archive_tip: int | None) -> Manifest:
-    """The edit after which the WAL is in the object store. Raises `Fenced` and `IllegalState`.
+    """Return the manifest whose WAL is in the object store again.
 
     `archive_tip` is the last object of the archive, by a list that was sent after the last record
-    of `leader` was committed.
+    of `leader` was committed. An archive that has everything is not enough (CE15): the writer
+    before could go on, and its majority would accept what it writes. So the switch is made by an
+    elected writer of its own. Raises `Fenced`, and `IllegalState` unless the last record of the log
+    is a committed one of this writer that is archived.
     """
     check_owner(manifest, WriterId(*leader.ballot))
     last = leader.log.last
@@ -294,14 +281,18 @@ def leave_quorum(manifest: Manifest, leader: Leader, archive_tip: int | None) ->
 def enter_quorum(
     manifest: Manifest, own: WriterId, members: Iterable[Member], last_wal_id: int
 ) -> Manifest:
-    """The edit after which the WAL is in safekeepers that are new.
+    """Return the manifest whose WAL is in new safekeepers.
 
-    `last_wal_id` is the last fence of `own`. c becomes the last of the ids that are left out: the
-    levels have all of the old log. A compactor that has looked at that is superseded. Raises
-    `Fenced`, and `IllegalState` when something of the old log is not compacted.
-    REQUIRES: `own` has finished its opening, so a run of its fences counts
-    (`protocol.opening.check_run_counts`): no older writer can put data into the object store any
-    more.
+    `last_wal_id` is the last fence of `own`. REQUIRES: `own` has finished its opening, so its run
+    of fences counts (`protocol.opening.check_run_counts`), and no older writer can put data into
+    the object store any more (CE15).
+
+    These fences stop serving writers, but not an opener that won an older epoch and stalled before
+    it listed the WAL. It still creates a fence in the first free slot that it finds, and learns
+    only then that it is too late. So the new log begins behind `LEFT_OUT_COUNT` ids that are left
+    out, none of which an opener takes for the first free slot of the old log (CE17). c becomes the
+    last of them, since the levels have all of the old log. A compactor that has read the old log is
+    superseded. Raises `Fenced`, and `IllegalState` if a slot of the old log is not compacted.
     """
     check_owner(manifest, own)
     wanted = tuple(members)

@@ -1,4 +1,4 @@
-"""Which records make an object of the archive, what may be trimmed, and who archives."""
+"""Tests of archiving: the objects that records make, trimming, and the choice of an archiver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRIO = Configuration(1, tuple(Member(each, f"{each[:1].decode()}:1") for each in
 
 
 def records_of(text: str, first_lsn: int = 1) -> list[Record]:
-    """A record for each digit, of that object; a dot behind it ends the object."""
+    """Return a record for each digit, of the object with that id; a dot ends the object."""
     found: list[Record] = []
     for sign in text:
         if sign == ".":
@@ -47,14 +47,14 @@ def objects_of(text: str, committed_lsn: int) -> list[tuple[int, int, int]]:
 
 
 def test_an_object_left_open_is_complete_when_a_later_one_is_begun() -> None:
-    """A new leader begins an object of its own: when that is committed nothing is added before."""
+    """An object without an end is complete once the first record of a later one is committed."""
     assert objects_of("001.", 2) == []
     assert objects_of("001.", 3) == [(0, 1, 2), (1, 3, 3)]
     assert objects_of("0012", 4) == [(0, 1, 2), (1, 3, 3)]
 
 
 def test_the_archive_reaches_to_its_first_hole() -> None:
-    """What is compacted counts as there, and what is behind a hole does not."""
+    """Compacted objects count as archived, and objects behind a hole do not."""
     assert archive_tip(set(), None) is None
     assert archive_tip({0, 1, 3}, None) == 1
     assert archive_tip({1}, None) is None
@@ -67,7 +67,7 @@ def marked(wal_id: int, last_lsn: int) -> LogObject:
 
 
 def test_only_what_was_listed_and_is_committed_is_trimmed() -> None:
-    """Whole objects go, in order, below both: the own list of the archive and the commit point."""
+    """Whole objects are trimmed in order, up to the archive's own list and the commit point."""
     objects = [marked(4, 10), marked(5, 20), marked(6, 30)]
 
     def trimmed(seen_wal_id: int | None, committed_lsn: int) -> int | None:
@@ -83,7 +83,7 @@ def test_only_what_was_listed_and_is_committed_is_trimmed() -> None:
 
 
 def test_members_take_over_one_after_the_other() -> None:
-    """Each has a place of its own, and the one that was appointed and does nothing the last."""
+    """Each member has a different place, and the appointed one, which does nothing, is last."""
     for appointed in (A, B, C, b""):
         places = [takeover_place(each, TRIO, appointed) for each in (A, B, C)]
         assert sorted(places) == [0, 1, 2]
@@ -101,20 +101,20 @@ def candidate(
 def judged(
     present: Appointment, candidates: list[Candidate], now_ms: float, complete: int | None = 9
 ) -> Appointment:
-    """Whom to ask, when one is given 100 ms."""
+    """Return the next appointment with a takeover time of 100 ms."""
     return present.judged(candidates, now_ms, complete_wal_id=complete, takeover_ms=100)
 
 
 def test_the_most_advanced_fit_member_is_appointed() -> None:
-    """A member that is not connected, or is being filled, is not asked."""
+    """The fit member with the longest log is appointed, and nobody if none is fit."""
     all_of = [candidate(A, 5), candidate(B, 7, is_fit=False), candidate(C, 6)]
     assert judged(Appointment(), all_of, 0).member_id == C
     assert judged(Appointment(), all_of[1:2], 0).member_id == b""
     assert judged(Appointment(), [], 0).member_id == b""
 
 
-def test_an_appointment_stays_while_it_bears_fruit() -> None:
-    """Neither a longer log nor time changes it as long as the archive moves, or nothing waits."""
+def test_an_appointment_stays_while_the_archive_progresses() -> None:
+    """An appointment stays while the archive progresses or nothing waits."""
     present = judged(Appointment(), [candidate(A, 5), candidate(B, 4)], 0)
     for archived, now_ms in ((1, 90), (2, 180), (3, 270)):
         present = judged(present, [candidate(A, 5, archived), candidate(B, 50)], now_ms)
@@ -125,7 +125,7 @@ def test_an_appointment_stays_while_it_bears_fruit() -> None:
 
 
 def test_everybody_has_a_turn_while_the_archive_stands_still() -> None:
-    """One that archives nothing is followed by each of the others, and then by the first again."""
+    """An archiver without progress is replaced by each of the others in turn, round after round."""
     members = [candidate(A, 9, 1), candidate(B, 8, 1), candidate(C, 7, 1)]
     present = judged(Appointment(), members, 0)
     asked = [present.member_id]
@@ -142,7 +142,7 @@ POLICY = GroupingPolicy(interval_ms=100, object_bytes=1_000)
 
 
 def test_records_of_one_interval_share_an_object() -> None:
-    """Whatever comes before the interval is over goes into one object, what ends it included."""
+    """Records within one interval go into one object, and the first after it ends the object."""
     grouping = Grouping(POLICY, next_wal_id=7)
     places = []
     for now_ms in (0, 1, 99, 100, 101):
@@ -174,7 +174,7 @@ def test_an_object_passes_its_size_only_by_one_record() -> None:
 
 
 def test_fences_and_loads_are_alone() -> None:
-    """What is taken alone begins an object and ends it, also while another is open."""
+    """A record that is taken alone begins and ends an object, even while another is open."""
     _, grouping = Grouping(POLICY, next_wal_id=3).take(10, 0)
     place, grouping = grouping.take_alone()
     assert place == ObjectPosition(4, ends_object=True)
@@ -182,7 +182,7 @@ def test_fences_and_loads_are_alone() -> None:
 
 
 def test_an_idle_object_is_sealed_when_its_interval_is_over() -> None:
-    """An open object has a time when it is to be sealed; sealed, none is open."""
+    """An open object has a time at which it has to be sealed; afterwards none is open."""
     grouping = Grouping(POLICY, next_wal_id=3)
     assert grouping.seal() is None
     assert grouping.seal_due_ms is None

@@ -1,4 +1,4 @@
-"""Who the members are, how a quorum of them is won, and how a database enters and leaves one."""
+"""Tests of members and majorities, of elections, and of the switch between the WAL modes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def manifest(names: str = "abc", following: str = "") -> Manifest:
 
 
 def test_a_member_is_written_as_it_is_read() -> None:
-    """Its id and its address, which may have an @ before it."""
+    """A member's form in the manifest is parsed back to the same member."""
     (member,) = members("a")
     assert Member.parse(str(member)) == member
     assert str(member) == "61" * 16 + "@a:1"
@@ -71,7 +71,7 @@ def test_a_member_is_written_as_it_is_read() -> None:
     ],
 )
 def test_a_majority_is_more_than_half(names: str, voters: str, *, wins: bool) -> None:
-    """Of an even number, too; strangers don't count."""
+    """A majority is more than half, of an even number, too; non-members do not count."""
     configuration = Configuration(0, members(names))
     assert configuration.is_majority(ids(voters)) == wins
     reached = configuration.reached_by_majority(lambda each: 5 if each in ids(voters) else 2)
@@ -79,7 +79,7 @@ def test_a_majority_is_more_than_half(names: str, voters: str, *, wins: bool) ->
 
 
 def test_two_sets_decide_during_a_change() -> None:
-    """Each by a majority of its own; who is in both counts in both."""
+    """During a change both sets need a majority; a member of both counts in both."""
     configuration = Configuration.of(manifest("abc", "cde"))
     assert configuration.is_joint
     assert [member.id for member in configuration.everyone] == ids("abcde")
@@ -93,7 +93,7 @@ def test_two_sets_decide_during_a_change() -> None:
 
 
 def test_a_change_is_two_edits() -> None:
-    """Each makes a generation of its own."""
+    """A change is two edits, and each begins a new generation."""
     joint = begin_change(manifest(), members("abd"))
     assert (joint.wal_generation, joint.wal_members) == (8, manifest().wal_members)
     assert Configuration.of(joint).next == members("abd")
@@ -103,7 +103,7 @@ def test_a_change_is_two_edits() -> None:
 
 
 def test_one_change_at_a_time() -> None:
-    """Another has to wait, and what is there already is no change."""
+    """A second change is refused while one is under way, and so is one to the present members."""
     joint = begin_change(manifest(), members("abd"))
     assert begin_change(joint, members("abd")) == joint
     with pytest.raises(InvalidRequest, match="is under way"):
@@ -115,7 +115,7 @@ def test_one_change_at_a_time() -> None:
 
 
 def test_only_the_current_writer_ends_a_change() -> None:
-    """Who was fenced has seen to another log, and a twin to none."""
+    """A fenced writer, or one with the same epoch and another nonce, cannot finish a change."""
     joint = begin_change(manifest(), members("abd"))
     for stranger in (WriterId(4, NONCE), WriterId(5, TWIN)):
         with pytest.raises(Fenced):
@@ -123,7 +123,7 @@ def test_only_the_current_writer_ends_a_change() -> None:
 
 
 def test_members_are_some_and_different() -> None:
-    """By id and by address."""
+    """Members are at least one, at most `MEMBERS_MAX`, and differ in id and in address."""
     check_members(members("abc"))
     a, b = members("ab")
     for wrong in ((), members("abcdefghij"), (a, a), (a, Member(b.id, a.address))):
@@ -148,7 +148,7 @@ def leader() -> Leader:
 
 
 def test_an_epoch_is_above_all_that_is_known() -> None:
-    """The manifest's, and any promise."""
+    """The epoch to claim is above that of the manifest and above every promise."""
 
     def greeting(epoch: int) -> Greeting:
         return Greeting(b"", ballot(epoch), LogShape(), 0, LogHealth.SOUND)
@@ -159,7 +159,7 @@ def test_an_epoch_is_above_all_that_is_known() -> None:
 
 
 def test_votes_for_others_and_of_strangers_don_t_count() -> None:
-    """A twin's vote, one of an older epoch, and one of who is no member."""
+    """A vote for another epoch or nonce, or of a non-member, does not count."""
     before = candidacy({"a": log("1")})
     for other in (ballot(8), ballot(9, TWIN)):
         assert before.voted(b"b" * 16, Vote(other, log("1"), 0)) == before
@@ -167,13 +167,13 @@ def test_votes_for_others_and_of_strangers_don_t_count() -> None:
 
 
 def test_the_commit_point_is_the_furthest_that_a_voter_knows() -> None:
-    """It may lag."""
+    """The commit point of a candidacy is the furthest that any voter knows."""
     found = candidacy({"a": log("11")}).voted(b"b" * 16, Vote(ballot(9), log("11"), 2))
     assert found.committed_lsn == 2
 
 
 def test_a_new_epoch_begins_behind_log_and_archive() -> None:
-    """And a log that was never written to behind the archive alone."""
+    """A new epoch begins behind log and archive, and behind the archive if the log is empty."""
     last = log("111").last
     assert next_object(last, archive_tip=None, last_compacted=None) == 3
     assert next_object(last, archive_tip=2, last_compacted=1) == 3
@@ -183,7 +183,7 @@ def test_a_new_epoch_begins_behind_log_and_archive() -> None:
 
 
 def test_a_log_that_ends_within_the_last_archived_object_is_refused() -> None:
-    """CE13: a record that completes the object was committed, and is not in the log."""
+    """CE13: a log that lacks the end of the last archived object has lost a committed record."""
     within = replace(log("111").last, ends_object=False)
     assert next_object(within, archive_tip=1, last_compacted=None) == 3
     with pytest.raises(LogBehindArchive):
@@ -191,7 +191,7 @@ def test_a_log_that_ends_within_the_last_archived_object_is_refused() -> None:
 
 
 def test_a_member_that_lost_records_counts_for_what_it_has() -> None:
-    """What was committed stays so."""
+    """A member that lost records counts with those it has, and committed records stay committed."""
     found = leader()
     a, b = ids("ab")
     found = found.acknowledged(a, 3).acknowledged(b, 3).acknowledged(b, 1)
@@ -216,7 +216,7 @@ def shown(mode: WalMode = WalMode.QUORUM) -> Manifest:
 
 
 def test_a_database_leaves_its_safekeepers_behind_an_archived_last_record() -> None:
-    """Then they are nobody's any more."""
+    """A switch to the object store removes the members, once the last record is archived."""
     left = leave_quorum(shown(), committed(leader()), 2)
     assert (left.wal_mode, left.wal_members) == (WalMode.OBJECT_STORE, ())
     assert left.wal_generation == 8
@@ -224,13 +224,13 @@ def test_a_database_leaves_its_safekeepers_behind_an_archived_last_record() -> N
 
 @pytest.mark.parametrize("tip", [None, 1])
 def test_what_is_not_archived_is_not_left(tip: int | None) -> None:
-    """The last object has to be there, too."""
+    """A switch to the object store is refused while the last object is not archived."""
     with pytest.raises(IllegalState, match="not in the archive"):
         leave_quorum(shown(), committed(leader()), tip)
 
 
-def test_who_has_no_committed_record_of_its_own_has_fenced_nobody() -> None:
-    """Nor is anything left behind in flight, or in an object that was not ended."""
+def test_a_switch_needs_a_committed_last_record_of_its_own() -> None:
+    """A switch is refused unless the last record is committed, of its epoch, and ends an object."""
     never_wrote = Leader(ballot(9), leader().configuration, leader().log, 3)
     for found in (leader(), committed(leader()).appended(records("1199")[-1])):
         with pytest.raises(IllegalState, match="not a committed one"):
@@ -242,8 +242,8 @@ def test_who_has_no_committed_record_of_its_own_has_fenced_nobody() -> None:
         leave_quorum(shown(), committed(committed(leader()).appended(open_end)), 9)
 
 
-def test_who_was_fenced_switches_nothing() -> None:
-    """The manifest names another writer."""
+def test_a_fenced_writer_switches_nothing() -> None:
+    """A switch in either direction is refused if the manifest names another writer."""
     with pytest.raises(Fenced):
         leave_quorum(replace(shown(), writer_epoch=10), committed(leader()), 2)
     newer = replace(shown(WalMode.OBJECT_STORE), writer_nonce=TWIN)
@@ -252,7 +252,7 @@ def test_who_was_fenced_switches_nothing() -> None:
 
 
 def test_a_database_goes_to_safekeepers() -> None:
-    """To some of them, at least."""
+    """A switch to safekeepers names them in the manifest, and needs at least one."""
     before = replace(shown(WalMode.OBJECT_STORE), wal_members=(), wal_id_last_compacted=6)
     entered = enter_quorum(before, WRITER, members("abc"), 6)
     assert (entered.wal_mode, entered.wal_members) == (WalMode.QUORUM, manifest().wal_members)
@@ -261,7 +261,7 @@ def test_a_database_goes_to_safekeepers() -> None:
 
 
 def test_the_log_of_safekeepers_begins_behind_ids_that_are_left_out() -> None:
-    """What an older opener puts into the first free slot is none of theirs (CE17)."""
+    """The new log begins behind ids that are left out, where no older opener puts fences (CE17)."""
     before = replace(shown(WalMode.OBJECT_STORE), wal_id_last_compacted=6)
     with pytest.raises(IllegalState, match="WAL object 7 is not compacted"):
         enter_quorum(before, WRITER, members("abc"), 7)
