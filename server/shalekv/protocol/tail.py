@@ -1,9 +1,10 @@
-"""Reading a quorum's log: whom to follow, what of a tail is news, and how new it makes a replica.
+"""Following a quorum WAL: the member to read from, new records in its tail, and freshness. Pure.
 
-Any single member may be cut off from the others without knowing it: what it sends is committed, but
-it says nothing of what came after. How new a replica is follows from a majority only: whatever was
-acknowledged before they were asked is in the log of the highest rank among theirs, for the reason
-for which an election finds it there. A replica that has applied the end of that log lacks nothing.
+A single member may be cut off from the others without knowing it: the records that it sends are
+committed, but it cannot say what came after them. So freshness needs a majority. All records that
+were acknowledged before the members were asked are in the log of the highest rank among a
+majority's, for the same reason for which an election finds them there. A replica that has applied
+the end of that log has all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shalekv.protocol.quorum_records import LogEnd, LogHealth, LogShape, Record
 
 
 class MemberTail(NamedTuple):
-    """What a member says of its log."""
+    """A member's report of its log."""
 
     health: LogHealth
     log: LogShape  # as written
@@ -26,16 +27,16 @@ class MemberTail(NamedTuple):
 
 
 def sound_ids(answers: Mapping[bytes, MemberTail]) -> set[bytes]:
-    """Those whose logs lack nothing that they ever acknowledged."""
+    """Return the members whose logs have all records that they ever acknowledged."""
     return {member_id for member_id, each in answers.items() if each.health is LogHealth.SOUND}
 
 
 def newest_of_majority(
     configuration: Configuration, answers: Mapping[bytes, MemberTail]
 ) -> LogEnd | None:
-    """The end of a log that has all that was acknowledged before these were asked.
+    """Return the end of a log with all records acknowledged before these members were asked.
 
-    None: too few have answered to tell. The record itself may be acknowledged or not.
+    None if too few have answered. The last record itself may be acknowledged or not.
     """
     sound = sound_ids(answers)
     if not configuration.is_majority(sound):
@@ -44,30 +45,30 @@ def newest_of_majority(
 
 
 def furthest_commit(answers: Mapping[bytes, MemberTail]) -> int:
-    """What is committed, as far as any of these knows."""
+    """Return the furthest commit point that any of these members knows."""
     return max((each.committed_lsn for each in answers.values()), default=0)
 
 
 class News(enum.Enum):
-    """What a record of a tail is to a replica."""
+    """The relation of a record to the position of a replica."""
 
     KNOWN = 1  # it is applied
-    NEXT = 2
-    GAP = 3  # something before it is missing
-    OTHER = 4  # something else was applied in its place
+    NEXT = 2  # it is the next to apply
+    GAP = 3  # records before it are missing
+    OTHER = 4  # another record was applied in its place
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedPosition:
-    """How far a replica has applied the log."""
+    """The position up to which a replica has applied the log."""
 
-    wal_id: int | None = None  # the last object that is applied whole; all before it are, too
-    # The last record; None: it came with an object, and its lsn is unknown.
+    wal_id: int | None = None  # the last object that is applied completely, as are all before it
+    # The last applied record; None if it came in an object of the archive, so its lsn is unknown.
     last: LogEnd | None = None
 
     @property
     def next_wal_id(self) -> int:
-        """The object that is applied next, or of which a part is."""
+        """The object to apply next, of which a part may be applied already."""
         return 0 if self.wal_id is None else self.wal_id + 1
 
     @property
@@ -76,12 +77,16 @@ class AppliedPosition:
         return self.last is not None and self.last.wal_id == self.next_wal_id
 
     def judge(self, record: Record) -> News:
-        """What `record` is. REQUIRES: a tail has sent it that begins at `next_wal_id` or before."""
+        """Classify a record.
+
+        REQUIRES: it comes from a tail that begins with `next_wal_id` or an object before it.
+        """
         if record.wal_id < self.next_wal_id:
             return News.KNOWN
         last = self.last
         if last is None or not self.is_open:
-            # Lsns tell nothing: the log may have moved to the bucket and back, and begun anew.
+            # Lsns cannot be compared: the WAL may have moved to the object store and back, where
+            # they begin anew.
             return News.NEXT if record.wal_id == self.next_wal_id else News.GAP
         if record.follows(last):
             return News.NEXT
@@ -90,35 +95,38 @@ class AppliedPosition:
         return News.KNOWN if record.lsn < last.lsn or record.mark == last else News.OTHER
 
     def after(self, record: Record) -> AppliedPosition:
-        """With one more record. REQUIRES: it is `News.NEXT`."""
+        """Return the position after applying a record. REQUIRES: it is `News.NEXT`."""
         if record.ends_object:
             return AppliedPosition(record.wal_id, record.mark)
-        # One before that was left open, by a writer that is gone, has ended by that.
+        # If an object before was left open, by a writer that is gone, this record ends it.
         return AppliedPosition(record.wal_id - 1 if record.wal_id else None, record.mark)
 
     def holds(self, newest: LogEnd) -> bool:
-        """Whether all is applied up to `newest`, or whatever is committed instead of it.
+        """Whether all records up to `newest` are applied, or the ones committed in their place.
 
-        REQUIRES: it comes from `newest_of_majority`.
+        REQUIRES: `newest` comes from `newest_of_majority`.
         """
         if not newest.lsn:
-            return False  # nobody has written to that log: it is the bucket that tells
+            return False  # that log was never written to: only the object store shows the state
         if newest.wal_id is not None and newest.wal_id < self.next_wal_id:
             return True
         return self.last is not None and self.last.rank >= newest.rank
 
 
 class Choice(NamedTuple):
-    """Whom to follow."""
+    """The member to follow."""
 
-    member_id: bytes | None  # None: nobody
-    is_archived: bool  # somebody would do, but what comes next is in the archive alone
+    member_id: bytes | None  # None: no member
+    is_archived: bool  # there are sound members, but the next object is only in the archive
 
 
 def choose(
     answers: Mapping[bytes, MemberTail], position: AppliedPosition, avoided: Iterable[bytes] = ()
 ) -> Choice:
-    """The freshest of the sound members that still have what comes next, `avoided` left out."""
+    """Choose the sound member with the furthest commit point that still has the next object.
+
+    Members in `avoided` are left out.
+    """
     usable = sound_ids(answers).difference(avoided)
     kept = {each for each in usable if _keeps(answers[each].log, position.next_wal_id)}
     if not kept:
@@ -129,9 +137,9 @@ def choose(
 
 
 def _keeps(log: LogShape, wal_id: int) -> bool:
-    """Whether the first record of this object is there, or still to come.
+    """Whether the log has the first record of this object, or will get it.
 
-    A log that nobody has written to yet begins behind the archive, wherever that ends.
+    A log that was never written to does not: it begins behind the archive, wherever that ends.
     """
     is_trimmed = log.base.wal_id is not None and log.base.wal_id >= wal_id
     return log.last.lsn > 0 and not is_trimmed

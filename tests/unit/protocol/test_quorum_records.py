@@ -1,4 +1,4 @@
-"""Records and shapes of logs; whom a replica follows, and what of a tail is news to it."""
+"""Tests of records and shapes of logs, and of following a log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_object_goes_on_until_it_is_ended() -> None:
 
 
 def test_a_new_log_begins_with_any_object() -> None:
-    """Before the first record of a database nobody knows what the archive holds."""
+    """The first record of a log may belong to any object, since the archive is not known."""
     (record,) = records("1")
     assert replace(record, wal_id=41).follows(LogEnd())
 
@@ -63,9 +63,9 @@ def test_a_new_log_begins_with_any_object() -> None:
 def test_the_common_end_is_the_last_equal_place(
     one: str, other: str, trim_one: int, trim_other: int
 ) -> None:
-    """Found by sections, it is what a look at each record finds.
+    """The common end that is found by sections is the one that a comparison of records finds.
 
-    REQUIRES of logs: those with a record of one epoch at one place are equal up to there.
+    Logs with a record of the same epoch at the same lsn have to be equal up to there.
     """
     same = [n for n in range(1, min(len(one), len(other)) + 1) if one[n - 1] == other[n - 1]]
     if any(one[:n] != other[:n] for n in same):
@@ -94,7 +94,7 @@ CONFIGURATION = Configuration(1, MEMBERS)
 
 
 def log_records(*places: tuple[int, int, bool]) -> list[Record]:
-    """A log: epoch, object, and whether it ends with the record."""
+    """Return a log, given epoch, object and whether it ends that object for each record."""
     made: list[Record] = []
     last = LogEnd()
     for epoch, wal_id, ends in places:
@@ -113,7 +113,7 @@ def answer(count: int, *, committed: int = 0, health: LogHealth = LogHealth.SOUN
 
 
 def test_record_is_next_once() -> None:
-    """A log that is sent from the beginning again adds what was not there, record by record."""
+    """Each record of a log that is sent again from its beginning is next exactly once."""
     position = AppliedPosition()
     for count, record in enumerate(LOG):
         assert [position.judge(each) for each in LOG[:count]] == [News.KNOWN] * count
@@ -123,7 +123,7 @@ def test_record_is_next_once() -> None:
 
 
 def test_object_ends_with_a_word_of_the_log() -> None:
-    """By its last record, or by the first one of the next object (a fence)."""
+    """An object ends by its last record, or by the first record of the next object (a fence)."""
     position = AppliedPosition()
     whole = []
     for record in LOG:
@@ -133,7 +133,7 @@ def test_object_ends_with_a_word_of_the_log() -> None:
 
 
 def test_gap_and_another_history_are_told_apart() -> None:
-    """What is missing is elsewhere; another record in the place of one that was applied is not."""
+    """A gap is distinguished from another record in the place of one that was applied."""
     position = AppliedPosition().after(LOG[0]).after(LOG[1])
     assert position.judge(LOG[3]) is News.GAP
     assert position.judge(replace(LOG[1], checksum=7)) is News.OTHER
@@ -141,7 +141,7 @@ def test_gap_and_another_history_are_told_apart() -> None:
 
 
 def test_log_that_has_begun_anew_is_not_taken_for_what_is_known() -> None:
-    """Its lsns are low again, its objects are not: what lies between is in the archive."""
+    """A log that begins anew has low lsns but later objects, so its records are not known ones."""
     position = AppliedPosition().after(LOG[0]).after(LOG[1])
     anew = replace(LOG[0], epoch=7, wal_id=5)
     assert position.judge(anew) is News.GAP
@@ -152,7 +152,7 @@ def test_log_that_has_begun_anew_is_not_taken_for_what_is_known() -> None:
 
 
 def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
-    """Neither one alone, nor those that have lost records, nor a majority of one set of two."""
+    """The newest log end needs a majority of sound members, of both sets during a change."""
     answers = {IDS[0]: answer(6), IDS[1]: answer(3, health=LogHealth.REFILLING)}
     assert newest_of_majority(CONFIGURATION, answers) is None
     answers[IDS[2]] = answer(2)
@@ -165,7 +165,7 @@ def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
 
 
 def test_position_holds_what_it_has_and_what_came_in_its_place() -> None:
-    """By record, by whole object, and by a higher epoch; a log without records proves nothing."""
+    """A log end is held by record, by whole object or by a higher epoch; an empty log never is."""
     position = AppliedPosition().after(LOG[0]).after(LOG[1])
     assert position.holds(LOG[0].mark)
     assert position.holds(LOG[1].mark)
@@ -178,7 +178,7 @@ def test_position_holds_what_it_has_and_what_came_in_its_place() -> None:
 
 
 def test_freshest_sound_member_with_the_next_record_is_chosen() -> None:
-    """Those that are avoided, damaged, trimmed or without any record are left out."""
+    """Members that are avoided, damaged, trimmed beyond the position or empty are left out."""
     trimmed = LogShape(LOG[3].mark).appended(LOG[4:])
     answers = {
         IDS[0]: answer(6, committed=3),
