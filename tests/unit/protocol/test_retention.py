@@ -1,4 +1,4 @@
-"""Retention, rule by rule: what stays, for whom, and what goes, with its boundaries."""
+"""Tests of retention: the rules by which objects are kept or deleted, and their boundaries."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ UNRAISED = replace(CURRENT, gc_cutoff_ms=0)
 OLDER_LOADING = replace(OLDER, pending_loads=LOADS)
 NIGHTLY = "nightly of manifest 4"
 
-# Who judges, by which older manifests, what; the reason, and for whom.
+# The judging manifest, the older active ones, the object; the expected reason and detail.
 RULES: dict[str, list[tuple[Manifest, list[Manifest], Listed, Reason, str | None]]] = {
     "the current manifest and newer ones stay": [
         (CURRENT, [], manifest_object(9, 0), Reason.CURRENT, None),
@@ -119,7 +119,7 @@ RULES: dict[str, list[tuple[Manifest, list[Manifest], Listed, Reason, str | None
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rules(rule: str) -> None:
-    """What stays, for whom, and what goes."""
+    """Each object gets the reason and the detail of its rule."""
     for current, older, listed, reason, detail in RULES[rule]:
         found = judge(listed, current, *older)
         assert found[0] is reason, listed
@@ -127,7 +127,7 @@ def test_rules(rule: str) -> None:
 
 
 def test_labels_and_first_kept_slot() -> None:
-    """A snapshot without a name is told by its id; the first kept WAL object is the least c."""
+    """A snapshot without a name is named by its id; the first kept WAL object is the least c."""
     unnamed = replace(PINNING, snapshots=(snapshot_of(4, ""),))
     assert judge(manifest_object(4), unnamed, OLDER)[1] == f"{'04' * 16} of manifest 4"
     assert first_kept_wal_id(PINNING, [Pins.of(PINNING), Pins.of(OLDER)]) == 2
@@ -135,7 +135,7 @@ def test_labels_and_first_kept_slot() -> None:
 
 @pytest.mark.parametrize("is_current", [True, False])
 def test_no_wal_goes_while_an_active_manifest_has_no_c(*, is_current: bool) -> None:
-    """Where nothing is compacted, the WAL is needed from its beginning on."""
+    """While an active manifest has nothing compacted, all WAL objects are kept."""
     current = manifest_of(9, None if is_current else 5, snapshots=(snapshot_of(4),))
     older = manifest_of(4, 2 if is_current else None)
     for wal_id in (0, 1, 4, 9):
@@ -144,7 +144,7 @@ def test_no_wal_goes_while_an_active_manifest_has_no_c(*, is_current: bool) -> N
 
 @pytest.mark.parametrize("listed", [sst(8), wal_object(4)])
 def test_ssts_younger_than_the_published_cutoff_stay(listed: Listed) -> None:
-    """What the judging manifest has not raised its cutoff above may still be published (F3)."""
+    """Objects at or above the published cutoff are kept: they may still be published (F3)."""
     unraised = replace(CURRENT, gc_cutoff_ms=OLD_MS)
     assert judge(listed, unraised)[0] is Reason.YOUNG
     raised = replace(CURRENT, gc_cutoff_ms=OLD_MS + 1)
@@ -153,14 +153,14 @@ def test_ssts_younger_than_the_published_cutoff_stay(listed: Listed) -> None:
 
 @pytest.mark.parametrize("folder", Folder)
 def test_what_is_not_ours_goes_at_an_age_of_its_own(folder: Folder) -> None:
-    """Files whose names we do not give go when they are older than that, `<`."""
+    """Foreign objects may be deleted once they are older than their own cutoff."""
     foreign = Listed(folder, f"{folder.value}/notes.txt", 1, FOREIGN_MS)
     assert judge(foreign, CURRENT)[0] is Reason.YOUNG_FOREIGN
     assert judge(replace(foreign, modified_ms=FOREIGN_MS - 1), CURRENT)[0] is Reason.OLD_FOREIGN
 
 
 def test_ages_become_cutoffs() -> None:
-    """Each age counts back from now; nothing that is younger than the first of them ever goes."""
+    """Each age counts back from now, and `collect_age_s` is the least age of all objects."""
     ages = {"collect_age_s": 10, "foreign_age_s": 30}
     assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 70_000)
     assert Cutoffs.at(100_000, **ages | {"foreign_age_s": 3}) == Cutoffs(90_000, 90_000)
@@ -168,6 +168,6 @@ def test_ages_become_cutoffs() -> None:
 
 
 def test_nothing_is_judged_unless_all_active_manifests_are_known() -> None:
-    """What a manifest keeps that could not be read is not guessed."""
+    """Nothing is judged without the pins of all active manifests."""
     with pytest.raises(ValueError, match=r"\[4\] are active"):
         judge(sst(1), PINNING)

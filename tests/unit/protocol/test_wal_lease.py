@@ -1,4 +1,4 @@
-"""Leases: their ids and edits, those on WAL objects, and the WAL that is retained."""
+"""Tests of leases of jobs and on WAL objects, and of the retention of the WAL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shalekv.protocol.lease import (
 )
 from shalekv.protocol.manifest import Lease, Manifest
 from shalekv.protocol.retention import (
-    HOLDER,
+    RETENTION_HOLDER,
     Folder,
     Listed,
     WalRetention,
@@ -45,7 +45,7 @@ HELD = hold_wal(AT_5, "me", 6, 100)
 
 
 def test_what_is_protected_begins_at_c_or_where_a_lease_does() -> None:
-    """From c on; if nothing is compacted, all; a lease may keep more, even one that has expired."""
+    """Protected WAL objects begin at c, or where a lease begins, even one that has expired."""
     assert first_protected_wal_id(EMPTY) == 0
     assert first_protected_wal_id(AT_5) == 5
     assert first_protected_wal_id(replace(AT_5, leases=(JOB,))) == 5
@@ -55,7 +55,7 @@ def test_what_is_protected_begins_at_c_or_where_a_lease_does() -> None:
 
 
 def test_first_claim_is_refused_below_what_is_protected() -> None:
-    """What may be deleted at any moment cannot be claimed; the error says what can."""
+    """Objects that may be deleted at any moment cannot be claimed; the error names the first."""
     assert find_wal_lease(hold_wal(AT_5, "me", 5, 100), "me")
     with pytest.raises(WalUnprotected, match="object 4 may be deleted") as refused:
         hold_wal(AT_5, "me", 4, 100)
@@ -67,18 +67,18 @@ def test_first_claim_is_refused_below_what_is_protected() -> None:
 
 
 def test_claim_moves_on_and_never_back() -> None:
-    """A renewal keeps where it stands, or goes on; what it let go of cannot be had again."""
+    """A renewal keeps the first object of a lease or moves it on, and never moves it back."""
     later = replace(HELD, wal_id_last_compacted=50, leases=(JOB, *HELD.leases))
-    for asked, stands in ((9, 9), (6, 6), (2, 6)):
+    for asked, granted in ((9, 9), (6, 6), (2, 6)):
         renewed = hold_wal(later, "me", asked, 200)
         assert renewed.leases[0] == JOB
         (lease,) = renewed.leases[1:]
-        assert (lease.wal_id_min, lease.expire_time_s, lease.holder) == (stands, 200, "me")
+        assert (lease.wal_id_min, lease.expire_time_s, lease.holder) == (granted, 200, "me")
         assert hold_wal(renewed, "me", asked, 200) == renewed
 
 
 def test_edit_is_found_in_what_follows_it() -> None:
-    """A manifest contains a claim that lives at least as long and has got at least as far."""
+    """A claim is contained in a manifest whose lease lasts as long and has moved as far."""
     assert holds_wal(HELD, "me", 6, 100)
     assert holds_wal(hold_wal(HELD, "me", 9, 300), "me", 6, 100)
     assert not holds_wal(HELD, "me", 7, 100)
@@ -87,7 +87,7 @@ def test_edit_is_found_in_what_follows_it() -> None:
 
 
 def test_release_removes_the_lease_of_its_holder_alone() -> None:
-    """Others stay, and one that keeps no WAL is none of them, whatever its holder is called."""
+    """A release removes the holder's lease on the WAL, not those of others nor a job's lease."""
     both = hold_wal(HELD, "you", 8, 100)
     job = replace(JOB, holder="me")
     left = release_wal(replace(both, leases=(*both.leases, job)), "me")
@@ -97,7 +97,7 @@ def test_release_removes_the_lease_of_its_holder_alone() -> None:
 
 
 def test_ids_tell_holders_apart_and_protect_no_sst() -> None:
-    """Two processes make the same lease for one holder; no SST was ever written under it."""
+    """The id of a lease on the WAL depends on its holder alone, and protects no SST."""
     (mine,), (yours,) = HELD.leases, hold_wal(AT_5, "you", 6, 1).leases
     assert mine.id != yours.id
     assert hold_wal(EMPTY, "me", 0, 1).leases[0].id == mine.id
@@ -106,7 +106,7 @@ def test_ids_tell_holders_apart_and_protect_no_sst() -> None:
         assert not protects(mine.id, sst_id)
 
 
-YOUNG = WalRetention(young_ms=100, bytes_max=1_000)
+YOUNG = WalRetention(kept_from_ms=100, bytes_max=1_000)
 
 
 def wal(number: int, modified_ms: int, size_bytes: int = 10) -> Listed:
@@ -118,12 +118,12 @@ def aged(*modified_ms: int) -> Sequence[Listed]:
 
 
 def claimed(manifest: Manifest) -> int | None:
-    lease = find_wal_lease(manifest, HOLDER)
+    lease = find_wal_lease(manifest, RETENTION_HOLDER)
     return lease.wal_id_min if lease is not None else None
 
 
 def test_run_begins_with_the_oldest_object_that_is_young() -> None:
-    """Young is `>=`; an old one among young ones stays as well."""
+    """The run begins with the oldest object at or above the limit; older ones behind it stay."""
     assert retained_from(AT_5, aged(1, 1, 99, 100, 101, 102), YOUNG) == 3
     assert retained_from(AT_5, aged(1, 100, 1, 1, 1, 1), YOUNG) == 1
     assert retained_from(AT_5, aged(*[99] * 6), YOUNG) == 5
@@ -148,11 +148,11 @@ def test_whatever_is_retained_is_there_and_reaches_c(
     run = [each for each in listing if each.number is not None and first <= each.number < c]
     assert [each.number for each in run] == list(range(first, c))
     assert sum(each.size_bytes for each in run) <= bytes_max
-    assert not run or run[0].modified_ms >= YOUNG.young_ms
+    assert not run or run[0].modified_ms >= YOUNG.kept_from_ms
 
 
 def test_claim_follows_the_run() -> None:
-    """It lives for ever, moves on and never back, and goes when nothing is retained."""
+    """The lease of the retention never expires, moves on and never back, and can be removed."""
     first = retain_wal(AT_5, 5)
     assert claimed(first) == 5
     assert first.leases[0].expire_time_s == NEVER
@@ -164,7 +164,7 @@ def test_claim_follows_the_run() -> None:
 
 
 def test_claim_begins_with_what_is_protected() -> None:
-    """What an older manifest has given up may be deleted by whoever judged by that one (F3)."""
+    """The lease claims nothing that an older manifest has given up: it may be deleted (F3)."""
     assert claimed(retain_wal(AT_5, 2)) == 5
     held = replace(hold_wal(AT_5, "me", 5, 1), wal_id_last_compacted=50)
     assert claimed(retain_wal(held, 2)) == 5
@@ -184,7 +184,7 @@ BOTH = replace(EMPTY, leases=(OWN, OTHER))
 def test_ids_are_uuids_that_tell_their_lease(
     now_ms: int, lease_random: bytes, sst_random: bytes
 ) -> None:
-    """Lease and object have UUIDs of version 7 with the time of the lease and its random bits."""
+    """Ids of leases and objects are UUIDs of version 7 with the time and stem of the lease."""
     lease_id = new_lease_id(now_ms, lease_random)
     sst_id = leased_sst_id(lease_id, sst_random)
     for each in (UUID(bytes=lease_id), UUID(bytes=sst_id)):
@@ -204,13 +204,13 @@ def test_lease_that_is_made_again_is_there_once() -> None:
 
 
 def test_renewed_lease_is_the_same_but_for_its_end() -> None:
-    """Only the end of that one lease changes."""
+    """A renewal changes only the expiry of that one lease."""
     renewed = renew_lease(BOTH, OWN.id, 900)
     assert renewed == replace(BOTH, leases=(replace(OWN, expire_time_s=900), OTHER))
 
 
-def test_lost_lease_is_told() -> None:
-    """To check or renew a lease that is not there is an error, which names it."""
+def test_lost_lease_is_an_error() -> None:
+    """Checking or renewing a lease that is not in the manifest raises an error that names it."""
     lost = without_lease(BOTH, OWN.id)
     assert lost.leases == (OTHER,)
     assert not has_lease(lost, OWN.id)
@@ -220,7 +220,7 @@ def test_lost_lease_is_told() -> None:
 
 
 def test_lease_counts_as_long_as_it_is_there() -> None:
-    """Its time alone takes nothing from it: only the edit that removes it does."""
+    """A lease that has expired counts until an edit removes it."""
     expired = with_lease(EMPTY, replace(OWN, expire_time_s=0))
     check_lease(expired, OWN.id)
     assert has_lease(expired, OWN.id)
