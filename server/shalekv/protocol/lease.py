@@ -23,7 +23,7 @@ are never compared; each process goes by its own:
 
 A candidate sees a renewal after it was sent. So the holder gives up before a candidate takes over,
 as long as no clock runs faster than another by more than `HOLD_SHARE` allows for. Only availability
-depends on it: two processes that both hold a lease are kept apart by their epochs (I2).
+depends on it: two processes that both hold a lease are kept apart by their epochs (I3).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Transactions: compare, then read and change, decided against one state. Pure.
+"""Transactions: comparisons, then reads and changes, decided against one state. Pure.
 
-A put with a precondition, a batch with counters and a `Txn` are all this: comparisons, and the
-operations of the branch that is taken. `decide` can be asked again when the state has changed
-before the outcome became durable.
+A put with a precondition, a batch with counters and a `Txn` are all a `Transaction`: comparisons,
+and the operations of the branch that they select. `Transaction.decide` can be called again if the
+state has changed before the outcome was durable.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from shalekv.errors import (
 from shalekv.protocol.entry import NO_EXPIRY, Entry, KeyRange, Kind, coalesced
 
 COUNTER_BYTES = 8
-RESULT_FRAME_BYTES = 40  # what a result costs in a message beside the value
+RESULT_FRAME_BYTES = 40  # size of a result in a message, without the value
 _COUNTER_MIN, _COUNTER_MAX = -(2**63), 2**63 - 1
-_SHOWN_BYTES = 64  # of a key in an error
+_SHOWN_BYTES = 64  # longest part of a key in an error
 
 
 class DatabaseState(Protocol):
-    """What a transaction is decided by: one state of the database at one moment."""
+    """One state of the database, by which a transaction is decided."""
 
     @property
     def now_ms(self) -> int:
-        """Logical time, from which the life of new values counts."""
+        """The logical time, from which the TTL of new values counts."""
         ...
 
     def visible(self, key: bytes) -> Entry | None:
-        """The version of `key` that has a value now."""
+        """Return the version of `key` that has a value now; None if there is no value."""
         ...
 
     def latest(self, key: bytes) -> Entry | None:
-        """The newest version of `key`, whatever it is; None: nothing is known of one."""
+        """Return the newest version of `key` of any kind; None if no version is known."""
         ...
 
     def has_keys(self, keys: KeyRange) -> bool:
@@ -50,7 +50,7 @@ class DatabaseState(Protocol):
 
 
 class Operator(enum.Enum):
-    """How the found is compared with the given."""
+    """The relation that a comparison demands between the found and the given operand."""
 
     EQUAL = "="
     NOT_EQUAL = "!="
@@ -67,7 +67,7 @@ _TEST: Mapping[Operator, Callable[[Any, Any], bool]] = {
 
 
 class SeqCompare(NamedTuple):
-    """Compares the sequence number of a key's value; 0 where it has none."""
+    """A comparison of the sequence number of a key's value; 0 if the key has no value."""
 
     key: bytes
     seq: int
@@ -79,7 +79,7 @@ class SeqCompare(NamedTuple):
 
 
 class ValueCompare(NamedTuple):
-    """Compares the value of a key; one without a value only differs."""
+    """A comparison of the value of a key. A key without a value satisfies `NOT_EQUAL` alone."""
 
     key: bytes
     value: bytes
@@ -93,7 +93,7 @@ class ValueCompare(NamedTuple):
 
 
 class ExistsCompare(NamedTuple):
-    """Whether a key has a value, or has none."""
+    """A test whether a key has a value, or has none."""
 
     key: bytes
     exists: bool
@@ -103,7 +103,7 @@ class ExistsCompare(NamedTuple):
 
 
 class EmptyCompare(NamedTuple):
-    """No key of a range has a value."""
+    """A test that no key of a range has a value."""
 
     keys: KeyRange
 
@@ -121,7 +121,7 @@ class Get(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Set a key; the value lives for `ttl_ms`, 0: for ever."""
+    """Set a key. The value expires after `ttl_ms`; 0: never."""
 
     key: bytes
     value: bytes
@@ -148,9 +148,9 @@ class Add(NamedTuple):
 
 
 class Expire(NamedTuple):
-    """Delete a key if its newest version is a value that has expired: no request, but a sweep.
+    """Delete a key if its newest version is an expired value, for the sweep of expired keys.
 
-    `known` is that version, as far as it is known without a look at the levels.
+    `known` is that version, if it is known without a read of the levels.
     """
 
     key: bytes
@@ -161,16 +161,16 @@ Operation: TypeAlias = Get | Put | Delete | DeleteRange | Add | Expire
 
 
 class Read(NamedTuple):
-    """What a get has found; None: no value."""
+    """The result of a get; None if there is no value."""
 
     entry: Entry | None
 
 
-Result: TypeAlias = Read | int | None  # of a get, of an add, of anything else
+Result: TypeAlias = Read | int | None  # of a get, of an add, of any other operation
 
 
 class Change(NamedTuple):
-    """What a commit does to one key."""
+    """The change of one key by a commit."""
 
     key: bytes
     kind: Kind
@@ -180,37 +180,37 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a transaction does."""
+    """The outcome of a transaction: its changes and results, or a refusal."""
 
-    changes: Sequence[Change] = ()  # each key once
-    deleted: Sequence[KeyRange] = ()  # disjoint, in order; `changes` come after them
-    succeeded: bool = True
+    changes: Sequence[Change] = ()  # at most one for each key
+    deleted: Sequence[KeyRange] = ()  # disjoint, in order; applied before `changes`
+    succeeded: bool = True  # whether all comparisons held
     results: Sequence[Result] = ()  # one for each operation of the branch that was taken
-    refusal: ShaleError | None = None
+    refusal: ShaleError | None = None  # the error, if nothing is applied
 
     @property
     def writes(self) -> bool:
-        """Whether anything is changed."""
+        """Whether the transaction changes anything."""
         return bool(self.changes or self.deleted)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a write asks of the database before it is decided."""
+    """The keys and ranges that have to be read before a write is decided."""
 
     keys: Sequence[bytes] = ()
     ranges: Sequence[KeyRange] = ()
-    record_key: bytes = b""  # that of its idempotency record; empty: none
+    record_key: bytes = b""  # the key of its idempotency record; empty: none
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Comparisons, and what is done when all hold or one fails."""
+    """Comparisons, the operations if all of them hold, and those if one fails."""
 
     then: Sequence[Operation]
     compares: Sequence[Compare] = ()
-    otherwise: Sequence[Operation] | None = None  # None: a comparison that fails is refused
-    results_bytes_max: int = 2**63  # of all that is read, as `RESULT_FRAME_BYTES` counts it
+    otherwise: Sequence[Operation] | None = None  # None: a failed comparison is a refusal
+    results_bytes_max: int = 2**63  # of all gets: values and a `RESULT_FRAME_BYTES` for each
 
     @property
     def rests_on_state(self) -> bool:
@@ -218,28 +218,28 @@ class Transaction:
         return bool(self.compares) or any(isinstance(e, Get | Add | Expire) for e in self.then)
 
     def needs(self, record_key: bytes = b"") -> Needs:
-        """What it may ask, whichever branch it takes."""
+        """Return all keys and ranges that it may read, whichever branch it takes."""
         operations = (*self.then, *(self.otherwise or ()))
-        asked = [each.key for each in operations if isinstance(each, Get | Add)]
-        asked += [e.key for e in operations if isinstance(e, Expire) and e.known is None]
+        read = [each.key for each in operations if isinstance(each, Get | Add)]
+        read += [e.key for e in operations if isinstance(e, Expire) and e.known is None]
         ranges = [each.keys for each in self.compares if isinstance(each, EmptyCompare)]
         compared = [each.key for each in self.compares if not isinstance(each, EmptyCompare)]
-        return Needs((*compared, *asked), ranges, record_key)
+        return Needs((*compared, *read), ranges, record_key)
 
     def decide(self, state: DatabaseState) -> Decision:
-        """What it does to `state`; a refusal is an outcome, too."""
+        """Decide the transaction against `state`. An error is returned as `Decision.refusal`."""
         try:
             failed = next((each for each in self.compares if not each.holds(state)), None)
             if failed is None:
-                return self._done(self.then, state, succeeded=True)
+                return self._run(self.then, state, succeeded=True)
             if self.otherwise is not None:
-                return self._done(self.otherwise, state, succeeded=False)
+                return self._run(self.otherwise, state, succeeded=False)
         except ShaleError as refusal:
-            # Its traceback would keep `state`, and what that keeps, for as long as it is kept.
+            # The traceback would keep `state` in memory for as long as the refusal is kept.
             return Decision(refusal=refusal.with_traceback(None))
         return Decision(refusal=_condition_failed(failed, state))
 
-    def _done(
+    def _run(
         self, operations: Sequence[Operation], state: DatabaseState, *, succeeded: bool
     ) -> Decision:
         draft = _Draft(state)
@@ -273,7 +273,7 @@ class Transaction:
 
 @dataclass(slots=True)
 class _Draft:
-    """The changes so far: what later ones of the same commit see."""
+    """The changes of the operations so far, which later operations of the same commit see."""
 
     state: DatabaseState
     changes: dict[bytes, Change] = field(default_factory=dict)
@@ -316,7 +316,7 @@ class _Draft:
         return total
 
     def _counter(self, key: bytes) -> tuple[bytes, int]:
-        """The bytes and the expiry of a counter as the changes so far have left it."""
+        """Return the value and the expiry of a counter after the changes so far."""
         change = self.changes.get(key)
         if change is not None and change.kind is Kind.PUT:
             return change.value, change.expire_at_ms
@@ -328,7 +328,7 @@ class _Draft:
 
 
 def _condition_failed(failed: Compare, state: DatabaseState) -> ConditionFailed:
-    """The refusal of a put or delete, whose preconditions are comparisons of one key."""
+    """Return the refusal of a put or delete, whose preconditions are comparisons of one key."""
     if isinstance(failed, EmptyCompare):
         raise AssertionError("a precondition compares one key")  # noqa: TRY004 (a bug, not an input)
     found = state.visible(failed.key)

@@ -1,4 +1,4 @@
-"""Transactions, one property at a time: what is compared, changed, counted, read and refused."""
+"""Tests of transactions: comparisons, changes, counters, reads and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def decide(*then: Operation, state: DictState = STATE) -> Decision:
 
 
 def test_range_delete_takes_what_stood_before_it_and_nothing_after() -> None:
-    """Within a commit, changes in the range go, later ones stay, and each key stands once."""
+    """A range delete drops earlier changes of the commit in its range, and no later ones."""
     decision = decide(
         Put(b"a", b"1"), Put(b"b", b"1"), Delete(b"c"), Add(b"d", 1), Put(b"e", b"1"),
         DeleteRange(KeyRange(b"b", b"e")),
@@ -53,7 +53,7 @@ def test_range_delete_takes_what_stood_before_it_and_nothing_after() -> None:
 
 
 def test_counter_sees_the_changes_before_it() -> None:
-    """Added to, put with a life, deleted alone or with its range: in the order of the commit."""
+    """A counter follows the puts, adds and deletes of its commit in their order."""
     decision = decide(
         Add(b"counter", 1), Add(b"counter", 1),
         Delete(b"counter"), Add(b"counter", 5),
@@ -67,7 +67,7 @@ def test_counter_sees_the_changes_before_it() -> None:
 
 
 def test_reply_that_would_be_too_large_is_refused() -> None:
-    """What is read, and a frame for each get, found or not, fits the limit, or nothing is done."""
+    """Values and a frame for each get must fit the limit, or the transaction is refused."""
     gets = [Get(b"live"), Get(b"absent"), Get(b"counter")]
     fits = 2 + 8 + 3 * RESULT_FRAME_BYTES
     assert Transaction(gets, results_bytes_max=fits).decide(STATE).refusal is None
@@ -77,14 +77,14 @@ def test_reply_that_would_be_too_large_is_refused() -> None:
 
 
 def test_refusal_keeps_nothing_of_the_state() -> None:
-    """It is kept for those who ask again, and a traceback would keep the state with it."""
+    """A refusal, which is kept for retries, has no traceback: that would keep the state."""
     decision = decide(Add(b"live", 1))
     assert isinstance(decision.refusal, NotACounter)
     assert decision.refusal.__traceback__ is None
 
 
 def test_costly_range_is_a_refusal() -> None:
-    """What the state refuses to look at refuses the transaction, whichever branches it has."""
+    """A range that the state refuses to read makes the transaction a refusal."""
     compare = EmptyCompare(KeyRange(b"a", b"b"))
     decision = Transaction([], [compare], [Put(b"a", b"1")]).decide(DictState(is_costly=True))
     assert isinstance(decision.refusal, RangeTooCostly)
@@ -102,5 +102,5 @@ def test_costly_range_is_a_refusal() -> None:
     ],
 )
 def test_what_rests_on_state(transaction: Transaction, rests: bool) -> None:  # noqa: FBT001 - what is expected
-    """Only what compares, reads or counts depends on the commits before it."""
+    """Only a transaction that compares, reads or counts depends on the commits before it."""
     assert transaction.rests_on_state is rests
