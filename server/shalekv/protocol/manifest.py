@@ -1,8 +1,13 @@
-"""The manifest as a value: the state of the database at a point in time.
+"""The manifest as a value: the state of the database at a point in time, and its levels.
 
-Field names are those of the design document (seed 000, "Structure"); `protos/shalekv/v1/
-manifest.proto` documents each of them. Edits are functions from manifest to manifest and live
-beside the rules that they serve (`protocol.opening`, later compaction and snapshots).
+`protos/shalekv/v1/manifest.proto` documents each field. Edits are functions from manifest to
+manifest. They are in the modules of the rules that they implement, such as `protocol.opening`,
+`protocol.snapshot` and `protocol.compaction.publish`.
+
+A `Version` has the SSTs that one manifest names, in the order in which they are read. L0 holds SSTs
+that may overlap, the newest first. Each level below it is one sorted run, whose SSTs do not
+overlap. For every key, the entries in one source are newer than all entries in the sources after it
+(I9 depends on this). Idempotency records have a level of their own, apart from all keys.
 """
 
 from __future__ import annotations
@@ -20,17 +25,19 @@ from shalekv.protocol.sst_table import SstInfo, SstTable
 
 MANIFEST_FORMAT_VERSION = 1
 NO_NONCE = bytes(16)
+L0 = 0
+SYSTEM_LEVEL = 63  # of idempotency records, in a key space of their own; newest first, as L0
 
 
 class CasMode(enum.Enum):
-    """How an object is created only if it does not exist."""
+    """The way in which an object is created only if it does not exist."""
 
     NATIVE = 1
     TWO_PHASE = 2
 
 
 class WalMode(enum.Enum):
-    """Where a write is made durable."""
+    """The place where a write is made durable."""
 
     OBJECT_STORE = 1
     QUORUM = 2
@@ -38,7 +45,7 @@ class WalMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The promise that the objects of one manifest stay readable."""
+    """A promise that the objects of one manifest stay readable until an expiry time."""
 
     id: bytes
     manifest_id: int
@@ -46,33 +53,33 @@ class Snapshot:
     name: str = ""
     manifest_checksum: int = 0
     created_ms: int = 0  # by the store's clock; 0: it is read as of its last commit
-    ssts_only: bool = False  # it keeps no WAL object, and cannot be read
+    ssts_only: bool = False  # it keeps no WAL object, so it cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Another database, some of whose SSTs are read by this one: see `protocol.origins`."""
+    """Another database, some SSTs of which this one reads: see `protocol.origins`."""
 
-    database_id: bytes  # that wrote them, as they say themselves
-    url: str  # where they are; empty: in the levels folder of this database
-    snapshot_id: bytes  # in the manifest there, which keeps them; empty where the URL is
+    database_id: bytes  # the database that wrote the SSTs, as their footers say
+    url: str  # the database that has them; empty: they are in the levels folder of this one
+    snapshot_id: bytes  # the snapshot in that database that keeps them; empty if `url` is
     sst_ids: bytes  # 16 bytes each; empty: none is read any more
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Protects objects that a job writes before a manifest names them."""
+    """A protection of the objects of a job, or of WAL objects: see `protocol.lease`."""
 
     id: bytes
-    expire_time_s: int
+    expire_time_s: int  # by the store's clock; 0: never
     holder: str
-    wal_id_min: int | None = None
-    reserved_seq: int | None = None  # SSTs with entries up to here are merged by its holder alone
+    wal_id_min: int | None = None  # the first WAL object that it keeps; None: it is of a job
+    reserved_seq: int | None = None  # only its holder merges SSTs with entries up to here
 
 
 @dataclass(frozen=True, slots=True)
 class PendingLoad:
-    """A load whose files are pinned until a WAL record commits it."""
+    """A load whose files are kept until a WAL record that commits it is compacted."""
 
     load_id: str
     ssts: SstTable
@@ -80,7 +87,7 @@ class PendingLoad:
 
 @dataclass(frozen=True, slots=True)
 class RecentLoad:
-    """A load that was committed."""
+    """A committed load, remembered so that it is not applied again."""
 
     load_id: str
     seq: int
@@ -89,7 +96,7 @@ class RecentLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One version of the manifest. c of the protocol is `wal_id_last_compacted`."""
+    """One version of the manifest. `wal_id_last_compacted` is c in server/docs/protocol.md."""
 
     database_id: bytes
     manifest_id: int
@@ -99,7 +106,7 @@ class Manifest:
     wal_generation: int = 0
     wal_members: tuple[str, ...] = ()  # safekeepers: see `protocol.membership`
     wal_members_next: tuple[str, ...] = ()  # while a change of members is under way
-    wal_ids_left_out: tuple[range, ...] = ()  # by switches to safekeepers, the lowest first
+    wal_ids_left_out: tuple[range, ...] = ()  # left out by switches to safekeepers, ascending
     writer_epoch: int = 0
     writer_nonce: bytes = NO_NONCE
     writer_address: str = ""
@@ -113,51 +120,39 @@ class Manifest:
     fence_width: int = 1
     gc_cutoff_ms: int = 0
     logical_time_ms: int = 0
-    time_reset_wal_id: int | None = None  # WAL objects up to here prove no logical time
+    time_reset_wal_id: int | None = None  # logical times in WAL objects up to here do not count
     leveled_ssts: SstTable = field(default_factory=SstTable)
     snapshots: tuple[Snapshot, ...] = ()
     leases: tuple[Lease, ...] = ()
     pending_loads: tuple[PendingLoad, ...] = ()
     recent_loads: tuple[RecentLoad, ...] = ()
-    loads_forgotten_ms: int = 0  # logical time of the latest load that is not remembered
+    loads_forgotten_ms: int = 0  # logical time of the latest load that was forgotten; 0: none
     origins: tuple[Origin, ...] = ()
 
     @property
     def first_uncompacted_wal_id(self) -> int:
-        """Where replay begins: the slot after c, or 0."""
+        """The slot at which replay begins: the one after c, or 0 if nothing is compacted."""
         return 0 if self.wal_id_last_compacted is None else self.wal_id_last_compacted + 1
 
 
-# --- tree
-# The tree: the SSTs that one manifest names, in the order in which they are read.
-#
-# L0 holds SSTs that may overlap, the newest first. Each level below is one sorted run: its SSTs
-# do not overlap. For every key, what stands in a source is newer than all of it in the sources
-# after it (I9 rests on this). Idempotency records have a level of their own, apart from all keys.
-
-
-L0 = 0
-SYSTEM_LEVEL = 63  # idempotency records, which have keys of another space; newest first, as L0
-
-
 def upper_bound(info: SstInfo) -> bytes:
-    """The last key of the SST's range; `END_OF_KEYS` if it has no bound."""
+    """Return the last key of the SST's range; `END_OF_KEYS` if it has no bound."""
     return info.last_key or END_OF_KEYS
 
 
 def overlaps(info: SstInfo, keys: KeyRange) -> bool:
-    """Whether the SST's range, both ends included, has a key of `keys`."""
+    """Whether the SST's range, both ends included, contains a key of `keys`."""
     return upper_bound(info) >= keys.start and (not keys.end or info.first_key < keys.end)
 
 
 def newest_first(ssts: Iterable[SstInfo]) -> list[SstInfo]:
-    """The SSTs of L0, or of the system, in the order in which they are read."""
+    """Sort the SSTs of L0, or of the system level, in the order in which they are read."""
     return sorted(ssts, key=attrgetter("max_seq"), reverse=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SortedRun:
-    """The SSTs of one level below L0, by key."""
+    """The SSTs of one level below L0, in the order of their keys."""
 
     level: int
     ssts: Sequence[SstInfo]
@@ -165,11 +160,11 @@ class SortedRun:
 
     @classmethod
     def of(cls, level: int, ssts: Sequence[SstInfo]) -> SortedRun:
-        """The run of these SSTs, in any order. `ValueError`: two of them overlap."""
+        """Return the run of these SSTs, given in any order. Raises `ValueError` if two overlap."""
         ordered = sorted(ssts, key=attrgetter("first_key"))
         for before, after in pairwise(ordered):
-            # The end of a range tombstone counts as a key of its SST, and is not deleted: two
-            # neighbours may share it.
+            # The end of a range tombstone counts as a key of its SST although it is not deleted,
+            # so two neighbours may share it.
             if upper_bound(before) > after.first_key or before.first_key == after.first_key:
                 ids = f"{before.id.hex()} and {after.id.hex()}"
                 raise ValueError(f"level {level}: the SSTs {ids} overlap")
@@ -177,18 +172,18 @@ class SortedRun:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its objects."""
+        """The size of all SSTs of the run."""
         return sum(info.size_bytes for info in self.ssts)
 
     def find(self, key: bytes) -> SstInfo | None:
-        """The one SST that can hold `key`, or a range tombstone over it."""
+        """Return the one SST that can hold `key` or a range tombstone over it, if there is one."""
         at = bisect_right(self.first_keys, key) - 1
         if at < 0 or upper_bound(self.ssts[at]) < key:
             return None
         return self.ssts[at]
 
     def overlapping(self, keys: KeyRange) -> Sequence[SstInfo]:
-        """Those that can hold a key of `keys`, by key."""
+        """Return the SSTs that can hold a key of `keys`, in the order of their keys."""
         low = max(bisect_right(self.first_keys, keys.start) - 1, 0)
         high = bisect_left(self.first_keys, keys.end) if keys.end else len(self.ssts)
         if low < high and upper_bound(self.ssts[low]) < keys.start:
@@ -198,18 +193,18 @@ class SortedRun:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The levels of one manifest: exactly the effect of the WAL slots up to `wal_id`."""
+    """The levels of one manifest. They have exactly the effect of the WAL slots up to `wal_id`."""
 
     manifest_id: int
-    wal_id: int | None  # c of the protocol; None: nothing is compacted
+    wal_id: int | None  # c; None: nothing is compacted
     last_seq: int
     l0: Sequence[SstInfo]  # newest first
-    runs: Sequence[SortedRun]  # L1 and below, those that hold something
+    runs: Sequence[SortedRun]  # the levels below L0 that are not empty, the highest first
     system: Sequence[SstInfo]  # newest first
 
     @classmethod
     def of(cls, manifest: Manifest) -> Version:
-        """The tree of a manifest. `ValueError`: its levels contradict each other."""
+        """Return the version of a manifest. Raises `ValueError` if SSTs of one level overlap."""
         by_level: dict[int, list[SstInfo]] = {}
         for info in manifest.leveled_ssts:
             by_level.setdefault(info.level, []).append(info)
@@ -225,11 +220,11 @@ class Version:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key of clients can be in it."""
+        """Whether the levels hold no user key."""
         return not self.l0 and not self.runs
 
     def sources_of(self, key: bytes) -> Iterator[SstInfo]:
-        """The SSTs that can hold `key`, or a range tombstone over it, from newest to oldest."""
+        """Iterate over the SSTs that can hold `key` or a range tombstone over it, newest first."""
         for info in self.l0:
             if info.first_key <= key <= upper_bound(info):
                 yield info
@@ -239,13 +234,9 @@ class Version:
                 yield found
 
 
-# --- level_sizes
-# What the levels of a manifest weigh, and what that means for space and reads.
-
-
 @dataclass(frozen=True, slots=True)
 class LevelSize:
-    """One level. `entries` count tombstones, `tombstones` range tombstones too."""
+    """Totals of one level. `entries` includes tombstones, and `tombstones` range tombstones."""
 
     level: int
     ssts: int
@@ -255,7 +246,7 @@ class LevelSize:
 
 
 def level_sizes(table: SstTable) -> list[LevelSize]:
-    """The levels that hold something, by number; 100,000 SSTs take some 20 ms."""
+    """Return the totals of the non-empty levels, by number. Takes 20 ms for 100,000 SSTs."""
     sums: dict[int, list[int]] = {}
     columns = (table.sizes_bytes, table.entry_counts, table.tombstone_counts)
     numbers = (struct.unpack(f"<{table.count}Q", column) for column in columns)
@@ -271,15 +262,15 @@ def level_sizes(table: SstTable) -> list[LevelSize]:
 
 
 def total_bytes(sizes: Iterable[LevelSize]) -> int:
-    """Of all these levels."""
+    """Return the size of all these levels."""
     return sum(size.size_bytes for size in sizes)
 
 
 def space_amplification(sizes: Sequence[LevelSize]) -> float:
-    """Bytes of all data for one byte of the lowest level that has some; 0: there is no data.
+    """Return the bytes of all data per byte of the lowest non-empty level; 0 if there is no data.
 
-    The lowest level holds each key once, so that what stands above it is at most as much again as
-    what was overwritten. While all data is in L0 this says nothing, and is 1.
+    The lowest level holds each key once, so the levels above it bound the overwritten and deleted
+    data. While all data is in L0 the ratio is not known, and 1 is returned.
     """
     data = [size for size in sizes if size.level != SYSTEM_LEVEL]
     runs = [size for size in data if size.level != L0]
@@ -289,12 +280,12 @@ def space_amplification(sizes: Sequence[LevelSize]) -> float:
 
 
 def read_amplification(sizes: Iterable[LevelSize]) -> int:
-    """The most SSTs that a read of one key looks into, filters left aside."""
+    """Return the most SSTs that a read of one key may search, without regard to filters."""
     return sum(size.ssts if size.level == L0 else 1 for size in sizes if size.level != SYSTEM_LEVEL)
 
 
 def most_over_one_key(ssts: Collection[SstInfo]) -> int:
-    """How many of these SSTs overlap at the key where most of them do."""
+    """Return the greatest number of these SSTs that overlap at one key."""
     opening = sorted(info.first_key for info in ssts)
     closing = sorted(upper_bound(info) for info in ssts)
     most = 0

@@ -1,12 +1,15 @@
-"""Origins: other databases whose SSTs the levels of a clone name. Pure.
+"""Clones and their origins: other databases whose SSTs the levels of a clone name. Pure.
 
-A clone lists the SSTs of its parent as rows of its own levels, and says in an *origin* where they
-are. A snapshot in the manifest of the parent, the *pin*, keeps them: it never expires, and keeps no
-WAL object. Compactions of the clone replace its rows one by one, and nothing adds to an origin: so
-of all manifests of a database, the older one names all that a newer one does.
+A clone lists the SSTs of its parent as rows of its own levels, and names in an *origin* the
+database that has them. A snapshot in the manifest of the parent, the *pin*, keeps them: it never
+expires, and keeps no WAL object. Compactions of the clone replace its rows one by one, and nothing
+adds to an origin. So an older manifest of a database names all foreign SSTs that a newer one does.
 
-When no active manifest of the clone reads an SST of an origin any more, its collector removes the
-pin there, and only then the origin here: what a crash leaves is still known.
+When no active manifest of the clone reads an SST of an origin any more, the collector of the clone
+removes the pin from the parent, and only then the origin from the clone. So a crash in between
+leaves the pin known.
+
+`first_manifest` makes the first manifest of a clone from that of its parent.
 """
 
 from __future__ import annotations
@@ -19,24 +22,27 @@ from shalekv.protocol.manifest import NO_NONCE, CasMode, Manifest, Origin, Snaps
 from shalekv.protocol.snapshot import NEVER, find_snapshot, judged_ms, renew_snapshot
 from shalekv.protocol.sst_table import ID_BYTES
 
+FIRST_SLOT = 0  # WAL slot of a clone with an empty object that reserves the place for this clone
+_WRITE_ID_BYTES = 16
+
 
 def pin_name(database_id: bytes) -> str:
-    """What the snapshot is called that keeps SSTs for the clone with this id."""
+    """Return the name of the snapshot that keeps SSTs for the clone with this id."""
     return f"clone {database_id.hex()}"
 
 
 def unpacked(sst_ids: bytes) -> Iterator[bytes]:
-    """The ids of an origin, one by one."""
+    """Iterate over packed ids of SSTs, `ID_BYTES` each."""
     return (sst_ids[at : at + ID_BYTES] for at in range(0, len(sst_ids), ID_BYTES))
 
 
 def foreign_ids(origins: Iterable[Origin]) -> frozenset[bytes]:
-    """The SSTs that are not in the folder of this database."""
+    """Return the ids of the SSTs that are not in the folder of this database."""
     return frozenset(sst_id for each in origins if each.url for sst_id in unpacked(each.sst_ids))
 
 
 def narrowed(origins: Iterable[Origin], sst_ids: Collection[bytes]) -> tuple[Origin, ...]:
-    """The origins as far as these SSTs are concerned; those that have none of them are left out."""
+    """Restrict the origins to these SSTs. Origins that have none of them are left out."""
     found = (
         replace(each, sst_ids=b"".join(i for i in unpacked(each.sst_ids) if i in sst_ids))
         for each in origins
@@ -45,9 +51,9 @@ def narrowed(origins: Iterable[Origin], sst_ids: Collection[bytes]) -> tuple[Ori
 
 
 def without_unread(manifest: Manifest) -> Manifest:
-    """The manifest whose origins name no SST that its levels do not name.
+    """Return the manifest with its origins restricted to the SSTs that its levels name.
 
-    An origin with a pin stays when it is empty: it says what a collector has to remove.
+    An empty origin with a pin stays: a collector still has to remove the pin.
     """
     if not any(each.sst_ids for each in manifest.origins):
         return manifest
@@ -60,12 +66,15 @@ def without_unread(manifest: Manifest) -> Manifest:
 
 
 def needed_pins(manifest: Manifest) -> dict[bytes, str]:
-    """The pins on which the manifest rests, and the URLs of the databases that have them."""
+    """Return the pins that the manifest needs, with the URLs of the databases that have them."""
     return {each.snapshot_id: each.url for each in manifest.origins if each.url and each.sst_ids}
 
 
 def spent_pins(manifest: Manifest, needed: Collection[bytes]) -> dict[bytes, str]:
-    """The pins that nobody needs any more, with URLs; `needed` are those of active manifests."""
+    """Return the pins that are not needed any more, with their URLs.
+
+    `needed` are the pins that active manifests need.
+    """
     return {
         each.snapshot_id: each.url
         for each in manifest.origins
@@ -74,15 +83,15 @@ def spent_pins(manifest: Manifest, needed: Collection[bytes]) -> dict[bytes, str
 
 
 def drop_pins(manifest: Manifest, snapshot_ids: Collection[bytes]) -> Manifest:
-    """The manifest without the origins of these pins. REQUIRES: `spent_pins` told them."""
+    """Return the manifest without the origins of these pins. REQUIRES: they are `spent_pins`."""
     kept = tuple(each for each in manifest.origins if each.snapshot_id not in snapshot_ids)
     return replace(manifest, origins=kept)
 
 
 def fix_pin(parent: Manifest, snapshot_id: bytes, *, now_s: float) -> Manifest:
-    """The manifest of the parent in which the pin never expires, and keeps SSTs alone.
+    """Return the manifest of the parent in which the pin never expires, and keeps only SSTs.
 
-    Raises `SnapshotNotFound` when it is gone or has expired: its objects may be deleted (F3).
+    Raises `SnapshotNotFound` if it is gone or has expired: its objects may be deleted (F3).
     """
     renewed = renew_snapshot(parent, snapshot_id, expire_time_s=NEVER, now_s=now_s)
     fixed = tuple(
@@ -93,43 +102,35 @@ def fix_pin(parent: Manifest, snapshot_id: bytes, *, now_s: float) -> Manifest:
 
 
 def is_fixed(parent: Manifest, snapshot_id: bytes) -> bool:
-    """Whether the manifest of the parent contains that edit."""
+    """Whether the manifest of the parent contains the edit `fix_pin`."""
     found = find_snapshot(parent, snapshot_id)
     return found is not None and is_pin(found)
 
 
 def is_pin(snapshot: Snapshot) -> bool:
-    """Whether the snapshot keeps the SSTs of a clone for as long as that needs them."""
+    """Whether the snapshot is a fixed pin, which keeps the SSTs of a clone until it is removed."""
     return snapshot.ssts_only and snapshot.snapshot_expire_time_s == NEVER
 
 
-# --- cloning
-# The first manifest of a clone, as a value: what it takes over of its parent, and what not.
-
-
-FIRST_SLOT = 0  # of the WAL of a clone: an empty object, which says whose clone this becomes
-_WRITE_ID_BYTES = 16
-
-
 def first_write_id(database_id: bytes) -> bytes:
-    """The write id of the object in `FIRST_SLOT`, by which it is known for what it is.
+    """Return the write id that identifies the object in `FIRST_SLOT` of the clone with this id.
 
-    Everyone who makes the clone with this id makes the same object.
+    Every attempt to make the clone creates the same object.
     """
-    drawn = b"the first slot of the clone " + database_id
-    return hashlib.sha256(drawn).digest()[:_WRITE_ID_BYTES]
+    named = b"the first slot of the clone " + database_id
+    return hashlib.sha256(named).digest()[:_WRITE_ID_BYTES]
 
 
 def is_untouched(clone: Manifest) -> bool:
-    """True if neither a writer nor a compactor has opened this clone, so that it holds no data."""
+    """Whether neither a writer nor a compactor has opened the clone, so that it has no own data."""
     return clone.writer_nonce == clone.compactor_nonce == NO_NONCE
 
 
 def made_again(lost: Manifest, clone: Manifest) -> Manifest:
-    """The manifest that takes the place of `lost`, whose pins are gone, in an untouched clone.
+    """Return the manifest that replaces `lost`, whose pins are gone, in an untouched clone.
 
-    `clone` is manifest 0 of what was made anew. Readers may have seen the first one: what never
-    goes down does not go down here either.
+    `clone` is manifest 0 of a repeated clone. Readers may have seen the first one, so epochs,
+    sequence numbers and times do not go down here either (I5).
     """
     return replace(
         clone,
@@ -143,10 +144,10 @@ def made_again(lost: Manifest, clone: Manifest) -> Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A database that is cloned: the manifest that is shared, and what keeps its SSTs.
+    """A database that is cloned: the manifest that is shared, and the pins that keep its SSTs.
 
-    `pins` are the snapshots that the clone has in the origins of the parent itself, by those that
-    the parent has there.
+    `snapshot_id` is the pin in the parent. `pins` are the pins of the clone in the origins of the
+    parent, by the pins that the parent has there.
     """
 
     manifest: Manifest
@@ -156,10 +157,10 @@ class Parent:
 
 
 def clone_origins(parent: Parent, own_ids: Collection[bytes], ids: bytes) -> tuple[Origin, ...]:
-    """Where the SSTs `ids` of a clone are; `own_ids` are those that it has written itself.
+    """Return the origins of the SSTs `ids` of a clone, except `own_ids`, which it has written.
 
-    What the parent reads of its origins, the clone reads there, too. What the parent has in its own
-    folder under the id of another database, because it was restored, is in that of the parent.
+    The clone reads the foreign SSTs of the parent in the origins of the parent. SSTs of another
+    database in the parent's own folder, as after a restore, are read from the parent.
     """
     origin_of = {id_: each for each in parent.manifest.origins for id_ in unpacked(each.sst_ids)}
     found: dict[tuple[bytes, str, bytes], list[bytes]] = {}
@@ -184,13 +185,13 @@ def first_manifest(
     cas_mode: CasMode,
     origins: tuple[Origin, ...],
 ) -> Manifest:
-    """Manifest 0 of a clone. `shared` is the parent's, in which all of the WAL is compacted.
+    """Return manifest 0 of a clone. `shared` is the parent's, in which all of the WAL is compacted.
 
-    Epochs, sequence numbers and logical time go on from there, so that nothing in the levels is
-    newer than the manifest says, and what had expired when the snapshot was made does not come
-    back, whatever the clock of the new place shows (I2). Which loads were committed is remembered,
-    since the levels hold them. The WAL begins anew behind `FIRST_SLOT`. Everything that belongs to
-    processes, to objects in the parent's folders or to the clock of its store is left behind.
+    Epochs, sequence numbers and logical time continue, so that nothing in the levels is newer than
+    the manifest says, and values that had expired when the snapshot was made do not come back,
+    whatever the clock of the new store shows (I2). Committed loads are remembered, since the levels
+    hold them. The WAL begins anew behind `FIRST_SLOT`. Fields that belong to processes, to objects
+    in the parent's folders or to the clock of its store are not taken over.
     """
     return Manifest(
         database_id=database_id,

@@ -1,8 +1,11 @@
-"""Snapshots: pure edits of the manifest (seed 000, "Snapshots").
+"""Snapshots: edits of the manifest that keep the objects of a manifest readable. Pure.
 
-A snapshot names an active manifest and keeps its objects readable until it expires by the store's
-clock. A manifest is active if it is the current one, or an unexpired snapshot in the current one
-names it.
+A snapshot names a manifest and keeps its objects readable until it expires by the store's clock.
+A manifest is *active* if it is the current one, or if an unexpired snapshot in the current one
+names it. A collector keeps all objects of active manifests (`protocol.retention`). It deletes
+nothing that a snapshot protected before it has published a manifest without that snapshot (F3). So
+a snapshot that is found in the current manifest protects its objects, and one that is gone or has
+expired can be neither renewed nor shared.
 """
 
 from __future__ import annotations
@@ -13,34 +16,34 @@ from dataclasses import replace
 from shalekv.errors import SnapshotExists, SnapshotNotFound
 from shalekv.protocol.manifest import Manifest, Snapshot
 
-NEVER = 0  # of `snapshot_expire_time_s`
+NEVER = 0  # as `snapshot_expire_time_s`: the snapshot does not expire
 
 
 def is_expired(snapshot: Snapshot, now_s: float) -> bool:
-    """Whether the snapshot protects nothing any more at `now_s` of the store's clock."""
+    """Whether the snapshot has expired at `now_s` of the store's clock, and protects nothing."""
     return snapshot.snapshot_expire_time_s != NEVER and snapshot.snapshot_expire_time_s < now_s
 
 
 def find_snapshot(manifest: Manifest, snapshot_id: bytes) -> Snapshot | None:
-    """The snapshot with this id, expired or not."""
+    """Return the snapshot with this id, expired or not; None if there is none."""
     return next((each for each in manifest.snapshots if each.id == snapshot_id), None)
 
 
 def has_snapshot(manifest: Manifest, snapshot_id: bytes) -> bool:
-    """Whether there is a snapshot with this id, expired or not."""
+    """Whether the manifest has a snapshot with this id, expired or not."""
     return find_snapshot(manifest, snapshot_id) is not None
 
 
 def active_manifest_ids(manifest: Manifest, now_s: float) -> frozenset[int]:
-    """The ids of all active manifests, if `manifest` is the current one."""
+    """Return the ids of all active manifests, if `manifest` is the current one."""
     pinned = (s.manifest_id for s in manifest.snapshots if not is_expired(s, now_s))
     return frozenset((manifest.manifest_id, *pinned))
 
 
 def judged_ms(manifest: Manifest) -> int:
-    """The latest moment by which a read of this state may have judged what has expired.
+    """Return the latest time by which a read of this state may have judged expiry of values.
 
-    It may be later than the logical time of what was written last: snapshots are read as of their
+    It may be later than the logical time of the last write, since snapshots are read as of their
     creation.
     """
     created = (each.created_ms for each in manifest.snapshots)
@@ -55,10 +58,10 @@ def create_snapshot(
     name: str = "",
     created_ms: int = 0,
 ) -> Manifest:
-    """The manifest with a snapshot of itself, that is of the manifest that this edit makes.
+    """Return the manifest with a snapshot of the manifest that this edit makes.
 
-    Made again after a conflict, it leaves one snapshot. Raises `SnapshotExists` when another has
-    the name.
+    An edit that is repeated after a conflict leaves one snapshot. Raises `SnapshotExists` if
+    another snapshot has the name.
     """
     others = tuple(each for each in manifest.snapshots if each.id != snapshot_id)
     if name and any(each.name == name for each in others):
@@ -83,34 +86,33 @@ def share_snapshot(
     name: str = "",
     manifest_checksum: int = 0,
 ) -> Manifest:
-    """The manifest with a second snapshot of what the snapshot `shared_id` shows.
+    """Return the manifest with a second snapshot of the state of the snapshot `shared_id`.
 
-    `manifest_checksum` is that of the object which it names (0: as the shared one says).
-
-    Raises `SnapshotNotFound` when that one is gone or has expired, `SnapshotExists` when another
-    has the name.
+    `manifest_checksum` is the checksum of the manifest object that it names; it is used if the
+    shared snapshot has none. Raises `SnapshotNotFound` if the shared snapshot is gone or has
+    expired, and `SnapshotExists` if another snapshot has the name.
     """
     shared = find_snapshot(manifest, shared_id)
     if shared is None or is_expired(shared, now_s):
         raise not_found(shared_id, manifest)
     created = create_snapshot(manifest, snapshot_id, expire_time_s=expire_time_s, name=name)
     *others, snapshot = created.snapshots
-    twin = replace(
+    copy = replace(
         snapshot,
         manifest_id=shared.manifest_id,
         manifest_checksum=shared.manifest_checksum or manifest_checksum,
         ssts_only=shared.ssts_only,
         created_ms=shared.created_ms,
     )
-    return replace(created, snapshots=(*others, twin))
+    return replace(created, snapshots=(*others, copy))
 
 
 def renew_snapshot(
     manifest: Manifest, snapshot_id: bytes, *, expire_time_s: int, now_s: float
 ) -> Manifest:
-    """The manifest in which the snapshot lives until `expire_time_s` (`NEVER`: for ever).
+    """Return the manifest in which the snapshot expires at `expire_time_s`, or `NEVER`.
 
-    Raises `SnapshotNotFound` when it is gone or has expired: its objects may be deleted (F3).
+    Raises `SnapshotNotFound` if it is gone or has expired: its objects may be deleted (F3).
     """
     found = find_snapshot(manifest, snapshot_id)
     if found is None or is_expired(found, now_s):
@@ -123,7 +125,7 @@ def renew_snapshot(
 
 
 def remove_snapshots(manifest: Manifest, snapshot_ids: Collection[bytes]) -> Manifest:
-    """The manifest without these snapshots; one that is not there is none of them."""
+    """Return the manifest without these snapshots. Ids that it does not have are ignored."""
     kept = tuple(each for each in manifest.snapshots if each.id not in snapshot_ids)
     return replace(manifest, snapshots=kept)
 
@@ -136,10 +138,11 @@ def maintain_snapshots(
     created: bytes | None,
     expire_time_s: int,
 ) -> Manifest:
-    """The edit of a process that reads several trees: those of its snapshots that are there live
-    until `expire_time_s`, others go, and one of the manifest that this edit makes may come.
+    """Return the manifest after the edit of a process that reads several versions.
 
-    One of the `renewed` that is gone stays gone: what it protected may be deleted (F3).
+    The snapshots `renewed` expire at `expire_time_s`, and the snapshots `removed` are dropped.
+    With `created`, a snapshot of the manifest that this edit makes is added. A renewed snapshot
+    that is gone is not created again: the objects that it protected may be deleted (F3).
     """
     kept = remove_snapshots(manifest, removed)
     later = tuple(
@@ -153,7 +156,7 @@ def maintain_snapshots(
 
 
 def not_found(snapshot_id: bytes, manifest: Manifest) -> SnapshotNotFound:
-    """The error of whoever rests on a snapshot that is gone."""
+    """Return the error of a process that depends on a snapshot that is gone or has expired."""
     return SnapshotNotFound(
         f"snapshot {snapshot_id.hex()} is not in manifest {manifest.manifest_id}, or has expired: "
         "what it protected may be deleted. Begin again from the current state"

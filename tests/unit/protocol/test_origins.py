@@ -1,4 +1,4 @@
-"""Origins: which SSTs of other databases a manifest names, and who has to keep them."""
+"""Tests of origins: the SSTs of other databases that a manifest names, and the pins for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def origin(*numbers: int, url: str = "memory://grand", database_id: bytes = GRAN
 
 
 def manifest(*numbers: int, origins: tuple[Origin, ...] = ()) -> Manifest:
-    """A manifest with these SSTs in its levels, and a compactor that has a lease."""
+    """Return a manifest with these SSTs in its levels, and a compactor with a lease."""
     made = manifest_of(7, 3, *numbers, origins=origins, leases=(LEASE,))
     return replace(made, database_id=OWN, compactor_epoch=1)
 
@@ -50,9 +50,7 @@ def info(made: Manifest, number: int) -> SstInfo:
 
 
 def test_a_merge_forgets_what_it_has_read() -> None:
-    """An SST that a merge replaces leaves its origin; the others stay, and so does the origin when
-    it is empty, since it says which pin is to be removed.
-    """
+    """A merged SST leaves its origin, which stays when it is empty: its pin has to be removed."""
     before = manifest(1, 2, 3, origins=(origin(1, 2), origin(3, url="", database_id=OLD)))
     output = replace(info(before, 1), id=leased_sst_id(LEASE.id, b"x" * 8), level=1)
     job = MergeJob(0, 1, [info(before, 1)], [], is_move=False, reason="")
@@ -67,9 +65,7 @@ def test_a_merge_forgets_what_it_has_read() -> None:
 
 
 def test_a_clone_finds_every_sst() -> None:
-    """What is the parent's own, what it has restored, and what it reads elsewhere: each has its
-    place in the clone, and what the clone wrote has none.
-    """
+    """Own, restored and foreign SSTs of the parent get an origin, those of the clone none."""
     made = manifest(1, 2, 3, 4, origins=(origin(2), origin(3, url="", database_id=OLD)))
     parent = Parent(made, "memory://parent", PIN, {GRAND_PIN: b"a pin of its own"})
     ids = b"".join(map(sst_id, (1, 2, 3, 9)))
@@ -81,7 +77,7 @@ def test_a_clone_finds_every_sst() -> None:
 
 
 def test_the_first_manifest_leaves_processes_behind() -> None:
-    """Numbers and loads go on; snapshots, leases, nonces, addresses and cutoffs do not."""
+    """A clone takes over numbers and loads, but no snapshots, leases, nonces and addresses."""
     shared = replace(
         manifest(1),
         writer_epoch=5,
@@ -117,9 +113,7 @@ def test_the_first_manifest_leaves_processes_behind() -> None:
 
 
 def test_a_pin_is_fixed_while_it_lives() -> None:
-    """It never expires then, and keeps no WAL, and so does one that shares it; one that has expired
-    is not fixed (F3).
-    """
+    """A fixed pin never expires and keeps no WAL, and an expired one cannot be fixed (F3)."""
     made = replace(manifest(1), snapshots=(Snapshot(PIN, 7, 100, "clone"),))
     fixed = fix_pin(made, PIN, now_s=100)
     assert fixed.snapshots == (Snapshot(PIN, 7, NEVER, "clone", ssts_only=True),)
@@ -134,7 +128,7 @@ def test_a_pin_is_fixed_while_it_lives() -> None:
 
 
 def test_a_pin_keeps_ssts_and_no_log() -> None:
-    """Of the manifest that it names the collector keeps the SSTs, and the manifest itself."""
+    """A pin keeps its manifest and the SSTs of that, but no WAL objects."""
     older = manifest_of(4, 2, 1)
     for ssts_only in (False, True):
         pin = Snapshot(PIN, 4, NEVER, ssts_only=ssts_only)
@@ -147,6 +141,6 @@ def test_a_pin_keeps_ssts_and_no_log() -> None:
 
 
 def test_what_is_elsewhere_is_not_kept_here() -> None:
-    """What snapshots of a clone keep are bytes in its own folder."""
+    """Only SSTs in the own folder of a clone count as kept by its manifests."""
     made = manifest(1, 2, 3, origins=(origin(1), origin(2, url="")))
     assert Holdings.of(made).sst_ids == sst_id(2) + sst_id(3)

@@ -1,4 +1,4 @@
-"""Snapshots: which manifests they keep, and the edits that make, renew, share and remove them."""
+"""Tests of snapshots: the manifests and bytes that they keep, and the edits that change them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def maintained(
     removed: tuple[bytes, ...] = (),
     created: bytes | None = None,
 ) -> tuple[Snapshot, ...]:
-    """The snapshots after the edit of a serving process, whose snapshots live until 900."""
+    """Return the snapshots after the edit of a serving process, whose snapshots expire at 900."""
     edited = maintain_snapshots(
         MANIFEST, renewed=renewed, removed=removed, created=created, expire_time_s=900
     )
@@ -46,21 +46,21 @@ def maintained(
 
 @pytest.mark.parametrize(("now_s", "expected"), [(99, False), (100, False), (100.1, True)])
 def test_snapshot_lives_until_its_time_is_over(now_s: float, *, expected: bool) -> None:
-    """It protects up to its last second, and one without an end for ever."""
+    """A snapshot protects its manifest up to its last second, and for ever without an expiry."""
     assert is_expired(NIGHTLY, now_s) is expected
     assert not is_expired(OWN, now_s)
     assert active_manifest_ids(MANIFEST, now_s) == ({5, 7} if expected else {3, 5, 7})
 
 
 def test_snapshot_that_is_made_again_is_there_once() -> None:
-    """After a conflict the same edit leaves one snapshot, of the later manifest."""
+    """An edit that is repeated after a conflict leaves one snapshot, of the later manifest."""
     lost = create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="mine")
     again = create_snapshot(replace(lost, manifest_id=8), NEW_ID, expire_time_s=50, name="mine")
     assert again.snapshots == (NIGHTLY, OWN, Snapshot(NEW_ID, 9, 50, "mine"))
 
 
 def test_names_are_given_once() -> None:
-    """Another snapshot can't have a name that is taken; without a name there may be many."""
+    """Two snapshots cannot have the same name, but there may be many without a name."""
     with pytest.raises(SnapshotExists, match="'nightly'"):
         create_snapshot(MANIFEST, NEW_ID, expire_time_s=50, name="nightly")
     with pytest.raises(SnapshotExists, match="'nightly'"):
@@ -69,7 +69,7 @@ def test_names_are_given_once() -> None:
 
 
 def test_shared_snapshot_shows_the_same() -> None:
-    """The twin names the manifest and the checksum of the one that it was made from."""
+    """A shared snapshot names the manifest and the checksum of the original."""
     shared = share_snapshot(
         MANIFEST, NIGHTLY.id, NEW_ID, expire_time_s=50, now_s=100, manifest_checksum=99
     )
@@ -88,14 +88,14 @@ REFUSED: dict[str, Callable[[bytes], Manifest]] = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("snapshot_id", [NIGHTLY.id, b"?" * 16], ids=["expired", "unknown"])
-def test_nothing_rests_on_a_snapshot_that_is_over(kind: str, snapshot_id: bytes) -> None:
-    """One that has expired is as good as gone, though it still stands there."""
+def test_a_snapshot_that_is_over_is_refused(kind: str, snapshot_id: bytes) -> None:
+    """An expired snapshot is treated as gone, even while it is still in the manifest."""
     with pytest.raises(SnapshotNotFound, match=f"{snapshot_id.hex()} is not in manifest 7"):
         REFUSED[kind](snapshot_id)
 
 
 def test_process_removes_and_creates_in_one_edit() -> None:
-    """The snapshot of the new tree comes in the edit in which that of an old one goes."""
+    """One edit creates the snapshot of a new version and removes that of an old one."""
     created = Snapshot(NEW_ID, 8, 900)
     assert maintained(removed=(OWN.id,), created=NEW_ID) == (NIGHTLY, created)
     assert maintained(renewed=(OWN.id,), removed=(OWN.id,), created=NEW_ID) == (NIGHTLY, created)
@@ -105,7 +105,7 @@ NOW_S = 1_000
 
 
 def table(*numbers: int) -> SstTable:
-    """SSTs of 10, 100, 1000 bytes and so on, by number."""
+    """Return SSTs of 10, 100, 1000 bytes and so on, by number."""
     infos: list[SstInfo] = [replace(some_info(each), size_bytes=10**each) for each in numbers]
     return SstTable.from_infos(infos)
 
@@ -134,14 +134,14 @@ def pins(
 
 
 def test_shared_and_own_objects() -> None:
-    """What two snapshots keep counts for both, and for neither alone."""
+    """Objects that two snapshots keep count for both, and in `alone_bytes` of neither."""
     current = manifest(9, 1, snapshots=(snapshot("a", 5), snapshot("b", 6)))
     found = pins(current, manifest(5, 1, 2, 3), manifest(6, 1, 3, 4))
     assert found == {"a": (1_100, 100), "b": (11_000, 10_000)}
 
 
 def test_expired_unknown_and_current() -> None:
-    """Expired snapshots are left out, unknown manifests are told as such, the current pins none."""
+    """Expired snapshots are left out, and sizes of unknown manifests are None."""
     snapshots = (
         snapshot("gone", 4, NOW_S - 1),
         snapshot("unknown", 5),
@@ -151,7 +151,7 @@ def test_expired_unknown_and_current() -> None:
 
 
 def test_the_wal_and_pending_loads_are_kept_too() -> None:
-    """A manifest keeps the WAL from c on, c included, and the files of loads."""
+    """A manifest keeps the WAL from c on, c included, and the files of pending loads."""
     load = PendingLoad("load", table(2))
     older = manifest(5, c=3, pending_loads=(load,))
     current = manifest(9, 1, c=6, snapshots=(snapshot("a", 5),))

@@ -1,4 +1,4 @@
-"""The tree of a manifest: its order, and which SSTs can hold a key."""
+"""Tests of the levels of a manifest: their order, and the SSTs that can hold a key."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.kit.manifests import some_info
 
 
 def sst(number: int, level: int, first: bytes, last: bytes, max_seq: int = 1) -> SstInfo:
-    """An SST with these keys; an empty `last` is no bound."""
+    """Return an SST with these keys; an empty `last` is no bound."""
     sst_id = bytes(15) + bytes([number])
     return SstInfo(sst_id, level, first, last, 0, 0, 8, 8, 1, max_seq, 1, 0, 100, 1)
 
 
-def tree_of(*infos: SstInfo) -> Version:
-    """The tree of a manifest that lists them in this order."""
+def version_of(*infos: SstInfo) -> Version:
+    """Return the version of a manifest that lists these SSTs in this order."""
     manifest = Manifest(
         database_id=bytes(16),
         manifest_id=7,
@@ -51,8 +51,8 @@ def numbers(infos: Iterable[SstInfo]) -> list[int]:
 
 
 def test_levels_are_put_in_the_order_in_which_they_are_read() -> None:
-    """L0 and the system are newest first, runs go down and by key, in whatever order they stood."""
-    tree = tree_of(
+    """L0 and the system level are newest first and runs by key, whatever order the manifest has."""
+    version = version_of(
         sst(1, 3, b"a", b"z"),
         sst(2, 0, b"a", b"z", max_seq=10),
         sst(3, 1, b"m", b"n"),
@@ -62,16 +62,16 @@ def test_levels_are_put_in_the_order_in_which_they_are_read() -> None:
         sst(7, SYSTEM_LEVEL, b"a", b"b", max_seq=20),
         sst(8, 0, b"a", b"z", max_seq=20),
     )
-    assert (tree.manifest_id, tree.wal_id, tree.last_seq) == (7, 5, 60)
-    assert numbers(tree.l0) == [5, 8, 2]
-    assert [(run.level, numbers(run.ssts)) for run in tree.runs] == [(1, [6, 3]), (3, [1])]
-    assert numbers(tree.system) == [7, 4]
-    assert tree.runs[0].size_bytes == 200
+    assert (version.manifest_id, version.wal_id, version.last_seq) == (7, 5, 60)
+    assert numbers(version.l0) == [5, 8, 2]
+    assert [(run.level, numbers(run.ssts)) for run in version.runs] == [(1, [6, 3]), (3, [1])]
+    assert numbers(version.system) == [7, 4]
+    assert version.runs[0].size_bytes == 200
 
 
 def test_sources_of_a_key_come_newest_first() -> None:
-    """Those of L0 whose ranges have the key, then one SST of each run; the system has no keys."""
-    tree = tree_of(
+    """The sources of a key are SSTs of L0 that cover it, then at most one SST of each run."""
+    version = version_of(
         sst(1, 0, b"a", b"c", max_seq=10),
         sst(2, 0, b"b", b"d", max_seq=20),
         sst(3, 1, b"a", b"b"),
@@ -80,7 +80,7 @@ def test_sources_of_a_key_come_newest_first() -> None:
         sst(6, SYSTEM_LEVEL, b"a", b"z"),
     )
     expected = {b"a": [1, 3], b"b": [2, 1, 3, 5], b"c": [2, 1, 5], b"d": [2, 4, 5], b"zz": [5]}
-    assert {key: numbers(tree.sources_of(key)) for key in expected} == expected
+    assert {key: numbers(version.sources_of(key)) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_sources_of_a_key_come_newest_first() -> None:
 def test_run_whose_ssts_overlap_is_refused(
     before: tuple[bytes, bytes], after: tuple[bytes, bytes]
 ) -> None:
-    """Two SSTs of one run contradict each other by a common key; the error names the level."""
+    """Two SSTs of one run with a common key are an error, which names the level."""
     with pytest.raises(ValueError, match=r"level 2: the SSTs .* overlap"):
-        tree_of(sst(1, 2, *after), sst(2, 2, *before))
+        version_of(sst(1, 2, *after), sst(2, 2, *before))
 
 
 def test_neighbours_may_share_the_end_of_a_range_tombstone() -> None:
-    """The end of a range delete counts as a key but is none: the key there is the next SST's."""
+    """The end of a range delete counts as a key of its SST, but the key there is the next SST's."""
     run = SortedRun.of(1, [sst(1, 1, b"a", b"c"), sst(2, 1, b"c", b"d")])
     assert [found and found.id[-1] for found in map(run.find, (b"b", b"c", b"d"))] == [1, 2, 2]
     assert numbers(run.overlapping(KeyRange(b"c", b""))) == [2]
@@ -124,7 +124,7 @@ def test_neighbours_may_share_the_end_of_a_range_tombstone() -> None:
 def test_both_ends_of_an_sst_are_keys_and_that_of_a_range_is_not(
     start: bytes, end: bytes, *, expected: bool
 ) -> None:
-    """A range before the first key or after the last one has nothing of the SST."""
+    """Both ends of an SST belong to it, and the end of a range does not belong to the range."""
     assert overlaps(sst(1, 1, b"b", b"d"), KeyRange(start, end)) is expected
 
 
@@ -138,10 +138,10 @@ KEYS = st.sampled_from([bytes([letter]) for letter in LETTERS] + [b""])
     start=KEYS,
     end=KEYS,
 )
-def test_run_finds_what_a_look_at_each_sst_finds(
+def test_run_finds_what_a_linear_search_finds(
     bounds: list[int], start: bytes, end: bytes, *, is_unbounded: bool
 ) -> None:
-    """By key and by range, bisection finds the SSTs that have it, in the order of their keys."""
+    """Bisection finds the same SSTs for a key and for a range as a search of all SSTs."""
     edges = [bytes([letter]) for letter in bounds]
     infos = [
         sst(number, 1, first, last)
@@ -160,7 +160,7 @@ def test_run_finds_what_a_look_at_each_sst_finds(
 
 
 def sizes(**levels: int) -> list[LevelSize]:
-    """Levels by name, each with so many bytes in two SSTs."""
+    """Return levels by name, each with so many bytes in two SSTs."""
     return [LevelSize(int(name[1:]), 2, bytes_, 0, 0) for name, bytes_ in levels.items()]
 
 
@@ -175,7 +175,7 @@ def sizes(**levels: int) -> list[LevelSize]:
     ],
 )
 def test_amplification(levels: dict[str, int], space: float, reads: int) -> None:
-    """Records of the system count in the sum of bytes alone."""
+    """Idempotency records count in the sum of bytes, and not in the amplifications."""
     found = sizes(**levels)
     assert (space_amplification(found), read_amplification(found)) == (space, reads)
     assert total_bytes(found) == sum(levels.values())
@@ -187,7 +187,7 @@ ranges = st.tuples(keys, keys | st.just(b"")).filter(lambda pair: not pair[1] or
 
 @given(st.lists(ranges, max_size=8))
 def test_most_over_one_key(bounds: list[tuple[bytes, bytes]]) -> None:
-    """As many as contain the first key of one of them, at the worst of these."""
+    """The greatest overlap is at the first key of one of the SSTs."""
     infos = [
         replace(some_info(number), first_key=first, last_key=last)
         for number, (first, last) in enumerate(bounds)
