@@ -1,14 +1,15 @@
-"""Loads: ready-made SSTs that become one commit (protocol, "Loads").
+"""Loads: ready-made SSTs that become one commit (server/docs/protocol.md, "Loads"). Pure.
 
-A load's files are named by a *pending load* in the manifest before they are committed, so that
-they stay; one control record in the WAL is the commit; and when that record is compacted, the
-files become rows of L0 in the same edit in which the pending load goes. All entries of a load have
-one sequence number, which nobody knew when the files were written: whoever lists them says it.
+A *pending load* in the manifest names the files of a load before they are committed, so that they
+are kept. One control record in the WAL is the commit. When that record is compacted, the files
+become rows of L0, in the same edit that removes the pending load. All entries of a load have one
+sequence number, which is unknown when the files are written. It is in the rows and in the record
+instead of in the files.
 
-Which loads were committed is remembered, so that none is applied twice. Ids of the form
-``<stream>-<number>`` are those of a stream's batches, which come in order: the highest of each
-stream stands for all below it. A bounded number of streams is remembered, those with the latest
-commits, and as many others. What may be one of those that were forgotten is refused.
+Committed loads are remembered, so that none is applied twice. Ids of the form ``<stream>-<number>``
+are those of a stream's batches, which come in order: the highest of each stream covers all below
+it. A bounded number of streams is remembered, those with the latest commits, and as many other
+loads. A load that may be one of those that were forgotten is refused.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from shalekv.protocol.manifest import L0, Manifest, PendingLoad, RecentLoad, Sor
 from shalekv.protocol.sst_table import SstInfo, SstTable
 
 LOAD_ID_BYTES_MAX = 256
-OWN_PREFIX = "shalekv:"  # of the loads that a writer makes of large batches: nobody repeats those
-# How far the clocks may be apart that a load's commit and its files are dated by.
+OWN_PREFIX = "shalekv:"  # of the loads that a writer makes of large batches, which never repeat
+# Largest difference of the clocks that date a load's commit and its files.
 CLOCK_MARGIN_MS = 60_000
-_RUN_LEVEL = 1  # of a load as a tree of its own: any that is a sorted run
+_RUN_LEVEL = 1  # of a load as a version of its own: any level that is a sorted run
 _BATCH = re.compile(r"(?s)(.+)-(0|[1-9][0-9]{0,19})")
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedLoad:
-    """A load whose record is in the WAL. Its `ssts` are as their writer made them: unnumbered."""
+    """A load whose record is in the WAL. Its `ssts` have no sequence numbers yet."""
 
     load_id: str
     ssts: SstTable
@@ -43,12 +44,12 @@ class CommittedLoad:
 
 
 def level_rows(load: CommittedLoad) -> list[SstInfo]:
-    """The rows of L0 that the load becomes when its record is compacted."""
+    """Return the rows of L0 that the load becomes when its record is compacted."""
     return [replace(info, level=L0, min_seq=load.seq, max_seq=load.seq) for info in load.ssts]
 
 
 def load_tree(load: CommittedLoad) -> Version:
-    """The load as a tree of one sorted run, to be read as any other."""
+    """Return the load as a version of one sorted run, which can be read like any other."""
     ssts = [replace(info, level=_RUN_LEVEL) for info in level_rows(load)]
     return Version(
         manifest_id=0,
@@ -61,7 +62,7 @@ def load_tree(load: CommittedLoad) -> Version:
 
 
 def check_load_id(load_id: str) -> str:
-    """The id of a load, 1 to 256 bytes of UTF-8. Raises `InvalidRequest`."""
+    """Return the id of a load, 1 to 256 bytes of UTF-8. Raises `InvalidRequest`."""
     length = len(load_id.encode("utf-8", "replace"))
     if not 1 <= length <= LOAD_ID_BYTES_MAX:
         problem = f"{length} bytes, and a load id has 1 to {LOAD_ID_BYTES_MAX}"
@@ -74,7 +75,7 @@ def check_load_id(load_id: str) -> str:
 
 
 def check_single_load_id(load_id: str) -> str:
-    """The id of a load that is no batch of a stream. Raises `InvalidRequest`."""
+    """Return the id of a load that is not a batch of a stream. Raises `InvalidRequest`."""
     if batch_of(check_load_id(load_id)) is not None:
         problem = (
             f"{load_id!r} is the id of a stream's batch, with which all batches before count as "
@@ -85,9 +86,9 @@ def check_single_load_id(load_id: str) -> str:
 
 
 def files_problem(ssts: Sequence[SstInfo]) -> tuple[int, str] | None:
-    """Which of a load's files, as it lists them, is wrong, and what about it; None: none is.
+    """Return the index of an invalid file in the list of a load, and the problem; None if all fit.
 
-    What only the files themselves can tell is not looked at.
+    Only the list is checked, not the contents of the files.
     """
     for at, info in enumerate(ssts):
         if info.level or info.min_seq or info.max_seq:
@@ -106,7 +107,7 @@ def files_problem(ssts: Sequence[SstInfo]) -> tuple[int, str] | None:
 
 
 def find_load(loads: Iterable[RecentLoad | CommittedLoad], load_id: str) -> int | None:
-    """The sequence number of a load that is among these, or of a later batch of its stream."""
+    """Return the sequence number of the load, or of a later batch of its stream; None: neither."""
     own = batch_of(load_id)
     for load in loads:
         if load.load_id == load_id:
@@ -121,9 +122,9 @@ def check_known(manifest: Manifest, load_id: str, *, oldest_ms: int) -> None:
     """Raise `LoadUnknown` if the load may have been committed and forgotten.
 
     `oldest_ms` is when the oldest of its files was written, by the store's clock. Files that are
-    younger than every load that was forgotten cannot have been part of one. Of a stream that is
-    remembered none was, and a writer makes each load of its own only once. REQUIRES: `find_load`
-    has not found it.
+    younger than all forgotten loads cannot have been part of one. No load of a remembered stream
+    was forgotten, and a writer makes each of its own loads only once. REQUIRES: `find_load` has not
+    found the load.
     """
     if not manifest.loads_forgotten_ms or load_id.startswith(OWN_PREFIX):
         return
@@ -139,12 +140,13 @@ def check_known(manifest: Manifest, load_id: str, *, oldest_ms: int) -> None:
 
 
 def register_load(manifest: Manifest, load: PendingLoad, *, oldest_ms: int) -> Manifest:
-    """The manifest in which the load is pending: its files stay until it is committed or dropped.
+    """Return the manifest in which the load is pending, so that its files are kept.
 
-    Either its files do not exist yet, so that nobody can have decided to delete them (then
-    `oldest_ms` is now, by the store's clock), or they are protected by leases, or the oldest of
-    them was written at `oldest_ms`, after all that a collector has deleted (F3). Made again, it
-    leaves one pending load. Raises `LeaseLost` and `LoadUnknown`.
+    One of the following must hold (F3): the files do not exist yet, so that no collector can have
+    decided to delete them (then `oldest_ms` is now, by the store's clock); leases protect them; or
+    the oldest of them was written at `oldest_ms`, later than all objects that a collector may have
+    deleted. A repeated edit leaves one pending load. Raises `LeaseLost`, and `LoadUnknown` if the
+    load or a file of it may have been committed before.
     """
     check_known(manifest, load.load_id, oldest_ms=oldest_ms)
     is_new = load.load_id.startswith(OWN_PREFIX)  # no file of it is written before this edit
@@ -175,23 +177,23 @@ def register_load(manifest: Manifest, load: PendingLoad, *, oldest_ms: int) -> M
 
 
 def is_pending(manifest: Manifest, load_id: str) -> bool:
-    """Whether the load is registered and not compacted."""
+    """Whether the load is registered and its record is not compacted."""
     return any(load.load_id == load_id for load in manifest.pending_loads)
 
 
 def drop_pending(manifest: Manifest, load_ids: Collection[str]) -> Manifest:
-    """The manifest without these pending loads; one that is not there is none of them.
+    """Return the manifest without these pending loads. Ids that it does not have are ignored.
 
-    REQUIRES: no record of them is in the WAL, nor on its way there.
+    REQUIRES: no record of them is in the WAL, or in flight.
     """
     return replace(manifest, pending_loads=_without(manifest.pending_loads, load_ids))
 
 
 def drop_unrecorded(manifest: Manifest, recorded: Iterable[str]) -> Manifest:
-    """The manifest without pending loads that no record commits.
+    """Return the manifest without the pending loads that no record commits.
 
-    `recorded` are the loads of all records in the log that goes with it. REQUIRES: no other record
-    can follow there: older writers are fenced (a part of opening), or the log is a copy.
+    `recorded` are the ids of the loads of all records in the WAL. REQUIRES: no other record can
+    follow, because older writers are fenced, as in an opening, or because the WAL is a copy.
     """
     kept = {*recorded}
     dropped = {load.load_id for load in manifest.pending_loads if load.load_id not in kept}
@@ -201,10 +203,11 @@ def drop_unrecorded(manifest: Manifest, recorded: Iterable[str]) -> Manifest:
 def with_committed(
     manifest: Manifest, load: CommittedLoad, *, logical_time_ms: int, max_count: int
 ) -> Manifest:
-    """The manifest when the record of the load is compacted: it is pending no more, but remembered.
+    """Return the manifest after the record of a load is compacted: not pending, but remembered.
 
-    `logical_time_ms` is that of the WAL object. REQUIRES: the same edit puts `level_rows` into the
-    levels and raises c. Raises `IllegalState` when the load is not pending: its files may be gone.
+    `logical_time_ms` is that of the WAL object. At most `max_count` streams and other loads each
+    are remembered. REQUIRES: the same edit puts `level_rows` into the levels and raises c. Raises
+    `IllegalState` if the load is not pending: its files may be gone.
     """
     if not is_pending(manifest, load.load_id):
         message = (
@@ -220,19 +223,19 @@ def with_committed(
 
 
 def batch_of(load_id: str) -> tuple[str, int] | None:
-    """Stream and number of a load that is a stream's batch."""
+    """Return stream and number of a load that is a batch of a stream; None for any other load."""
     match = _BATCH.fullmatch(load_id)
     return None if match is None else (match[1], int(match[2]))
 
 
 def _stream_of(load_id: str) -> str:
-    """The stream of which the load is a batch; empty: none."""
+    """Return the stream of which the load is a batch; empty: none."""
     batch = batch_of(load_id)
     return batch[0] if batch else ""
 
 
 def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifest:
-    """The manifest that remembers one more load, and has forgotten what that is too many."""
+    """Return the manifest that remembers one more load, and forgets the oldest beyond the bound."""
     own = batch_of(recent.load_id)
     others = []
     for load in manifest.recent_loads:
@@ -244,10 +247,10 @@ def _remember(manifest: Manifest, recent: RecentLoad, max_count: int) -> Manifes
     loads = [*others, recent] if find_load(others, recent.load_id) is None else others
     loads.sort(key=attrgetter("seq"))
     streams = [each for each in loads if batch_of(each.load_id)]
-    alone = [each for each in loads if not batch_of(each.load_id)]
+    singles = [each for each in loads if not batch_of(each.load_id)]
     forgotten = {
         *streams[: max(len(streams) - max_count, 0)],
-        *alone[: max(len(alone) - max_count, 0)],
+        *singles[: max(len(singles) - max_count, 0)],
     }
     forgotten_ms = max((each.logical_time_ms for each in forgotten), default=0)
     return replace(

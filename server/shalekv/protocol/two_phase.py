@@ -1,29 +1,30 @@
-"""Two-phase compare-and-swap as decisions (seed 000, "Two-Phase CAS Protocol"; protocol, 2).
+"""Two-phase compare-and-swap: creating an object once in a store without conditional writes. Pure.
 
-A store without conditional writes decides who creates an object with the help of a record in a
-transactional store. What the record of a destination says to an attempt with the temporary object
-`source`, and to a collector that wants to delete that:
+A record in a transactional store decides which attempt creates an object. Each attempt has a
+temporary object, its `source`. The record of a destination decides as follows on an attempt, and on
+the deletion of its source by a collector (server/docs/protocol.md, "Objects"):
 
-    record        Standing       the attempt                     the deletion of `source`
+    record        SourceStatus   the attempt                     the deletion of `source`
     ------------- -------------- ------------------------------- --------------------------------
-    none          FREE           inserts one                     inserts one that keeps it out
+    none          FREE           inserts one                     inserts one that excludes it
     ours, open    OURS           copies, commits, deletes        completes it, and deletes
-    ours, done    OURS_DONE      is done: the object is there    deletes
-    theirs, open  THEIRS         helps, and then has lost        completes theirs, and deletes
+    ours, done    OURS_DONE      has succeeded                   deletes
+    theirs, open  THEIRS         completes theirs, and has lost  completes theirs, and deletes
     theirs, done  THEIRS_DONE    has lost                        deletes
 
-An open record whose source and destination are both gone is dead: nobody can complete it, and
-whoever wants the destination takes it over. A copy is not conditional, and may land long after it
-was sent: on what somebody else has put there, if the record was taken over meanwhile. So:
+An open record is *dead* if its source and its destination are both gone: it cannot be completed,
+and another attempt takes it over. A copy is not conditional, and may take effect long after it was
+sent. If the record was taken over meanwhile, it would overwrite the object of another attempt. So
+this rule holds (server/docs/decisions/0021-two-phase.md):
 
-    S   No source is deleted while somebody may be copying it, as long as its destination matters.
-        Whoever deletes one first sees a record that keeps it out: one that is done, or that names
-        a source which was drawn since. And an attempt has one chance to enter its source: an
-        insert if there is no record, or a take-over of a dead one that it had read before it put
-        the source. What could still enter it therefore fails, and what has entered it is seen.
+    S   No source is deleted while a process may be copying it, as long as its destination matters.
+        A process that deletes a source first sees a record that excludes the source: one that is
+        done, or that names a source which was drawn since. And an attempt has one chance to enter
+        its source: an insert if there is no record, or a take-over of a dead one that it had read
+        before it put the source. So a later attempt to enter it fails, and an earlier one is seen.
 
-A record that is done goes after its object was collected. Whatever is created, copied or deleted
-under such a name later is as if it were not (rules F1 to F3 of the protocol, section 3).
+A record that is done is removed after its object was collected. Objects that are created, copied or
+deleted under such a name later do not count (F1 to F3).
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """An object that is to be created, whichever process speaks of it."""
+    """An object to create, identified in the same way by all processes."""
 
     database: str  # the URL of the store, without credentials
     name: str
 
     def __str__(self) -> str:
-        """The URL of the object: what a record is found by."""
+        """Return the URL of the object, which is the key of its record."""
         return f"{self.database}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRecord:
-    """Who creates `destination`: the attempt whose temporary object is `source`.
+    """The record that the attempt with the temporary object `source` creates `destination`.
 
-    `is_committed`: the destination has been made, and the source is not needed any more.
+    Once `is_committed`, the destination exists, and the source is not needed any more.
     """
 
     destination: Destination
-    source: str  # a name of the same database, which no other attempt ever uses
+    source: str  # a name in the same database, which no other attempt ever uses
     is_committed: bool = False
 
 
 class SourceStatus(enum.Enum):
-    """What the record of a destination says to the owner of a source. See the table above."""
+    """The status of a source by the record of its destination: see the table of this module."""
 
     FREE = "no record"
     OURS = "ours, to be completed"
@@ -67,7 +68,7 @@ class SourceStatus(enum.Enum):
 
 
 def standing(record: CreateRecord | None, source: str) -> SourceStatus:
-    """What `record` says to the owner of `source`."""
+    """Return the status of `source` by the record of its destination (None: there is none)."""
     if record is None:
         return SourceStatus.FREE
     if record.source == source:

@@ -46,7 +46,7 @@ def registered(*loads: PendingLoad, manifest: Manifest = MANIFEST) -> Manifest:
 def committed(
     manifest: Manifest, load_id: str, seq: int, *, time_ms: int = 0, max_count: int = 3
 ) -> Manifest:
-    """The manifest after the load was registered, committed and compacted."""
+    """Return the manifest after the load was registered, committed and compacted."""
     sst = info(seq)
     load = CommittedLoad(load_id, SstTable.from_infos([sst]), seq, wal_id=seq)
     oldest_ms = max(CUTOFF_MS, time_ms)
@@ -89,7 +89,7 @@ def test_files_must_be_young_or_leased() -> None:
 
 
 def test_files_in_the_levels_are_not_loaded_again() -> None:
-    """A file that is listed already was committed before: another load id makes it no new load."""
+    """A file that is in the levels already is refused, whatever the id of the load is."""
     listed = replace(MANIFEST, leveled_ssts=SstTable.from_infos([replace(info(1), max_seq=5)]))
     with pytest.raises(LoadUnknown, match="already"):
         register_load(listed, pending("other"), oldest_ms=CUTOFF_MS)
@@ -124,7 +124,7 @@ def test_ids_of_batches(load_id: str, batch: tuple[str, int] | None) -> None:
 
 
 def test_the_last_batch_stands_for_its_stream() -> None:
-    """Of a stream one batch is remembered, however many came; all before it are known by it."""
+    """One batch of each stream is remembered, and all earlier batches are known by it."""
     manifest = MANIFEST
     for n in range(50):
         manifest = committed(manifest, f"query-{n}", 100 + n)
@@ -138,7 +138,7 @@ def test_the_last_batch_stands_for_its_stream() -> None:
 
 
 def test_others_are_bounded() -> None:
-    """Past the bound the oldest is forgotten, no stream for it, and it is told when."""
+    """Beyond the bound the oldest single load is forgotten, no stream is, and its time is kept."""
     manifest = committed(MANIFEST, "query-1", 1, time_ms=5)
     for n in range(2, 7):
         manifest = committed(manifest, f"load {n}", n, time_ms=10 * n)
@@ -147,7 +147,7 @@ def test_others_are_bounded() -> None:
 
 
 def test_streams_are_bounded() -> None:
-    """Past the bound that with the oldest commit is forgotten, and what may be of it is refused."""
+    """Beyond the bound the stream with the oldest commit is forgotten; its batches are refused."""
     manifest = MANIFEST
     for seq, stream in enumerate(["old", "busy", "third", "busy", "fourth", "busy"]):
         manifest = committed(manifest, f"{stream}-{seq}", seq, time_ms=CUTOFF_MS + seq)
@@ -162,14 +162,14 @@ def test_streams_are_bounded() -> None:
 
 
 def test_loads_of_the_writer_itself_are_not_remembered() -> None:
-    """A large batch has an id that nobody repeats, so it takes no place."""
+    """A large batch of the writer has an id that never repeats, so it is not remembered."""
     manifest = committed(MANIFEST, f"{OWN_PREFIX}batch:1", 9)
     assert manifest.recent_loads == ()
     assert manifest.pending_loads == ()
 
 
 def test_what_may_be_forgotten_is_not_applied_again() -> None:
-    """Files as old as a load that was forgotten are refused; younger ones cannot be of it."""
+    """A load with files as old as a forgotten load is refused; younger ones are accepted."""
     forgotten_ms = CUTOFF_MS * 2
     manifest = replace(MANIFEST, loads_forgotten_ms=forgotten_ms)
     limit_ms = forgotten_ms + CLOCK_MARGIN_MS
@@ -181,18 +181,18 @@ def test_what_may_be_forgotten_is_not_applied_again() -> None:
 
 
 def test_the_commit_gives_the_number() -> None:
-    """The rows of L0 and the tree of a load have its sequence number; the files tell none."""
+    """The rows of L0 and the version of a load have its sequence number; its files have none."""
     load = CommittedLoad(
         "x", SstTable.from_infos([info(1, b"a", b"b"), info(2, b"c", b"d")]), 70, 9
     )
     rows = level_rows(load)
     assert {(row.level, row.min_seq, row.max_seq) for row in rows} == {(L0, 70, 70)}
     assert [replace(row, min_seq=0, max_seq=0) for row in rows] == [*load.ssts]
-    tree = load_tree(load)
-    read = [each for run in tree.runs for each in run.ssts]
+    version = load_tree(load)
+    read = [each for run in version.runs for each in run.ssts]
     assert [replace(each, level=0, min_seq=0, max_seq=0) for each in read] == [*load.ssts]
-    assert {each.max_seq for run in tree.runs for each in run.ssts} == {70}
-    assert [each.id for each in tree.sources_of(b"c")] == [info(2).id]
+    assert {each.max_seq for run in version.runs for each in run.ssts} == {70}
+    assert [each.id for each in version.sources_of(b"c")] == [info(2).id]
     newer = replace(info(9, b"", b"z"), min_seq=71, max_seq=80)
     older = replace(info(8, b"", b"z"), min_seq=60, max_seq=69)
     table = SstTable.from_infos([older, *rows, newer])
@@ -218,6 +218,6 @@ def test_the_commit_gives_the_number() -> None:
     ],
 )
 def test_files_of_a_load_stand_in_order(infos: list[SstInfo], at: int | None) -> None:
-    """Files that overlap, are out of order, or say what the commit says are found."""
+    """Files that overlap, are out of order, or have levels or sequence numbers are found."""
     problem = files_problem(infos)
     assert (None if problem is None else problem[0]) == at
