@@ -1,7 +1,8 @@
-"""Which SSTs of L0 to merge into the base level, or to move there.
+"""Selection of the SSTs to merge: prefixes of L0, and windows of the sorted runs below it. Pure.
 
-L0 is taken from its oldest SST on: one may go down only together with all older ones that overlap
-it, since what stands below must be older.
+L0 is merged from its oldest SST on. An SST may leave L0 only together with all older ones that
+overlap it, since the levels below must be older. In a run, SSTs in a row are chosen so that few
+bytes of the run below have to be read with them.
 """
 
 from __future__ import annotations
@@ -17,20 +18,45 @@ from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.manifest import SortedRun, Version, overlaps, upper_bound
 from shalekv.protocol.sst_table import SstInfo
 
-# --- l0_runs
-# How the SSTs of L0 hang together: those of one job, and those that do not overlap. Pure.
+
+class SourceChoice(Enum):
+    """The criterion by which SSTs of a level are chosen."""
+
+    SMALLEST_OVERLAP = "smallest-overlap"  # the fewest bytes read from below for each byte
+    OLDEST = "oldest"  # the oldest newest entry, which is nearly round robin
+
+
+@dataclass(frozen=True, slots=True)
+class MergeWindow:
+    """SSTs in a row of a level, and all SSTs of the run below within their key range."""
+
+    sources: Sequence[SstInfo]
+    overlapped: Sequence[SstInfo]
+
+
+def key_range_of(ssts: Sequence[SstInfo]) -> KeyRange:
+    """Return the range from the first to the last key of these SSTs."""
+    start = min(info.first_key for info in ssts)
+    if any(not info.last_key for info in ssts):
+        return KeyRange(start, b"")
+    return KeyRange(start, max(info.last_key for info in ssts) + b"\x00")
+
+
+def overlapping(run: SortedRun | None, ssts: Sequence[SstInfo]) -> Sequence[SstInfo]:
+    """Return the SSTs of `run` within the key range that `ssts` span."""
+    return run.overlapping(key_range_of(ssts)) if run is not None else ()
 
 
 def l0_sources(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:
-    """The SSTs of L0 by the load or job that made them, the newest first, each by key.
+    """Group the SSTs of L0 by the load or job that made them, the newest first, each by key.
 
-    Those of one have sequence numbers that interleave, and do not overlap: they are one run. What
-    stands in one is newer than all of it in later ones.
+    SSTs of one job have sequence numbers that interleave, and do not overlap: they are one run. For
+    every key, the entries of a run are newer than those of later runs.
     """
     runs: list[_L0Run] = []
     oldest_seq = 0
     for info in newest_first:
-        if runs and info.max_seq >= oldest_seq and runs[-1].has_room(info):
+        if runs and info.max_seq >= oldest_seq and runs[-1].fits(info):
             oldest_seq = min(oldest_seq, info.min_seq)
         else:
             runs.append(_L0Run())
@@ -40,13 +66,13 @@ def l0_sources(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:
 
 
 def l0_runs(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:
-    """The same with neighbours in age in one run if they do not overlap: a get looks at one of it.
+    """Group the SSTs of L0 as `l0_sources`, and join neighbours in age that do not overlap.
 
-    What one job made is never divided.
+    A get searches one SST of each group. SSTs that one job made are never divided.
     """
     runs: list[_L0Run] = []
     for source in l0_sources(newest_first):
-        if not runs or not all(map(runs[-1].has_room, source)):
+        if not runs or not all(map(runs[-1].fits, source)):
             runs.append(_L0Run())
         for info in source:
             runs[-1].add(info)
@@ -54,13 +80,13 @@ def l0_runs(newest_first: Iterable[SstInfo]) -> Sequence[Sequence[SstInfo]]:
 
 
 class _L0Run:
-    """SSTs without overlaps, by key. As in `SortedRun`, neighbours may share a border."""
+    """SSTs without overlaps, by key. As in `SortedRun`, neighbours may share a bound."""
 
     def __init__(self) -> None:
         self.ssts: list[SstInfo] = []
         self._first_keys: list[bytes] = []
 
-    def has_room(self, info: SstInfo) -> bool:
+    def fits(self, info: SstInfo) -> bool:
         at = bisect_right(self._first_keys, info.first_key)
         if at < len(self.ssts) and upper_bound(info) > self._first_keys[at]:
             return False
@@ -75,80 +101,79 @@ class _L0Run:
         self._first_keys.insert(at, info.first_key)
 
 
-# --- l0
-
-
-def l0_count(tree: Version) -> int:
-    """How many SSTs of L0 a get may have to look at.
+def l0_count(version: Version) -> int:
+    """Return the number of SSTs of L0 that a get may have to search.
 
     The SSTs of one load have one sequence number, do not overlap, and count as one.
     """
-    return len({info.max_seq for info in tree.l0})
+    return len({info.max_seq for info in version.l0})
 
 
-def l0_fullness(tree: Version, *, merged_bytes: int) -> int:
-    """The same for whether L0 has room: `l0_count`, but what a merge inside of L0 left is one.
+def l0_fullness(version: Version, *, merged_bytes: int) -> int:
+    """Return the count by which L0 is full: `l0_count`, with the output of a merge in L0 as one.
 
-    That is what one job made if it has more than `merged_bytes` (see `standing_back`). It may be
-    GiBs: writes are not to wait until those have gone down.
+    SSTs of one job are such an output if they have more than `merged_bytes` (see `runs_to_merge` in
+    `compaction.policy`). They may have GiBs, and writes do not wait until these are merged down.
     """
     count = 0
-    for source in l0_sources(tree.l0):
+    for source in l0_sources(version.l0):
         is_merged = sum(info.size_bytes for info in source) > merged_bytes
         count += 1 if is_merged else len({info.max_seq for info in source})
     return count
 
 
-def oldest_first(tree: Version) -> Sequence[SstInfo]:
-    """L0 from the oldest SST on, those of one load by key."""
-    return sorted(tree.l0, key=lambda info: (info.max_seq, info.first_key))
+def oldest_first(version: Version) -> Sequence[SstInfo]:
+    """Sort L0 from the oldest SST on, with the SSTs of one load by key."""
+    return sorted(version.l0, key=lambda info: (info.max_seq, info.first_key))
 
 
 def movable_prefix(l0: Sequence[SstInfo], target: SortedRun | None) -> Sequence[SstInfo]:
-    """The longest prefix of `l0`, oldest first, that overlaps neither itself nor `target`."""
+    """Return the longest prefix of `l0`, oldest first, without overlaps in it or with `target`."""
     taken: list[SstInfo] = []
     for info in l0:
-        keys = hull([info])
+        keys = key_range_of([info])
         if overlapping(target, [info]) or any(overlaps(other, keys) for other in taken):
             break
         taken.append(info)
     return taken
 
 
-def best_prefix(l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes: int) -> L0Window:
-    """The prefix of `l0`, oldest first, for each byte of which the fewest others are read.
+def best_prefix(
+    l0: Sequence[SstInfo], target: SortedRun | None, *, limit_bytes: int
+) -> MergeWindow:
+    """Return the prefix of `l0`, oldest first, that reads the fewest bytes for each of its bytes.
 
-    It reads at most `limit_bytes`, unless a single SST reads more.
+    Its merge reads at most `limit_bytes`, unless that of a single SST reads more.
     """
     best_count, best_ratio = 1, float("inf")
     size_bytes = 0
-    keys = hull(l0[:1])
+    keys = key_range_of(l0[:1])
     for count, info in enumerate(l0, 1):
         size_bytes += info.size_bytes
         if count > 1 and size_bytes > limit_bytes:
             break
-        keys = _spanning(keys, hull([info]))
+        keys = _union(keys, key_range_of([info]))
         overlapped = target.overlapping(keys) if target is not None else ()
         input_bytes = size_bytes + sum(other.size_bytes for other in overlapped)
         ratio = input_bytes / max(size_bytes, 1)
         if count == 1 or (input_bytes <= limit_bytes and ratio <= best_ratio):
             best_count, best_ratio = count, ratio
     sources = l0[:best_count]
-    return L0Window(sources, overlapping(target, sources))
+    return MergeWindow(sources, overlapping(target, sources))
 
 
 def with_small_neighbours(
-    window: L0Window, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
-) -> L0Window:
-    """The window, and small SSTs of `target` beside it.
+    window: MergeWindow, target: SortedRun | None, *, small_bytes: int, limit_bytes: int
+) -> MergeWindow:
+    """Extend the window by small SSTs of `target` beside it.
 
-    Otherwise many small commits at the end of the keys would become as many small SSTs. A
-    neighbour is taken if what is merged with it is as large, so an entry is written again only
-    when its SST doubles.
+    Otherwise many small commits at the end of the keys would become as many small SSTs. A neighbour
+    is taken if the bytes that are merged with it are as many as its own, so an entry is rewritten
+    only when its SST doubles.
     """
     if target is None:
         return window
-    start = hull(window.sources).start
+    start = key_range_of(window.sources).start
     low = bisect_right(target.first_keys, start)
     low -= sum(info.first_key <= start for info in window.overlapped)
     high = low + len(window.overlapped)
@@ -167,44 +192,12 @@ def with_small_neighbours(
     while is_taken(high):
         merged_bytes += target.ssts[high].size_bytes
         high += 1
-    return L0Window(window.sources, target.ssts[low:high])
+    return MergeWindow(window.sources, target.ssts[low:high])
 
 
-def _spanning(keys: KeyRange, others: KeyRange) -> KeyRange:
+def _union(keys: KeyRange, others: KeyRange) -> KeyRange:
     end = max(keys.end, others.end) if keys.end and others.end else b""
     return KeyRange(min(keys.start, others.start), end)
-
-
-# --- window
-# Which SSTs in a row to merge from one sorted run into the next, so that little else is read.
-
-
-class SourceChoice(Enum):
-    """By what SSTs of a level are chosen."""
-
-    SMALLEST_OVERLAP = "smallest-overlap"  # that for each byte the fewest others are read
-    OLDEST = "oldest"  # whose newest entry is the oldest: round robin, more or less
-
-
-@dataclass(frozen=True, slots=True)
-class L0Window:
-    """SSTs in a row of a run, and all SSTs of the run below within their range."""
-
-    sources: Sequence[SstInfo]
-    overlapped: Sequence[SstInfo]
-
-
-def hull(ssts: Sequence[SstInfo]) -> KeyRange:
-    """From the first to the last key of these SSTs."""
-    start = min(info.first_key for info in ssts)
-    if any(not info.last_key for info in ssts):
-        return KeyRange(start, b"")
-    return KeyRange(start, max(info.last_key for info in ssts) + b"\x00")
-
-
-def overlapping(run: SortedRun | None, ssts: Sequence[SstInfo]) -> Sequence[SstInfo]:
-    """The SSTs of `run` within the range that `ssts` span."""
-    return run.overlapping(hull(ssts)) if run is not None else ()
 
 
 def best_window(
@@ -214,12 +207,12 @@ def best_window(
     goal_bytes: int,
     limit_bytes: int,
     choice: SourceChoice,
-) -> L0Window:
-    """About `goal_bytes` of `run` to merge into `target`, reading at most `limit_bytes`.
+) -> MergeWindow:
+    """Return about `goal_bytes` of `run` to merge into `target`, reading at most `limit_bytes`.
 
-    If no SST can be merged with so little, the one that takes least.
+    If every SST would read more, return the one that reads least.
     """
-    reach = _Reach.of(run.ssts, target)
+    inputs = _Overlaps.of(run.ssts, target)
     best = best_stop = 0
     best_cost = float("inf")
     stop = 1
@@ -227,29 +220,31 @@ def best_window(
         stop = max(stop, start + 1)
         while (
             stop < len(run.ssts)
-            and reach.source_bytes(start, stop) < goal_bytes
-            and reach.input_bytes(start, stop + 1) <= limit_bytes
+            and inputs.source_bytes(start, stop) < goal_bytes
+            and inputs.input_bytes(start, stop + 1) <= limit_bytes
         ):
             stop += 1
-        cost = _cost(reach, start, stop, limit_bytes, choice)
+        cost = _cost(inputs, start, stop, limit_bytes, choice)
         if cost < best_cost:
             best, best_stop, best_cost = start, stop, cost
-    overlapped = target.ssts[reach.lows[best] : reach.highs[best_stop - 1]] if target else ()
-    return L0Window(run.ssts[best:best_stop], overlapped)
+    overlapped = target.ssts[inputs.lows[best] : inputs.highs[best_stop - 1]] if target else ()
+    return MergeWindow(run.ssts[best:best_stop], overlapped)
 
 
-def _cost(reach: _Reach, start: int, stop: int, limit_bytes: int, choice: SourceChoice) -> float:
-    input_bytes = reach.input_bytes(start, stop)
+def _cost(
+    inputs: _Overlaps, start: int, stop: int, limit_bytes: int, choice: SourceChoice
+) -> float:
+    input_bytes = inputs.input_bytes(start, stop)
     if input_bytes > limit_bytes:
-        return 1e30 * input_bytes  # above the cost of all that fit
+        return 1e30 * input_bytes  # above the cost of every window that fits
     if choice is SourceChoice.OLDEST:
-        return max(info.max_seq for info in reach.ssts[start:stop])
-    return input_bytes / max(reach.source_bytes(start, stop), 1)
+        return max(info.max_seq for info in inputs.ssts[start:stop])
+    return input_bytes / max(inputs.source_bytes(start, stop), 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
-    """For each SST of a run, those that it overlaps in the run below: from low to high."""
+class _Overlaps:
+    """For each SST of a run, the SSTs that it overlaps in the run below: from low to high."""
 
     ssts: Sequence[SstInfo]
     lows: Sequence[int]
@@ -258,7 +253,7 @@ class _Reach:
     target_ends: Sequence[int]
 
     @classmethod
-    def of(cls, ssts: Sequence[SstInfo], target: SortedRun | None) -> _Reach:
+    def of(cls, ssts: Sequence[SstInfo], target: SortedRun | None) -> _Overlaps:
         below = target.ssts if target is not None else ()
         firsts = target.first_keys if target is not None else ()
         lows, highs = [], []

@@ -1,8 +1,17 @@
-"""What a compactor does to the manifest: claim its epoch, publish results (protocol, "Compacting").
+"""Edits of the manifest by compactions: claims of an epoch, reservations, published results. Pure.
 
-Every edit of a compactor first checks that it still is the compactor, so that the older one of
-two stops and no result is published twice (I9), and that its lease is still there, so that what
-it publishes was not collected meanwhile (F3).
+Every edit of a *compactor* first checks that it still is the compactor, so that the older one of
+two stops, and no result is published twice (I9). It also checks that its lease is still in the
+manifest, so that the objects that it publishes were not collected meanwhile (F3). See
+server/docs/protocol.md, "Compacting".
+
+A *range job* merges a range of keys beside a compactor, and does not claim the epoch of the
+compactor: that one merges the WAL, and writes would wait for its return. The edit of a range job
+requires that its lease and all its inputs are still there, and that nothing was added to the level
+of its outputs where these go, or below. Entries that are added meanwhile are newer, and are above.
+So that it can succeed, its lease *reserves* its inputs: all entries that the levels held when the
+lease was made. Compactors leave these alone while the lease lives (`compaction.policy`), and a
+merge that began earlier is published only if it has none of them as an input.
 """
 
 from __future__ import annotations
@@ -19,13 +28,15 @@ from shalekv.protocol.manifest import SYSTEM_LEVEL, Lease, Manifest, SortedRun
 from shalekv.protocol.origins import without_unread
 from shalekv.protocol.sst_table import SstInfo
 
-RECENT_LOADS_COUNT = 1_000  # that are remembered unless the settings say otherwise
+RECENT_LOADS_COUNT = 1_000  # default number of committed loads that are remembered
+_MS_PER_S = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class CompactorId:
-    """The name of one compactor: its epoch, and a nonce, since a recycled manifest id lets two
-    processes win one epoch (protocol, F2).
+    """The name of one compactor: an epoch and a nonce.
+
+    The nonce is needed because two processes can win one epoch at a recycled manifest id (F2).
     """
 
     epoch: int
@@ -33,14 +44,14 @@ class CompactorId:
 
 
 def claim_compactor_epoch(manifest: Manifest, nonce: bytes) -> Manifest:
-    """The manifest whose compactor is the process with this nonce; an older one is superseded."""
+    """Return the manifest whose compactor is the process with this nonce: it supersedes others."""
     return replace(manifest, compactor_epoch=manifest.compactor_epoch + 1, compactor_nonce=nonce)
 
 
 def check_unclaimed(manifest: Manifest, seen: Manifest, nonce: bytes) -> None:
     """Raise `Superseded` if another compactor has claimed its epoch since `seen` was read.
 
-    A claim whose process stood still is made again (F2): it must not displace who came later.
+    The claim of a process that stalled is repeated (F2), but must not displace a later compactor.
     """
     if manifest.compactor_nonce in (seen.compactor_nonce, nonce):
         return
@@ -55,9 +66,8 @@ def check_unclaimed(manifest: Manifest, seen: Manifest, nonce: bytes) -> None:
 def check_compactor(manifest: Manifest, own: CompactorId) -> None:
     """Raise `Superseded` unless `manifest` shows `own` as the compactor.
 
-    The same epoch in other hands means that our claim was made at a recycled manifest id and never
-    counted (F2): that compactor is superseded just the same. Raises `IllegalState` when the epoch
-    went down.
+    The same epoch with another nonce means that our claim was made at a recycled manifest id and
+    never counted (F2): we are superseded as well. Raises `IllegalState` if the epoch went down.
     """
     if _is_compactor(manifest, own):
         return
@@ -74,6 +84,10 @@ def check_compactor(manifest: Manifest, own: CompactorId) -> None:
     raise Superseded(message, own_epoch=own.epoch, newer_epoch=manifest.compactor_epoch)
 
 
+def _is_compactor(manifest: Manifest, own: CompactorId) -> bool:
+    return (manifest.compactor_epoch, manifest.compactor_nonce) == (own.epoch, own.nonce)
+
+
 def publish(
     manifest: Manifest,
     own: CompactorId,
@@ -82,10 +96,10 @@ def publish(
     *,
     recent_loads_max_count: int = RECENT_LOADS_COUNT,
 ) -> Manifest:
-    """The manifest with this result, whose outputs were written under the lease.
+    """Return the manifest with a result of a compactor, whose outputs were written under the lease.
 
-    Raises `Superseded`, `LeaseLost`, and `IllegalState` when the manifest is not one that the
-    result can follow: a slot is not the one after c, or an input is not in its level any more.
+    Raises `Superseded`, `LeaseLost`, and `IllegalState` if the result cannot follow the manifest:
+    its first slot is not the one after c, or an input is not in its level any more.
     """
     check_compactor(manifest, own)
     check_lease(manifest, lease_id)
@@ -99,17 +113,17 @@ def publish(
 
 
 def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
-    """Whether `publish` of this result is contained in `manifest` (F2).
+    """Whether the edit `publish` with this result is contained in `manifest` (F2).
 
-    Exact as long as `own` is the compactor, since it publishes one result after the other. Later,
-    a result whose outputs are merged already is denied: its compactor is superseded anyhow.
+    The answer is exact as long as `own` is the compactor, since it publishes one result after the
+    other. Later it is False for a result whose outputs were merged already; its compactor is
+    superseded anyhow.
     """
     is_own = _is_compactor(manifest, own)
-    if isinstance(result, WalResult) and is_own:  # a job over a range may have merged its outputs
+    if isinstance(result, WalResult) and is_own:  # a range job may have merged its outputs
         return result.job.slots.stop <= manifest.first_uncompacted_wal_id
     levels = {info.id: info.level for info in manifest.leveled_ssts}
-    listed = _listed(result)
-    if any(levels.get(info.id) != info.level for info in listed):
+    if any(levels.get(info.id) != info.level for info in _added_rows(result)):
         return False
     if isinstance(result, WalResult):
         return result.job.slots.stop <= manifest.first_uncompacted_wal_id
@@ -121,18 +135,14 @@ def is_published(manifest: Manifest, own: CompactorId, result: Result) -> bool:
 
 
 def written(result: Result) -> Iterator[SstInfo]:
-    """The outputs that are new objects; a move has none."""
+    """Iterate over the outputs that are new objects; a move has none."""
     if isinstance(result, MergeResult) and result.job.is_move:
         return iter(())
     return iter(result.outputs)
 
 
-def _is_compactor(manifest: Manifest, own: CompactorId) -> bool:
-    return (manifest.compactor_epoch, manifest.compactor_nonce) == (own.epoch, own.nonce)
-
-
-def _listed(result: Result) -> Iterator[SstInfo]:
-    """All rows that it adds to the levels."""
+def _added_rows(result: Result) -> Iterator[SstInfo]:
+    """Iterate over all rows that the result adds to the levels."""
     yield from result.outputs
     if isinstance(result, WalResult):
         for load in result.loads:
@@ -158,7 +168,7 @@ def _with_slots(manifest: Manifest, result: WalResult, recent_loads_max_count: i
         )
     return replace(
         manifest,
-        leveled_ssts=manifest.leveled_ssts.replace((), _listed(result)),
+        leveled_ssts=manifest.leveled_ssts.replace((), _added_rows(result)),
         wal_id_last_compacted=last,
         wal_id_last_seen=max(last, manifest.wal_id_last_seen or 0),
         last_compacted_seq=max(manifest.last_compacted_seq, result.last_seq),
@@ -185,26 +195,10 @@ def _check_inputs(manifest: Manifest, job: MergeJob) -> None:
             raise IllegalState(message)
 
 
-# --- reserving
-# A job over a range of keys beside a compactor: what the manifest says of it, and who yields.
-#
-# The job does not claim the epoch of the compactor, since whoever has that merges the WAL, and
-# writes would wait for its return. It is sound without: its edit demands that its lease and all
-# its inputs are still there, and that nothing has come into the level of its outputs where they
-# are to stand. What is added meanwhile is newer and stands above.
-#
-# It also gets done, because its lease *reserves* its inputs: all that the levels held when the
-# lease was made. Compactors leave that alone while the lease lives (see `standing_back`). A merge
-# that began before is published only if it touches nothing of it.
-
-
-_MS_PER_S = 1_000
-
-
 def reservations(manifest: Manifest, now_ms: float) -> list[Lease]:
-    """The leases that reserve SSTs and have not expired; `now_ms` is the store's clock.
+    """Return the leases that reserve SSTs and have not expired at `now_ms` of the store's clock.
 
-    The collector decides when a lease is gone. This only tells who still has to be waited for.
+    Only the collector decides when a lease is gone. These are the jobs to wait for.
     """
     return [
         lease
@@ -215,7 +209,7 @@ def reservations(manifest: Manifest, now_ms: float) -> list[Lease]:
 
 
 def reserve(manifest: Manifest, lease: Lease, *, now_ms: int) -> Manifest:
-    """The manifest whose levels are reserved for the holder of this lease.
+    """Return the manifest with this lease, which reserves all entries of the levels.
 
     Raises `ManifestConflict` while another job has reserved them.
     """
@@ -231,10 +225,10 @@ def reserve(manifest: Manifest, lease: Lease, *, now_ms: int) -> Manifest:
 
 
 def reserved_seq(manifest: Manifest, lease_id: bytes) -> int:
-    """Up to where the lease reserves the levels.
+    """Return the sequence number up to which the lease reserves the entries of the levels.
 
-    Raises `LeaseLost`; and `ManifestConflict` when a process that does not know of reservations has
-    written the manifest since, and has left this one out.
+    Raises `LeaseLost`, and `ManifestConflict` if an older version, which does not know
+    reservations, has written the manifest since and has dropped this one.
     """
     check_lease(manifest, lease_id)
     seq = next(each.reserved_seq for each in manifest.leases if each.id == lease_id)
@@ -248,10 +242,10 @@ def reserved_seq(manifest: Manifest, lease_id: bytes) -> int:
 
 
 def check_not_reserved(manifest: Manifest, result: Result, known: Collection[bytes]) -> None:
-    """Raise `ManifestConflict` if a compactor's merge has come too late for a job over a range.
+    """Raise `ManifestConflict` if a range job has reserved or merged inputs of a compactor's merge.
 
-    `known` are the leases in the manifest for which the merge was picked: it may have been picked
-    in spite of those.
+    `known` are the leases of the manifest from which the merge was picked: it may have been picked
+    in spite of these.
     """
     if isinstance(result, WalResult) or result.job.source_level == SYSTEM_LEVEL:
         return
@@ -269,11 +263,11 @@ def check_not_reserved(manifest: Manifest, result: Result, known: Collection[byt
 
 
 def publish_range(manifest: Manifest, result: RangeResult, lease_id: bytes) -> Manifest:
-    """The manifest with the result, whose outputs were written under the lease.
+    """Return the manifest with a result of a range job, whose outputs were written under the lease.
 
-    The lease stays, but reserves nothing any more: so it is told from one that was collected.
-    Raises `LeaseLost`, and `ManifestConflict` when another process has merged an input, or put
-    something where an output is to stand: nothing is to be published then.
+    The lease stays, but reserves nothing any more, which `is_range_published` relies on. Raises
+    `LeaseLost`, and `ManifestConflict` if another process has merged an input, or has added an SST
+    where an output goes: then the job has failed.
     """
     check_lease(manifest, lease_id)
     for info in result.outputs:
@@ -292,7 +286,7 @@ def publish_range(manifest: Manifest, result: RangeResult, lease_id: bytes) -> M
             raise ManifestConflict(message)
     replaced = {info.id for info in job.inputs}
     kept = [info for info in manifest.leveled_ssts if info.id not in replaced]
-    _check_room(manifest, job.target_level, kept, result.outputs)
+    _check_space_for(manifest, job.target_level, kept, result.outputs)
     leases = (
         replace(each, reserved_seq=None) if each.id == lease_id else each
         for each in manifest.leases
@@ -306,10 +300,10 @@ def publish_range(manifest: Manifest, result: RangeResult, lease_id: bytes) -> M
 
 
 def is_range_published(manifest: Manifest, result: RangeResult, lease_id: bytes) -> bool:
-    """Whether `publish_range` of this result is contained in `manifest` (F2).
+    """Whether the edit `publish_range` with this result is contained in `manifest` (F2).
 
-    Outputs that were merged since are not denied: only that edit leaves the lease without what it
-    reserved.
+    This holds for outputs that were merged since, too: only that edit leaves the lease without a
+    reservation.
     """
     ids = {info.id for info in manifest.leveled_ssts}
     if any(info.id in ids for info in result.outputs):
@@ -318,13 +312,13 @@ def is_range_published(manifest: Manifest, result: RangeResult, lease_id: bytes)
     return is_done and not any(info.id in ids for info in result.job.inputs)
 
 
-def _check_room(
+def _check_space_for(
     manifest: Manifest, target_level: int, kept: Iterable[SstInfo], outputs: Iterable[SstInfo]
 ) -> None:
-    """Raise unless the outputs fit beside what is kept, and nothing is below them."""
-    below = [info for info in kept if target_level <= info.level < SYSTEM_LEVEL]
+    """Raise unless the outputs overlap no other SST in the target level or below it."""
+    others = [info for info in kept if target_level <= info.level < SYSTEM_LEVEL]
     try:
-        SortedRun.of(target_level, [*below, *outputs])
+        SortedRun.of(target_level, [*others, *outputs])
     except ValueError as error:
         message = (
             f"another process has put an SST into manifest {manifest.manifest_id} where an output "

@@ -1,8 +1,8 @@
-"""A job that merges a whole range of keys: everything of all levels, down into the last. Pure.
+"""Range jobs: merges of all levels within a range of keys down into the last level. Pure.
 
-Of what the range touches, nothing may go below what is older than it. So from the newest source to
-the oldest, every SST is taken that overlaps the range or an SST taken before: what is taken then
-has nothing older beside it, and no tombstone of it hides anything that is left.
+No entry may go below an older version of its key. So every SST that overlaps the range, or an SST
+that was taken before, is taken, from the newest source to the oldest. Then no SST that is left
+holds older versions of the keys that are merged, and no dropped tombstone uncovers anything.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from shalekv.protocol.sst_table import SstInfo
 
 @dataclass(frozen=True, slots=True)
 class RangeJob:
-    """Merge `sources` into `target_level`, below which there is nothing.
+    """Merge `sources` into `target_level`, below which there is no data.
 
-    Each source is a run of SSTs by key; what stands in one is newer than all of it in later ones.
+    Each source is a run of SSTs by key. For every key, its entries are newer than those of later
+    sources.
     """
 
     sources: Sequence[Sequence[SstInfo]]
@@ -29,32 +30,33 @@ class RangeJob:
 
     @property
     def inputs(self) -> Sequence[SstInfo]:
-        """Everything that the job replaces."""
+        """All SSTs that the job replaces."""
         return [info for source in self.sources for info in source]
 
     @property
     def input_bytes(self) -> int:
-        """What it reads."""
+        """The bytes that the job reads."""
         return sum(info.size_bytes for info in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """What became of it."""
+    """The result of a range job."""
 
     job: RangeJob
     outputs: Sequence[SstInfo]
 
 
-def pick_range(tree: Version, keys: KeyRange, *, reserved_seq: int) -> RangeJob | None:
-    """The job for these keys; None: the levels hold nothing of them.
+def pick_range(version: Version, keys: KeyRange, *, reserved_seq: int) -> RangeJob | None:
+    """Return the job for these keys; None if the levels hold nothing of them.
 
-    What came after `reserved_seq` is left to compactors, unless it has to come along.
+    Entries above `reserved_seq` are left to compactors, unless they are in an SST that overlaps one
+    of the job.
     """
-    last = max([LAST_LEVEL, *(run.level for run in tree.runs)])
-    taken: KeyRange | None = None  # from end to end: it has no gap but in `keys`
+    last = max([LAST_LEVEL, *(run.level for run in version.runs)])
+    taken: KeyRange | None = None  # the range of all that is taken; gaps in it are within `keys`
     sources: list[Sequence[SstInfo]] = []
-    for source in _newest_first(tree):
+    for source in _newest_first(version):
         found = []
         for info in source:
             is_bound = taken is not None and overlaps(info, taken)
@@ -68,9 +70,9 @@ def pick_range(tree: Version, keys: KeyRange, *, reserved_seq: int) -> RangeJob 
 
 
 def is_merged(job: RangeJob, horizon_ms: int) -> bool:
-    """Whether the job would drop nothing: all is in the last level, without anything to drop.
+    """Whether the job would have no effect: all inputs are in the last level, with nothing to drop.
 
-    `horizon_ms` is the logical time until which expired values go.
+    `horizon_ms` is the logical time up to which expired values are dropped.
     """
     return all(
         info.level == job.target_level
@@ -80,15 +82,15 @@ def is_merged(job: RangeJob, horizon_ms: int) -> bool:
     )
 
 
-def _newest_first(tree: Version) -> Iterator[Sequence[SstInfo]]:
-    """The sources of the tree, what one load or job has put into L0 as one."""
-    yield from l0_sources(tree.l0)
-    for run in tree.runs:
+def _newest_first(version: Version) -> Iterator[Sequence[SstInfo]]:
+    """Iterate over the sources of the version; the SSTs of one load or job in L0 are one source."""
+    yield from l0_sources(version.l0)
+    for run in version.runs:
         yield run.ssts
 
 
 def _with(keys: KeyRange | None, info: SstInfo) -> KeyRange:
-    """The keys, and those of the SST."""
+    """Return the range of the keys and those of the SST."""
     bound = upper_bound(info)
     end = b"" if bound == END_OF_KEYS else bound + b"\x00"
     if keys is None:

@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shalekv.protocol.compaction.jobs import (
+    CompactionState,
     Job,
     MergeJob,
     MergeResult,
     Result,
     WalJob,
     WalResult,
+    WalState,
     move_result,
     output_cuts,
 )
@@ -35,7 +37,7 @@ from shalekv.protocol.compaction.outcome import (
     SimulatedRequests,
     monthly_bill,
 )
-from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy, WalState
+from shalekv.protocol.compaction.policy import LeveledPolicy
 from shalekv.protocol.compaction.workload import (
     Amounts,
     Flags,
@@ -193,20 +195,20 @@ class Rehearsal:
         last_seq = int(max(part.seqs.max() for part in parts))
         return WalResult(job, [*self._written(rows, L0, ())], last_seq, self.now_ms)
 
-    def run_merge(self, job: MergeJob, tree: Version) -> MergeResult:
+    def run_merge(self, job: MergeJob, version: Version) -> MergeResult:
         """Merge or move the SSTs of the job."""
         if job.is_move:
             return move_result(job)
         rows = newest([self.contents[info.id] for info in job.inputs])
-        below = [run for run in tree.runs if run.level > job.target_level]
+        below = [run for run in version.runs if run.level > job.target_level]
         rows = rows.at(~rows.tombstones | _may_hold(below, rows))
-        cuts = output_cuts(tree, job.target_level, sst_bytes=self.levels.sst_bytes)
+        cuts = output_cuts(version, job.target_level, sst_bytes=self.levels.sst_bytes)
         return MergeResult(job, [*self._written(rows, job.target_level, cuts)])
 
-    def forget(self, tree: Version) -> None:
-        """Keep the rows of the SSTs in the tree alone."""
-        held = {info.id for info in tree.l0}
-        held.update(info.id for run in tree.runs for info in run.ssts)
+    def forget(self, version: Version) -> None:
+        """Keep the rows of the SSTs in the version alone."""
+        held = {info.id for info in version.l0}
+        held.update(info.id for run in version.runs for info in run.ssts)
         self.contents = {id_: rows for id_, rows in self.contents.items() if id_ in held}
 
     def stored_bytes(self, rows: SimulatedRows) -> Amounts:
@@ -273,7 +275,7 @@ def _info(rows: SimulatedRows, level: int, size_bytes: int, sst_id: bytes) -> Ss
 _SAMPLES = 40  # of reads and of space, evenly over the operations
 _SAMPLED_KEYS = 200
 
-_NO_TREE = Version(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
+_EMPTY_VERSION = Version(manifest_id=0, wal_id=None, last_seq=0, l0=(), runs=(), system=())
 
 
 def predict(workload: Workload, setup: Setup) -> Amplification:
@@ -297,7 +299,7 @@ class _Simulation:
         self._policy = LeveledPolicy(setup.compactor, setup.levels, choice=setup.choice)
         self._rehearsal = Rehearsal(setup.levels, workload.key_bytes)
         self._random = np.random.default_rng(workload.seed)
-        self._tree = _NO_TREE
+        self._version = _EMPTY_VERSION
         self._done = self._filled = self._job_count = 0
         self._now_s = self._stalled_s = 0.0
         self._is_hurried = False
@@ -328,7 +330,7 @@ class _Simulation:
             age_s = max(self._now_s - self._stalled_s - float(wal.arrivals_s[self._done]), 0)
         waiting = WalState(self._done, self._filled - self._done, size_bytes, age_s * _MS_PER_S)
         now_ms = int(self._now_s * _MS_PER_S) + 1
-        return CompactionState(self._tree, waiting, self._is_hurried, now_ms)
+        return CompactionState(self._version, waiting, self._is_hurried, now_ms)
 
     def _do(self, job: Job, state: CompactionState) -> None:
         self._job_count += 1
@@ -340,15 +342,15 @@ class _Simulation:
             self._done = job.slots.stop
             self._requests.add(SimulatedRequests(get=1, delete=1), len(job.slots))
         else:
-            result = self._rehearsal.run_merge(job, self._tree)
+            result = self._rehearsal.run_merge(job, self._version)
             read_bytes = self._count_merge(job)
         if not (isinstance(job, MergeJob) and job.is_move):
             self._levels_bytes += sum(info.size_bytes for info in result.outputs)
             self._requests.add(SimulatedRequests(put=1), len(result.outputs))
             self._requests.add(EDIT)  # of the lease
         self._requests.add(EDIT)
-        self._tree = self._policy.apply(state, result).tree
-        self._rehearsal.forget(self._tree)
+        self._version = self._policy.apply(state, result).tree
+        self._rehearsal.forget(self._version)
         self._pass(self._setup.job_s + read_bytes / self._setup.compaction_bytes_per_s)
 
     def _count_merge(self, job: MergeJob) -> int:
@@ -393,23 +395,23 @@ class _Simulation:
 
     def _note(self, state: CompactionState) -> None:
         self._wal_max = max(self._wal_max, state.wal.size_bytes)
-        self._l0_max = max(self._l0_max, l0_count(self._tree))
+        self._l0_max = max(self._l0_max, l0_count(self._version))
         due = len(self._samples) * len(self._wal) // _SAMPLES
-        if self._filled > due and not self._tree.is_empty:
+        if self._filled > due and not self._version.is_empty:
             self._samples.append(self._sample(state.wal.size_bytes))
 
     def _sample(self, wal_bytes: int) -> Sample:
         rows = self._written_rows()
         chosen = self._random.integers(0, rows, _SAMPLED_KEYS)
         keys = (int(self._ops.keys[at]).to_bytes(8, "big") for at in chosen)
-        looked_at = [sum(1 for _ in self._tree.sources_of(key)) for key in keys]
+        looked_at = [sum(1 for _ in self._version.sources_of(key)) for key in keys]
         levels = self._level_bytes()
         live = int(self._ops.live_bytes[rows - 1])
         return Sample(
             elapsed_s=self._now_s,
             live_bytes=live,
             wal_bytes=wal_bytes,
-            l0_count=l0_count(self._tree),
+            l0_count=l0_count(self._version),
             level_bytes=levels,
             read=sum(looked_at) / _SAMPLED_KEYS,
             space=(sum(levels.values()) + wal_bytes) / max(live, 1),
@@ -423,8 +425,8 @@ class _Simulation:
         return self._wal.before(self._filled) - self._wal.before(self._done)
 
     def _level_bytes(self) -> dict[int, int]:
-        sizes = {run.level: run.size_bytes for run in self._tree.runs}
-        return {0: sum(info.size_bytes for info in self._tree.l0)} | sizes
+        sizes = {run.level: run.size_bytes for run in self._version.runs}
+        return {0: sum(info.size_bytes for info in self._version.l0)} | sizes
 
     def _outcome(self) -> Simulated:
         wal_bytes = self._wal.before(len(self._wal))
@@ -451,7 +453,7 @@ class _Simulation:
             stalled_s=self._stalled_s,
             elapsed_s=self._now_s,
             job_count=self._job_count,
-            sst_count=len(self._tree.l0) + sum(len(run.ssts) for run in self._tree.runs),
+            sst_count=len(self._version.l0) + sum(len(run.ssts) for run in self._version.runs),
             requests=requests,
             bill=monthly_bill(
                 requests,

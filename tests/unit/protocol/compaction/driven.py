@@ -1,4 +1,4 @@
-"""A database in arrays that the policy drives: every job is judged, and every key is looked up."""
+"""A database in arrays, driven by the policy, that checks every job and every key."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shalekv.protocol.compaction.jobs import Job, MergeJob, WalJob
+from shalekv.protocol.compaction.jobs import CompactionState, Job, MergeJob, WalJob, WalState
 from shalekv.protocol.compaction.l0 import l0_count
-from shalekv.protocol.compaction.policy import (
-    CompactionState,
-    LeveledPolicy,
-    LevelTargets,
-    WalState,
-)
+from shalekv.protocol.compaction.policy import LeveledPolicy, LevelTargets
 from shalekv.protocol.compaction.simulate import Rehearsal, SimulatedRows
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, SortedRun, Version, upper_bound
 from shalekv.protocol.sst_table import SstInfo
@@ -38,11 +33,11 @@ PUT, DELETE = False, True
 
 @dataclass(slots=True)
 class Driven:
-    """Commits go in by `write`; `settle` runs jobs until the policy finds nothing to do."""
+    """A database: `write` adds commits, `settle` runs jobs until the policy picks none."""
 
     settings: CompactorSettings = SMALL
     levels: LevelSettings = SMALL_LEVELS
-    tree: Version = EMPTY
+    version: Version = EMPTY
     slots: list[SimulatedRows] = field(
         default_factory=list
     )  # all of them; the first ones are compacted
@@ -63,7 +58,7 @@ class Driven:
     rehearsal: Rehearsal = field(init=False)
 
     def write(self, commit: Sequence[tuple[int, bool]], value_bytes: int = VALUE_BYTES) -> None:
-        """One WAL object of puts and deletes, a key and which of them it is."""
+        """Write a WAL object; each pair is a key, and whether it is deleted rather than put."""
         first_seq = sum(map(len, self.slots)) + 1
         keys, deletes = zip(*commit, strict=True)
         count = len(commit)
@@ -85,11 +80,11 @@ class Driven:
 
     @property
     def state(self) -> CompactionState:
-        return CompactionState(self.tree, self.wal, self.is_hurried, self.now_ms)
+        return CompactionState(self.version, self.wal, self.is_hurried, self.now_ms)
 
     @property
-    def shape(self) -> LevelTargets:
-        return LevelTargets.of(self.tree, self.settings)
+    def targets(self) -> LevelTargets:
+        return LevelTargets.of(self.version, self.settings)
 
     def step(self) -> Job | None:
         state = self.state
@@ -103,19 +98,19 @@ class Driven:
             wal_result = self.rehearsal.run_wal(job, self.slots[self.done : job.slots.stop])
             self.done = job.slots.stop
             self.written_bytes += sum(info.size_bytes for info in wal_result.outputs)
-            self.tree = self.policy.apply(state, wal_result).tree
+            self.version = self.policy.apply(state, wal_result).tree
         else:
             judge(state.tree, job, self.settings)
             result = self.rehearsal.run_merge(job, state.tree)
             if not job.is_move:
                 self.written_bytes += sum(info.size_bytes for info in result.outputs)
-            self.tree = self.policy.apply(state, result).tree
+            self.version = self.policy.apply(state, result).tree
         self.jobs.append(job)
-        self.l0_count_max = max(self.l0_count_max, l0_count(self.tree))
+        self.l0_count_max = max(self.l0_count_max, l0_count(self.version))
         return job
 
     def settle(self, jobs_max: int = 200) -> None:
-        """Run jobs until none is needed, and check that there is an end to it."""
+        """Run jobs until the policy picks none, and check that this comes to an end."""
         for _ in range(jobs_max):
             if self.step() is None:
                 return
@@ -126,18 +121,18 @@ def meets(one: SstInfo, other: SstInfo) -> bool:
     return one.first_key <= upper_bound(other) and other.first_key <= upper_bound(one)
 
 
-def judge(tree: Version, job: MergeJob, settings: CompactorSettings) -> None:
-    """A job may do what its description promises, and nothing else."""
-    runs = {run.level: run for run in tree.runs}
+def judge(version: Version, job: MergeJob, settings: CompactorSettings) -> None:
+    """Check that a job does what its description promises, and nothing else."""
+    runs = {run.level: run for run in version.runs}
     assert job.sources
     if job.source_level == SYSTEM_LEVEL:
         assert not job.overlapped
         return
-    held = tree.l0 if job.source_level == L0 else runs[job.source_level].ssts
+    held = version.l0 if job.source_level == L0 else runs[job.source_level].ssts
     assert all(info in held for info in job.sources)
     assert not [level for level in runs if job.source_level < level < job.target_level]
     if job.source_level == L0:
-        for info in tree.l0:
+        for info in version.l0:
             if info not in job.sources:
                 older = [s for s in job.sources if s.max_seq > info.max_seq and meets(s, info)]
                 assert not older, "an SST of L0 passes an older one that it overlaps"
@@ -157,6 +152,6 @@ def judge(tree: Version, job: MergeJob, settings: CompactorSettings) -> None:
     assert job.input_bytes <= settings.compaction_bytes_max or len(job.sources) == 1
 
 
-def sorted_runs(tree: Version) -> list[SortedRun]:
-    """The runs, built again from their SSTs: that raises where two of them overlap."""
-    return [SortedRun.of(run.level, run.ssts) for run in tree.runs]
+def sorted_runs(version: Version) -> list[SortedRun]:
+    """Build the runs again from their SSTs, which raises if two of these overlap."""
+    return [SortedRun.of(run.level, run.ssts) for run in version.runs]

@@ -1,4 +1,4 @@
-"""What the policy picks: of the levels, of the SSTs of L0, and of those of records."""
+"""Tests of the compaction policy: of the levels, of L0, and of idempotency records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def uniform(driven: Driven, commits: int, *, seed: int = 1, deletes: float = 0.0
 
 @given(history=HISTORIES)
 @settings(max_examples=100, deadline=None)
-def test_the_tree_settles_within_its_targets(
+def test_levels_settle_within_their_targets(
     history: list[tuple[list[tuple[int, bool]], bool]],
 ) -> None:
     """When nothing is left to pick, L0 is below its trigger and each level within its target."""
@@ -59,9 +59,9 @@ def test_the_tree_settles_within_its_targets(
     for commit, _ in history:
         driven.write(commit)
         driven.settle()
-    assert l0_count(driven.tree) < SMALL.l0_trigger_count
-    for run in sorted_runs(driven.tree):
-        assert driven.shape.score(run.level) < 1
+    assert l0_count(driven.version) < SMALL.l0_trigger_count
+    for run in sorted_runs(driven.version):
+        assert driven.targets.score(run.level) < 1
 
 
 def test_sequential_keys_are_moved_and_not_written_again() -> None:
@@ -76,16 +76,16 @@ def test_sequential_keys_are_moved_and_not_written_again() -> None:
 
 
 def filled_l0(driven: Driven, count: int) -> None:
-    """Bring so many SSTs into L0, all over the keys."""
+    """Fill L0 with `count` SSTs over all keys."""
     driven.is_hurried = True
-    while l0_count(driven.tree) < count:
+    while l0_count(driven.version) < count:
         driven.write([(number * 2**33, PUT) for number in range(10)])
         assert isinstance(driven.step(), WalJob)
     driven.is_hurried = False
 
 
 def test_a_hurried_compactor_takes_the_wal_first() -> None:
-    """When writes wait, a WAL far below its trigger goes before an L0 that is past its own."""
+    """When writes wait, a WAL below its trigger comes before an L0 beyond its trigger."""
     driven = Driven()
     filled_l0(driven, SMALL.l0_trigger_count)
     driven.write([(1, PUT)])
@@ -96,7 +96,7 @@ def test_a_hurried_compactor_takes_the_wal_first() -> None:
 
 
 def test_a_full_l0_goes_before_the_wal() -> None:
-    """Even when writes wait: what is in L0 is read by every get, and has to be bounded."""
+    """A full L0 comes before the WAL even when writes wait, since every get searches L0."""
     driven = Driven()
     filled_l0(driven, 3 * SMALL.l0_trigger_count)
     driven.write([(1, PUT)])
@@ -118,7 +118,7 @@ def test_l0_is_bounded_however_much_is_written() -> None:
 
 
 def test_one_wal_job_is_bounded_in_bytes() -> None:
-    """A job takes the slots that are together at most twice the trigger, and at least one."""
+    """A WAL job takes slots of at most twice the trigger in bytes, and at least one slot."""
     driven = Driven()
     for _ in range(20):
         driven.write([(number, PUT) for number in range(4)])
@@ -135,7 +135,7 @@ def test_one_wal_job_is_bounded_in_bytes() -> None:
 
 
 def test_nothing_is_done_before_a_trigger() -> None:
-    """A WAL that is small, short and young stays; each of the three triggers ends that."""
+    """The WAL is merged once it is too large, too long or too old, and not before."""
     driven = Driven()
     driven.write([(1, PUT)])
     state = driven.state
@@ -148,43 +148,43 @@ def test_nothing_is_done_before_a_trigger() -> None:
         assert isinstance(driven.policy.pick(replace(state, wal=due)), WalJob)
 
 
-def test_old_tombstones_leave_the_tree() -> None:
-    """A tree whose keys are all deleted becomes empty with time, though nothing is written."""
+def test_old_tombstones_leave_the_levels() -> None:
+    """A version whose keys are all deleted becomes empty with time, though nothing is written."""
     driven = Driven(is_hurried=True)
     driven.write([(number, PUT) for number in range(60)])
     driven.settle()
     driven.write([(number, DELETE) for number in range(60)])
     driven.now_ms = 1_000
     driven.settle()
-    assert driven.tree.l0
+    assert driven.version.l0
     driven.now_ms += 1_000 * SMALL.tombstone_age_s
     driven.settle()
-    assert driven.tree.is_empty
+    assert driven.version.is_empty
 
 
 def test_the_base_level_moves_with_the_size() -> None:
     """The level under L0 is the last one at first, moves up as data grow, down as they go."""
     driven = Driven()
-    assert driven.shape.base_level == driven.shape.last_level
+    assert driven.targets.base_level == driven.targets.last_level
     uniform(driven, 200)
-    grown = driven.shape.base_level
-    assert grown <= driven.shape.last_level - 2
+    grown = driven.targets.base_level
+    assert grown <= driven.targets.last_level - 2
     live = [key for key, (_, is_delete) in driven.newest.items() if not is_delete]
     for start in range(0, len(live), 100):
         driven.write([(key, DELETE) for key in live[start : start + 100]])
         driven.is_hurried = True
         driven.settle(1_000)
-    assert driven.shape.base_level > grown
-    assert driven.shape.sizes_bytes.get(driven.shape.last_level, 0) < SMALL.base_level_bytes
+    assert driven.targets.base_level > grown
+    assert driven.targets.sizes_bytes.get(driven.targets.last_level, 0) < SMALL.base_level_bytes
 
 
 def test_debt_is_what_is_left_to_do() -> None:
-    """A settled tree has no debt; one with a full L0 at least the bytes of its L0."""
+    """A settled version has no debt; one with a full L0 at least the bytes of its L0."""
     driven = Driven()
     uniform(driven, 50)
     assert driven.policy.debt_bytes(driven.state) == 0
     filled_l0(driven, SMALL.l0_trigger_count)
-    l0_bytes = sum(info.size_bytes for info in driven.tree.l0)
+    l0_bytes = sum(info.size_bytes for info in driven.version.l0)
     assert driven.policy.debt_bytes(driven.state) >= l0_bytes
 
 
@@ -198,7 +198,7 @@ def sst(number: int, seqs: tuple[int, int], keys: tuple[bytes, bytes]) -> SstInf
 
 
 def outputs(first: int, count: int, seqs: tuple[int, int]) -> list[SstInfo]:
-    """What one merge of keys in no order leaves: nearly the same numbers in each SST."""
+    """Return the outputs of one merge of unordered keys, whose sequence numbers interleave."""
     low, high = seqs
     return [
         sst(first + at, (low + at, high - at), (b"%04d" % (2 * at), b"%04d" % (2 * at + 1)))
@@ -206,23 +206,23 @@ def outputs(first: int, count: int, seqs: tuple[int, int]) -> list[SstInfo]:
     ]
 
 
-def tree_of(*ssts: SstInfo) -> Version:
+def version_of(*ssts: SstInfo) -> Version:
     return Version(1, 6, 9_999, newest_first(ssts), (), ())
 
 
 def test_what_one_job_made_is_one_source() -> None:
-    """Its numbers interleave; those of another job are all below or above."""
+    """SSTs with interleaved sequence numbers are one source, and those of other jobs are others."""
     young, old = outputs(0, 5, (200, 300)), outputs(10, 5, (100, 199))
     load = [replace(info, min_seq=301, max_seq=301) for info in outputs(20, 5, (0, 0))]
-    tree = tree_of(*old, *load, *young)
-    assert l0_sources(tree.l0) == [load, young, old]
-    job = pick_range(tree, KeyRange(b"", b""), reserved_seq=9_999)
+    version = version_of(*old, *load, *young)
+    assert l0_sources(version.l0) == [load, young, old]
+    job = pick_range(version, KeyRange(b"", b""), reserved_seq=9_999)
     assert job is not None
     assert job.sources == [load, young, old]
 
 
 def test_what_overlaps_is_never_one_source() -> None:
-    """Whatever the numbers say: a source is read as one run."""
+    """SSTs that overlap are different sources, whatever their sequence numbers are."""
     wide, narrow = sst(1, (5, 90), (b"a", b"z")), sst(2, (1, 50), (b"c", b"d"))
     assert l0_sources([wide, narrow]) == [[wide], [narrow]]
     endless = sst(3, (5, 90), (b"a", b""))
@@ -230,8 +230,9 @@ def test_what_overlaps_is_never_one_source() -> None:
 
 
 def test_what_one_job_made_is_not_divided() -> None:
-    """Merged with newer ones, a part of it would have numbers below those of the rest, over the
-    same keys: whoever checks the levels could not tell which is newer.
+    """The SSTs of one job stay together, so that the order of their sequence numbers is kept.
+
+    A part of them, merged with newer ones, could overlap the rest both in keys and in numbers.
     """
     newest = sst(1, (101, 120), (b"a", b"c"))
     left, right = sst(2, (1, 50), (b"a", b"m")), sst(3, (40, 100), (b"n", b"z"))
@@ -239,31 +240,31 @@ def test_what_one_job_made_is_not_divided() -> None:
 
 
 def test_the_wal_is_merged_after_a_job_as_before() -> None:
-    """What was merged inside of L0 is a few runs, though of many SSTs: L0 is not full, so writes
-    need not wait until GiBs have gone down.
-    """
+    """The outputs of a merge within L0 count as few runs, so they do not make writes wait."""
     merged = [*outputs(0, 32, (1_000, 2_000)), *outputs(100, 32, (100, 999))]
-    state = CompactionState(tree_of(*merged), BACKLOG, is_hurried=True, now_ms=1)
+    state = CompactionState(version_of(*merged), BACKLOG, is_hurried=True, now_ms=1)
     assert isinstance(POLICY.pick(state), WalJob)
     idle = replace(state, wal=WalState(7, 0, 0, 0), is_hurried=False)
     assert isinstance(POLICY.pick(idle), MergeJob)
 
 
 def test_jobs_one_after_the_other_do_not_let_l0_grow() -> None:
-    """Each reserves all that came before it. When that is too much, no more is added to it."""
+    """Beside a range job nothing is added to an L0 that is too long, reserved SSTs included."""
     limit = 6 * SETTINGS.l0_trigger_count
     old = [sst(number, (number, number), (b"a", b"b")) for number in range(1, limit + 1)]
-    state = CompactionState(tree_of(*old), BACKLOG, is_hurried=True, now_ms=1, reserved_seq=limit)
+    state = CompactionState(
+        version_of(*old), BACKLOG, is_hurried=True, now_ms=1, reserved_seq=limit
+    )
     job = POLICY.pick(state)
     assert isinstance(job, MergeJob)
     assert job.target_level > L0
-    fewer = replace(state, tree=tree_of(*old[1:]))
+    fewer = replace(state, tree=version_of(*old[1:]))
     assert isinstance(POLICY.pick(fewer), WalJob)
     assert POLICY.pick(replace(state, wal=WalState(7, 0, 0, 0), is_hurried=False)) is None
 
 
 def test_neighbours_that_share_a_border_are_in_order() -> None:
-    """One ends with a range tombstone where the next begins: no key is in both."""
+    """An SST may end with a range tombstone where the next SST begins."""
     row = [
         replace(sst(1, (5, 90), (b"a", b"m")), tombstone_count=1),
         sst(2, (4, 80), (b"m", b"z")),
@@ -309,7 +310,7 @@ def state_of(newest_first: list[SstInfo], now_ms: int = 0) -> CompactionState:
 
 @given(sizes=st.lists(st.integers(1 * KIB, 4 * MIB), min_size=1, max_size=60))
 def test_records_are_merged_into_few_ssts(sizes: list[int]) -> None:
-    """However many SSTs of records come, a handful are left, and each is written a few times."""
+    """SSTs of records are merged into few, and each record is rewritten only a few times."""
     state = state_of([])
     written_bytes = 0
     for number, size_bytes in enumerate(sizes, 1):
@@ -327,7 +328,7 @@ def test_records_are_merged_into_few_ssts(sizes: list[int]) -> None:
 
 
 def test_only_neighbours_in_age_are_merged() -> None:
-    """What is merged are SSTs in a row, so that newer records stay before older ones."""
+    """Only SSTs in a row are merged, so that newer records stay before older ones."""
     ssts = [records(9 - number, 1 * MIB) for number in range(4)]
     old = [records(1, 900 * MIB)]
     chosen = records_to_merge([*ssts, *old], sst_bytes=64 * MIB, limit_bytes=1024 * MIB)

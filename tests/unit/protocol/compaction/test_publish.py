@@ -1,4 +1,4 @@
-"""What a compactor may do to a manifest, rule by rule."""
+"""Tests of the rules by which a compactor edits the manifest."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def of_slots(
 
 
 def of_merge(outputs: Sequence[SstInfo]) -> MergeResult:
-    """What became of the first two SSTs of L0 and the one of L1."""
+    """Return the result of merging the first two SSTs of L0 and the one of L1."""
     return MergeResult(MergeJob(0, 1, OLD[:2], OLD[3:], is_move=False, reason=""), outputs)
 
 
@@ -77,7 +77,7 @@ def test_the_first_slot_is_zero() -> None:
 
 @pytest.mark.parametrize("slots", [range(6, 8), range(8, 9), range(7, 7)])
 def test_slots_follow_those_that_are_compacted(slots: range) -> None:
-    """A result that leaves a slot out, has one twice, or none, is not published."""
+    """A result that omits a slot, repeats one, or has none, is not published."""
     with pytest.raises(IllegalState, match="do not follow"):
         publish(MANIFEST, OWN, of_slots(slots), LEASE_ID)
 
@@ -105,7 +105,7 @@ RESULTS: list[WalResult | MergeResult] = [
 def test_only_the_compactor_publishes(
     result: WalResult | MergeResult, epoch: int, nonce: bytes
 ) -> None:
-    """With a newer epoch, or its own in other hands, a compactor publishes nothing (I9)."""
+    """A compactor publishes nothing once the manifest has another epoch or nonce (I9)."""
     manifest = replace(MANIFEST, compactor_epoch=epoch, compactor_nonce=nonce)
     with pytest.raises(Superseded) as caught:
         publish(manifest, OWN, result, LEASE_ID)
@@ -113,20 +113,20 @@ def test_only_the_compactor_publishes(
 
 
 def test_an_epoch_never_goes_down() -> None:
-    """An older epoch in the manifest is no rival, but a broken store."""
+    """An older compactor epoch in the manifest is an illegal state."""
     with pytest.raises(IllegalState, match="never go down"):
         check_compactor(replace(MANIFEST, compactor_epoch=2), OWN)
 
 
 def test_a_lease_protects_what_was_written_under_it() -> None:
-    """A lease that is there does not help an SST of another one, which may be gone."""
+    """An output that was not written under the lease is not published: it may be deleted."""
     stranger = of_merge([info(12, 1, lease_id=OTHER_LEASE_ID)])
     with pytest.raises(LeaseLost, match="was not written under"):
         publish(MANIFEST, OWN, stranger, LEASE_ID)
 
 
 def test_a_result_of_nothing_is_not_taken_for_anothers() -> None:
-    """When another has merged the same inputs, to nothing or not, ours was not published."""
+    """A result without outputs counts as published only if all its inputs are gone by our edit."""
     without = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace([OLD[0].id], ()))
     assert not is_published(without, OWN, of_merge([]))
     theirs = replace(
@@ -140,7 +140,7 @@ def test_a_result_of_nothing_is_not_taken_for_anothers() -> None:
 
 
 def test_a_load_moves_into_l0_when_its_record_is_compacted() -> None:
-    """Its files get the number of the commit, the load is not pending any more, but remembered."""
+    """Compacting a load's record numbers its files, and the load is remembered, not pending."""
     file = replace(info(20, lease_id=OTHER_LEASE_ID), min_seq=0, max_seq=0)
     pending = PendingLoad("load", SstTable.from_infos([file]))
     load = CommittedLoad("load", pending.ssts, 65, 7)

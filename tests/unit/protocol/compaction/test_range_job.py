@@ -1,4 +1,4 @@
-"""Which SSTs a job over a range of keys takes along."""
+"""Tests of range jobs: the SSTs that a job over a range of keys has to include."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Rows = Mapping[bytes, tuple[int, bool]]  # key -> sequence number, and whether i
 
 @dataclass(frozen=True)
 class Model:
-    """A tree, and what its SSTs hold."""
+    """A version, and what its SSTs hold."""
 
-    tree: Version
+    version: Version
     rows: Mapping[bytes, Rows]
 
     def read(self, key: bytes) -> int | None:
-        """What a reader finds: the first source that knows of the key decides."""
-        for info in self.tree.sources_of(key):
+        """Return the sequence number that a read finds: the first source with the key decides."""
+        for info in self.version.sources_of(key):
             if key in self.rows[info.id]:
                 seq, is_tombstone = self.rows[info.id][key]
                 return None if is_tombstone else seq
@@ -57,7 +57,7 @@ def info(number: int, level: int, first: bytes, last: bytes, seqs: Iterable[int]
 
 @st.composite
 def models(draw: st.DrawFn) -> Model:
-    """Trees whose sources are each newer than the next; bounds may be wider than what is held."""
+    """Draw versions whose sources are each newer than the next; bounds may be wider than rows."""
     seq, number = 1_000, 0
     rows: dict[bytes, Rows] = {}
     l0: list[SstInfo] = []
@@ -93,7 +93,7 @@ def models(draw: st.DrawFn) -> Model:
 
 
 def merged(model: Model, job: RangeJob) -> Model:
-    """The tree when the job is published, without any tombstone of what it merged."""
+    """The version when the job is published, without any tombstone of what it merged."""
     newest: dict[bytes, tuple[int, bool]] = {}
     for source in job.sources:
         for sst in source:
@@ -101,7 +101,7 @@ def merged(model: Model, job: RangeJob) -> Model:
                 newest.setdefault(key, row)
     kept = {key: row for key, row in newest.items() if not row[1]}
     gone = {sst.id for sst in job.inputs}
-    runs = {run.level: [s for s in run.ssts if s.id not in gone] for run in model.tree.runs}
+    runs = {run.level: [s for s in run.ssts if s.id not in gone] for run in model.version.runs}
     rows = dict(model.rows)
     # In SSTs of two rows, so that outputs have gaps between them, and inside.
     keys = sorted(kept)
@@ -110,12 +110,12 @@ def merged(model: Model, job: RangeJob) -> Model:
         sst = info(900 + at, job.target_level, part[0], part[-1], [kept[key][0] for key in part])
         rows[sst.id] = {key: kept[key] for key in part}
         runs.setdefault(job.target_level, []).append(sst)
-    tree = replace(
-        model.tree,
-        l0=[s for s in model.tree.l0 if s.id not in gone],
+    version = replace(
+        model.version,
+        l0=[s for s in model.version.l0 if s.id not in gone],
         runs=[SortedRun.of(level, ssts) for level, ssts in sorted(runs.items()) if ssts],
     )
-    return Model(tree, rows)
+    return Model(version, rows)
 
 
 ranges = st.tuples(st.sampled_from([b"", *KEYS]), st.sampled_from([b"", *KEYS])).map(
@@ -125,15 +125,15 @@ ranges = st.tuples(st.sampled_from([b"", *KEYS]), st.sampled_from([b"", *KEYS]))
 
 @given(models(), ranges, st.integers(900, 1_000))
 def test_no_read_changes(model: Model, keys: KeyRange, reserved_seq: int) -> None:
-    """Every key has the same newest version before and after, and outputs stand in one run (I2).
+    """Every key has the same newest version before and after a range job (I2).
 
-    Whatever came after the reservation, and so is left out as far as possible.
+    This holds whatever was added after the reservation, and is left out as far as possible.
     """
-    job = pick_range(model.tree, keys, reserved_seq=reserved_seq)
+    job = pick_range(model.version, keys, reserved_seq=reserved_seq)
     if job is None:
         assert not any(
             overlaps(sst, keys) and sst.min_seq <= reserved_seq
-            for sst in [*model.tree.l0, *(s for run in model.tree.runs for s in run.ssts)]
+            for sst in [*model.version.l0, *(s for run in model.version.runs for s in run.ssts)]
         )
         return
     after = merged(model, job)
@@ -141,7 +141,7 @@ def test_no_read_changes(model: Model, keys: KeyRange, reserved_seq: int) -> Non
 
 
 def test_older_ones_come_along_by_their_whole_range() -> None:
-    """An SST of L0 that reaches beyond the range takes all older ones there with it."""
+    """An SST of L0 that extends beyond the range includes all older SSTs in its whole range."""
     wide = info(1, L0, b"05", b"15", [50])
     far, near, other = (
         info(2, 6, b"12", b"14", [20]),
@@ -157,7 +157,7 @@ def test_older_ones_come_along_by_their_whole_range() -> None:
 
 
 def test_ssts_of_one_load_are_one_source() -> None:
-    """They have one number and do not overlap, so a reader needs memory for one of them."""
+    """The SSTs of one load are one source, so a merge needs memory for one of them."""
     load = [info(number, L0, b"%02d" % number, b"%02d" % number, [7]) for number in range(9)]
     job = pick_range(Version(1, 1, 7, load, (), ()), ALL, reserved_seq=7)
     assert job is not None
@@ -165,7 +165,7 @@ def test_ssts_of_one_load_are_one_source() -> None:
 
 
 def test_what_is_merged_needs_no_job() -> None:
-    """All in the last level, without tombstones or expired values: nothing would be dropped."""
+    """SSTs in the last level without tombstones and expired values need no range job."""
     sst = info(1, LAST_LEVEL, b"a", b"b", [3])
     assert is_merged(RangeJob([[sst]], LAST_LEVEL), 10)
     assert is_merged(RangeJob([[replace(sst, first_expiry_ms=11)]], LAST_LEVEL), 10)

@@ -1,4 +1,4 @@
-"""Which keys may have older versions that a merge does not see."""
+"""Tests of the keys that may have older versions outside of a merge, and of output cuts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TREE = Version.of(
 def test_all_that_is_older_and_not_merged(
     source: int, target: int, sources: list[str], overlapped: list[str], older: list[str]
 ) -> None:
-    """Older SSTs of L0 and everything below count, but for the inputs; what is newer does not."""
+    """Older SSTs of L0 and all SSTs below count, except for the inputs; newer ones do not."""
     job = MergeJob(
         source,
         target,
@@ -71,7 +71,7 @@ def test_all_that_is_older_and_not_merged(
 
 
 def test_bounds_are_closed() -> None:
-    """First and last key count, what touches or overlaps is joined, and no bound is none."""
+    """Both bounds of an interval belong to it, and intervals that touch or overlap are joined."""
     older = OlderKeys.of(
         [info(1, 2, b"m", b"p", 1), info(2, 2, b"c", b"e", 1), info(3, 3, b"d", b"g", 1)]
     )
@@ -92,7 +92,7 @@ SST_BYTES = SMALL_LEVELS.sst_bytes
 
 
 def time_series(commits: int) -> Driven:
-    """New keys at the end, deletes of old ones at the beginning, in each commit."""
+    """Return a database whose commits put keys at the end and delete keys at the beginning."""
     driven = Driven()
     for commit in range(commits):
         fresh = [(commit * 1_000 + number, PUT) for number in range(20)]
@@ -103,10 +103,10 @@ def time_series(commits: int) -> Driven:
 
 
 def test_cuts_stand_eight_ssts_apart() -> None:
-    """Between two cuts there are at most 8 target sizes of the level below, before SSTs of it."""
+    """Between two cuts the level below has at most 8 target sizes; cuts are before its SSTs."""
     driven = time_series(300)
-    last = driven.tree.runs[-1]
-    cuts = output_cuts(driven.tree, last.level - 1, sst_bytes=SST_BYTES)
+    last = driven.version.runs[-1]
+    cuts = output_cuts(driven.version, last.level - 1, sst_bytes=SST_BYTES)
     assert set(cuts) <= set(last.first_keys)
     bounds = [b"", *cuts, upper_bound(last.ssts[-1]) + b"\x00"]
     for start, end in pairwise(bounds):
@@ -116,9 +116,9 @@ def test_cuts_stand_eight_ssts_apart() -> None:
 
 
 def test_time_series_are_merged_in_small_jobs() -> None:
-    """Deletes at one end and puts at the other do not make a merge of everything between them."""
+    """Deletes at one end and puts at the other do not cause a merge of all keys between them."""
     driven = time_series(300)
     largest = max(job.input_bytes for job in driven.jobs if hasattr(job, "input_bytes"))
-    last_bytes = driven.tree.runs[-1].size_bytes
+    last_bytes = driven.version.runs[-1].size_bytes
     assert last_bytes > 100 * SST_BYTES
     assert largest < 30 * SST_BYTES + 512 * KIB

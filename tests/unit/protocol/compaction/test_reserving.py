@@ -1,4 +1,4 @@
-"""What a job over a range of keys may do to a manifest, and how a compactor stands back for it."""
+"""Tests of the edits of range jobs, and of compactors that leave reserved SSTs to them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ RESULT = RangeResult(JOB, OUTPUTS)
 
 
 def test_a_lease_reserves_what_the_levels_hold() -> None:
-    """Up to the last number that is in them then, also when it was renewed since."""
+    """A lease reserves the entries of the levels at its creation, also after a renewal."""
     assert reserved_seq(MANIFEST, LEASE_ID) == 50
     later = renew_lease(replace(MANIFEST, last_compacted_seq=70), LEASE_ID, 120)
     assert reserved_seq(later, LEASE_ID) == 50
@@ -90,9 +90,7 @@ def test_a_lease_reserves_what_the_levels_hold() -> None:
 
 
 def test_one_job_at_a_time_reserves() -> None:
-    """Another one is told who is there; not so when its own edit is made again, or the lease has
-    expired.
-    """
+    """A second reservation is refused, unless it repeats the first or that has expired."""
     other = Lease(OTHER_ID, 99, "another job")
     with pytest.raises(ManifestConflict, match="a job merges the levels already"):
         reserve(MANIFEST, other, now_ms=NOW_MS)
@@ -102,7 +100,7 @@ def test_one_job_at_a_time_reserves() -> None:
 
 
 def test_the_result_replaces_its_inputs_and_reserves_nothing_any_more() -> None:
-    """What was added meanwhile stays, and so does the lease."""
+    """A published result replaces its inputs and keeps SSTs added meanwhile, and the lease."""
     added = [info(20, 0, 60), info(21, SYSTEM_LEVEL, 60)]
     meanwhile = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace((), added))
     after = publish_range(meanwhile, RESULT, LEASE_ID)
@@ -112,7 +110,7 @@ def test_the_result_replaces_its_inputs_and_reserves_nothing_any_more() -> None:
 
 
 def test_without_its_lease_nothing_is_published() -> None:
-    """Nor what was written under another one (F3)."""
+    """Nothing is published without the lease, or of SSTs written under another one (F3)."""
     with pytest.raises(LeaseLost):
         publish_range(EMPTY, RESULT, LEASE_ID)
     stranger = RangeResult(JOB, [info(12, 7, 50)])
@@ -122,7 +120,7 @@ def test_without_its_lease_nothing_is_published() -> None:
 
 @pytest.mark.parametrize("at", range(4))
 def test_every_input_must_be_where_it_was(at: int) -> None:
-    """One that is gone, or in another level, was merged by another (I9)."""
+    """An input that is gone or in another level was merged by another process: refused (I9)."""
     levels = MANIFEST.leveled_ssts
     for there in ([], [replace(OLD[at], level=5)]):
         manifest = replace(MANIFEST, leveled_ssts=levels.replace([OLD[at].id], there))
@@ -132,7 +130,7 @@ def test_every_input_must_be_where_it_was(at: int) -> None:
 
 @pytest.mark.parametrize("level", [7, 8])
 def test_nothing_may_stand_beside_or_below_the_outputs(level: int) -> None:
-    """What somebody put there could be newer, and would be read after them (I2)."""
+    """An SST added beside or below the outputs could be newer and be read after them (I2)."""
     between = info(30, level, 60, (b"b", b"c"))
     manifest = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace((), [between]))
     with pytest.raises(ManifestConflict, match="where an output is to stand"):
@@ -140,7 +138,7 @@ def test_nothing_may_stand_beside_or_below_the_outputs(level: int) -> None:
 
 
 def test_what_is_published_is_seen() -> None:
-    """Also when nothing was left, and when the outputs are merged already (F2)."""
+    """A published result is recognised, even without outputs or after these were merged (F2)."""
     for result in (RESULT, RangeResult(JOB, [])):
         after = publish_range(MANIFEST, result, LEASE_ID)
         assert is_range_published(after, result, LEASE_ID)
@@ -154,7 +152,7 @@ def test_what_is_published_is_seen() -> None:
 
 
 def test_a_merge_of_the_compactor_gives_way_to_a_reservation() -> None:
-    """Unless it was picked in spite of it, or has nothing of what is reserved."""
+    """A merge with reserved inputs is refused, unless it was picked in spite of the reservation."""
     merge = MergeResult(MergeJob(0, 7, OLD[:2], OLD[2:], is_move=False, reason=""), ())
     with pytest.raises(ManifestConflict, match="a job has reserved an input meanwhile"):
         check_not_reserved(MANIFEST, merge, ())
@@ -170,24 +168,24 @@ def test_a_merge_of_the_compactor_gives_way_to_a_reservation() -> None:
     check_not_reserved(later, of_new, ())
 
 
-def tree_of(new: Sequence[SstInfo]) -> Version:
-    """The levels with these in L0 beside what is reserved."""
+def version_of(new: Sequence[SstInfo]) -> Version:
+    """Return the levels with these SSTs in L0 beside the reserved ones."""
     manifest = replace(EMPTY, leveled_ssts=EMPTY.leveled_ssts.replace((), new))
     return Version.of(manifest)
 
 
 def test_new_ssts_without_overlaps_are_one_run() -> None:
-    """Neighbours may share a border; an SST without a bound overlaps all after it."""
+    """New SSTs that at most share a bound are one run; one without a bound overlaps later ones."""
     disjoint = [info(20, 0, 60, (b"a", b"c")), info(21, 0, 61, (b"c", b"f"))]
-    assert [len(run) for run in new_runs(tree_of(disjoint), 50)] == [2]
+    assert [len(run) for run in new_runs(version_of(disjoint), 50)] == [2]
     endless = [info(20, 0, 60, (b"a", b"")), info(21, 0, 61, (b"c", b"f"))]
-    assert [len(run) for run in new_runs(tree_of(endless), 50)] == [1, 1]
-    assert new_runs(tree_of([]), 50) == []
-    assert len(new_runs(tree_of([]), 40)) == 1
+    assert [len(run) for run in new_runs(version_of(endless), 50)] == [1, 1]
+    assert new_runs(version_of([]), 50) == []
+    assert len(new_runs(version_of([]), 40)) == 1
 
 
 def test_new_runs_of_one_size_are_merged() -> None:
-    """A larger one that is older is left, and so are too few, and too many bytes."""
+    """New runs of similar size are merged, if they are enough and within the limit of bytes."""
     runs = [[info(number, 0, 90 - number, size_bytes=10)] for number in range(20, 24)]
     large = [info(30, 0, 55, size_bytes=1_000)]
     assert len(runs_to_merge([*runs, large], count_min=4, limit_bytes=10_000)) == 4
@@ -201,11 +199,11 @@ POLICY = LeveledPolicy(SETTINGS, LevelSettings())
 
 def state(new: Sequence[SstInfo], *, wal: int = 0, is_hurried: bool = False) -> CompactionState:
     backlog = WalState(7, wal, wal * 2_000, 0)
-    return CompactionState(tree_of(new), backlog, is_hurried, now_ms=NOW_MS, reserved_seq=50)
+    return CompactionState(version_of(new), backlog, is_hurried, now_ms=NOW_MS, reserved_seq=50)
 
 
 def test_a_compactor_merges_the_wal_and_what_is_new() -> None:
-    """And nothing else, however much is due."""
+    """Beside a range job a compactor merges only the WAL and new SSTs."""
     assert POLICY.pick(replace(state([]), reserved_seq=None)) is not None
     assert POLICY.pick(state([])) is None
     assert isinstance(POLICY.pick(state([], wal=1)), WalJob)
@@ -219,8 +217,8 @@ def test_a_compactor_merges_the_wal_and_what_is_new() -> None:
     assert POLICY.pick(after) is None
 
 
-def test_writes_that_wait_end_the_standing_back() -> None:
-    """When what is new cannot be made less, L0 is full, and there is WAL: then all is merged."""
+def test_writes_that_wait_override_a_reservation() -> None:
+    """Reserved SSTs are merged if L0 is full of new SSTs that cannot be merged, and WAL waits."""
     sizes = [10**9 * 3**at for at in range(6)]  # each too large for the ones before it
     new = [info(20 + at, 0, 90 - at, size_bytes=size) for at, size in enumerate(sizes)]
     waiting = POLICY.pick(state(new[:5], wal=1))

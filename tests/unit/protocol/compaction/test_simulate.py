@@ -1,4 +1,4 @@
-"""The simulator: its sizes are those of real SSTs, and its figures follow from what was written."""
+"""Tests of the simulator: sizes, reproducibility, workloads, stalls and bills."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def workload(order: KeyOrder = KeyOrder.UNIFORM, *, written_mib: int = 64) -> Wo
 @pytest.mark.parametrize("value_bytes", [100, 1_000, 5_000])
 @pytest.mark.parametrize(("block_bytes", "filter_bits"), [(16 * KIB, 10), (64 * KIB, 0)])
 def test_sizes_are_those_of_real_ssts(value_bytes: int, block_bytes: int, filter_bits: int) -> None:
-    """What the simulator adds to keys and values is what the format adds, within 2%."""
+    """The simulated overhead of keys and values is that of the format, within 2%."""
     draw = random.Random(1)
     keys = sorted(draw.randbytes(16) for _ in range(2_000))
     entries = [
@@ -68,7 +68,7 @@ def test_sizes_are_those_of_real_ssts(value_bytes: int, block_bytes: int, filter
 
 
 def test_the_same_workload_gives_the_same_figures() -> None:
-    """Everything that is random comes from the seed; another seed gives other figures."""
+    """A workload gives the same figures again, and other figures with another seed."""
     one = simulate(workload(), SMALL)
     assert simulate(workload(), SMALL) == one
     assert predict(workload(), SMALL) == one.amplification
@@ -77,7 +77,7 @@ def test_the_same_workload_gives_the_same_figures() -> None:
 
 @pytest.mark.parametrize("order", [KeyOrder.SEQUENTIAL, KeyOrder.TIME_ORDERED])
 def test_keys_ascend_but_for_late_ones(order: KeyOrder) -> None:
-    """Deletes meet the lowest keys, and overwrites any key that was written."""
+    """Keys ascend except for late ones; deletes take the lowest keys, overwrites any known key."""
     deleting = operations(replace(workload(order), delete_share=0.2))
     ordinals = deleting.keys[~deleting.deletes] >> 26
     late = np.arange(1, len(ordinals) + 1) - ordinals.astype(np.int64)
@@ -98,7 +98,7 @@ def test_a_setting_is_varied_alone() -> None:
 
 
 def test_writes_that_are_too_fast_wait() -> None:
-    """What is not compacted stays within its bound, L0 as well; the rest is waiting."""
+    """Uncompacted bytes and L0 stay within their bounds, and writes that are too fast wait."""
     asked = replace(workload(written_mib=256), write_bytes_per_s=200e6)
     found = simulate(asked, SMALL)
     assert found.stalled_s > 1
