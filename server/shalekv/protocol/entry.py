@@ -1,4 +1,4 @@
-"""Entries: one version of one key, as memtable, WAL and levels hold it."""
+"""Entries, the versions of keys in memtable, WAL and levels, and ranges of keys."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import enum
 from typing import NamedTuple
 
 NO_EXPIRY = 0
+KEY_BYTES_MAX = 64 * 1024  # part of the API, not a setting
+END_OF_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key: stands for a missing upper bound
 
 
 class Kind(enum.IntEnum):
-    """What an entry does to its key. The numbers are part of the SST format."""
+    """The effect of an entry on its key. The numbers are part of the SST format."""
 
     PUT = 1
     TOMBSTONE = 2
     RANGE_TOMBSTONE = 3  # key: first deleted, value: first not deleted (empty: no end)
-    INGEST = 4  # key: id of a load of ready-made SSTs, value: which (a control record)
+    INGEST = 4  # a control record; key: id of a load of ready-made SSTs, value: the SSTs
     MERGE = 5  # reserved: an operand of a merge
 
 
 class Entry(NamedTuple):
     """One version of one key.
 
-    A named tuple and not a dataclass because millions of these live at once and tuples sort,
-    hash and unpack without Python code. `expire_at_ms` is logical time, 0 for never; from that
-    moment on a put reads as a tombstone. A tombstone that has one was written because the put
-    before it had expired then; to reads it is one like any other.
+    It is a named tuple and not a dataclass because millions of them exist at once, and tuples sort,
+    hash and unpack without Python code. `expire_at_ms` is logical time, 0 for never; from then on a
+    put reads as a tombstone. A tombstone with `expire_at_ms` was written by the sweep of expired
+    keys, because the put before it had expired then. Reads treat it like any other tombstone.
     """
 
     key: bytes
@@ -38,34 +40,26 @@ class Entry(NamedTuple):
         return self.kind is Kind.PUT and not 0 < self.expire_at_ms <= now_ms
 
 
-# --- key_range
-# Intervals of keys.
-
-
-KEY_BYTES_MAX = 64 * 1024  # part of the API, not a setting
-END_OF_KEYS = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key: a bound where there is none
-
-
 class KeyRange(NamedTuple):
-    """Keys from `start` on and before `end`; an empty `end` is no bound."""
+    """The keys from `start` on and before `end`; an empty `end` is no bound."""
 
     start: bytes
     end: bytes
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key can be in it."""
+        """Whether the range contains no key."""
         return bool(self.end) and self.start >= self.end
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key after all keys that begin with `prefix`; empty: there is none."""
+    """Return the first key after all keys that begin with `prefix`; empty: there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b""
 
 
 def coalesced(ranges: list[KeyRange]) -> list[KeyRange]:
-    """The same keys in the fewest ranges, in order."""
+    """Return the same keys in the fewest ranges, in order."""
     merged: list[KeyRange] = []
     for start, end in sorted(ranges):
         if merged and (not merged[-1].end or start <= merged[-1].end):

@@ -221,7 +221,7 @@ def check_members(members: Collection[Member]) -> None:
         raise InvalidRequest("members", problem)
     ids, addresses = {m.id for m in members}, {m.address for m in members}
     if len(ids) != len(members) or len(addresses) != len(members):
-        raise InvalidRequest("members", "one stands there twice")
+        raise InvalidRequest("members", "one is listed twice")
 
 
 class LogObject(NamedTuple):

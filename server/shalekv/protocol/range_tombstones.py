@@ -1,8 +1,8 @@
-"""What range tombstones hide: disjoint fragments of the key space, each with a sequence number.
+"""Range tombstones as disjoint fragments of the key space, each with a sequence number. Pure.
 
-Range tombstones overlap; of those over one key only the newest matters. So they are kept as
-fragments that do not overlap, in the order of their keys, which one bisection finds. The value
-never changes: a scan that holds one reads one state while range deletes go on.
+Range tombstones may overlap, and only the newest over a key matters. So they are kept as fragments
+that do not overlap, in the order of their keys, which one bisection finds. The value is immutable:
+a scan that holds one reads one state while range deletes go on.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple, Self
 
 from shalekv.protocol.entry import END_OF_KEYS, Entry, Kind
 
-FRAGMENT_BYTES = 240  # objects and list slots of one fragment beside its keys, measured
+FRAGMENT_BYTES = 240  # measured size of the objects and list slots of a fragment, without its keys
 
 
 class Fragment(NamedTuple):
-    """The keys from `start` on and before `end`: what is below `seq` is hidden."""
+    """A range of keys from `start` on and before `end`, in which entries below `seq` are hidden."""
 
     start: bytes
     end: bytes  # `END_OF_KEYS`: no bound
@@ -25,7 +25,7 @@ class Fragment(NamedTuple):
 
 
 class RangeTombstones:
-    """Some range tombstones, by their effect."""
+    """The combined effect of some range tombstones."""
 
     __slots__ = ("_fragments", "_starts", "size_bytes")
 
@@ -35,32 +35,35 @@ class RangeTombstones:
         starts: Sequence[bytes] = (),
         size_bytes: int = 0,
     ) -> None:
-        """REQUIRES: `fragments` in order, without overlap; the rest is what they amount to."""
+        """Hold `fragments`, with their starts and their total size.
+
+        REQUIRES: `fragments` are in order and do not overlap.
+        """
         self._fragments = fragments
         self._starts = starts
         self.size_bytes = size_bytes
 
     def __len__(self) -> int:
-        """How many fragments there are."""
+        """Return the number of fragments."""
         return len(self._fragments)
 
     @property
     def fragments(self) -> Sequence[Fragment]:
-        """All of them, in order."""
+        """All fragments, in order."""
         return self._fragments
 
     def with_added(self, tombstones: Iterable[Entry]) -> Self:
-        """These and more; for every key the greatest sequence number counts, in any order.
+        """Return these and more tombstones. For every key the greatest sequence number counts.
 
-        Costs two copies of lists, and some work for each fragment that changes.
+        The cost is two copies of lists, and some work for each fragment that changes.
         """
         fragments = list(self._fragments)
         starts = list(self._starts)
         size_bytes = self.size_bytes
         for tombstone in tombstones:
             new = Fragment(tombstone.key, tombstone.value or END_OF_KEYS, tombstone.seq)
-            # From the first fragment that ends after the start to the last that begins before
-            # the end: these are cut and replaced.
+            # Replace the fragments from the first that ends after the start to the last that begins
+            # before the end.
             low = bisect_right(starts, new.start)
             if low and fragments[low - 1].end > new.start:
                 low -= 1
@@ -72,7 +75,7 @@ class RangeTombstones:
         return type(self)(fragments, starts, size_bytes)
 
     def over(self, key: bytes) -> Fragment | None:
-        """The fragment that contains `key`."""
+        """Return the fragment that contains `key`; None if there is none."""
         at = bisect_right(self._starts, key) - 1
         if at < 0:
             return None
@@ -80,33 +83,33 @@ class RangeTombstones:
         return fragment if key < fragment.end else None
 
     def between(self, start: bytes, end: bytes) -> Sequence[Fragment]:
-        """The fragments with keys from `start` on, before `end` (`END_OF_KEYS`: no bound)."""
+        """Return the fragments with keys from `start` on and before `end` (or `END_OF_KEYS`)."""
         low = bisect_right(self._starts, start)
         if low and self._fragments[low - 1].end > start:
             low -= 1
         return self._fragments[low : bisect_left(self._starts, end, low)]
 
     def latest(self, key: bytes, found: Entry | None) -> Entry | None:
-        """What is newest of `key`: `found`, or a tombstone where one of these is newer."""
+        """Return the newest version of `key`: `found`, or a tombstone if one of these is newer."""
         fragment = self.over(key)
         if fragment is None or (found is not None and found.seq >= fragment.seq):
             return found
         return Entry(key, fragment.seq, Kind.TOMBSTONE)
 
     def hides(self, entry: Entry) -> bool:
-        """Whether `entry` was deleted by one of these; a put of the same commit was not."""
+        """Whether one of these deletes `entry`. Entries of the same commit are not deleted."""
         fragment = self.over(entry.key)
         return fragment is not None and entry.seq < fragment.seq
 
     def visible(self, entries: list[Entry]) -> list[Entry]:
-        """Those of `entries`, ordered by key in either direction, that are not hidden."""
+        """Return the entries that are not hidden. `entries` are by key, in either direction."""
         if not entries or not self._fragments:
             return entries
         first, last = sorted((entries[0].key, entries[-1].key))
         low = bisect_right(self._starts, first)
         begins_inside = low > 0 and self._fragments[low - 1].end > first
         if not begins_inside and bisect_right(self._starts, last) == low:
-            return entries  # none of these reaches between them
+            return entries  # no fragment overlaps the range of the entries
         return [entry for entry in entries if not self.hides(entry)]
 
 
@@ -118,7 +121,7 @@ def _size_bytes(fragments: Sequence[Fragment]) -> int:
 
 
 def _overlaid(old: Sequence[Fragment], new: Fragment) -> list[Fragment]:
-    """`new` over `old` fragments, all of which it overlaps; neighbours of one number are joined."""
+    """Lay `new` over the fragments `old`, all of which it overlaps, and join equal neighbours."""
     pieces: list[Fragment] = []
     at = new.start
     for fragment in old:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 ID_BYTES = 16
-_NO_KEYS = bytes(4)  # the one offset of an empty column of keys
+_NO_KEYS = bytes(4)  # the offsets of an empty column of keys: 0 alone
 _OFFSET_PAIR = struct.Struct("<II")
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
@@ -40,7 +40,7 @@ _KEY_COLUMNS = (("first_key_offsets", "first_keys"), ("last_key_offsets", "last_
 
 @dataclass(frozen=True, slots=True)
 class SstInfo:
-    """One SST of the levels; `manifest.proto` documents each field.
+    """One SST of the levels. `manifest.proto` documents each field.
 
     All keys in the SST, and all keys that its range tombstones delete, lie between `first_key`
     and `last_key`, both included. An empty `last_key` means that there is no upper bound.
@@ -65,9 +65,9 @@ class SstInfo:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SstTable:
-    """An immutable sequence of `SstInfo`. `ValueError` names the column that does not fit.
+    """An immutable sequence of `SstInfo`. Two tables with the same SSTs in one order are equal.
 
-    Two tables are equal when they hold the same SSTs in the same order.
+    Raises `ValueError`, which names the column, if the columns do not fit each other.
     """
 
     count: int = 0
@@ -93,7 +93,7 @@ class SstTable:
         for name, width in _WIDTHS.items():
             _check_length(name, getattr(self, name), width * self.count)
         if len(set(_ids(self.ids))) != self.count:
-            raise ValueError("ids: an SST stands in the table twice")
+            raise ValueError("ids: an SST is in the table twice")
         for name, keys_name in _KEY_COLUMNS:
             column = getattr(self, name)
             _check_length(name, column, 4 * (self.count + 1))
@@ -154,7 +154,7 @@ class SstTable:
 
     @classmethod
     def from_infos(cls, infos: Iterable[SstInfo]) -> SstTable:
-        """The table of these SSTs, in this order. Their ids must differ."""
+        """Return the table of these SSTs, in this order. Raises `ValueError` if an id repeats."""
         rows = list(infos)
         ids = [info.id for info in rows]
         if any(len(id_) != ID_BYTES for id_ in ids):
@@ -176,13 +176,13 @@ class SstTable:
         )
 
     def holds_any(self, ids: Iterable[bytes]) -> bool:
-        """Whether one of these SSTs is here. Takes 15 ms for 100,000 rows."""
+        """Whether the table has one of these SSTs. Takes 15 ms for 100,000 rows."""
         return not set(_ids(self.ids)).isdisjoint(ids)
 
     def replace(self, removed_ids: Iterable[bytes], added: Iterable[SstInfo]) -> SstTable:
-        """The table without the SSTs `removed_ids`, and with `added` at its end.
+        """Return the table without the SSTs `removed_ids`, and with `added` at its end.
 
-        `ValueError`: a removed SST is not there, or an added one is there already.
+        Raises `ValueError` if it lacks a removed SST, or has an added one already.
         """
         rows = {id_: row for row, id_ in enumerate(_ids(self.ids))}
         removed = set(removed_ids)
@@ -198,7 +198,7 @@ class SstTable:
         return self._spliced(kept, tail)
 
     def _spliced(self, kept: Sequence[tuple[int, int]], tail: SstTable) -> SstTable:
-        """The rows of the ranges `kept`, then those of `tail`."""
+        """Return the rows of the ranges `kept`, then those of `tail`."""
         columns: dict[str, bytes] = {}
         for name, width in _WIDTHS.items():
             column = getattr(self, name)

@@ -1,4 +1,4 @@
-"""What expires: values that a writer knows, their sweep, and the edit before deletions."""
+"""Tests of expiry: the index of expiring values, their sweep, and the edit before deletions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shalekv.protocol.snapshot import NEVER
 from shalekv.protocol.transaction import Add, Change, Expire, Get, Put, Transaction
 from tests.kit.states import NOW_MS, DictState, entry_of, state_of
 
-ROOMY = 1 << 30
+UNLIMITED = 1 << 30
 
 
 def put(key: bytes, seq: int, expire_at_ms: int = 0) -> Entry:
@@ -25,7 +25,7 @@ def delete(key: bytes, seq: int) -> Entry:
     return Entry(key, seq, Kind.TOMBSTONE)
 
 
-def values(*entries: Entry, bytes_max: int = ROOMY) -> ExpiringValues:
+def values(*entries: Entry, bytes_max: int = UNLIMITED) -> ExpiringValues:
     found = ExpiringValues(bytes_max=bytes_max, through_seq=0)
     found.note(entries)
     return found
@@ -36,7 +36,7 @@ def due(found: ExpiringValues, now_ms: int, count_max: int = 100) -> set[Expirin
 
 
 def test_newer_versions_replace_and_older_ones_do_not() -> None:
-    """A delete, a value for ever and one for another time do; what lands late does not."""
+    """A newer version of a key replaces the known one, and an older one does not."""
     found = values(put(b"a", 1, 10), put(b"b", 2, 10), put(b"c", 3, 10), put(b"d", 9, 20))
     found.note([delete(b"a", 4), put(b"b", 5), put(b"c", 6, 90_000), put(b"d", 7, 10)])
     assert due(found, 50_000) == {Expiring(b"d", 9, 20)}
@@ -44,7 +44,7 @@ def test_newer_versions_replace_and_older_ones_do_not() -> None:
 
 
 def test_what_was_taken_can_be_put_back_or_dropped() -> None:
-    """Unless it was replaced meanwhile, which is noticed although it is not due any more."""
+    """A taken value can be put back or dropped, unless it was replaced meanwhile."""
     found = values(*(put(b"%d" % n, n, 10) for n in range(1, 5)))
     taken = found.take_due(10_000, 2)
     assert len(taken) == 2
@@ -59,8 +59,8 @@ def test_what_was_taken_can_be_put_back_or_dropped() -> None:
     assert (len(found), found.size_bytes) == (0, 0)
 
 
-def test_those_that_expire_last_make_room() -> None:
-    """Where they stood in the log is told: what is not newer has to be looked for elsewhere."""
+def test_values_that_expire_last_are_dropped() -> None:
+    """Beyond the bound the values that expire last are dropped, and `through_seq` covers them."""
     entries = [put(b"%04d" % n, n, (200 - n) * BUCKET_MS) for n in range(100)]
     found = values(*entries, bytes_max=50 * (VALUE_BYTES + 4))
     assert 40 < len(found) <= 50
@@ -71,8 +71,8 @@ def test_those_that_expire_last_make_room() -> None:
     assert found.through_seq == max(missing)
 
 
-def test_loads_and_range_deletes_cast_doubt() -> None:
-    """A load may have written, too, so that there is more to look for than what is here."""
+def test_loads_and_range_deletes_are_recorded() -> None:
+    """A range delete raises `doubtful_seq`; a load, which may have written, both limits."""
     found = values()
     found.doubt(7)
     assert (found.through_seq, found.doubtful_seq) == (0, 7)
@@ -89,10 +89,10 @@ def sweep(state: DictState, known: Entry | None = None) -> list[Change]:
 
 
 def test_expired_value_becomes_a_tombstone_that_says_so() -> None:
-    """It tells when the value expired, whether memory holds it or only the levels do."""
-    told = [Change(b"k", Kind.TOMBSTONE, b"", NOW_MS)]
-    assert sweep(state_of(EXPIRED)) == told
-    assert sweep(state_of(), EXPIRED) == told
+    """The tombstone has the expiry of the value, whether that is in memory or in the levels."""
+    expected = [Change(b"k", Kind.TOMBSTONE, b"", NOW_MS)]
+    assert sweep(state_of(EXPIRED)) == expected
+    assert sweep(state_of(), EXPIRED) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_expired_value_becomes_a_tombstone_that_says_so() -> None:
         Entry(b"a", 6, Kind.RANGE_TOMBSTONE, b"z"),
     ],
 )
-def test_whatever_is_newer_stays(newest: Entry) -> None:
-    """A value that lives, a delete, and the tombstone of another sweep; what was known is old."""
+def test_newer_versions_stay(newest: Entry) -> None:
+    """A sweep changes nothing if the newest version is not an expired value."""
     state = DictState({b"k": newest})
     assert sweep(state) == []
     assert sweep(state, EXPIRED) == []
 
 
 def test_sweep_rests_on_state_and_asks_for_what_it_does_not_know() -> None:
-    """All before it must be durable; only unknown keys are looked up."""
+    """A sweep depends on earlier commits, and reads only keys whose version is not known."""
     transaction = Transaction([Expire(b"a"), Expire(b"b", EXPIRED), Expire(b"c")])
     assert transaction.rests_on_state
     assert transaction.needs().keys == (b"a", b"c")
@@ -121,7 +121,7 @@ def test_sweep_rests_on_state_and_asks_for_what_it_does_not_know() -> None:
 
 
 def test_tombstone_of_a_sweep_is_one_like_any_other() -> None:
-    """Reads find nothing, a range with it is empty, and a counter begins anew."""
+    """After a sweep reads find nothing, a range is empty, and a counter begins anew."""
     swept = DictState({b"k": Entry(b"k", 6, Kind.TOMBSTONE, b"", NOW_MS - 1)})
     assert swept.visible(b"k") is None
     assert not swept.has_keys(KeyRange(b"", b""))
@@ -141,7 +141,7 @@ SST = Listed(Folder.LEVELS, "levels/x", 1, 500, sst_id=bytes(16))
 
 
 def test_what_has_expired_is_dropped() -> None:
-    """Snapshots and leases whose time is `<` now go; 0 is never."""
+    """Snapshots and leases are dropped if their expiry is before now; 0 is never."""
     expired = expire(FULL, NOW_S, 0)
     assert [s.snapshot_expire_time_s for s in expired.snapshots] == [NEVER, 1_000, 1_001]
     assert [lease.expire_time_s for lease in expired.leases] == [NEVER, 1_000, 1_001]
@@ -149,13 +149,13 @@ def test_what_has_expired_is_dropped() -> None:
 
 
 def test_cutoff_is_raised_and_never_lowered() -> None:
-    """The later one of both stays."""
+    """The later of the published cutoff and the new one is kept."""
     assert expire(EMPTY, NOW_S, 501).gc_cutoff_ms == 501
     assert expire(EMPTY, NOW_S, 499).gc_cutoff_ms == 500
 
 
 def test_edit_is_found_in_what_follows_it() -> None:
-    """A manifest contains the edit if nothing expired is in it and its cutoff is high enough."""
+    """A manifest contains the edit if it has nothing expired and a cutoff that is high enough."""
     edited = expire(FULL, NOW_S, 600)
     assert has_expired(edited, NOW_S, 600)
     assert has_expired(replace(edited, gc_cutoff_ms=700, manifest_id=9), NOW_S, 600)
@@ -165,7 +165,7 @@ def test_edit_is_found_in_what_follows_it() -> None:
 
 
 def test_edit_is_needed_for_what_has_expired() -> None:
-    """Even when nothing is deleted: what was promised for a time is not kept for ever."""
+    """An expired snapshot or lease needs an edit even if nothing is deleted."""
     for part in ({"snapshots": FULL.snapshots}, {"leases": FULL.leases}):
         current = replace(EMPTY, **part)
         assert is_edit_needed(current, expire(current, NOW_S, 0), [])
@@ -173,7 +173,7 @@ def test_edit_is_needed_for_what_has_expired() -> None:
 
 
 def test_edit_is_needed_for_ssts_that_the_cutoff_does_not_cover() -> None:
-    """An SST that is older, `<`, than the published cutoff can go without another edit."""
+    """Objects older than the published cutoff can be deleted without another edit."""
     raised = expire(EMPTY, NOW_S, 600)
     for listed in (SST, replace(SST, folder=Folder.WAL, number=3, sst_id=None)):
         assert is_edit_needed(EMPTY, raised, [listed])

@@ -1,4 +1,4 @@
-"""Range tombstones against the plainest model: a list of intervals, all of them looked at."""
+"""Tests of range tombstones against a plain model, a list of intervals; and of key ranges."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def tombstones_of(commits: list[list[KeyRange]]) -> list[Entry]:
 
 
 def newest_over(tombstones: list[Entry], key: bytes) -> int:
-    """The greatest number of all tombstones over a key; 0: none."""
+    """Return the greatest sequence number of all tombstones over a key; 0: none."""
     return max(
         (t.seq for t in tombstones if t.key <= key and (not t.value or key < t.value)), default=0
     )
 
 
 def fragments_of(tombstones: list[Entry]) -> list[Fragment]:
-    """The fewest fragments that have the same effect, from one bound to the next."""
+    """Return the fewest fragments that have the same effect, from one bound to the next."""
     bounds = sorted({bound for t in tombstones for bound in (t.key, t.value or END_OF_KEYS)})
     fragments: list[Fragment] = []
     for start, end in pairwise(bounds):
@@ -48,7 +48,7 @@ def fragments_of(tombstones: list[Entry]) -> list[Fragment]:
 def test_newest_over_a_key_counts_in_whatever_order_they_come(
     commits: list[list[KeyRange]], data: st.DataObject
 ) -> None:
-    """However tombstones arrive, together or apart, each key meets the newest one over it."""
+    """In whatever order tombstones are added, the newest one over a key counts."""
     tombstones = tombstones_of(commits)
     arriving = data.draw(st.permutations(tombstones))
     cut = data.draw(st.integers(0, len(arriving)))
@@ -63,7 +63,7 @@ def test_newest_over_a_key_counts_in_whatever_order_they_come(
 def test_fragments_are_the_fewest_and_all_accounted(
     commits: list[list[KeyRange]], data: st.DataObject
 ) -> None:
-    """Neighbours of one number are one fragment, and each costs its bounds and its overhead."""
+    """Neighbours with one sequence number are one fragment, and sizes count bounds and overhead."""
     tombstones = tombstones_of(commits)
     found = NONE
     for each in data.draw(st.permutations(tombstones)):
@@ -88,7 +88,7 @@ def test_what_is_older_than_its_tombstone_is_hidden(
     entries: list[tuple[bytes, int]],
     reverse: bool,  # noqa: FBT001 - a direction that is drawn
 ) -> None:
-    """Entries below the number of the tombstone over them go, those of the same commit stay."""
+    """Entries below the number of the tombstone over them are hidden, those of its commit not."""
     tombstones = tombstones_of(commits)
     found = NONE.with_added(tombstones)
     in_order = [Entry(key, seq, Kind.PUT) for key, seq in sorted(entries, reverse=reverse)]
@@ -98,7 +98,7 @@ def test_what_is_older_than_its_tombstone_is_hidden(
 
 
 def test_tombstone_without_an_end_hides_every_key_from_its_start_on() -> None:
-    """An empty bound is none: also the greatest of all keys is deleted, and the least."""
+    """An empty bound is none: the least and the greatest of all keys are deleted."""
     greatest = b"\xff" * 65_536
     some = NONE.with_added([tombstone(b"b", b"", 5)])
     assert some.hides(Entry(greatest, 4, Kind.PUT))
@@ -114,13 +114,13 @@ KEY_BOUNDS = st.binary(max_size=2)
 
 
 def contains(keys: KeyRange, key: bytes) -> bool:
-    """Whether the key is in the interval, word for word as it is defined."""
+    """Return whether the key is in the interval, by its definition."""
     return keys.start <= key and (not keys.end or key < keys.end)
 
 
 @given(prefix=st.binary(min_size=1, max_size=3), key=st.binary(max_size=5))
 def test_prefix_is_the_interval_up_to_its_end(prefix: bytes, key: bytes) -> None:
-    """A key begins with a prefix exactly if it is in the interval that a scan reads."""
+    """A key begins with a prefix exactly if it is in the range up to `prefix_end`."""
     assert key.startswith(prefix) == contains(KeyRange(prefix, prefix_end(prefix)), key)
 
 
@@ -132,7 +132,7 @@ def test_prefix_is_the_interval_up_to_its_end(prefix: bytes, key: bytes) -> None
     key=KEYS,
 )
 def test_coalesced_ranges_are_the_same_keys(ranges: list[KeyRange], key: bytes) -> None:
-    """The same keys in ranges that stand in order and do not even touch each other."""
+    """Coalesced ranges have the same keys, are in order, and do not even touch each other."""
     merged = coalesced(ranges)
     assert any(contains(keys, key) for keys in merged) == any(contains(r, key) for r in ranges)
     for before, after in pairwise(merged):
