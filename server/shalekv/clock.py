@@ -1,4 +1,4 @@
-"""Time as an argument: what waits or measures is given a clock, so that a test can own time."""
+"""Clocks, which are passed to all code that waits or measures, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import asyncio
 import time
 from typing import Protocol
 
-NOW_MS = 0.001  # what is due so soon is due: a shorter timer may end before it has begun, for ever
+NOW_MS = 0.001  # a timer due so soon counts as due: a shorter wait may end early again and again
 
 
 class Clock(Protocol):
-    """Local time that only moves forward. Safety never rests on it; waiting does."""
+    """Local time that only moves forward. Waiting depends on it, but safety never does."""
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since an arbitrary moment."""
+        """Return the milliseconds since an arbitrary time."""
         ...
 
     def wall_ms(self) -> int | None:
-        """Milliseconds since the Unix epoch, as this machine has it; None: it does not know.
+        """Return the milliseconds since the Unix epoch by this machine; None: it is not known.
 
-        Anybody may set it. It is compared with the clock of a store, and nothing else is done
-        with it.
+        Any user may set that clock. It is only compared with the clock of a store.
         """
         ...
 
@@ -33,11 +32,11 @@ class LoopClock:
     """The clock of the running event loop: real on a real loop, virtual on a simulated one."""
 
     def monotonic_ms(self) -> float:
-        """Milliseconds of the running loop's time."""
+        """Return the milliseconds of the running loop's time."""
         return asyncio.get_running_loop().time() * 1000.0
 
     def wall_ms(self) -> int | None:
-        """A loop knows no time of day."""
+        """Return None: a loop has no time of day."""
         return None
 
     async def sleep_ms(self, duration_ms: float) -> None:
@@ -45,7 +44,7 @@ class LoopClock:
         await asyncio.sleep(duration_ms / 1000.0)
 
 
-# The time of a loop stands still while a machine is suspended. On Linux another clock goes on.
+# The time of a loop stops while the machine is suspended. On Linux this clock goes on.
 LAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -53,9 +52,9 @@ class MachineClock(LoopClock):
     """The clock of the machine, for processes that serve: it goes on while that is suspended."""
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since the machine was started, those included while it was suspended."""
+        """Return the milliseconds since the machine was started, including suspension."""
         return time.clock_gettime_ns(LAPSED_CLOCK) / 1e6
 
     def wall_ms(self) -> int | None:
-        """Milliseconds since the Unix epoch, by the clock of the machine."""
+        """Return the milliseconds since the Unix epoch, by the clock of the machine."""
         return time.time_ns() // 1_000_000

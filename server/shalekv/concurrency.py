@@ -1,4 +1,7 @@
-"""Calls that wait: each has a future of its own, so that one that is cancelled ends no other."""
+"""Primitives of calls that wait: futures, adaptive polls, shared polls, workers and a FIFO lock.
+
+Each waiting call has a future of its own, so that the cancellation of one ends no other.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ Waiter: TypeAlias = asyncio.Future[None]
 
 
 def new_waiter() -> Waiter:
-    """A waiter for the call that runs now."""
+    """Return a waiter for the call that runs now."""
     return asyncio.get_running_loop().create_future()
 
 
 def tell(waiter: Waiter, error: ShaleError | None = None) -> None:
-    """End the wait, with `error` if there is one, unless the caller has gone already."""
+    """End the wait, with `error` if given, unless the caller was cancelled already."""
     if waiter.done():
         return
     if error is None:
@@ -28,73 +31,69 @@ def tell(waiter: Waiter, error: ShaleError | None = None) -> None:
 
 
 def fail(future: asyncio.Future[Any], error: ShaleError) -> None:
-    """Set the error of a future whose caller may be cancelled before it hears of it."""
+    """Set the error of a future whose caller may be cancelled before it receives it."""
     future.set_exception(error)
-    future.exception()  # marks it as seen: what a caller that has gone did not hear is no news
-
-
-# --- idle_poll
-# How long to wait between two looks at something that may not change for days.
+    future.exception()  # marks it as retrieved: asyncio does not log it if the caller has gone
 
 
 class IdlePoll:
-    """Waits that double from `first_ms` to `longest_ms` while every look sees the same.
+    """The interval between polls, which doubles while every poll sees the same.
 
-    So what happens is noticed soon while something happens, and an idle database costs little.
+    So changes are seen soon while there are changes, and polling an idle database costs little.
     """
 
     def __init__(self, first_ms: float, longest_ms: float, *, patience: int = 0) -> None:
-        """`longest_ms` below `first_ms` means `first_ms`.
+        """Begin with an interval of `first_ms`, which grows up to `longest_ms`.
 
-        So many looks as `patience` may see the same before the waits begin to double.
+        The interval stays `first_ms` if `longest_ms` is less. It begins to double after more than
+        `patience` polls without a change.
         """
         self._first_ms = first_ms
         self._longest_ms = max(first_ms, longest_ms)
         self._patience = patience
-        self._same = 0  # looks that saw the same
+        self._unchanged = 0  # polls in a row that saw the same
         self._seen: object = None
         self.wait_ms = first_ms
 
     def begin_again(self) -> None:
-        """Something is about to happen: look often for a while."""
-        self._same = 0
+        """Poll at the first interval again, because a change is expected."""
+        self._unchanged = 0
         self.wait_ms = self._first_ms
 
     def look(self, seen: object) -> None:
-        """Set `wait_ms` after a look at what is now `seen`."""
-        self._same = self._same + 1 if seen == self._seen else 0
+        """Set `wait_ms` after a poll that has seen `seen`."""
+        self._unchanged = self._unchanged + 1 if seen == self._seen else 0
         self._seen = seen
-        if not self._same:
+        if not self._unchanged:
             self.wait_ms = self._first_ms
-        elif self._same > self._patience:
+        elif self._unchanged > self._patience:
             self.wait_ms = min(2 * self.wait_ms, self._longest_ms)
 
 
-# --- looks
-# Looks that many callers share: each waits for one that begins after it has asked.
-
-
 class SingleFlight:
-    """Who waits for the next look, and who for the one that goes on."""
+    """A poll that many callers share: each waits for one that begins after its call.
+
+    The owner runs the polls, and brackets each with `begin` and `answer`.
+    """
 
     def __init__(self) -> None:
-        """Nobody looks yet."""
-        self._waiting: set[Waiter] = set()  # for the next look
-        self._looking: set[Waiter] = set()  # for the one that goes on
-        self._is_over = False
-        self._ended: ShaleError | None = None
-        self.asked = asyncio.Event()  # set when somebody asks
+        """Begin without a poll."""
+        self._waiting: set[Waiter] = set()  # callers of the next poll
+        self._in_flight: set[Waiter] = set()  # callers of the poll that runs
+        self._is_closed = False
+        self._error: ShaleError | None = None
+        self.asked = asyncio.Event()  # set by each call of `next`
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits for the next look."""
+        """Whether a caller waits for the next poll."""
         return bool(self._waiting)
 
     async def next(self) -> None:
-        """Return when a look that began after this call has ended. Raises what it was told."""
-        if self._ended is not None:
-            raise self._ended.with_traceback(None)  # or it would grow with each call
-        if self._is_over:
+        """Wait for the end of a poll that begins after this call. Raises the error of that poll."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # or it would grow with each call
+        if self._is_closed:
             return
         waiter = new_waiter()
         self._waiting.add(waiter)
@@ -106,32 +105,31 @@ class SingleFlight:
             del waiter  # its error would hold this frame
 
     def begin(self) -> None:
-        """A look begins."""
-        self._looking, self._waiting = self._waiting, set()
+        """Begin a poll: it serves all callers that wait now."""
+        self._in_flight, self._waiting = self._waiting, set()
 
     def answer(self, error: ShaleError | None = None) -> None:
-        """The look has ended, with an error or without."""
-        for waiter in self._looking:
+        """End the poll, and the calls that it serves, with `error` if given."""
+        for waiter in self._in_flight:
             tell(waiter, error)
-        self._looking = set()
+        self._in_flight = set()
 
     def end(self, error: ShaleError | None = None) -> None:
-        """Nobody looks any more: tell that to those who wait, and to those who come.
+        """Stop polling: end all present and later calls, with `error` if given.
 
-        What was told first stands.
+        The error of the first call of `end` with one is kept.
         """
-        self._ended = self._ended or error
-        self._is_over = True
-        self._looking |= self._waiting
-        self.answer(self._ended)
-
-
-# --- parallel
-# Some workers that share one list of work, and end together.
+        self._error = self._error or error
+        self._is_closed = True
+        self._in_flight |= self._waiting
+        self.answer(self._error)
 
 
 async def in_parallel(work: Callable[[], Awaitable[None]], count: int) -> None:
-    """Run `work` so many times at once. The first error of one ends all, and is raised itself."""
+    """Run `work` `count` times concurrently, as workers that share a list of work.
+
+    The first error of one ends all, and is raised itself, not in a group.
+    """
     if count <= 1:
         if count:
             await work()
@@ -145,35 +143,31 @@ async def in_parallel(work: Callable[[], Awaitable[None]], count: int) -> None:
             for _ in range(count):
                 tasks.create_task(run())
     except BaseExceptionGroup as errors:
-        # Of several, all say that reading failed: callers decide by the type of one.
+        # Several errors are of the same kind; callers decide by the type of one.
         raise errors.exceptions[0] from None
 
 
-# --- turns
-# Turns: who waits together goes on in the order in which they came.
-
-
 class FifoLock:
-    """A line in which everybody waits for those before to leave it."""
+    """A lock that is granted in the order of the requests. It is true while it is held."""
 
     def __init__(self) -> None:
-        """An empty line."""
-        self._line: dict[Waiter, None] = {}  # in the order of arrival; the first has been told
+        """Begin unlocked."""
+        self._queue: dict[Waiter, None] = {}  # in the order of arrival; the first has the lock
 
     def __bool__(self) -> bool:
-        return bool(self._line)
+        return bool(self._queue)
 
     @contextmanager
     def take(self) -> Iterator[Waiter]:
-        """Stand in line; what comes out is done when all who came before have left."""
-        turn = new_waiter()
-        if not self._line:
-            tell(turn)
-        self._line[turn] = None
+        """Queue until the end of the block. The waiter is done once the lock is granted."""
+        granted = new_waiter()
+        if not self._queue:
+            tell(granted)
+        self._queue[granted] = None
         try:
-            yield turn
+            yield granted
         finally:
-            del self._line[turn]
-            for first in self._line:
+            del self._queue[granted]
+            for first in self._queue:
                 tell(first)
                 break

@@ -1,72 +1,72 @@
-"""Everything that ShaleKV raises, as one tree.
+"""All errors that ShaleKV raises, as one tree.
 
 ShaleError
 ├── InvalidRequest             a field of a request is out of its limits
-├── Overloaded                 come back later; nothing was applied
+├── Overloaded                 try again later; nothing was applied
 │   ├── QueueFull              too many bytes wait for their upload
-│   ├── LogFull                a majority of the safekeepers has no room
+│   ├── LogFull                a majority of the safekeepers has no space left
 │   └── MemtableFull           too many bytes are not compacted yet
 ├── StreamTooSlow              results were not taken while others waited for memory
-├── ReplyTooLarge              the reply would pass the message limit
-├── RangeTooCostly             a condition on a range would look at too many deleted keys
-├── ConditionFailed            what a write demanded of its key does not hold
-├── NotACounter                an add to a value that is no counter
+├── ReplyTooLarge              the reply would exceed the message limit
+├── RangeTooCostly             a condition on a range would read too many deleted keys
+├── ConditionFailed            a precondition of a write does not hold
+├── NotACounter                an add to a value that is not a counter
 ├── CounterOverflow            an add beyond 64 bits
 ├── KeyReused                  an idempotency key was used for another request
 ├── KeyExpired                 an idempotency key was used longer ago than is remembered
-├── NotTheWriter               a reader was asked for what only the writer can do
+├── NotTheWriter               a reader got a request for the writer
 ├── TooStale                   this reader is further behind than the call allows
 ├── PageExpired                the view of a scan or of its page token is gone
 ├── SnapshotNotFound           a snapshot is gone, or has expired
 ├── SnapshotExists             another snapshot has the name
-├── LeaseLost                  what a job has written may be deleted: nothing was published
+├── LeaseLost                  the objects of a job may be deleted: nothing was published
 ├── BackupNotFound             there is no such backup at this URL
-├── BackupBusy                 backups are made and deleted there at the same time
-├── WalCollected               a watch begins before what is left of the WAL
+├── BackupBusy                 backups are made and deleted at this URL at the same time
+├── WalCollected               a watch begins before the oldest commit that is left of the WAL
 ├── WalUnprotected             a lease on WAL objects that may be deleted at any moment
-├── WatchTooSlow               a watch was closed: it was not taken in time
+├── WatchTooSlow               a watch was closed: its events were not taken in time
 ├── PartFailed                 a process that merged a part of a compaction has failed
 ├── LoadUnknown                a load was registered too long ago, or never
-├── DeadlinePassed             the deadline of a call came before there was an answer
-├── SeqNotReached              ... before this server had applied the commit that it asked for
+├── DeadlinePassed             a call had no answer before its deadline
+├── SeqNotReached              a read's commit was not applied here before its deadline
 ├── Stopping                   this process no longer serves; nothing was applied
 │   ├── Fenced                 because another writer has taken over
 │   ├── Superseded             because another compactor has taken over
 │   └── StandingBy             because another process is elected as the writer
-├── OutcomeUnknown             a write was sent to the store and nobody can tell what became of it
+├── OutcomeUnknown             a write was sent to the store, and its outcome is unknown
 │   └── WriteTimedOut          it was not durable by the deadline of its call
 ├── QuorumUnavailable          no majority of the safekeepers answers; nothing was applied
 ├── NotAMember                 a safekeeper does not have this database, or as another member
-├── LogDamaged                 a safekeeper has lost records, and waits to be filled again
-├── RecordTrimmed              a record is only in the archive any more
-├── DatabaseError              the database as a whole is not as it must be
-│   ├── DatabaseNotFound       there is none at this URL
-│   ├── DatabaseExists         there is one already
-│   ├── DatabaseMismatch       it was created in another way than it is opened in
-│   ├── ImplausibleTime        the store's clock is far from all that it can be compared with
+├── LogDamaged                 a safekeeper has lost records, and waits to be refilled
+├── RecordTrimmed              a record is only in the archive
+├── DatabaseError              the state of the database does not allow the operation
+│   ├── DatabaseNotFound       there is no database at this URL
+│   ├── DatabaseExists         there is a database at this URL already
+│   ├── DatabaseMismatch       it was created with other properties than it is opened with
+│   ├── ImplausibleTime        no other clock or commit supports the time of the store's clock
 │   ├── LogBehindArchive       the safekeepers know less than the archive
-│   ├── OriginLost             what it was cloned from does not keep its SSTs any more
+│   ├── OriginLost             the database it was cloned from does not keep its SSTs any more
 │   ├── ManifestVersionExists  another process edited the manifest first
-│   ├── ManifestConflict       ... again and again, until the deadline
-│   └── IllegalState           the protocol rules this out: stop, touch nothing, tell a human
-├── CorruptObject              stored bytes are not what was written
-│   ├── BadMagic               not an object of ours
+│   ├── ManifestConflict       other processes edited the manifest first until the deadline
+│   └── IllegalState           the protocol rules this out: stop, change nothing, tell a human
+├── CorruptObject              stored bytes differ from those that were written
+│   ├── BadMagic               not an object of ShaleKV
 │   ├── UnsupportedVersion     written by a newer version
 │   ├── Truncated              shorter than it says, or longer
 │   ├── BadChecksum            a checksum does not match
-│   ├── WrongObject            intact, but belongs to another name or database
-│   └── BadStructure           checksums match, contents contradict each other
+│   ├── WrongObject            intact, but of another name or database
+│   └── BadStructure           checksums match, but contents contradict each other
 ├── StoreError                 the object store failed
 │   ├── ObjectNotFound         no object has this name
-│   ├── StoreUnavailable       no answer, or a refusal that may pass
-│   ├── StoreRefused           a refusal that stays until somebody mends its cause
-│   ├── StoreUnfit             it does not keep what the protocol rests on
-│   └── StoreBroken            a sync failed: nothing more may be written by this process
+│   ├── StoreUnavailable       no answer, or a refusal that may be temporary
+│   ├── StoreRefused           a refusal until its cause is removed
+│   ├── StoreUnfit             it does not guarantee what the protocol requires
+│   └── StoreBroken            a sync failed: this process must not write any more
 ├── InvalidUrl                 not the URL of a database
 └── InvalidSetting             a setting is out of its limits
 
-`reason` is the stable name that clients see; which gRPC status each becomes is decided in
-`shalekv.rpc.status` alone.
+`reason` is the stable name that clients see. `shalekv.rpc.status` maps each error to its gRPC
+status.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from typing import ClassVar
 
 
 class ShaleError(Exception):
-    """Says what happened, to which object, and what the caller can do."""
+    """Base class. The message says what happened, to which object, and what the caller can do."""
 
     reason: ClassVar[str] = "INTERNAL"
 
@@ -118,39 +118,39 @@ class MemtableFull(Overloaded):
 class StreamTooSlow(ShaleError):
     """A stream was ended: its client did not take its results while others waited for memory.
 
-    A scan goes on behind the last key that came. What became of the writes of a session that are
-    not answered is unknown.
+    A scan can go on behind the last key that was received. The outcome of writes of a session that
+    have no reply is unknown.
     """
 
     reason = "STREAM_TOO_SLOW"
 
 
 class ReplyTooLarge(ShaleError):
-    """The reply would pass the message limit. Ask for less at once."""
+    """The reply would exceed the message limit. Ask for less at once."""
 
     reason = "REPLY_TOO_LARGE"
 
 
 class RangeTooCostly(ShaleError):
-    """A condition on a range would look at too many deleted or expired keys. Ask for less."""
+    """A condition on a range would read too many deleted or expired keys. Ask for less."""
 
     reason = "RANGE_TOO_COSTLY"
 
 
 class ConditionFailed(ShaleError):
-    """What a write demanded of its key does not hold. Nothing was applied: read, decide anew."""
+    """A precondition of a write does not hold. Nothing was applied: read, and decide anew."""
 
     reason = "CONDITION_FAILED"
 
     def __init__(self, message: str, *, condition: str, found_seq: int) -> None:
-        """`condition` is its name in the request, `found_seq` that of the value; 0: none."""
+        """`condition` is its name in the request, `found_seq` that of the value, 0 if none."""
         super().__init__(message)
         self.condition = condition
         self.found_seq = found_seq
 
 
 class NotACounter(ShaleError):
-    """An add to a value that is no counter. Nothing was applied."""
+    """An add to a value that is not a counter. Nothing was applied."""
 
     reason = "NOT_A_COUNTER"
 
@@ -170,7 +170,7 @@ class KeyReused(ShaleError):
 class KeyExpired(ShaleError):
     """An idempotency key was used longer ago than is remembered.
 
-    This request was not applied; whether the first one was, read to find out.
+    This request was not applied. Read to find out whether the first one was.
     """
 
     reason = "IDEMPOTENCY_KEY_EXPIRED"
@@ -195,7 +195,7 @@ class WriteTimedOut(OutcomeUnknown):
 
 
 class DatabaseError(ShaleError):
-    """The database as a whole is not as it must be."""
+    """The state of the database does not allow the operation."""
 
     reason = "DATABASE"
 
@@ -213,28 +213,28 @@ class DatabaseExists(DatabaseError):
 
 
 class DatabaseMismatch(DatabaseError):
-    """The database was created in another way than it is opened in."""
+    """The database was created with other properties than it is opened with."""
 
     reason = "DATABASE_MISMATCH"
 
 
 class ImplausibleTime(DatabaseError):
-    """The store's clock is far from all that it can be compared with. Set the clocks right."""
+    """No other clock or commit supports the time of the store's clock. Correct the clocks."""
 
     reason = "IMPLAUSIBLE_TIME"
 
 
 class OriginLost(DatabaseError):
-    """The database that this one was cloned from does not keep the SSTs any more that both share.
+    """The database from which this one was cloned does not keep the shared SSTs any more.
 
-    They may be deleted. Restore the clone from a copy, or make it anew.
+    They may be deleted. Restore the clone from a copy, or create it again.
     """
 
     reason = "ORIGIN_LOST"
 
 
 class ManifestVersionExists(DatabaseError):
-    """Another process edited the manifest first, and the caller asked not to try again.
+    """Another process edited the manifest first, and the caller did not want a retry.
 
     With `--open-once`: another writer opened the database at the same time.
     """
@@ -243,13 +243,13 @@ class ManifestVersionExists(DatabaseError):
 
 
 class ManifestConflict(DatabaseError):
-    """Other processes edited the manifest first, again and again, until the deadline."""
+    """Other processes edited the manifest first at each attempt until the deadline."""
 
     reason = "MANIFEST_CONFLICT"
 
 
 class IllegalState(DatabaseError):
-    """The protocol rules this out. The process stops and touches nothing."""
+    """The protocol rules this state out. The process stops and changes nothing."""
 
     reason = "ILLEGAL_STATE"
 
@@ -267,25 +267,25 @@ class InvalidSetting(ShaleError):
 
 
 class LeaseLost(ShaleError):
-    """The lease of a job has expired, and what it wrote may be deleted. Nothing was published."""
+    """The lease of a job has expired: its objects may be deleted. Nothing was published."""
 
     reason = "LEASE_LOST"
 
 
 class PartFailed(ShaleError):
-    """A process that merged a part of a compaction has failed. Nothing was published."""
+    """A process that merges a part of a compaction has failed. Nothing was published."""
 
     reason = "PART_FAILED"
 
 
 class LoadUnknown(ShaleError):
-    """A load was registered too long ago, or never: whether it was committed is not known here."""
+    """A load was registered too long ago, or never: it is unknown whether it was committed."""
 
     reason = "LOAD_UNKNOWN"
 
 
 class BackupNotFound(ShaleError):
-    """There is no such backup at this URL. List those that there are."""
+    """There is no such backup at this URL. List the existing ones."""
 
     reason = "BACKUP_NOT_FOUND"
 
@@ -308,7 +308,7 @@ class Fenced(Stopping):
     reason = "FENCED"
 
     def __init__(self, message: str, *, own_epoch: int, newer_epoch: int) -> None:
-        """`newer_epoch` is the epoch that was met."""
+        """`newer_epoch` is the writer epoch that was found."""
         super().__init__(message)
         self.own_epoch = own_epoch
         self.newer_epoch = newer_epoch
@@ -320,30 +320,30 @@ class Superseded(Stopping):
     reason = "SUPERSEDED"
 
     def __init__(self, message: str, *, own_epoch: int, newer_epoch: int) -> None:
-        """`newer_epoch` is the compactor epoch that was met."""
+        """`newer_epoch` is the compactor epoch that was found."""
         super().__init__(message)
         self.own_epoch = own_epoch
         self.newer_epoch = newer_epoch
 
 
 class StandingBy(Stopping):
-    """This process waits to be elected as the writer. Nothing was applied: try another address."""
+    """This process waits to become the writer. Nothing was applied: try another address."""
 
     reason = "STANDING_BY"
 
     def __init__(self, message: str, *, writer_address: str) -> None:
-        """`writer_address` is that of whoever is elected; empty if nobody is known to be."""
+        """`writer_address` is that of the elected process; empty if it is not known."""
         super().__init__(message)
         self.writer_address = writer_address
 
 
 class CorruptObject(ShaleError):
-    """Stored bytes are not what was written."""
+    """Stored bytes differ from those that were written."""
 
     reason = "CORRUPT_OBJECT"
 
     def __init__(self, name: str, offset: int, problem: str) -> None:
-        """`name` is the object, `offset` the byte at which the problem was seen."""
+        """`name` is the object, `offset` the byte at which the problem was found."""
         super().__init__(f"{name} at byte {offset}: {problem}")
         self.name = name
         self.offset = offset
@@ -351,19 +351,19 @@ class CorruptObject(ShaleError):
 
 
 class BadMagic(CorruptObject):
-    """Not an object of ours."""
+    """The object is not one of ShaleKV."""
 
     reason = "BAD_MAGIC"
 
 
 class UnsupportedVersion(CorruptObject):
-    """Written by a newer version of ShaleKV. Upgrade this one."""
+    """The object was written by a newer version of ShaleKV. Upgrade this one."""
 
     reason = "UNSUPPORTED_VERSION"
 
 
 class Truncated(CorruptObject):
-    """The object is shorter, or longer, than it says."""
+    """The object is shorter or longer than its own length fields say."""
 
     reason = "TRUNCATED"
 
@@ -393,7 +393,7 @@ class QuorumUnavailable(ShaleError):
 
 
 class LogFull(Overloaded):
-    """A majority of the safekeepers has no room for more. Nothing was applied; try again later."""
+    """A majority of the safekeepers has no space left. Nothing was applied; try again later."""
 
     reason = "LOG_FULL"
 
@@ -405,30 +405,30 @@ class LogBehindArchive(DatabaseError):
 
 
 class NotAMember(ShaleError):
-    """A safekeeper does not have this database, or as another member than it was asked for."""
+    """A safekeeper does not have this database, or has it as another member."""
 
     reason = "NOT_A_MEMBER"
 
 
 class LogDamaged(ShaleError):
-    """A safekeeper has lost records that it had acknowledged, and waits to be filled again."""
+    """A safekeeper has lost records that it had acknowledged, and waits to be refilled."""
 
     reason = "LOG_DAMAGED"
 
 
 class RecordTrimmed(ShaleError):
-    """A record is not in the log of a safekeeper any more: it is in the archive."""
+    """A record is no longer in the log of a safekeeper: it is in the archive."""
 
     reason = "RECORD_TRIMMED"
 
 
 class NotTheWriter(ShaleError):
-    """Only the writer can do this, and this process is a reader. Ask the writer."""
+    """A request needs the writer, and this process is a reader. Send it to the writer."""
 
     reason = "NOT_THE_WRITER"
 
     def __init__(self, what: str, *, writer_address: str) -> None:
-        """`what` needs the writer, whose HOST:PORT may be unknown, and empty then."""
+        """`what` is the kind of request, `writer_address` HOST:PORT, or empty if not known."""
         where = f"at {writer_address}" if writer_address else "whose address is not known here"
         super().__init__(f"{what} is for the writer, {where}: this server is a reader")
         self.writer_address = writer_address
@@ -440,7 +440,7 @@ class TooStale(ShaleError):
     reason = "TOO_STALE"
 
     def __init__(self, *, staleness_ms: int, max_staleness_ms: int) -> None:
-        """How old the state is, and how old it might have been."""
+        """`staleness_ms` is the greatest age of the state, `max_staleness_ms` the allowed one."""
         super().__init__(
             f"the state of this reader may be {staleness_ms} ms old, and max_staleness_ms is "
             f"{max_staleness_ms}: ask the writer or another reader, or allow more"
@@ -449,12 +449,12 @@ class TooStale(ShaleError):
 
 
 class SeqNotReached(ShaleError):
-    """This server has not applied, within the deadline, the commit that a read asked for."""
+    """This server did not apply the commit that a read asked for before its deadline."""
 
     reason = "SEQ_NOT_REACHED"
 
     def __init__(self, *, min_seq: int, seq: int) -> None:
-        """What was asked for, and how far this server has come."""
+        """`min_seq` is the commit that was asked for, `seq` the last one applied here."""
         super().__init__(
             f"this server has applied commits up to {seq}, and not up to min_seq {min_seq} before "
             "the deadline: try again, or ask the writer"
@@ -469,7 +469,7 @@ class PageExpired(ShaleError):
 
 
 class SnapshotNotFound(ShaleError):
-    """A snapshot is gone, or has expired: what it protected may be deleted. Begin again."""
+    """A snapshot is gone or has expired: its objects may be deleted. Begin again."""
 
     reason = "SNAPSHOT_NOT_FOUND"
 
@@ -501,26 +501,26 @@ class ObjectNotFound(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """No answer, or a refusal that may pass. Try again."""
+    """The store did not answer, or refused for a reason that may be temporary. Try again."""
 
     reason = "STORE_UNAVAILABLE"
 
 
 class StoreRefused(StoreError):
-    """No permission, wrong credentials, no such bucket, a clock that is wrong: mend that first."""
+    """The store refused: permission, credentials, bucket or a wrong clock. Correct that first."""
 
     reason = "STORE_REFUSED"
 
     def __init__(
         self, store: str, operation: str, name: str, problem: str, *, may_pass: bool = False
     ) -> None:
-        """`may_pass`: a store that has accepted requests before may accept this one later."""
+        """`may_pass`: the store has accepted requests before, and may accept this one later."""
         super().__init__(store, operation, name, problem)
         self.may_pass = may_pass
 
 
 class StoreUnfit(StoreError):
-    """The store does not keep what the protocol rests on. Use another one, or two-phase CAS."""
+    """The store does not guarantee what the protocol requires. Use another, or two-phase CAS."""
 
     reason = "STORE_UNFIT"
 
@@ -532,12 +532,12 @@ class StoreBroken(StoreError):
 
 
 class WalCollected(ShaleError):
-    """A watch begins before the oldest commit that is left of the WAL. Read the state anew."""
+    """A watch begins before the oldest commit that is left of the WAL. Read the state again."""
 
     reason = "WAL_COLLECTED"
 
     def __init__(self, *, start_seq: int, oldest_seq: int) -> None:
-        """Where the watch was to begin, and the first commit with which it can."""
+        """`start_seq` is the requested first commit, `oldest_seq` the first possible one."""
         super().__init__(
             f"the commits from {start_seq} on are not all in the WAL any more: the oldest that a "
             f"watch can begin with is {oldest_seq}. Scan, and watch from behind that scan's seq"
@@ -546,12 +546,12 @@ class WalCollected(ShaleError):
 
 
 class WalUnprotected(ShaleError):
-    """A lease was asked for WAL objects that may be deleted at any moment. Ask for later ones."""
+    """A lease was requested on WAL objects that may be deleted at any time. Ask for later ones."""
 
     reason = "WAL_UNPROTECTED"
 
     def __init__(self, *, wal_id_min: int, first_wal_id: int) -> None:
-        """The first object that was to be kept, and the first that can be."""
+        """`wal_id_min` is the requested first object, `first_wal_id` the first possible one."""
         super().__init__(
             f"WAL object {wal_id_min} may be deleted at any moment: nothing keeps what is before "
             f"{first_wal_id}. Begin there, or read the state anew"
@@ -561,14 +561,11 @@ class WalUnprotected(ShaleError):
 
 
 class WatchTooSlow(ShaleError):
-    """A watch was closed: it was not taken in time. Open it again where it was closed."""
+    """A watch was closed: its events were not taken in time. Open it again at `next_seq`."""
 
     reason = "WATCH_TOO_SLOW"
 
     def __init__(self, message: str, *, next_seq: int) -> None:
-        """All before commit `next_seq` was told."""
+        """`next_seq` is the first commit whose events were not delivered."""
         super().__init__(message)
         self.next_seq = next_seq
-
-
-# --- errors

@@ -1,7 +1,7 @@
-"""What a process runs on, as one value: clock, randomness, and workers for blocking calls.
+"""The runtime of a process as one value: clock, randomness, and workers for blocking calls.
 
-Everything that runs takes a `Runtime`; the simulation gives it another one and runs the shipped
-code. Tasks are spawned in the `asyncio.TaskGroup` that the owner hands down.
+All running parts take a `Runtime`; the simulation passes another one and runs the shipped code.
+Tasks are spawned in the `asyncio.TaskGroup` that the owner passes down.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Workers(Protocol):
     """Runs functions that block or compute for long, off the event loop."""
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """The result of ``function(*args)``; what it raises is raised here."""
+        """Return the result of ``function(*args)``, or raise its error."""
         ...
 
 
@@ -35,32 +35,33 @@ class ThreadWorkers:
     """Workers that are threads of this process."""
 
     def __init__(self, threads: int) -> None:
-        """At most `threads` functions run at once; more wait in order."""
+        """Run at most `threads` functions at once; more wait in order."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shalekv-worker")
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """The result of ``function(*args)``, computed in a thread."""
+        """Return the result of ``function(*args)``, computed in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, function, *args)
 
     def close(self) -> None:
-        """Wait for what runs, and end the threads."""
+        """Wait for the running functions, and end the threads."""
         self._executor.shutdown()
 
 
 class WorkerThread:
-    """One thread, for short functions that are waited for often: results come back by the shortest
-    way.
+    """One thread for short, frequent functions, with the least overhead for each result.
+
+    Functions run one after the other, in the order of the calls.
     """
 
     def __init__(self) -> None:
-        """Functions run one after the other, in the order of the calls."""
+        """Start the thread."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="shalekv-worker-thread", daemon=True)
         self._thread.start()
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """The result of ``function(*args)``, computed in the thread."""
+        """Return the result of ``function(*args)``, computed in the thread."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(partial(function, *args), loop, done))
@@ -70,16 +71,16 @@ class WorkerThread:
             del done  # its error would hold this frame
 
     def close(self) -> None:
-        """Wait for what was asked for, and end the thread."""
+        """Wait for all functions that were submitted, and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             outcome = _outcome(job.function)
-            with suppress(RuntimeError):  # the loop has ended, and with it who waited
+            with suppress(RuntimeError):  # the loop has ended, and the caller with it
                 job.loop.call_soon_threadsafe(_settle, job.done, *outcome)
-            del job, outcome  # or they would live until the next
+            del job, outcome  # or they would be kept until the next job
 
 
 class _Job(NamedTuple):
@@ -91,12 +92,12 @@ class _Job(NamedTuple):
 def _outcome(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return function(), None
-    except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
+    except BaseException as error:  # noqa: BLE001 - it is raised at the caller
         return None, error
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if done.done():  # whoever waited has gone
+    if done.done():  # the caller was cancelled
         return
     if error is None:
         done.set_result(result)

@@ -1,4 +1,4 @@
-"""The tree of errors."""
+"""Tests of the tree of errors."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from shalekv import errors
 
 
 def branches(kind: type[errors.ShaleError], depth: int = 0) -> Iterator[tuple[int, str]]:
-    """The classes of the package below `kind`, each behind that which it is made of."""
+    """Iterate over `kind` and its subclasses in the package, each after its base, with depths."""
     yield depth, kind.__name__
-    for below in kind.__subclasses__():
-        if below.__module__ == errors.__name__:
-            yield from branches(below, depth + 1)
+    for subclass in kind.__subclasses__():
+        if subclass.__module__ == errors.__name__:
+            yield from branches(subclass, depth + 1)
 
 
 def drawn() -> list[tuple[str, int]]:
-    """What the docstring shows: each name, and how far to the right it stands."""
+    """Return the names in the tree of the module docstring, with their depths."""
     text = errors.__doc__ or ""
     found = re.finditer(r"^((?:[│ ] {3})*(?:[├└]── )?)([A-Z]\w+)(?= {2,}|$)", text, re.MULTILINE)
     return [(each[2], len(each[1]) // 4) for each in found]
 
 
 def test_the_tree_is_drawn_as_it_is() -> None:
-    """Each class stands once in the docstring, below the one that it is made of."""
+    """Each class is once in the tree of the docstring, below its base class."""
     seen: list[str] = []
     parents = {}
     for name, depth in drawn():

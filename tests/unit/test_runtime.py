@@ -1,4 +1,4 @@
-"""A worker thread does what it is asked for in order, and tells how it went."""
+"""Tests of the worker thread: order, errors, cancellation and its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shalekv.runtime import WorkerThread
 
 @pytest.fixture
 def thread() -> Iterator[WorkerThread]:
-    """One that ends with the test."""
+    """Yield a thread that ends with the test."""
     thread = WorkerThread()
     yield thread
     thread.close()
@@ -29,7 +29,7 @@ async def test_results_come_from_one_other_thread(thread: WorkerThread) -> None:
 
 
 async def test_an_error_is_that_of_its_call_alone(thread: WorkerThread) -> None:
-    """What a function raises is raised where it is waited for; others are not touched by it."""
+    """The error of a function is raised at its caller, and other calls are not affected."""
     failing, other = thread.run(_fail, "broken"), thread.run(len, "four")
     with pytest.raises(OSError, match="broken"):
         await failing
@@ -37,7 +37,7 @@ async def test_an_error_is_that_of_its_call_alone(thread: WorkerThread) -> None:
 
 
 async def test_a_call_that_is_given_up_is_done_all_the_same(thread: WorkerThread) -> None:
-    """A call that is cancelled still runs before those behind it, and disturbs none of them."""
+    """A cancelled call still runs before the calls after it, and affects none of them."""
     go, done = Event(), list[int]()
     held = asyncio.create_task(thread.run(go.wait, 60))
     given_up = asyncio.create_task(thread.run(_note, done, 1))
@@ -50,7 +50,7 @@ async def test_a_call_that_is_given_up_is_done_all_the_same(thread: WorkerThread
 
 
 def test_it_ends_when_its_work_is_done() -> None:
-    """Closing waits for what was asked for, also when the loop that asked has ended."""
+    """Closing waits for all submitted functions, even if their event loop has ended."""
     thread, go, done = WorkerThread(), Event(), list[int]()
 
     async def leave_behind() -> None:
