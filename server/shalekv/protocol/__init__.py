@@ -1,1 +1,1 @@
-"""Pure state machines and rules on which safety rests; no I/O, no clock, no randomness."""
+"""Pure state machines and rules that decide safety: no I/O, no clock, no randomness."""

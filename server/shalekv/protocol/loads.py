@@ -68,7 +68,7 @@ def check_load_id(load_id: str) -> str:
         problem = f"{length} bytes, and a load id has 1 to {LOAD_ID_BYTES_MAX}"
         raise InvalidRequest("load_id", problem)
     if any("\ud800" <= letter <= "\udfff" for letter in load_id):
-        raise InvalidRequest("load_id", "holds what is no character, and so has no UTF-8")
+        raise InvalidRequest("load_id", "has half of a surrogate pair, which is not a character")
     if load_id.startswith(OWN_PREFIX):
         raise InvalidRequest("load_id", f"ids that begin with {OWN_PREFIX!r} are the writer's own")
     return load_id

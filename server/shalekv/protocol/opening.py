@@ -241,8 +241,8 @@ def claim_epoch(
         where = f" at {manifest.writer_address}" if manifest.writer_address else ""
         raise ManifestVersionExists(
             f"another writer{where} has opened the database in epoch {manifest.writer_epoch} while "
-            "this one was opening it, and keeps it because of --open-once. To start this one again "
-            "takes over from it"
+            "this one was opening it, and this one ends because of --open-once. Starting it again "
+            "takes over from the other writer"
         )
     claimed = create_snapshot(manifest, nonce, expire_time_s=snapshot_expire_time_s)
     return replace(

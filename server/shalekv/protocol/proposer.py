@@ -266,7 +266,7 @@ def leave_quorum(manifest: Manifest, leader: Leader, archive_tip: int | None) ->
     check_owner(manifest, WriterId(*leader.ballot))
     last = leader.log.last
     if last.epoch != leader.ballot.epoch or not last.ends_object or leader.committed_lsn < last.lsn:
-        raise IllegalState("the last record of the log is not a committed one of who switches it")
+        raise IllegalState("the last record of the log is not a committed one of this writer")
     if last.wal_id is None or not is_archived(last.wal_id, archive_tip):
         raise IllegalState(f"WAL object {last.wal_id}, the last one, is not in the archive")
     return replace(

@@ -265,7 +265,7 @@ class Transaction:
             results.append(result)
         if left_bytes < 0:
             raise ReplyTooLarge(
-                f"what this transaction reads passes the {self.results_bytes_max} bytes of one "
+                f"the results of this transaction exceed the {self.results_bytes_max} bytes of one "
                 "reply: read fewer keys at once"
             )
         return Decision(list(draft.changes.values()), coalesced(draft.deleted), succeeded, results)

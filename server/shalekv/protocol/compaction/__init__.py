@@ -1,1 +1,1 @@
-"""Which compactions run, what they read and write, and how they are published; pure."""
+"""Compaction as pure rules: the choice of jobs, their inputs and outputs, their publication."""

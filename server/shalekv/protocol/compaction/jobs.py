@@ -41,8 +41,7 @@ class MergeJob:
     `sources` include all SSTs of their level that overlap one of them (of L0: those and all older
     ones). With `is_move` nothing overlaps in the target level, and nothing can be dropped, so only
     the manifest changes. Both levels are `SYSTEM_LEVEL` for idempotency records. Both are L0 if its
-    newest SSTs are merged beside a job over a range of keys (see `runs_to_merge` in
-    `compaction.policy`).
+    newest SSTs are merged while a range job runs (see `runs_to_merge` in `compaction.policy`).
     """
 
     source_level: int

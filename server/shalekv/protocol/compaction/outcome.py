@@ -1,4 +1,4 @@
-"""What a simulation is given beside the workload, and what it tells."""
+"""Setup and results of a simulation of compactions, and the bill of a store."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from shalekv.settings.jobs import CompactorSettings
 from shalekv.settings.model import GIB, KIB, MIB
 from shalekv.settings.store import LevelSettings
 
-# --- bill
-# What a store charges: requests by kind, and bytes kept, times its prices.
-
-
-_REQUESTS = 1_000  # prices are for so many
+_REQUESTS = 1_000  # number of requests to which a price applies
 MONTH_S = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """US dollars. The defaults are what S3 Standard charges in us-east-1."""
+    """Prices in US dollars. The defaults are those of S3 Standard in us-east-1."""
 
     put_usd_per_1000: float = 0.005
     list_usd_per_1000: float = 0.005
@@ -39,28 +35,28 @@ class SimulatedRequests:
     delete: float = 0.0
 
     def add(self, other: SimulatedRequests, times: float = 1.0) -> None:
-        """Count the other ones as well, so many times."""
+        """Add the other counts, `times` times."""
         for kind in fields(self):
             total = getattr(self, kind.name) + times * getattr(other, kind.name)
             setattr(self, kind.name, total)
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """US dollars for a month of this."""
-
-    requests_usd: float
-    storage_usd: float
 
 
 # An edit of the manifest creates the next one between two lists; rule F2 asks for the second.
 EDIT = SimulatedRequests(put=1, list=2)
 
 
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The cost of a month in US dollars."""
+
+    requests_usd: float
+    storage_usd: float
+
+
 def monthly_bill(
     requests: SimulatedRequests, *, elapsed_s: float, stored_bytes: float, prices: Prices
 ) -> Bill:
-    """The bill of a month that is like the `elapsed_s` in which `requests` were sent."""
+    """Return the bill of a month that is like the `elapsed_s` in which `requests` were sent."""
     usd = (
         requests.put * prices.put_usd_per_1000
         + requests.list * prices.list_usd_per_1000
@@ -73,9 +69,6 @@ def monthly_bill(
     )
 
 
-# --- outcome
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The settings and the machine on which a workload is simulated."""
@@ -86,22 +79,22 @@ class Setup:
     flush_interval_ms: int = 50
     flush_bytes: int = 4 * MIB
     wal_block_bytes: int = 64 * KIB
-    uncompacted_bytes_max: int = 1 * GIB  # past it writes wait
-    compaction_bytes_per_s: float = 60_000_000.0  # read, and written again
-    job_s: float = 0.3  # what a job takes beside its bytes: edits of the manifest
-    request_bytes: int = 1 * MIB  # of an SST that a compaction reads at once
-    collect_age_s: float = 300.0  # how long what was replaced is kept
+    uncompacted_bytes_max: int = 1 * GIB  # beyond it writes wait
+    compaction_bytes_per_s: float = 60_000_000.0  # input of compactions, read and rewritten
+    job_s: float = 0.3  # the fixed time of a job, for edits of the manifest
+    request_bytes: int = 1 * MIB  # bytes of an SST that one request of a compaction reads
+    collect_age_s: float = 300.0  # the time for which replaced SSTs are kept
     prices: Prices = field(default_factory=Prices)
 
 
 @dataclass(frozen=True, slots=True)
 class Amplification:
-    """Bytes in the store for a byte of keys and values.
+    """Amplification by the levels and the WAL.
 
-    `write`: bytes of all WAL objects and SSTs ever written, for a byte that clients wrote. `space`:
-    bytes of the SSTs of the tree, for a byte of what clients would find, when all is compacted that
-    needs to be; `space_max` while writing, from half of the workload on, the WAL after c included.
-    `read`: SSTs whose range has a key that is looked for, on average while writing.
+    `write`: bytes of all WAL objects and SSTs ever written, per byte that clients wrote.
+    `space`: bytes of the SSTs at the end, when no compaction is due, per byte of live keys and
+    values. `space_max`: its maximum in the second half of the workload, the WAL after c included.
+    `read`: number of SSTs whose range contains the key of a read, on average while writing.
     """
 
     write: float
@@ -112,7 +105,7 @@ class Amplification:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state at one moment."""
+    """The state at one time of the simulation."""
 
     elapsed_s: float
     live_bytes: int
@@ -125,16 +118,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What became of a workload."""
+    """The result of a simulation."""
 
     amplification: Amplification
-    scan_blocks: float  # that a scan looks at
+    scan_blocks: float  # blocks that a scan reads, on average
     l0_count_max: int
     wal_bytes_max: int
-    stalled_s: float  # how long writes waited, in all
+    stalled_s: float  # total time for which writes waited
     elapsed_s: float
     job_count: int
     sst_count: int
     requests: SimulatedRequests
-    bill: Bill  # of a month of this
+    bill: Bill  # of a month of this workload
     samples: Sequence[Sample]

@@ -322,6 +322,6 @@ def _check_space_for(
     except ValueError as error:
         message = (
             f"another process has put an SST into manifest {manifest.manifest_id} where an output "
-            f"is to stand: {error}. Nothing was published: start again"
+            f"would go: {error}. Nothing was published: start again"
         )
         raise ManifestConflict(message) from None

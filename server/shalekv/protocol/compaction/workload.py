@@ -1,7 +1,7 @@
-"""Workloads for the simulator: which keys are written, deleted and read, and how fast.
+"""Workloads for the simulator: the keys that are written, deleted and read, and the rates.
 
-Keys are numbers of 64 bits, so that millions of them fit into arrays; on an object each counts
-with `key_bytes`.
+Keys are numbers of 64 bits, so that millions of them fit into arrays. In the size of an object each
+counts with `key_bytes`.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ Numbers: TypeAlias = npt.NDArray[np.uint64]
 Amounts: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses no number
-_ZIPF_POWER = 0.99  # that of YCSB
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication by it is a bijection
+_ZIPF_POWER = 0.99  # as in YCSB
 
 
 class KeyOrder(Enum):
-    """In what order keys are written."""
+    """The order in which keys are written."""
 
-    UNIFORM = "uniform"  # anywhere; an overwrite or delete meets any key that was written
+    UNIFORM = "uniform"  # random; an overwrite or delete takes any key that was written
     ZIPF = "zipf"  # a few keys again and again
-    SEQUENTIAL = "sequential"  # each above the one before; deletes meet the lowest that is left
-    TIME_ORDERED = "time-ordered"  # as sequential, but some arrive late
+    SEQUENTIAL = "sequential"  # each above the one before; deletes take the lowest one left
+    TIME_ORDERED = "time-ordered"  # sequential, but some keys arrive late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What clients do. Shares are of all operations that write."""
+    """The operations of clients. Shares are of all operations that write."""
 
     order: KeyOrder
-    written_bytes: int  # of keys and values, in all
-    value_bytes_min: int = 100  # lengths are spread evenly from here to `value_bytes_max`
+    written_bytes: int  # total of keys and values
+    value_bytes_min: int = 100  # lengths are uniform from here to `value_bytes_max`
     value_bytes_max: int = 10 * 1024
     key_bytes: int = 16
-    key_count: int = 100_000  # of ZIPF
+    key_count: int = 100_000  # number of keys of ZIPF
     overwrite_share: float = 0.0
     delete_share: float = 0.0
     write_bytes_per_s: float = 5_000_000.0
     gets_per_s: float = 100.0
     scans_per_s: float = 1.0
     scan_entries: int = 100
-    cached_share: float = 0.9  # of the blocks that reads look at
+    cached_share: float = 0.9  # share of block reads that the cache serves
     seed: int = 1
 
     @property
     def operation_count(self) -> int:
-        """How many operations amount to `written_bytes`."""
+        """The number of operations that write `written_bytes`."""
         value_bytes = (self.value_bytes_min + self.value_bytes_max) / 2 * (1 - self.delete_share)
         return max(int(self.written_bytes / (self.key_bytes + value_bytes)), 1)
 
 
-# Values are large so that a few 100,000 of them make a tree of several levels: what is amplified
-# depends on bytes, and hardly on how many entries they are divided into.
+# Values are large, so that a few 100,000 of them fill several levels. Amplification depends on the
+# bytes, and hardly on the number of entries.
 _LARGE_VALUE_BYTES = 120 * 1024
 NAMED: Mapping[str, Workload] = {
     "uniform": Workload(
@@ -89,19 +89,19 @@ NAMED: Mapping[str, Workload] = {
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What a workload writes, an array element for each operation."""
+    """The write operations of a workload, each an array element."""
 
     keys: Numbers
-    logical_bytes: Amounts  # of key and value
+    logical_bytes: Amounts  # size of key and value
     deletes: Flags
-    live_bytes: Amounts  # of all keys and values that a client would find after the operation
+    live_bytes: Amounts  # size of all keys and values that exist after the operation
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
 def operations(workload: Workload) -> Operations:
-    """The operations of a workload; they depend on nothing but its fields, `seed` included."""
+    """Return the operations of a workload. They depend only on its fields, `seed` included."""
     random = np.random.default_rng(workload.seed)
     count = workload.operation_count
     drawn = random.random(count)
@@ -122,7 +122,7 @@ def _keys(
         ranks = np.searchsorted(weights, random.random(count) * weights[-1])
         scattered: Numbers = ranks.astype(np.uint64) * _SCATTER
         return scattered
-    ordinals = np.cumsum(~is_known)  # how many keys were made up to each operation
+    ordinals = np.cumsum(~is_known)  # number of new keys up to each operation
     known = (random.random(count) * ordinals).astype(np.int64)
     if workload.order is KeyOrder.UNIFORM:
         return np.where(is_known, known, ordinals).astype(np.uint64) * _SCATTER

@@ -133,7 +133,7 @@ def test_nothing_may_stand_beside_or_below_the_outputs(level: int) -> None:
     """An SST added beside or below the outputs could be newer and be read after them (I2)."""
     between = info(30, level, 60, (b"b", b"c"))
     manifest = replace(MANIFEST, leveled_ssts=MANIFEST.leveled_ssts.replace((), [between]))
-    with pytest.raises(ManifestConflict, match="where an output is to stand"):
+    with pytest.raises(ManifestConflict, match="where an output would go"):
         publish_range(manifest, RESULT, LEASE_ID)
 
 
