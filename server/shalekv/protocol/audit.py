@@ -111,7 +111,7 @@ def _repeated(field: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def succession_findings(name: str, older: Manifest, newer: Manifest) -> Iterator[Finding]:
-    """Iterate over fields of `newer`, the object `name`, that cannot follow those of `older`."""
+    """Iterate over fields of `newer`, the object `name`, that cannot follow `older` (I5)."""
     before = f"than in manifest {older.manifest_id}"
     for field in _NEVER_CHANGED:
         if getattr(older, field) != getattr(newer, field):

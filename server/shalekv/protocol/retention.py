@@ -61,6 +61,7 @@ class Folder(enum.StrEnum):
 class Reason(enum.StrEnum):
     """The reason why an object is kept, or may be deleted."""
 
+    # The object is kept.
     CURRENT = "current manifest"
     SNAPSHOT = "pinned by snapshot"
     LEASE = "leased"
@@ -71,13 +72,14 @@ class Reason(enum.StrEnum):
     YOUNG = "not old enough"
     YOUNG_FOREIGN = "not ours, not old enough"
 
+    # The object may be deleted.
     INACTIVE = "inactive manifest"
     BELOW_C = "below c"
     UNREACHABLE = "unreachable"
     OLD_FOREIGN = "not ours"
 
 
-_GOING = frozenset(
+_DELETABLE = frozenset(
     {
         Reason.INACTIVE,
         Reason.BELOW_C,
@@ -97,7 +99,7 @@ class RetentionVerdict:
     @property
     def goes(self) -> bool:
         """Whether the object may be deleted."""
-        return self.reason in _GOING
+        return self.reason in _DELETABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,15 +283,16 @@ def _by_id(manifest: Manifest, pins: Iterable[Pins]) -> dict[int, Pins]:
     return by_id
 
 
-def _unless_young(listed: Listed, cutoff_ms: int, going: Reason) -> RetentionVerdict:
+def _unless_young(listed: Listed, cutoff_ms: int, deletable: Reason) -> RetentionVerdict:
+    """Return the verdict `deletable` for an object older than the cutoff, and else `YOUNG`."""
     if listed.modified_ms < cutoff_ms:
-        return RetentionVerdict(going)
+        return RetentionVerdict(deletable)
     moment = datetime.fromtimestamp(cutoff_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     return RetentionVerdict(Reason.YOUNG, f"the cutoff is {moment}")
 
 
 def _pinned(manifest: Manifest, *, with_wal: bool = False) -> Iterator[tuple[int, str]]:
-    """Iterate over older manifests that snapshots name, with the label of the snapshot.
+    """Iterate over the other manifests that snapshots name, with the label of the snapshot.
 
     A manifest comes once for each of its snapshots. With `with_wal` only snapshots count that keep
     WAL objects too.
