@@ -1,4 +1,4 @@
-"""Loads are committed once, their files stay, and what is remembered of them is bounded."""
+"""Tests of loads: they are committed once, their files are kept, and memory of them is bounded."""
 
 from __future__ import annotations
 

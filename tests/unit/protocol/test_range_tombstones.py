@@ -12,7 +12,7 @@ from shalekv.protocol.range_tombstones import FRAGMENT_BYTES, NONE, Fragment
 
 BOUNDS = st.text("abc", max_size=2).map(str.encode)
 RANGES = st.builds(KeyRange, BOUNDS, BOUNDS).filter(lambda keys: not keys.is_empty)
-# What each commit deletes, the first commit first: ranges that do not touch, as a decision has it.
+# The deletes of each commit, in order: ranges that do not touch, as in a decision.
 COMMITS = st.lists(st.lists(RANGES, min_size=1, max_size=3).map(coalesced), max_size=8)
 
 

@@ -21,7 +21,7 @@ Rows = Mapping[bytes, tuple[int, bool]]  # key -> sequence number, and whether i
 
 @dataclass(frozen=True)
 class Model:
-    """A version, and what its SSTs hold."""
+    """A version, and the rows of its SSTs."""
 
     version: Version
     rows: Mapping[bytes, Rows]
@@ -93,7 +93,7 @@ def models(draw: st.DrawFn) -> Model:
 
 
 def merged(model: Model, job: RangeJob) -> Model:
-    """The version when the job is published, without any tombstone of what it merged."""
+    """Return the version after the job is published; tombstones that it merged are dropped."""
     newest: dict[bytes, tuple[int, bool]] = {}
     for source in job.sources:
         for sst in source:
