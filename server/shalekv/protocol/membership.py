@@ -25,8 +25,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from shalekv.errors import InvalidRequest
+from shalekv.protocol.fencing import WriterId, check_owner
 from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.opening import WriterId, check_owner
 from shalekv.protocol.quorum_records import LogEnd, Record
 
 MEMBER_ID_BYTES = 16

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from shalekv.errors import IllegalState, LogBehindArchive
 from shalekv.protocol.compaction.publish import claim_compactor_epoch
+from shalekv.protocol.fencing import WriterId, check_owner
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration, Member, check_members, is_archived
-from shalekv.protocol.opening import WriterId, check_owner
 from shalekv.protocol.quorum_records import (
     Ballot,
     Elected,

@@ -26,8 +26,8 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.protocol.compaction.publish import CompactorId, check_compactor
+from shalekv.protocol.fencing import WriterId, check_owner
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.opening import WriterId, check_owner
 from shalekv.protocol.snapshot import find_snapshot, not_found
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore, Claimed, Taken

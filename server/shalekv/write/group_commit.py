@@ -33,9 +33,9 @@ import structlog
 
 from shalekv.clock import Clock
 from shalekv.errors import OutcomeUnknown, ShaleError, Stopping
+from shalekv.protocol.fencing import SlotVerdict, judge, loss_of_slot
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import PendingLoad
-from shalekv.protocol.opening import SlotVerdict, judge, loss_of_slot
 from shalekv.protocol.transaction import Change, DatabaseState, Transaction
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import NOTHING_BELOW, ReadSet

@@ -40,6 +40,7 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import metadata_range, read_metadata
 from shalekv.format.sst_writer import FinishedSst, SstWriter
 from shalekv.protocol.entry import NO_EXPIRY
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.lease import RANDOM_BYTES, leased_sst_id, new_lease_id
 from shalekv.protocol.loads import (
     OWN_PREFIX,
@@ -50,7 +51,6 @@ from shalekv.protocol.loads import (
     register_load,
 )
 from shalekv.protocol.manifest import L0, Manifest, PendingLoad
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.protocol.transaction import Change

@@ -21,8 +21,7 @@ from shalekv.errors import (
 )
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.opening import (
+from shalekv.protocol.fencing import (
     FenceRun,
     Pursuit,
     SlotVerdict,
@@ -31,6 +30,7 @@ from shalekv.protocol.opening import (
     claim_epoch,
     judge,
 )
+from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.read.origins import check_pins
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore

@@ -12,9 +12,9 @@ from functools import partial
 
 from shalekv.errors import ManifestConflict
 from shalekv.protocol.entry import Entry
+from shalekv.protocol.fencing import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.protocol.loads import CommittedLoad, drop_unrecorded
 from shalekv.protocol.manifest import Manifest, Version
-from shalekv.protocol.opening import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay

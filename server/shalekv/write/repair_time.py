@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from shalekv.protocol.compaction.publish import claim_compactor_epoch
+from shalekv.protocol.fencing import WriterId, check_owner
 from shalekv.protocol.manifest import Manifest, WalMode
-from shalekv.protocol.opening import WriterId, check_owner
 from shalekv.protocol.snapshot import has_snapshot, remove_snapshots
 from shalekv.settings import CLOCK_JUMP_MAX_S, WriterSettings
 from shalekv.store.cas import CasStore

@@ -16,7 +16,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
-from shalekv.protocol.opening import Occupant, WriterId
+from shalekv.protocol.fencing import Occupant, WriterId
 from shalekv.store.cas import CasStore, ClaimOutcome, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 from shalekv.wording import Trouble

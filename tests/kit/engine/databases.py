@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from shalekv.format import names
 from shalekv.format.manifest import decode_manifest, encode_manifest
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.transaction import Change
 from shalekv.runtime import Runtime
 from shalekv.server.database import create_database

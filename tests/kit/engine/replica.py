@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from shalekv.clock import LoopClock
 from shalekv.jobs.collect import Collecting
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.opening import WriterId
 from shalekv.read.scan import scan_slices
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.replica.engine import ReaderEngine

@@ -12,7 +12,7 @@ from shalekv.errors import ShaleError
 from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.opening import WriterId
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.transaction import Change, Compare, Operation, Result, Transaction
 from shalekv.read.memtable import Memtable
 from shalekv.runtime import Runtime

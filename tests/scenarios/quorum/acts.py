@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from shalekv import errors
-from shalekv.protocol import membership, opening, proposer
+from shalekv.protocol import fencing, membership, proposer
+from shalekv.protocol.fencing import FenceRun, SlotVerdict
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member
-from shalekv.protocol.opening import FenceRun, SlotVerdict
 from shalekv.protocol.quorum_records import Append, Elected, Record
 from tests.scenarios.quorum.openings import NODE, NODES, WRITER, fills, sentence
 from tests.scenarios.quorum.stage import Stage
@@ -309,7 +309,7 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
     it = stage.writer(writer)
     nodes = [stage.add_node(name) for name in where.removeprefix("safekeepers ").split()]
     run = stage.runs.get(writer, FenceRun(first=it.slot, width=1))
-    if not opening.check_run_counts(run, stage.bucket.manifest, it.own):
+    if not fencing.check_run_counts(run, stage.bucket.manifest, it.own):
         raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
     stage.bucket.edit(lambda m: proposer.enter_quorum(m, it.own, members, run.next_slot - 1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shalekv.protocol.fencing import FenceRun
 from shalekv.protocol.manifest import WalMode
 from shalekv.protocol.membership import Member
-from shalekv.protocol.opening import FenceRun
 from shalekv.protocol.quorum_records import Record, ToProposer
 from tests.sim.quorum.judge import Disk, Judge
 from tests.sim.quorum.safekeeper import Bucket, Safekeeper

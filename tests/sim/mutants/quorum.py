@@ -15,10 +15,10 @@ from shalekv.jobs import switch_wal
 from shalekv.protocol import membership as quorum_members
 from shalekv.protocol import proposer
 from shalekv.protocol.acceptor import Effect, Reply
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.membership import LogObject, complete_objects, is_archived
 from shalekv.protocol.membership import Member as Named
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
 from shalekv.protocol.quorum_records import Ballot, LogHealth, ToProposer
 from shalekv.protocol.two_phase import CreateRecord, Destination

@@ -10,9 +10,9 @@ from typing import Any
 from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
-from shalekv.protocol import opening
+from shalekv.protocol import fencing
+from shalekv.protocol.fencing import FenceRun, Occupant, SlotVerdict, WriterId
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.opening import FenceRun, Occupant, SlotVerdict, WriterId
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
 from shalekv.server.writes import Writing
@@ -32,10 +32,10 @@ from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = cas._attempt
-_real_claim_epoch = opening.claim_epoch
+_real_claim_epoch = fencing.claim_epoch
 _real_read_slot = replay.read_slot
 _real_settle = DurableWatermark.settle
-_real_judge = opening.judge
+_real_judge = fencing.judge
 
 
 async def _unknown_is_success(

@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-from shalekv.protocol import acceptor, membership, opening, proposer
+from shalekv.protocol import acceptor, fencing, membership, proposer
 from shalekv.protocol import membership as archiving
 from shalekv.protocol import proposer as switching
 from shalekv.protocol.acceptor import AcceptorState, Flush, Save, Step, Truncate
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration, LogObject, Member
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.proposer import Candidacy, Leader, enter_quorum
 from shalekv.protocol.quorum_records import (
     Append,
@@ -229,7 +229,7 @@ def ce15_archive_is_complete() -> Sequence[Patch]:
     return [
         (switching, "leave_quorum", leave),
         (switching, "enter_quorum", enter),
-        (opening, "check_run_counts", lambda *_: True),
+        (fencing, "check_run_counts", lambda *_: True),
     ]
 
 

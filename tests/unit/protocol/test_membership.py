@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shalekv.errors import Fenced, IllegalState, InvalidRequest, LogBehindArchive
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import (
     MEMBERS_MAX,
@@ -18,7 +19,6 @@ from shalekv.protocol.membership import (
     check_members,
     finish_change,
 )
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.proposer import (
     LEFT_OUT_COUNT,
     Candidacy,

@@ -11,7 +11,7 @@ import pytest
 
 from shalekv.errors import ConditionFailed, RangeTooCostly
 from shalekv.format import names
-from shalekv.protocol.opening import WriterId
+from shalekv.protocol.fencing import WriterId
 from shalekv.read.read_set import WITNESS_COUNT
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2

@@ -14,6 +14,7 @@ from shalekv.format import names
 from shalekv.format.records import decode_load, load_entry
 from shalekv.format.sst import Sst, open_sst
 from shalekv.protocol.entry import Entry, Kind
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.loads import (
     OWN_PREFIX,
     CommittedLoad,
@@ -23,7 +24,6 @@ from shalekv.protocol.loads import (
     with_committed,
 )
 from shalekv.protocol.manifest import Manifest, PendingLoad
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.snapshot import has_snapshot
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change

@@ -12,8 +12,8 @@ import pytest
 from shalekv.errors import CorruptObject, Fenced, ShaleError, Stopping, StoreUnavailable
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.opening import WriterId
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import FencedManifest, StoredManifest

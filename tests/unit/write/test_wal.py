@@ -14,7 +14,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.records import record_key
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.opening import Occupant
+from shalekv.protocol.fencing import Occupant
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WalCodec
 from shalekv.store.cas import CasStore

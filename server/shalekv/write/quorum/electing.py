@@ -25,8 +25,8 @@ from shalekv.errors import (
     RecordTrimmed,
     ShaleError,
 )
+from shalekv.protocol.fencing import WriterId, fenced
 from shalekv.protocol.membership import Configuration, Member, archive_tip, is_archived
-from shalekv.protocol.opening import WriterId, fenced
 from shalekv.protocol.proposer import Candidacy, next_object
 from shalekv.protocol.quorum_records import (
     Ballot,

@@ -17,8 +17,8 @@ from shalekv.clock import Clock
 from shalekv.concurrency import Waiter, new_waiter, tell
 from shalekv.errors import ShaleError
 from shalekv.format.wal_record import make_record
+from shalekv.protocol.fencing import WriterId, fenced
 from shalekv.protocol.membership import Configuration, is_archived
-from shalekv.protocol.opening import WriterId, fenced
 from shalekv.protocol.proposer import Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Ballot, LogEnd, Record, Refusal
 

@@ -22,6 +22,7 @@ import structlog
 
 from shalekv.clock import Clock
 from shalekv.errors import InvalidRequest, LogFull, QuorumUnavailable, ShaleError, StoreError
+from shalekv.protocol.fencing import check_owner
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import (
     Appointment,
@@ -31,7 +32,6 @@ from shalekv.protocol.membership import (
     finish_change,
     is_archived,
 )
-from shalekv.protocol.opening import check_owner
 from shalekv.store.manifests import FencedManifest
 from shalekv.wording import Trouble
 from shalekv.write.quorum.ledger import Ledger

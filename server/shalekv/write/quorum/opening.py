@@ -22,9 +22,9 @@ from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, Shal
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst import open_sst
+from shalekv.protocol.fencing import SlotVerdict, WriterId, claim_epoch, fenced, judge
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration
-from shalekv.protocol.opening import SlotVerdict, WriterId, claim_epoch, fenced, judge
 from shalekv.protocol.proposer import (
     CHARGED_INTERVAL_MS,
     FREE_INTERVAL_MS,

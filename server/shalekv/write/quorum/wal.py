@@ -42,8 +42,8 @@ from shalekv.format.footer import SstProperties, read_footer
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
+from shalekv.protocol.fencing import Occupant, WriterId
 from shalekv.protocol.membership import is_archived
-from shalekv.protocol.opening import Occupant, WriterId
 from shalekv.protocol.proposer import Grouping, GroupingPolicy, Leader, ObjectPosition
 from shalekv.protocol.quorum_records import Record
 from shalekv.runtime import Runtime

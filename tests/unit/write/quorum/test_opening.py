@@ -18,8 +18,8 @@ from shalekv.errors import (
     QuorumUnavailable,
 )
 from shalekv.format.names import MANIFEST_FOLDER
+from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.membership import Configuration, begin_change
-from shalekv.protocol.opening import WriterId
 from shalekv.protocol.quorum_records import Ballot, Record, VoteRequest
 from shalekv.settings import QuorumSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore

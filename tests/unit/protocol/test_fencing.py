@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shalekv.errors import Fenced, IllegalState
-from shalekv.protocol.manifest import Manifest, Snapshot
-from shalekv.protocol.opening import (
+from shalekv.protocol.fencing import (
     FenceRun,
     Occupant,
     SlotVerdict,
@@ -23,6 +22,7 @@ from shalekv.protocol.opening import (
     judge,
     loss_of_slot,
 )
+from shalekv.protocol.manifest import Manifest, Snapshot
 
 OWN = WriterId(5, b"o" * 16)
 RIVAL_NONCE = b"r" * 16
