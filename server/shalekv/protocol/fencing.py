@@ -1,14 +1,11 @@
-"""Ownership of the WAL: pure rules for claiming an epoch and fencing older writers.
-
-The order of an opening is that of server/docs/protocol.md, "Epochs and fences": claim an epoch
-(`claim_epoch`), create a run of fences in the WAL (`FenceRun`, aimed by `Pursuit`), prove the run
-by a manifest read after it (`check_run_counts`), replay the slots below it, finish
-(`finish_opening`), serve.
+"""Fencing: what a taken slot of the WAL means, and which fences stop older writers.
 
 A writer is named by its epoch, which it wins by compare-and-swap on the manifest, and by a nonce,
 because an epoch number can be won twice when a manifest id is recycled (F2). A WAL slot has one
 winner for ever (I3). A writer that finds a slot taken judges it by the epoch and nonce of the
 winner (`judge`), never by time.
+
+The order in which an opener applies these rules is in `protocol.opening`.
 """
 
 from __future__ import annotations
@@ -16,13 +13,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from shalekv.errors import Fenced, IllegalState, ManifestVersionExists
+from shalekv.errors import Fenced, IllegalState
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.snapshot import create_snapshot, has_snapshot, remove_snapshots
 
 AIM_SLOTS_MAX = 512  # most slots between the first gap and a run that is aimed ahead of it
-# More sequence numbers than a writer can expose to readers before one of them is durable.
-SEQ_GAP = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +33,32 @@ class Occupant:
 
     owner: WriterId
     is_fence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WalListing:
+    """The listing of a WAL: which slots are filled."""
+
+    first: int  # where replay begins
+    filled: frozenset[int]
+
+    @property
+    def first_gap(self) -> int:
+        """The first slot from `first` on that is not filled."""
+        slot = self.first
+        while slot in self.filled:
+            slot += 1
+        return slot
+
+    def misses_an_object(self, *, width: int, last_seen: int | None) -> bool:
+        """Whether an object was lost: the first gap cannot be a slot that was never filled.
+
+        The gap was filled once if it was seen, or if there is an object behind it that no writer
+        with `width` objects in flight could have written before it.
+        """
+        gap = self.first_gap
+        was_seen = last_seen is not None and gap <= last_seen
+        return was_seen or max(self.filled, default=-1) >= gap + width
 
 
 class SlotVerdict(enum.Enum):
@@ -213,98 +233,6 @@ def check_owner(manifest: Manifest, own: WriterId) -> None:
         )
         raise IllegalState(message)
     raise fenced(own, manifest.writer_epoch, f"manifest {manifest.manifest_id}")
-
-
-def claim_epoch(
-    manifest: Manifest,
-    *,
-    nonce: bytes,
-    max_parallel_writes: int,
-    address: str,
-    snapshot_expire_time_s: int,
-    epoch_min: int = 1,
-    since_epoch: int | None = None,
-) -> Manifest:
-    """Return the manifest that claims the next epoch for a new writer: an opening's first edit.
-
-    A snapshot with the nonce as its id keeps the WAL while it is replayed. `fence_width` never
-    shrinks here: the writers with windows that wide are not fenced yet. A claim that is repeated,
-    because another edit followed before it could be seen to count (F2), leaves one snapshot.
-    The epoch is at least `epoch_min`: safekeepers may have promised a higher one than the manifest
-    has.
-
-    With `since_epoch`, the writer epoch of the manifest when this opening began, raises
-    `ManifestVersionExists` if another writer has claimed an epoch since. With None, that other
-    writer is fenced.
-    """
-    if since_epoch is not None and manifest.writer_epoch > since_epoch:
-        where = f" at {manifest.writer_address}" if manifest.writer_address else ""
-        raise ManifestVersionExists(
-            f"another writer{where} has opened the database in epoch {manifest.writer_epoch} while "
-            "this one was opening it, and this one ends because of --open-once. Starting it again "
-            "takes over from the other writer"
-        )
-    claimed = create_snapshot(manifest, nonce, expire_time_s=snapshot_expire_time_s)
-    return replace(
-        claimed,
-        writer_epoch=max(manifest.writer_epoch + 1, epoch_min),
-        writer_nonce=nonce,
-        writer_address=address,
-        max_parallel_writes=max_parallel_writes,
-        fence_width=max(manifest.fence_width, max_parallel_writes),
-    )
-
-
-def first_seq_of_writer(manifest: Manifest, last_seq: int) -> int:
-    """Return the first sequence number that a new writer may issue (I5).
-
-    Earlier writers may have exposed numbers of writes that were then lost from memory. Those are
-    less than 2**32 above the greatest durable number `last_seq`, or above the first number that
-    the last of these writers recorded in the manifest before it issued any. The record matters:
-    with 2**32 above the replayed numbers alone, two openings in a row without a durable write
-    would share numbers.
-    """
-    if manifest.writer_first_seq == 0:
-        return last_seq + 1  # no writer has served yet, so no number was exposed
-    return max(last_seq, manifest.writer_first_seq) + SEQ_GAP
-
-
-def finish_opening(
-    manifest: Manifest,
-    own: WriterId,
-    *,
-    last_wal_id: int | None,
-    first_seq: int,
-    snapshot_id: bytes,
-    snapshot_expire_time_s: int,
-) -> Manifest:
-    """Return the manifest after fencing and replay: the last edit of an opening.
-
-    From here on only our own uploads can be in flight, so `fence_width` shrinks to our window.
-    `last_wal_id` is the last WAL object that was seen in the store, None if there was none.
-    The snapshot that kept the WAL for the replay is removed. `snapshot_id` is created: it protects
-    the levels of this manifest, from which reads are served. Raises as `check_owner`.
-    """
-    check_owner(manifest, own)
-    seen = [each for each in (last_wal_id, manifest.wal_id_last_seen) if each is not None]
-    last_seen = max(seen, default=None)
-    edited = replace(
-        remove_snapshots(manifest, {own.nonce}),
-        fence_width=manifest.max_parallel_writes,
-        writer_first_seq=first_seq,
-        wal_id_last_seen=last_seen,
-    )
-    return create_snapshot(edited, snapshot_id, expire_time_s=snapshot_expire_time_s)
-
-
-def is_opening_finished(manifest: Manifest, own: WriterId, *, snapshot_id: bytes) -> bool:
-    """Whether `finish_opening` is contained in `manifest` (F2)."""
-    return (
-        manifest.writer_nonce == own.nonce
-        and manifest.fence_width == manifest.max_parallel_writes
-        and not has_snapshot(manifest, own.nonce)
-        and has_snapshot(manifest, snapshot_id)
-    )
 
 
 def check_run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:

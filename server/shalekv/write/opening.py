@@ -1,12 +1,12 @@
-"""Opening a database for writing: win an epoch, fence, replay (protocol, "Epochs and fences").
+"""Opening a database for writing: carries out what `protocol.opening.step` decides.
 
-Safety rests on this order. The epoch is won by compare-and-swap before the WAL is listed. The WAL
-is fenced before it is replayed. The fences count only if a manifest that is read after them still
-shows this writer, and a c (last compacted WAL object) below them.
+Nothing here judges epochs, fences or lists: each effect is one request, or a loop over equal ones,
+whose result is the next event (server/docs/protocol.md, "Epochs and fences").
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,21 +16,32 @@ import structlog
 from shalekv.concurrency import in_parallel
 from shalekv.errors import (
     DatabaseMismatch,
-    IllegalState,
     OutcomeUnknown,
 )
-from shalekv.format import names
 from shalekv.format.block_frame import Codec
-from shalekv.protocol.fencing import (
-    FenceRun,
-    Pursuit,
-    SlotVerdict,
-    WriterId,
-    check_run_counts,
-    claim_epoch,
-    judge,
-)
+from shalekv.protocol.fencing import Occupant, WriterId
 from shalekv.protocol.manifest import Manifest, WalMode
+from shalekv.protocol.opening import (
+    CreateFence,
+    EpochClaimed,
+    FenceCreated,
+    FenceUnknown,
+    FillSlots,
+    FinishOpening,
+    ListWal,
+    LogReplayed,
+    ManifestRead,
+    Opening,
+    OpeningEffect,
+    OpeningEvent,
+    ReadManifest,
+    ReplayLog,
+    ReserveWidth,
+    SlotsFilled,
+    WalListed,
+    claim_epoch,
+    step,
+)
 from shalekv.read.origins import check_pins
 from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
@@ -47,11 +58,12 @@ from shalekv.write.recovery import (
     replay_log,
     serve_replayed,
 )
-from shalekv.write.wal import ObjectStoreWal, WalFolder, list_wal
+from shalekv.write.wal import ObjectStoreWal, list_wal
 
 log = structlog.get_logger()
 
 FILLS_MAX = 8  # slots that are filled at once
+NONCE_BYTES = 16
 
 
 async def open_log(
@@ -104,39 +116,8 @@ async def open_log(
     opening_snapshot = OpeningSnapshot(
         store, settings, await first_time(store, current, settings.clock_jump_max_s)
     )
-    manifest = await _win_epoch(
-        stored, store, settings, opening_snapshot, address=address, since_epoch=since_epoch
-    )
-    return await _open_fenced(store, stored, manifest, settings, opening_snapshot, cache, disk)
-
-
-async def _open_fenced(
-    store: CasStore,
-    stored: StoredManifest,
-    manifest: FencedManifest,
-    settings: WriterSettings,
-    opening_snapshot: OpeningSnapshot,
-    cache: CacheSettings | None,
-    disk: DiskCache | None,
-) -> RecoveredLog:
-    """Fence, replay and finish the opening, after the epoch is won."""
-    own, time = manifest.own, opening_snapshot.time
-    log.info("epoch won", epoch=own.epoch, manifest_id=manifest.current.manifest_id)
-    time.raise_to(manifest.current.logical_time_ms)
-    wal = ObjectStoreWal(
-        store,
-        own,
-        database_id=manifest.current.database_id,
-        block_bytes=settings.wal_block_bytes,
-        now_ms=time.now_ms,
-        last_compacted=partial(_last_compacted, stored),
-        codec=Codec[settings.wal_codec.name],
-    )
-    run = await _fence(store, manifest, wal)
-    replayed = await replay_log(store, manifest, run.first, settings, opening_snapshot)
-    last_wal_id = run.next_slot - 1
-    fenced = FencedLog(replayed, wal, time, last_wal_id, last_stored_wal_id=last_wal_id)
-    return await serve_replayed(store, manifest, settings, fenced, cache, disk)
+    opener = _Opener(store, stored, settings, opening_snapshot, cache, disk)
+    return await opener.run(address=address, since_epoch=since_epoch)
 
 
 def check_openable(manifest: Manifest) -> None:
@@ -155,135 +136,141 @@ def _claim_epoch(manifest: Manifest, **claimed: Any) -> Manifest:
     return claim_epoch(manifest, **claimed)
 
 
-async def _last_compacted(stored: StoredManifest) -> int | None:
-    return (await stored.refresh()).wal_id_last_compacted
+class _Opener:
+    """One opening of a database whose WAL is in the object store."""
 
+    def __init__(
+        self,
+        store: CasStore,
+        stored: StoredManifest,
+        settings: WriterSettings,
+        opening_snapshot: OpeningSnapshot,
+        cache: CacheSettings | None,
+        disk: DiskCache | None,
+    ) -> None:
+        """Nothing is claimed yet."""
+        self._store = store
+        self._stored = stored
+        self._settings = settings
+        self._opening_snapshot = opening_snapshot
+        self._cache = cache
+        self._disk = disk
+        self._opening = Opening(store.runtime.random.randbytes(NONCE_BYTES))
 
-async def _win_epoch(
-    stored: StoredManifest,
-    store: CasStore,
-    settings: WriterSettings,
-    opening_snapshot: OpeningSnapshot,
-    *,
-    address: str,
-    since_epoch: int | None,
-) -> FencedManifest:
-    """Raise the writer epoch by one, and record our nonce with it.
+    async def run(self, *, address: str, since_epoch: int | None) -> RecoveredLog:
+        """Carry out one effect after another until the writer may serve. Raises as `open_log`."""
+        event: OpeningEvent = EpochClaimed(await self._claim(address, since_epoch))
+        self._opening, effects = step(self._opening, event)
+        own, current = self._opening.own, self._opening.known
+        log.info("epoch won", epoch=own.epoch, manifest_id=current.manifest_id)
+        self._opening_snapshot.time.raise_to(current.logical_time_ms)
+        manifest = FencedManifest(self._stored, own)
+        wal = self._wal(own, current.database_id)
+        while True:
+            (effect,) = effects
+            if isinstance(effect, ReplayLog):
+                return await self._replay_and_serve(effect, manifest, wal)
+            event = await self._execute(effect, manifest, wal)
+            self._opening, effects = step(self._opening, event)
 
-    Half-finished work of other processes in the store is completed first, since lists do not show
-    it before.
-    """
-    await store.recover()
-    nonce = store.runtime.random.randbytes(16)
-    edit = partial(
-        _claim_epoch,
-        nonce=nonce,
-        max_parallel_writes=settings.max_parallel_writes,
-        address=address,
-        snapshot_expire_time_s=opening_snapshot.expire_time_s,
-        since_epoch=since_epoch,
-    )
-    async with opening_deadline(store, settings):
-        won = await stored.edit(edit, lambda m: m.writer_nonce == nonce)
-    return FencedManifest(stored, WriterId(won.writer_epoch, nonce))
+    async def _claim(self, address: str, since_epoch: int | None) -> Manifest:
+        """Raise the writer epoch by one, and record our nonce with it.
 
+        Half-finished work of other processes in the store is completed first, since lists do not
+        show it before.
+        """
+        await self._store.recover()
+        nonce = self._opening.nonce
+        edit = partial(
+            _claim_epoch,
+            nonce=nonce,
+            max_parallel_writes=self._settings.max_parallel_writes,
+            address=address,
+            snapshot_expire_time_s=self._opening_snapshot.expire_time_s,
+            since_epoch=since_epoch,
+        )
+        async with opening_deadline(self._store, self._settings):
+            return await self._stored.edit(edit, lambda m: m.writer_nonce == nonce)
 
-async def _fence(store: CasStore, manifest: FencedManifest, wal: ObjectStoreWal) -> FenceRun:
-    """Put fences into the WAL until no older writer can pass them (I3, F1).
+    def _wal(self, own: WriterId, database_id: bytes) -> ObjectStoreWal:
+        return ObjectStoreWal(
+            self._store,
+            own,
+            database_id=database_id,
+            block_bytes=self._settings.wal_block_bytes,
+            now_ms=self._opening_snapshot.time.now_ms,
+            last_compacted=self._last_compacted,
+            codec=Codec[self._settings.wal_codec.name],
+        )
 
-    A compactor may merge the first fences before the last ones are written, again and again (I13).
-    After the first such failure each fence is proven at once, so that this does no harm. Raises
-    `Fenced` and `IllegalState`.
-    """
-    is_merged_early = False
-    width = manifest.current.fence_width  # that of writers before us, not what we reserve
-    while True:
-        first_gap = await _find_gap(store, manifest)
-        run, pursuit = FenceRun(first=first_gap, width=width), Pursuit.begin(first_gap, width)
-        while not run.is_complete:
-            try:
-                occupant = await wal.create(run.next_slot, WalContents())
-            except OutcomeUnknown:
-                # The store did not answer, and the slot was compacted since. Whether or not it is
-                # ours, the run does not count any more, and another begins behind c.
-                break
-            verdict = SlotVerdict.OURS if occupant is None else judge(occupant, wal.own)
-            newer_epoch = wal.own.epoch if occupant is None else occupant.owner.epoch
-            run = run.after(verdict, newer_epoch, wal.own)
-            if verdict in (SlotVerdict.OLDER_DATA, SlotVerdict.OLDER_FENCE):
-                folder = await _list_from(store, manifest, pursuit.gap)
-                pursuit = pursuit.after(verdict, run.first - 1, folder.first_gap)
-                run = await _aim(store, manifest, pursuit, width)
-            elif is_merged_early:
-                run = run.proven_by(await manifest.refresh())
-        if run.is_complete and run.first > pursuit.gap:
-            await _fill_before(wal, run, await _list_from(store, manifest, pursuit.gap))
-        if check_run_counts(run, await manifest.refresh(), wal.own):
-            log.info("older writers fenced", first=run.first, width=run.width)
-            return run
-        is_merged_early = True
+    async def _last_compacted(self) -> int | None:
+        return (await self._stored.refresh()).wal_id_last_compacted
 
+    async def _execute(
+        self, effect: OpeningEffect, manifest: FencedManifest, wal: ObjectStoreWal
+    ) -> OpeningEvent:
+        """Carry out an effect that is not the last one, and return its result."""
+        match effect:
+            case ReadManifest():
+                return ManifestRead(await self._stored.refresh())
+            case ListWal(first):
+                return WalListed(await list_wal(self._store, first))
+            case CreateFence(slot):
+                try:
+                    return FenceCreated(await wal.create(slot, WalContents()))
+                except OutcomeUnknown:
+                    return FenceUnknown()
+            case ReserveWidth(width):
+                return ManifestRead(await self._reserve(width, manifest))
+            case FillSlots(empty):
+                return SlotsFilled(await _fill(wal, empty))
+        raise ValueError(effect)
 
-async def _aim(store: CasStore, manifest: FencedManifest, pursuit: Pursuit, width: int) -> FenceRun:
-    """The next run of fences.
-
-    Ahead of a gap, this opener acts as a writer with a wider window, and the manifest says so
-    before anything is written there. The manifest is read after the gap was listed. So a later
-    opener finds no earlier gap, and fences every slot into which this one may still write.
-    """
-    reserved = width + pursuit.first - pursuit.gap
-    if reserved > manifest.current.fence_width:
+    async def _reserve(self, width: int, manifest: FencedManifest) -> Manifest:
+        pursuit = self._opening.pursuit
         log.info("fencing ahead of an older writer", gap=pursuit.gap, first=pursuit.first)
-        async with edit_deadline(store):
-            await manifest.edit(
-                lambda m: replace(m, fence_width=max(m.fence_width, reserved)),
-                lambda m: m.fence_width >= reserved,
+        async with edit_deadline(self._store):
+            return await manifest.edit(
+                lambda m: replace(m, fence_width=max(m.fence_width, width)),
+                lambda m: m.fence_width >= width,
             )
-    elif pursuit.first > pursuit.gap:
-        await manifest.refresh()
-    return FenceRun(first=pursuit.first, width=width)
+
+    async def _replay_and_serve(
+        self, effect: ReplayLog, manifest: FencedManifest, wal: ObjectStoreWal
+    ) -> RecoveredLog:
+        """Carry out the last two effects, which build what the writer starts from."""
+        run, time = self._opening.run, self._opening_snapshot.time
+        log.info("older writers fenced", first=run.first, width=run.width)
+        replayed = await replay_log(
+            self._store, manifest, effect.slots.stop, self._settings, self._opening_snapshot
+        )
+        self._opening, (finish,) = step(self._opening, LogReplayed(replayed.last_seq))
+        assert isinstance(finish, FinishOpening)
+        last = finish.last_wal_id
+        fenced = FencedLog(
+            replayed, wal, time, last, last_stored_wal_id=last, first_seq=finish.first_seq
+        )
+        served = await serve_replayed(
+            self._store, manifest, self._settings, fenced, self._cache, self._disk
+        )
+        self._opening, _ = step(self._opening, ManifestRead(manifest.current))
+        return served
 
 
-async def _list_from(store: CasStore, manifest: FencedManifest, slot: int) -> WalFolder:
-    """List the slots after `slot`, or after c if that is greater; all before it are filled."""
-    return await list_wal(store, max(slot, manifest.current.first_uncompacted_wal_id))
-
-
-async def _fill_before(wal: ObjectStoreWal, run: FenceRun, folder: WalFolder) -> None:
-    """Fill the slots that an older writer left empty before `run`: the log has no gaps (I4)."""
-    empty = [slot for slot in range(folder.first_gap, run.first) if slot not in folder.filled]
+async def _fill(wal: ObjectStoreWal, empty: Sequence[int]) -> list[tuple[int, Occupant]]:
+    """Create empty objects in slots; return those that others have filled, with what is there."""
+    occupied: list[tuple[int, Occupant]] = []
+    left = list(empty)
 
     async def fill() -> None:
-        while empty:
-            slot = empty.pop()
+        while left:
+            slot = left.pop()
             try:
                 occupant = await wal.create(slot, WalContents())
             except OutcomeUnknown:
-                continue  # it was compacted meanwhile, so it was filled
+                continue  # it was compacted since, and so filled
             if occupant is not None:
-                at = FenceRun(first=slot, width=1)
-                at.after(judge(occupant, wal.own), occupant.owner.epoch, wal.own)
+                occupied.append((slot, occupant))
 
-    await in_parallel(fill, min(FILLS_MAX, len(empty)))
-
-
-async def _find_gap(store: CasStore, manifest: FencedManifest) -> int:
-    """The first empty slot after c. Raises `IllegalState` if it was filled once (I4)."""
-    while True:
-        current = manifest.current
-        folder = await list_wal(store, current.first_uncompacted_wal_id)
-        gap = folder.first_gap
-        if not folder.misses_an_object(
-            width=current.fence_width, last_seen=current.wal_id_last_seen
-        ):
-            return gap
-        # A list is read page by page and may be torn: the slot may have been filled since the
-        # first page was read, or compacted and collected. A second list and manifest decide.
-        again = await list_wal(store, current.first_uncompacted_wal_id)
-        current = await manifest.refresh()
-        if again.first_gap == gap and gap >= current.first_uncompacted_wal_id:
-            message = (
-                f"{names.wal_name(gap)} is missing although it was written: it must have been "
-                "deleted by hand. Put it back, or restore the database from a copy"
-            )
-            raise IllegalState(message)
+    await in_parallel(fill, min(FILLS_MAX, len(left)))
+    return occupied

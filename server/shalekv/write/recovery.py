@@ -12,9 +12,9 @@ from functools import partial
 
 from shalekv.errors import ManifestConflict
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.fencing import finish_opening, first_seq_of_writer, is_opening_finished
 from shalekv.protocol.loads import CommittedLoad, drop_unrecorded
 from shalekv.protocol.manifest import Manifest, Version
+from shalekv.protocol.opening import finish_opening, is_opening_finished
 from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
@@ -97,6 +97,7 @@ class FencedLog:
     time: LogicalTime
     last_wal_id: int
     last_stored_wal_id: int | None  # the last object that is in the object store
+    first_seq: int  # the first one that the writer may issue
 
 
 async def replay_log(
@@ -142,9 +143,11 @@ async def serve_replayed(
     replayed = log.replayed
     log.time.raise_to(replayed.logical_time_ms)
     log.time.warn_if_ahead()
-    first_seq = first_seq_of_writer(manifest.current, replayed.last_seq)
     finish = partial(
-        finish_opening, own=manifest.own, last_wal_id=log.last_stored_wal_id, first_seq=first_seq
+        finish_opening,
+        own=manifest.own,
+        last_wal_id=log.last_stored_wal_id,
+        first_seq=log.first_seq,
     )
     loads = [load.load_id for load in replayed.loads]
     held = await _serve_levels(
@@ -159,7 +162,7 @@ async def serve_replayed(
         time=log.time,
         last_wal_id=log.last_wal_id,
         last_seq=replayed.last_seq,
-        first_seq=first_seq,
+        first_seq=log.first_seq,
         objects_replayed=replayed.objects,
         records=replayed.records,
         loads=replayed.loads,

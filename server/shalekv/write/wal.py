@@ -16,7 +16,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
-from shalekv.protocol.fencing import Occupant, WriterId
+from shalekv.protocol.fencing import Occupant, WalListing, WriterId
 from shalekv.store.cas import CasStore, ClaimOutcome, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 from shalekv.wording import Trouble
@@ -317,33 +317,7 @@ def occupant_of(sst: Sst) -> Occupant:
     return Occupant(owner, is_fence=sst.footer.contents.entry_count == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class WalFolder:
-    """The listing of a WAL: which slots are filled."""
-
-    first: int  # where replay begins
-    filled: frozenset[int]
-
-    @property
-    def first_gap(self) -> int:
-        """The first slot from `first` on that is not filled."""
-        slot = self.first
-        while slot in self.filled:
-            slot += 1
-        return slot
-
-    def misses_an_object(self, *, width: int, last_seen: int | None) -> bool:
-        """Whether an object was lost: the first gap cannot be a slot that was never filled.
-
-        The gap was filled once if it was seen, or if there is an object behind it that no writer
-        with `width` objects in flight could have written before it.
-        """
-        gap = self.first_gap
-        was_seen = last_seen is not None and gap <= last_seen
-        return was_seen or max(self.filled, default=-1) >= gap + width
-
-
-async def list_wal(store: CasStore, first: int) -> WalFolder:
+async def list_wal(store: CasStore, first: int) -> WalListing:
     """List the slots from `first` on."""
     start_after = names.wal_name(first - 1) if first else ""
     filled = set()
@@ -351,4 +325,4 @@ async def list_wal(store: CasStore, first: int) -> WalFolder:
         wal_id = names.parse_wal_name(info.name)
         if wal_id is not None:
             filled.add(wal_id)
-    return WalFolder(first, frozenset(filled))
+    return WalListing(first, frozenset(filled))

@@ -10,8 +10,8 @@ from typing import Any
 from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
-from shalekv.protocol import fencing
-from shalekv.protocol.fencing import FenceRun, Occupant, SlotVerdict, WriterId
+from shalekv.protocol import fencing, opening
+from shalekv.protocol.fencing import FenceRun, Occupant, SlotVerdict, WalListing, WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
@@ -20,19 +20,18 @@ from shalekv.store import cas
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
-from shalekv.write import group_commit, recovery
+from shalekv.write import group_commit
 from shalekv.write import opening as recover
 from shalekv.write.admission import Admission
 from shalekv.write.commit import Commit, Group
 from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.ownership import Ownership
-from shalekv.write.wal import WalFolder
 from shalekv.write.watermark import DurableWatermark
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = cas._attempt
-_real_claim_epoch = fencing.claim_epoch
+_real_claim_epoch = opening.claim_epoch
 _real_read_slot = replay.read_slot
 _real_settle = DurableWatermark.settle
 _real_judge = fencing.judge
@@ -98,7 +97,7 @@ def _every_run_counts(_run: FenceRun, _manifest: Manifest, _own: WriterId) -> bo
     return True
 
 
-def _behind_all_that_is_there(self: WalFolder) -> int:
+def _behind_all_that_is_there(self: WalListing) -> int:
     return max(self.filled, default=self.first - 1) + 1
 
 
@@ -183,7 +182,7 @@ MUTANTS = (
         (FenceRun, "is_complete", property(_one_fence_will_do)),
     ),
     mutant("epoch not bumped", (recover, "claim_epoch", _same_epoch), hint=4),
-    mutant("reuse a sequence number", (recovery, "first_seq_of_writer", _next_number), hint=7),
+    mutant("reuse a sequence number", (opening, "first_seq_of_writer", _next_number), hint=7),
     mutant(
         "displaced commits keep their numbers",
         (CommitQueue, "put_back", _numbers_stay),
@@ -192,12 +191,12 @@ MUTANTS = (
     ),
     mutant(
         "list before manifest",
-        (recover, "check_run_counts", _every_run_counts),
+        (opening, "check_run_counts", _every_run_counts),
         test="tests/unit/write/test_opening.py::test_fences_in_recycled_slots_do_not_count",
     ),
     mutant(
         "replay past a gap",
-        (WalFolder, "first_gap", property(_behind_all_that_is_there)),
+        (WalListing, "first_gap", property(_behind_all_that_is_there)),
         (replay, "read_slot", _empty_if_missing),
         also=("I13",),
         hint=2,

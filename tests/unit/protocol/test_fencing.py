@@ -15,14 +15,16 @@ from shalekv.protocol.fencing import (
     WriterId,
     check_owner,
     check_run_counts,
-    claim_epoch,
-    finish_opening,
-    first_seq_of_writer,
-    is_opening_finished,
     judge,
     loss_of_slot,
 )
 from shalekv.protocol.manifest import Manifest, Snapshot
+from shalekv.protocol.opening import (
+    claim_epoch,
+    finish_opening,
+    first_seq_of_writer,
+    is_opening_finished,
+)
 
 OWN = WriterId(5, b"o" * 16)
 RIVAL_NONCE = b"r" * 16

@@ -13,8 +13,10 @@ import pytest
 
 from shalekv.errors import DatabaseMismatch, Fenced, ManifestConflict, ManifestVersionExists
 from shalekv.format import names
-from shalekv.protocol.fencing import SEQ_GAP
 from shalekv.protocol.manifest import CasMode, Manifest, WalMode
+from shalekv.protocol.opening import (
+    SEQ_GAP,
+)
 from shalekv.protocol.snapshot import find_snapshot
 from shalekv.server.database import create_database
 from shalekv.settings import StoreSettings, WriterSettings

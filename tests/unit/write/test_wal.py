@@ -14,7 +14,7 @@ from shalekv.format.block_frame import Codec
 from shalekv.format.records import record_key
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry, Kind
-from shalekv.protocol.fencing import Occupant
+from shalekv.protocol.fencing import Occupant, WalListing
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WalCodec
 from shalekv.store.cas import CasStore
@@ -24,7 +24,6 @@ from shalekv.write.wal import (
     ENCODE_INLINE_BYTES,
     ENCODE_INLINE_COUNT,
     ObjectStoreWal,
-    WalFolder,
     encode_wal,
     list_wal,
 )
@@ -147,20 +146,20 @@ async def test_list_finds_the_filled_slots() -> None:
         await slots_on(store, OWN).create(wal_id, WalContents())
     await store.create("wal/notes.txt", b"not ours")
     cas = CasStore(store, Runtime(YieldingClock(), Random(1), InlineWorkers()), StoreSettings())
-    assert await list_wal(cas, 0) == WalFolder(0, frozenset({0, 1, 2, 4}))
-    assert await list_wal(cas, 2) == WalFolder(2, frozenset({2, 4}))
+    assert await list_wal(cas, 0) == WalListing(0, frozenset({0, 1, 2, 4}))
+    assert await list_wal(cas, 2) == WalListing(2, frozenset({2, 4}))
     assert (await list_wal(cas, 0)).first_gap == 3
     assert (await list_wal(cas, 5)).first_gap == 5
 
 
 def test_lost_objects_are_noticed() -> None:
     """A gap before a seen slot, or too far before a filled one, was filled once."""
-    assert WalFolder(0, frozenset({0, 2})).misses_an_object(width=1, last_seen=None)
-    assert not WalFolder(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=0)
-    assert WalFolder(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=1)
-    assert WalFolder(0, frozenset({0, 3})).misses_an_object(width=2, last_seen=0)
-    assert WalFolder(3, frozenset()).misses_an_object(width=1, last_seen=3)
-    assert not WalFolder(3, frozenset()).misses_an_object(width=1, last_seen=2)
+    assert WalListing(0, frozenset({0, 2})).misses_an_object(width=1, last_seen=None)
+    assert not WalListing(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=0)
+    assert WalListing(0, frozenset({0, 2})).misses_an_object(width=2, last_seen=1)
+    assert WalListing(0, frozenset({0, 3})).misses_an_object(width=2, last_seen=0)
+    assert WalListing(3, frozenset()).misses_an_object(width=1, last_seen=3)
+    assert not WalListing(3, frozenset()).misses_an_object(width=1, last_seen=2)
 
 
 ENTRIES = [Entry(b"key %04d" % n, 7, Kind.PUT, b"value %04d" % n * 9) for n in range(500)]

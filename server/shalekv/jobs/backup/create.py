@@ -21,6 +21,7 @@ from shalekv.format.names import WAL_FOLDER, level_name, manifest_name, parse_wa
 from shalekv.jobs.backup.copy import Copying, CopyLimits, for_each, level_copy, wal_copy
 from shalekv.jobs.backup.plan import wanted_slots, wanted_ssts
 from shalekv.jobs.backup.repository import Repository
+from shalekv.protocol.fencing import WalListing
 from shalekv.protocol.loads import drop_unrecorded
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.sst_table import SstInfo
@@ -29,7 +30,6 @@ from shalekv.read.replay import loads_of, read_slot
 from shalekv.store.cas import CasStore, log_retry
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
-from shalekv.write.wal import WalFolder
 
 # --- protecting
 # Renewal of what protects a backup, for as long as the copying lasts.
@@ -166,8 +166,8 @@ class LogCopier:
         if missing is None and await self._is_missed(slots.stop, sizes):
             # A list is read page by page, and slots are filled meanwhile: a second one tells.
             again = await self._list(slots)
-            gap = WalFolder(slots.stop, frozenset(again)).first_gap
-            was_there = WalFolder(slots.stop, frozenset(sizes)).first_gap == gap
+            gap = WalListing(slots.stop, frozenset(again)).first_gap
+            was_there = WalListing(slots.stop, frozenset(sizes)).first_gap == gap
             missing = gap if was_there and await self._is_missed(slots.stop, again) else None
         if missing is not None:
             message = (
@@ -179,7 +179,7 @@ class LogCopier:
 
     async def _is_missed(self, first: int, sizes: Mapping[int, int]) -> bool:
         """Whether slots are filled which no writer fills before the first gap."""
-        folder = WalFolder(first, frozenset(sizes))
+        folder = WalListing(first, frozenset(sizes))
         if max(sizes, default=-1) <= folder.first_gap:
             return False
         current = await StoredManifest(self._source).refresh()

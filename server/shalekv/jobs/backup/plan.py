@@ -19,8 +19,10 @@ from dataclasses import replace
 
 from shalekv.errors import BadStructure
 from shalekv.format.backup import Backup, Copy, LevelCopy, WalCopy
-from shalekv.protocol.fencing import SEQ_GAP
 from shalekv.protocol.manifest import CasMode, Manifest, Origin, WalMode
+from shalekv.protocol.opening import (
+    SEQ_GAP,
+)
 from shalekv.protocol.snapshot import judged_ms
 from shalekv.protocol.sst_table import SstInfo
 

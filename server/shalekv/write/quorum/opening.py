@@ -22,9 +22,10 @@ from shalekv.errors import DatabaseMismatch, NotAMember, QuorumUnavailable, Shal
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.sst import open_sst
-from shalekv.protocol.fencing import SlotVerdict, WriterId, claim_epoch, fenced, judge
+from shalekv.protocol.fencing import SlotVerdict, WriterId, fenced, judge
 from shalekv.protocol.manifest import Manifest, WalMode
 from shalekv.protocol.membership import Configuration
+from shalekv.protocol.opening import claim_epoch, first_seq_of_writer
 from shalekv.protocol.proposer import (
     CHARGED_INTERVAL_MS,
     FREE_INTERVAL_MS,
@@ -94,7 +95,14 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     wal, fetched, fence_wal_id = await _take_over(store, manifest, settings, context, time)
     replayed = await replay_log(store, manifest, fetched.first_wal_id, settings, opening_snapshot)
     await _replay_records(store, replayed, fetched, manifest.current.database_id)
-    fenced = FencedLog(replayed, wal, time, fence_wal_id, last_stored_wal_id=fetched.archive_tip)
+    fenced = FencedLog(
+        replayed,
+        wal,
+        time,
+        fence_wal_id,
+        last_stored_wal_id=fetched.archive_tip,
+        first_seq=first_seq_of_writer(manifest.current, replayed.last_seq),
+    )
     return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 
 

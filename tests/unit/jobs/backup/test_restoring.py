@@ -8,7 +8,13 @@ import pytest
 
 from shalekv.errors import DatabaseExists, Fenced, IllegalState
 from shalekv.jobs.backup.plan import EPOCH_GAP, MANIFEST_ID_GAP
-from shalekv.protocol.fencing import SEQ_GAP, WriterId, check_owner
+from shalekv.protocol.fencing import (
+    WriterId,
+    check_owner,
+)
+from shalekv.protocol.opening import (
+    SEQ_GAP,
+)
 from shalekv.store.api import ObjectStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryStore
