@@ -6,8 +6,8 @@ rules of server/docs/safekeepers.md are cited by their numbers (CE1 to CE16).
 
     Greet        -> Reply
     VoteRequest  -> Flush (CE9), Save the promise, Reply
-    Elected      -> Truncate | Reset, Save, Flush (CE5), Reply
-    Append       -> Write, Flush, Reply, Commit
+    Elected      -> Truncate | Reset, Save, Flush (CE5), Reply, CommittedUpTo
+    Append       -> Write, Flush, Reply, CommittedUpTo
 """
 
 from __future__ import annotations

@@ -51,7 +51,10 @@ class Candidacy:
     votes: Mapping[bytes, Vote] = field(default_factory=dict)
 
     def voted(self, member_id: bytes, vote: Vote) -> Candidacy:
-        """Add a vote. A vote for another ballot (CE10), or of a non-member, changes nothing."""
+        """Return the candidacy with one more vote.
+
+        A vote for another ballot (CE10), or of a non-member, changes nothing.
+        """
         is_member = any(member.id == member_id for member in self.configuration.everyone)
         if vote.ballot != self.ballot or not is_member:
             return self
@@ -127,7 +130,7 @@ class Leader:
         return cls(candidacy.ballot, candidacy.configuration, log, log.last.lsn + 1)
 
     def acknowledged(self, member_id: bytes, flushed_lsn: int) -> Leader:
-        """Record that a member has reported all records up to `flushed_lsn` as durable.
+        """Return the leader after a member has reported all records up to `flushed_lsn` as durable.
 
         That may be less than it reported before, if it has lost records and is refilled. Records
         that were committed by its earlier report stay committed: the member is not sound before it
@@ -141,7 +144,7 @@ class Leader:
         return Elected(member_id, self.ballot, self.log)
 
     def trimmed(self, base: LogEnd) -> Leader:
-        """Drop the records up to `base`: they are not sent to members any more.
+        """Return the leader without the records up to `base`, which are not sent any more.
 
         A member that lacks them begins behind them. REQUIRES: `base` is a committed record of the
         log that ends an object, and all objects up to that one are archived.
@@ -149,11 +152,11 @@ class Leader:
         return replace(self, log=self.log.trimmed(base)) if base.lsn > self.log.base.lsn else self
 
     def reconfigured(self, configuration: Configuration) -> Leader:
-        """Adopt the configuration of the manifest. Committed records stay committed."""
+        """Return the leader with another configuration. Committed records stay committed."""
         return _with_commit(replace(self, configuration=configuration))
 
     def appended(self, record: Record) -> Leader:
-        """Append a record of its own to the log."""
+        """Return the leader with one more record, of its own, in the log."""
         return replace(self, log=self.log.appended([record]))
 
     @property

@@ -141,7 +141,7 @@ class LogShape:
         return self.base.epoch
 
     def appended(self, records: Iterable[Record]) -> LogShape:
-        """Append records. REQUIRES: they follow each other and the end of the log."""
+        """Return the log with more records. REQUIRES: they follow each other and the log's end."""
         sections = list(self.sections)
         for record in records:
             if sections and sections[-1].epoch == record.epoch:
@@ -151,13 +151,13 @@ class LogShape:
         return replace(self, sections=tuple(sections))
 
     def trimmed(self, base: LogEnd) -> LogShape:
-        """Drop the records up to `base`, which is one of them."""
+        """Return the log without the records up to `base`, which is one of them."""
         kept = (section for section in self.sections if section.last.lsn > base.lsn)
         sections = (EpochSection(max(s.first_lsn, base.lsn + 1), s.last) for s in kept)
         return LogShape(base, tuple(sections))
 
     def truncated(self, last: LogEnd) -> LogShape:
-        """Drop the records behind `last`, which is one of them or the base."""
+        """Return the log without the records behind `last`, which is one of them or the base."""
         return LogShape(self.base, tuple(self._up_to(last)))
 
     def _up_to(self, last: LogEnd) -> Iterator[EpochSection]:
