@@ -1,8 +1,8 @@
-"""Catching up: watches read the WAL from the store until they meet the feed, and go on there.
+"""Catching up: watches read the WAL from the store until they reach the feed, and then follow it.
 
-Those of one stream that have to read at the same time read together, each object once. What is
-behind them is the feed's as soon as nothing is left to read: no other task runs between that look
-and their joining, so nothing is missed and nothing is told twice.
+Watches of one stream that have to read at the same time share a pass, which reads each object once.
+When nothing is left to read, they join the feed. No other task runs between this check and the
+joining, so no commit is missed and none is published twice.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from shalekv.read.version import PinnedVersion
 from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous
 from shalekv.watch.feed import CommitFeed, FeedPosition, RecentCommits
 from shalekv.watch.history import READ_AT_ONCE, History
-from shalekv.watch.previous import Met
+from shalekv.watch.previous import ReplayedState
 from shalekv.watch.subscriptions import Subscriptions, Topic, Watcher
 
-TURNS = 4  # passes that have WAL objects in memory at the same time
-# For so long a pass waits for room to tell what it has in memory; then it reads it once more when
-# there is room: others have their turn.
-PATIENCE_S = 1.0
-# Where one needs what is gone, others may not: so often they begin again.
-PASSES_MAX = 3
-MET_BYTES_MAX = 32 << 20  # of values that one pass remembers to tell them as values before
+READING_PASSES_MAX = 4  # passes that hold WAL objects in memory at the same time
+# A pass waits for space in its queue for so long while it holds objects. Then it drops them, to be
+# read again when there is space, so that other passes can read.
+PUBLISH_TIMEOUT_S = 1.0
+# When an object is gone that one watch needs, the others may not need it: they try again, so often.
+ATTEMPTS_MAX = 3
+REPLAYED_BYTES_MAX = 32 << 20  # entries that one pass remembers as values before later changes
 
 
-class WaitingWatch(Watcher, Protocol):
-    """A watch that can wait for room, and for what has to be read first."""
+class CatchUpWatch(Watcher, Protocol):
+    """A watch that can wait for space, and for commits that have to be read first."""
 
     @property
     def next_seq(self) -> int:
-        """The first commit that it was not told. Less than that is not told again."""
+        """The first commit that was not published to it. Earlier ones are not published again."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed, and told nothing more."""
+        """Whether it is closed: nothing more is published to it."""
         ...
 
-    async def take(self, commit: ChangeEvent) -> None:
-        """The same as `tell`, when there is room for it."""
+    async def publish_when_free(self, event: ChangeEvent) -> None:
+        """Wait for space, then accept the event as `publish` does."""
         ...
 
-    def begins(self) -> None:
-        """All commits from `next_seq` on are there to be read."""
+    def report_opened(self) -> None:
+        """Report, once, that the watch is open: the commits from `next_seq` on can be read."""
         ...
 
     def caught_up(self, position: FeedPosition) -> None:
-        """It was told everything up to there, and is told by the feed from now on."""
+        """Note that everything up to `position` was published, and that the feed follows."""
         ...
 
     def fail(self, error: ShaleError) -> None:
-        """It cannot be told what comes next."""
+        """Close the watch, since its next commit cannot be read."""
         ...
 
 
 class CatchUp:
-    """Lets watches read what they have missed."""
+    """Reads from the WAL the commits that watches have missed."""
 
     def __init__(
         self,
@@ -72,44 +72,47 @@ class CatchUp:
         hold: Callable[[], PinnedVersion | None],
         clock: Clock,
     ) -> None:
-        """`hold` is the tree that reads use now: what it needs is not deleted while it is held."""
+        """`hold` pins the current version: its objects are not deleted while it is held."""
         self._feed = feed
         self._history = history
         self._hold = hold
         self._clock = clock
-        self._turns = asyncio.Semaphore(TURNS)
+        self._reading = asyncio.Semaphore(READING_PASSES_MAX)
 
     async def run(
         self,
-        followers: Iterable[WaitingWatch],
+        watches: Iterable[CatchUpWatch],
         first_wal_id: int | None,
-        has_room: Callable[[], Awaitable[None]],
+        wait_for_space: Callable[[], Awaitable[None]],
     ) -> None:
-        """Tell all of them what stands in the WAL from `first_wal_id` on, until the feed does.
+        """Publish the WAL from `first_wal_id` on to the watches, until they follow the feed.
 
-        None: from where the first of them begins. `has_room` is waited for before more is read.
-        Returns when the feed has them, or each has been told why not.
+        None: from the slot where the first of them begins. `wait_for_space` is awaited before each
+        read. Returns when each watch follows the feed, has fallen behind again, or has failed.
         """
-        left, passes = [*followers], 0
+        left, attempts = [*watches], 0
         while left:
-            passes += 1
+            attempts += 1
             try:
                 if first_wal_id is None:
                     first_wal_id, left = await self._located(left)
-                for follower in left:
-                    follower.begins()
-                reading = _WalPass(left, self._hold(), self._history, self._clock)
-                await self._read(reading, reading.first(first_wal_id), has_room)
+                for watch in left:
+                    watch.report_opened()
+                wal_pass = _WalPass(left, self._hold(), self._history, self._clock)
+                await self._read(wal_pass, wal_pass.start(first_wal_id), wait_for_space)
             except ShaleError as error:
-                left = await self._failed(error, left, is_last=passes == PASSES_MAX)
+                left = await self._failed(error, left, is_last=attempts == ATTEMPTS_MAX)
                 first_wal_id = None
             else:
                 return
 
-    async def _located(self, followers: list[WaitingWatch]) -> tuple[int, list[WaitingWatch]]:
-        """Where those begin that can."""
+    async def _located(self, watches: list[CatchUpWatch]) -> tuple[int, list[CatchUpWatch]]:
+        """Find the slot to begin at; return it with the watches whose commits are all left.
+
+        The others fail with `WalCollected`.
+        """
         position = self._feed.position
-        left = [each for each in followers if not each.is_over]
+        left = [each for each in watches if not each.is_over]
         while (start := min((each.next_seq for each in left), default=None)) is not None:
             if position.wal_id is None or start > position.seq:
                 break
@@ -124,61 +127,67 @@ class CatchUp:
         return position.next_wal_id, left
 
     async def _read(
-        self, reading: _WalPass, wal_id: int, has_room: Callable[[], Awaitable[None]]
+        self, wal_pass: _WalPass, wal_id: int, wait_for_space: Callable[[], Awaitable[None]]
     ) -> None:
-        told = FeedPosition(
-            min((each.next_seq for each in reading.followers()), default=0) - 1, None
+        published = FeedPosition(
+            min((each.next_seq for each in wal_pass.open_watches()), default=0) - 1, None
         )
-        with ExitStack() as kept:
-            lately: RecentCommits | None = None  # what comes while the last is read
-            while followers := reading.followers():
+        with ExitStack() as recording:
+            recent: RecentCommits | None = None  # applied while the last objects are read
+            while watches := wal_pass.open_watches():
                 wal_id = self._history.next_slot(wal_id)
                 position = self._feed.position
                 last_wal_id = -1 if position.wal_id is None else position.wal_id
-                if wal_id > last_wal_id or told.seq >= position.seq:
-                    for follower in followers:
-                        self._feed.join(follower)
-                        follower.caught_up(position)
+                if wal_id > last_wal_id or published.seq >= position.seq:
+                    for watch in watches:
+                        self._feed.join(watch)
+                        watch.caught_up(position)
                     return
-                if lately is not None and told.seq >= lately.seq:
-                    for follower in followers:
-                        follower.caught_up(told)
-                    self._feed.hand_over(followers, lately, told.seq)
+                if recent is not None and published.seq >= recent.seq:
+                    for watch in watches:
+                        watch.caught_up(published)
+                    self._feed.hand_over(watches, recent, published.seq)
                     return
-                await has_room()
+                await wait_for_space()
                 slots = range(wal_id, min(wal_id + READ_AT_ONCE, last_wal_id + 1))
-                async with self._turns:
-                    load, wal_id = await self._tell(reading, slots)
-                if load is not None:  # which is read in small parts
-                    await reading.tell_load(load)
+                async with self._reading:
+                    load, wal_id = await self._publish(wal_pass, slots)
+                if load is not None:  # it is read in small parts, so without the semaphore
+                    await wal_pass.publish_load(load)
                 if wal_id > last_wal_id:
-                    told = position if position.seq > told.seq else told
+                    published = position if position.seq > published.seq else published
                     wal_id = position.next_wal_id  # the last one, if it was open: it may have grown
-                    if lately is None:
-                        keeping = self._feed.lately(wants_previous=reading.wants_previous)
-                        lately = kept.enter_context(keeping)
+                    if recent is None:
+                        record = self._feed.record_recent(wants_previous=wal_pass.wants_previous)
+                        recent = recording.enter_context(record)
 
-    async def _tell(self, reading: _WalPass, slots: range) -> tuple[CommittedLoad | None, int]:
-        """Tell what stands in these slots up to the first load; that load, and what comes next."""
+    async def _publish(self, wal_pass: _WalPass, slots: range) -> tuple[CommittedLoad | None, int]:
+        """Publish the objects in these slots up to the first load.
+
+        Return that load, if there is one, and the slot to go on with.
+        """
         for obj in await self._history.read(slots):
             if obj.load is not None:
                 return obj.load, obj.wal_id + 1
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await reading.tell(obj)
+                async with asyncio.timeout(PUBLISH_TIMEOUT_S):
+                    await wal_pass.publish(obj)
             except TimeoutError:
-                reading.give_up(obj.wal_id)
+                wal_pass.give_up(obj.wal_id)
                 break
         return None, slots.stop
 
     async def _failed(
-        self, error: ShaleError, followers: Sequence[WaitingWatch], *, is_last: bool
-    ) -> list[WaitingWatch]:
-        """Tell why a pass has ended; those are left that do not need what is gone."""
-        next_seq = min(each.next_seq for each in followers)
+        self, error: ShaleError, watches: Sequence[CatchUpWatch], *, is_last: bool
+    ) -> list[CatchUpWatch]:
+        """Fail the watches with the reason why their pass has ended.
+
+        Return those that may try again, since they do not need the objects that are gone.
+        """
+        next_seq = min(each.next_seq for each in watches)
         reason = await self._reason(error, next_seq)
-        left: list[WaitingWatch] = []
-        for each in followers:
+        left: list[CatchUpWatch] = []
+        for each in watches:
             if each.is_over:
                 continue
             if not isinstance(reason, WalCollected):
@@ -199,117 +208,120 @@ class CatchUp:
 
 
 class _WalPass:
-    """One pass through the WAL for some watches."""
+    """One pass through the WAL for a group of watches."""
 
     def __init__(
         self,
-        followers: Sequence[WaitingWatch],
+        watches: Sequence[CatchUpWatch],
         held: PinnedVersion | None,
         history: History,
         clock: Clock,
     ) -> None:
-        self._followers: Sequence[WaitingWatch] = followers
+        self._watches: Sequence[CatchUpWatch] = watches
         self._history = history
         self._clock = clock
-        self._audience: Subscriptions[WaitingWatch] = Subscriptions()
-        for follower in followers:
-            if not follower.is_over:
-                self._audience.add(follower)
-        self._held = held  # to the end: the files of loads are kept with it
+        self._subscriptions: Subscriptions[CatchUpWatch] = Subscriptions()
+        for watch in watches:
+            if not watch.is_over:
+                self._subscriptions.add(watch)
+        self._held = held  # to the end of the pass: it keeps the SSTs of loads
         base = None if held is None else held.base
         wal_id = None if base is None else base.tree.wal_id
         self._levels_end = 0 if wal_id is None else wal_id + 1
-        self._met = Met(base, size_bytes_max=MET_BYTES_MAX)
-        self._rests_on_base = False
+        self._replayed = ReplayedState(base, size_bytes_max=REPLAYED_BYTES_MAX)
+        self._uses_base = False
 
-    def first(self, wal_id: int) -> int:
-        """Where to begin for what begins at `wal_id`: for values before, behind the levels."""
-        return min(wal_id, self._levels_end) if self._audience.wants_previous else wal_id
+    def start(self, wal_id: int) -> int:
+        """Return the slot to begin at, for commits from slot `wal_id` on.
+
+        Values before need all objects after the levels, even those before `wal_id`.
+        """
+        return min(wal_id, self._levels_end) if self._subscriptions.wants_previous else wal_id
 
     @property
     def wants_previous(self) -> bool:
         """Whether any of them wants the values before."""
-        return self._audience.wants_previous
+        return self._subscriptions.wants_previous
 
-    def followers(self) -> list[WaitingWatch]:
-        """Those that are left."""
-        return [each for each in self._followers if not each.is_over]
+    def open_watches(self) -> list[CatchUpWatch]:
+        """Return the watches that are not closed."""
+        return [each for each in self._watches if not each.is_over]
 
     def give_up(self, wal_id: int) -> None:
-        """Let them read what stands from this slot on in another pass."""
-        left, self._followers = self.followers(), ()
-        for follower in left:
-            follower.fall_behind(follower.next_seq, wal_id)
+        """End the pass; its watches read from this slot on in another one."""
+        left, self._watches = self.open_watches(), ()
+        for watch in left:
+            watch.fall_behind(watch.next_seq, wal_id)
 
-    async def tell(self, obj: AppliedObject) -> None:
-        """Tell what an object holds, to each watch what it was not told before.
+    async def publish(self, obj: AppliedObject) -> None:
+        """Publish an object, to each watch the commits from its `next_seq` on.
 
-        REQUIRES: it holds no load. May be cancelled, but nothing can be told then any more.
+        REQUIRES: it holds no load. If it is cancelled, the pass must publish nothing more.
         """
         self._pass_levels(obj.wal_id)
-        met = self._met if self._audience.wants_previous else None
-        told = [*self._audience.commits_of(obj, met)]
-        for watchers, commits in told:
-            for commit in commits:
-                if commit.previous is not None:
-                    self._met.add(commit.changes)
-                await self._tell_commit(watchers, commit)
+        prior = self._replayed if self._subscriptions.wants_previous else None
+        for watchers, events in [*self._subscriptions.events_of(obj, prior)]:
+            for event in events:
+                if event.previous is not None:
+                    self._replayed.add(event.changes)
+                await self._publish_event(watchers, event)
         await self._clock.sleep_ms(0)
 
-    async def tell_load(self, load: CommittedLoad) -> None:
-        """Tell what a load holds, range by range."""
+    async def publish_load(self, load: CommittedLoad) -> None:
+        """Publish the entries of a load, topic by topic."""
         self._pass_levels(load.wal_id)
-        for topic in self._audience.topics_of_load(load):
-            await self._tell_load(load, topic)
-        self._met.land()
+        for topic in self._subscriptions.topics_of_load(load):
+            await self._publish_topic(load, topic)
+        self._replayed.add_pending()
 
     def _pass_levels(self, wal_id: int) -> None:
-        if wal_id >= self._levels_end and not self._rests_on_base:
-            self._met.rest_on_base()
-            self._rests_on_base = True
+        """Use the levels for values before, once the pass has reached their end."""
+        if wal_id >= self._levels_end and not self._uses_base:
+            self._replayed.use_base()
+            self._uses_base = True
 
-    async def _tell_commit(self, watchers: Iterable[WaitingWatch], commit: ChangeEvent) -> None:
-        for follower in watchers:
-            if not follower.is_over and follower.next_seq <= commit.seq:
-                await follower.take(commit)
+    async def _publish_event(self, watches: Iterable[CatchUpWatch], event: ChangeEvent) -> None:
+        for watch in watches:
+            if not watch.is_over and watch.next_seq <= event.seq:
+                await watch.publish_when_free(event)
 
-    async def _tell_load(self, load: CommittedLoad, topic: Topic[WaitingWatch]) -> None:
-        followers = topic.everybody()
-        if not topic.asking and not any(each.next_seq <= load.seq for each in followers):
+    async def _publish_topic(self, load: CommittedLoad, topic: Topic[CatchUpWatch]) -> None:
+        watches = topic.all_watchers()
+        if not topic.watchers_with_previous and not any(w.next_seq <= load.seq for w in watches):
             return
         try:
-            await self._tell_parts(load, topic)
+            await self._publish_parts(load, topic)
         except ObjectNotFound:
-            for each in followers:
+            for each in watches:
                 if not each.is_over and each.next_seq <= load.seq:
                     seq = each.next_seq
                     each.fail(WalCollected(start_seq=seq, oldest_seq=load.seq + 1))
 
-    async def _tell_parts(self, load: CommittedLoad, topic: Topic[WaitingWatch]) -> None:
-        untold: Sequence[Entry] = ()
+    async def _publish_parts(self, load: CommittedLoad, topic: Topic[CatchUpWatch]) -> None:
+        pending: Sequence[Entry] = ()
         parts = self._history.load_parts(load, topic.keys)
         async with aclosing(parts):
             async for entries in parts:
-                if untold:
-                    await self._tell_part(load, topic, untold, more=True)
-                untold = entries
-        if untold:
-            await self._tell_part(load, topic, untold, more=False)
+                if pending:
+                    await self._publish_part(load, topic, pending, more=True)
+                pending = entries
+        if pending:
+            await self._publish_part(load, topic, pending, more=False)
 
-    async def _tell_part(
+    async def _publish_part(
         self,
         load: CommittedLoad,
-        topic: Topic[WaitingWatch],
+        topic: Topic[CatchUpWatch],
         entries: Sequence[Entry],
         *,
         more: bool,
     ) -> None:
         if topic.watchers:
-            commit = ChangeEvent(load.seq, load.wal_id, entries, more=more)
-            await self._tell_commit((*topic.watchers,), commit)
-        if topic.asking:
-            met = self._met
-            previous: list[Previous] = [met.previous(entry.key) for entry in entries]
-            commit = ChangeEvent(load.seq, load.wal_id, entries, previous, met.held, more=more)
-            await self._tell_commit((*topic.asking,), commit)
-            met.add_later(entries)
+            event = ChangeEvent(load.seq, load.wal_id, entries, more=more)
+            await self._publish_event((*topic.watchers,), event)
+        if topic.watchers_with_previous:
+            replayed = self._replayed
+            previous: list[Previous] = [replayed.previous(entry.key) for entry in entries]
+            event = ChangeEvent(load.seq, load.wal_id, entries, previous, replayed.held, more=more)
+            await self._publish_event((*topic.watchers_with_previous,), event)
+            replayed.add_later(entries)

@@ -1,4 +1,4 @@
-"""Commits as a watch sees them: the changes inside its range."""
+"""Change events: commits as a watch reports them, with only the changes inside its range."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.read.version import PinnedVersion
 
-COMMIT_OVERHEAD_BYTES = 400  # of a commit that waits to be taken: objects and slots, its header
-CHANGE_OVERHEAD_BYTES = 40  # of a change: slots, tags and lengths
+COMMIT_OVERHEAD_BYTES = 400  # for each queued commit: Python objects, slots, the reply header
+CHANGE_OVERHEAD_BYTES = 40  # for each change: slots, tags and lengths
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedObject:
-    """What a WAL object holds for those who watch: all versions, none of the system's records."""
+    """The contents of a WAL object for watches: all versions, without the system's records."""
 
     wal_id: int
     max_seq: int
-    points: Sequence[Entry] = ()  # by key, and then newest first
-    range_tombstones: Sequence[Entry] = ()  # likewise
-    load: CommittedLoad | None = None  # then there is nothing else
+    points: Sequence[Entry] = ()  # by key, then newest first
+    range_tombstones: Sequence[Entry] = ()  # in the same order
+    load: CommittedLoad | None = None  # if set, the object holds nothing else
 
 
-class Lack(enum.Enum):
-    """Why a value before a change is not there."""
+class Unresolved(enum.Enum):
+    """Why a change event does not hold the value before a change."""
 
-    UNREAD = 1  # it is in the levels, if there is one
-    UNKNOWN = 2  # nobody knows any more
+    UNREAD = 1  # the levels have to be read: they may hold it
+    UNKNOWN = 2  # it cannot be determined any more
 
 
-Previous: TypeAlias = "Entry | Lack | None"  # None: there was none
+Previous: TypeAlias = "Entry | Unresolved | None"  # None: the key had no version before
 
 
 @dataclass(slots=True, eq=False)
@@ -42,15 +42,15 @@ class ChangeEvent:
 
     seq: int
     wal_id: int
-    changes: Sequence[Entry]  # range deletes first, clipped to the range; each by key
-    previous: list[Previous] | None = None  # of each change; None: nobody asked
-    held: PinnedVersion | None = None  # where to look for what was not read
-    more: bool = False  # another part follows
+    changes: Sequence[Entry]  # range deletes first, clipped to the range; both kinds by key
+    previous: list[Previous] | None = None  # one for each change; None: not requested
+    held: PinnedVersion | None = None  # the levels to read for what is `UNREAD`
+    more: bool = False  # another part of the commit follows
     size_bytes: int = field(init=False)
-    encoded: bytes | None = None  # kept by whoever was the first to need it
+    encoded: bytes | None = None  # the encoded commit, cached by its first use
 
     def __post_init__(self) -> None:
-        """Counted once, for all watches that are told."""
+        """Compute the size once, for all watches that share the event."""
         self.size_bytes = COMMIT_OVERHEAD_BYTES + changes_bytes(self.changes)
         for previous in self.previous or ():
             if isinstance(previous, Entry):
@@ -58,7 +58,7 @@ class ChangeEvent:
 
 
 def changes_bytes(changes: Sequence[Entry]) -> int:
-    """What changes take while they wait to be taken."""
+    """Return the memory that changes take while they are queued, in bytes."""
     keys_bytes = sum([len(entry.key) for entry in changes])
     values_bytes = sum([len(entry.value) for entry in changes])
     return keys_bytes + values_bytes + CHANGE_OVERHEAD_BYTES * len(changes)

@@ -1,8 +1,8 @@
-"""Leases of named consumers: they keep the WAL for whoever reads its commits and may be away.
+"""Named consumers of watches: their leases, which keep the WAL while a consumer may be away.
 
-A consumer's lease claims the WAL objects from the first that it still needs on, and expires by the
-store's clock unless it is renewed: then the collector removes it as any other. See
-`shalekv.protocol.lease` for what may be claimed.
+The lease of a consumer protects the WAL objects from the first one it still needs on. It expires by
+the store's clock unless it is renewed; the collector removes expired leases. See
+`shalekv.protocol.lease` for what a lease may protect.
 """
 
 from __future__ import annotations
@@ -24,28 +24,31 @@ from shalekv.store.manifests import Edit, Landed, edit_deadline
 NAME_CHARS_MAX = 128
 _HOLDER = "consumer "
 _MS_PER_S = 1_000
+PERIOD_MS = 30_000  # least time between two edits of the manifest for one consumer
+PLACES_MAX = 4_096  # positions remembered between the acknowledged and the last published commit
+_SEQ = itemgetter(0)
 
 
 class EditableManifest(Protocol):
-    """The manifest of one database, as a writer, a reader or a command may edit it."""
+    """The manifest of one database, editable by a writer, a reader or a command."""
 
     @property
     def current(self) -> Manifest:
-        """The newest that was seen."""
+        """The newest manifest seen so far."""
         ...
 
     async def refresh(self) -> Manifest:
-        """The newest, by a list that is sent now."""
+        """Return the newest manifest, by a list that is sent now."""
         ...
 
     async def edit(self, edit: Edit, landed: Landed) -> Manifest:
-        """Apply `edit` until a manifest contains it, which `landed` tells; that manifest."""
+        """Apply `edit` until `landed` holds for a manifest; return that manifest."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A consumer, and what its lease keeps."""
+    """A consumer and its lease."""
 
     name: str
     lease: Lease
@@ -55,7 +58,7 @@ class ConsumerLeases:
     """The leases of the consumers of one database."""
 
     def __init__(self, store: CasStore, stored: EditableManifest, ttl_s: int) -> None:
-        """Each lives for `ttl_s` from its last `hold` on."""
+        """Each lease lives for `ttl_s` from its last `hold` on."""
         self._store = store
         self._stored = stored
         self._ttl_s = ttl_s
@@ -63,12 +66,12 @@ class ConsumerLeases:
     async def hold(self, consumer: str, wal_id_min: int) -> None:
         """Keep the WAL objects from `wal_id_min` on for this consumer, from now for `ttl_s`.
 
-        Once this has returned, they stay until the lease expires, is released, or is moved on by
-        the next call, which lets go of what is before. It never moves back: asked for less, the
-        lease is renewed where it is. Nothing is edited if more than half of its life is left and
-        it stands there already. Raises `WalUnprotected` when there is no lease and these objects
-        may be deleted at any moment, `InvalidRequest` for a name that cannot be one,
-        `ManifestConflict`, `StoreError`, and what the manifest's `edit` raises.
+        After this returns, they are kept until the lease expires, is released, or is moved on by a
+        later call, which frees the objects before its `wal_id_min`. The lease never moves back:
+        for a lower `wal_id_min` it is renewed where it is. Nothing is edited if the lease keeps
+        these objects already and more than half of its life is left. Raises `WalUnprotected` when
+        there is no lease and these objects may be deleted at any moment, `InvalidRequest` for an
+        invalid name, `ManifestConflict`, `StoreError`, and what the manifest's `edit` raises.
         """
         holder = holder_of(consumer)
         now_ms = await self._store.reads.now_ms()
@@ -86,7 +89,7 @@ class ConsumerLeases:
             await self._stored.edit(edit, landed)
 
     async def find(self, consumer: str) -> Lease | None:
-        """The lease of this consumer in the newest manifest, expired or not; None: it has none."""
+        """Return the consumer's lease in the newest manifest, expired or not; None: it has none."""
         return find_wal_lease(await self._stored.refresh(), holder_of(consumer))
 
     async def release(self, consumer: str) -> None:
@@ -101,7 +104,7 @@ class ConsumerLeases:
             )
 
     async def list(self) -> Sequence[Consumer]:
-        """All consumers that have a lease, expired or not, by name."""
+        """Return all consumers that have a lease, expired or not, by name."""
         return consumers_of(await self._stored.refresh())
 
     def _is_held(self, manifest: Manifest, holder: str, wal_id_min: int, now_ms: int) -> bool:
@@ -112,7 +115,7 @@ class ConsumerLeases:
 
 
 def consumers_of(manifest: Manifest) -> Sequence[Consumer]:
-    """The consumers that have a lease in this manifest, expired or not, by name."""
+    """Return the consumers that have a lease in this manifest, expired or not, by name."""
     found = [
         Consumer(lease.holder.removeprefix(_HOLDER), lease)
         for lease in manifest.leases
@@ -122,7 +125,7 @@ def consumers_of(manifest: Manifest) -> Sequence[Consumer]:
 
 
 def holder_of(consumer: str) -> str:
-    """The holder of a consumer's lease. Raises `InvalidRequest` unless it can be a name."""
+    """Return the holder of a consumer's lease. Raises `InvalidRequest` for an invalid name."""
     if (
         not 1 <= len(consumer) <= NAME_CHARS_MAX
         or not consumer.isprintable()
@@ -133,29 +136,21 @@ def holder_of(consumer: str) -> str:
     return f"{_HOLDER}{consumer}"
 
 
-# --- watch_consumer
-# The consumer of a watch: how far it has come, and what its lease keeps for it.
-#
-# A lease is in WAL objects, and what a consumer acknowledges in commits: the object that holds
-# the last of those is kept. It is moved on when the consumer was told more, not at each
-# acknowledgement, since that edits the manifest.
-
-
-PERIOD_MS = 30_000  # between two edits of the manifest for one consumer
-PLACES_MAX = 4_096  # that are remembered between what was acknowledged and what was told
-_SEQ = itemgetter(0)
-
-
 class WatchConsumer:
-    """What a named consumer of a watch has acknowledged."""
+    """The progress of the consumer of an open watch, and the renewal of its lease.
+
+    A lease protects whole WAL objects, while a consumer acknowledges commits: the object of the
+    last acknowledged commit is kept. The lease is not moved on at each acknowledgement, since that
+    edits the manifest, but when `is_due`.
+    """
 
     def __init__(self, leases: ConsumerLeases, name: str, ttl_s: int, clock: Clock) -> None:
-        """`ttl_s` is how long its lease lives."""
+        """`ttl_s` is the life of the lease."""
         self._leases = leases
         self._clock = clock
         self._renew_ms = ttl_s * 1_000 / 3
         self._period_ms = min(PERIOD_MS, self._renew_ms)
-        self._places: list[tuple[int, int]] = []  # what was told: commit and WAL object, in order
+        self._places: list[tuple[int, int]] = []  # published: commit and WAL object, in order
         self._held_wal_id = 0
         self._held_ms = 0.0
         self._tried_ms = 0.0
@@ -169,17 +164,18 @@ class WatchConsumer:
         await self._hold()
 
     def note(self, seq: int, wal_id: int) -> None:
-        """Everything up to this commit was told, and stands in objects up to this one."""
+        """Record that everything up to this commit was published, from objects up to this one."""
         places = self._places
         if places and places[-1][1] == wal_id:
             places[-1] = (seq, wal_id)
         else:
             places.append((seq, wal_id))
         if len(places) > PLACES_MAX:
-            del places[1::2]  # who acknowledges what is not remembered, has what is before it
+            # An acknowledgement of a position that is dropped counts for the one before it.
+            del places[1::2]
 
     def ack(self, seq: int) -> None:
-        """Everything up to this commit was processed."""
+        """Record that the consumer has processed everything up to this commit."""
         count = bisect_right(self._places, seq, key=_SEQ)
         if count:
             self._acked_wal_id = self._places[count - 1][1]
@@ -187,7 +183,7 @@ class WatchConsumer:
 
     @property
     def is_due(self) -> bool:
-        """Whether the lease should be moved on, or given more time."""
+        """Whether the lease should be moved on, or renewed before it expires."""
         now_ms = self._clock.monotonic_ms()
         if self._is_holding or now_ms - self._tried_ms < self._period_ms:
             return False
@@ -195,18 +191,20 @@ class WatchConsumer:
         return is_behind or now_ms - self._held_ms >= self._renew_ms
 
     async def renew(self) -> None:
-        """Move the lease on to what was acknowledged. Raises as `ConsumerLeases.hold`."""
+        """Move the lease on to the acknowledged commit. Raises as `ConsumerLeases.hold`."""
         await self._hold()
 
     async def leave(self) -> None:
-        """The same, for the last time, if there is any news."""
+        """Move the lease on a last time, if more was acknowledged. Raises as `hold`."""
         if self._acked_wal_id > self._held_wal_id:
             await self._hold()
 
     async def _hold(self) -> None:
         self._is_holding = True
         wal_id = self._acked_wal_id
-        now_ms = self._tried_ms = self._clock.monotonic_ms()  # after an error not at once again
+        now_ms = self._tried_ms = (
+            self._clock.monotonic_ms()
+        )  # also spaces out attempts after an error
         try:
             await self._leases.hold(self.name, wal_id)
             self._held_wal_id, self._held_ms = wal_id, now_ms

@@ -1,7 +1,7 @@
-"""The commits of the past: which of them are still in the WAL, where, and what they are.
+"""Reading past commits from the WAL: which are still there, in which slots, and their contents.
 
-Everything above the levels is there. Below them stand what the collector has left, and whoever
-reads that may find it gone at any moment: then nobody can be told all that came after.
+All WAL objects after those that the levels hold are in the store. Of the older ones the collector
+may delete any at any moment; a watch that needs one that is gone cannot be served.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from shalekv.read.sst_reader import LevelSsts
 from shalekv.store.cas import CasStore
 from shalekv.watch.change_event import AppliedObject
 
-# --- objects
-# WAL objects as watches need them, made of what is stored.
+FOOTER_BYTES = 4_096  # nearly all footers are shorter
+READ_AT_ONCE = 4  # WAL objects that one pass reads concurrently
+LOCATE_TRIES = 3  # when the collector deletes objects that were just listed
 
 
 def object_of(found: Sst, wal_id: int) -> AppliedObject | None:
-    """What the object in slot `wal_id` holds; None: it is a fence. Raises a `CorruptObject`."""
+    """Decode the object in slot `wal_id`; None: it is a fence. Raises `CorruptObject`."""
     contents = found.footer.contents
     if not contents.entry_count:
         return None
@@ -47,7 +48,7 @@ def object_of(found: Sst, wal_id: int) -> AppliedObject | None:
 async def load_parts(
     ssts: LevelSsts, load: CommittedLoad, keys: KeyRange
 ) -> AsyncGenerator[Sequence[Entry], None]:
-    """What a load has put into a range, by key, in parts that are not empty.
+    """Yield the entries of a load inside a range, by key, in parts that are not empty.
 
     Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
     """
@@ -57,24 +58,16 @@ async def load_parts(
                 yield window.run.entries
 
 
-# --- history
-
-
-FOOTER_BYTES = 4_096  # which nearly all footers have less than
-READ_AT_ONCE = 4  # WAL objects of one pass
-LOCATE_TRIES = 3  # while the collector takes what was just listed
-
-
 class SeenManifest(Protocol):
     """The manifest of one database."""
 
     async def refresh(self) -> Manifest:
-        """The newest, by a list that is sent now."""
+        """Return the newest manifest, by a list that is sent now."""
         ...
 
 
 class History:
-    """The WAL of one database as it stands in the store, and what is on its way there."""
+    """The WAL of one database: the objects in the store, and those on their way there."""
 
     def __init__(
         self,
@@ -85,23 +78,23 @@ class History:
         database_id: bytes,
         held: Callable[[int], Awaitable[Sst | None]] | None = None,
     ) -> None:
-        """`ssts` reads the files of loads.
+        """`ssts` reads the SSTs of loads.
 
-        `held` gives what is known of an object that may not be in the store yet; it may grow. None:
-        it is there.
+        `held` returns the known contents of an object that may not be in the store yet, and may
+        still grow; None: the object is in the store.
         """
         self._held = held
         self._database_id = database_id
         self._store = store
         self._manifest = manifest
         self._ssts = ssts
-        self._left_out: Sequence[range] = ()  # by the manifest that was read last
+        self._left_out: Sequence[range] = ()  # ids without objects, by the last manifest read
 
     async def locate(self, start_seq: int, last_wal_id: int) -> int:
-        """A slot from which on all commits from `start_seq` on stand, and few before it.
+        """Find a slot with all commits from `start_seq` on in it or later, and with few others.
 
-        Looks at the slots up to `last_wal_id`, which was filled. Raises `WalCollected` when not
-        all of these commits are there any more, `CorruptObject`, and what the manifest raises.
+        Searches the slots up to `last_wal_id`, which was filled. Raises `WalCollected` when not
+        all commits from `start_seq` on are left, `CorruptObject`, and what the manifest raises.
         """
         tries = 0
         while True:
@@ -113,17 +106,17 @@ class History:
                     raise
 
     def next_slot(self, wal_id: int) -> int:
-        """The first slot of the log from this one on: where ids are left out, the one behind them.
+        """Return the first slot from this one on that is part of the log.
 
-        Which are is known from the manifests that were read here.
+        Ids that the log leaves out are skipped, as known from the last manifest read here.
         """
         return next((each.stop for each in self._left_out if wal_id in each), wal_id)
 
     async def read(self, slots: range) -> Sequence[AppliedObject]:
-        """What stands in these slots, in their order, without fences.
+        """Read the objects in these slots, in order, without fences.
 
-        REQUIRES: all of them were filled, or left out. Raises `CorruptObject`, `StoreUnavailable`,
-        and `ObjectNotFound` when one is gone.
+        REQUIRES: each was filled, or is left out of the log. Raises `CorruptObject`,
+        `StoreUnavailable`, and `ObjectNotFound` when one is gone.
         """
         async with asyncio.TaskGroup() as tasks:
             reading = [tasks.create_task(self._read_slot(wal_id)) for wal_id in slots]
@@ -147,20 +140,23 @@ class History:
         return held or await read_slot(self._store, wal_id, self._database_id)
 
     async def first_seq(self, slots: range) -> int:
-        """The first commit in these slots, which were filled; 0: they are all fences.
+        """Return the first commit in these slots, which were filled; 0: they are all fences.
 
-        Raises `ObjectNotFound` when one before it is gone, and `CorruptObject`.
+        Raises `ObjectNotFound` when an object before that commit is gone, and `CorruptObject`.
         """
         return await self._first_seq(slots, await self._sizes(slots.start)) if slots else 0
 
     def load_parts(
         self, load: CommittedLoad, keys: KeyRange
     ) -> AsyncGenerator[Sequence[Entry], None]:
-        """What a load has put into a range, by key, in parts. Raises as `read`."""
+        """Yield the entries of a load inside a range, by key, in parts. Raises as `read`."""
         return load_parts(self._ssts, load, keys)
 
     async def why_missing(self, missing: ObjectNotFound, next_seq: int) -> ShaleError:
-        """Why an object is gone that was to be read for the commits from `next_seq` on."""
+        """Return the error for an object that is gone, needed for the commits from `next_seq` on.
+
+        `WalCollected` if the levels hold it, so that it could be deleted; else `missing` itself.
+        """
         manifest = await self._refresh()
         wal_id = names.parse_wal_name(missing.name)
         if wal_id is not None and wal_id >= manifest.first_uncompacted_wal_id:
@@ -196,7 +192,7 @@ class History:
         return manifest
 
     async def _is_of_clone(self, sizes: Mapping[int, int]) -> bool:
-        """Whether the log begins behind commits that a clone took over, which are not in it."""
+        """Whether this database is a clone: the commits it took over are not in its log."""
         first = await self._footer(FIRST_SLOT, sizes)
         return first.properties.write_id == first_write_id(self._database_id)
 
@@ -207,7 +203,7 @@ class History:
         return found or manifest.last_compacted_seq + 1
 
     async def _sizes(self, first: int) -> Mapping[int, int]:
-        """The bytes of the objects from slot `first` on."""
+        """List the objects from slot `first` on; return their sizes in bytes."""
         start_after = names.wal_name(first - 1) if first else ""
         sizes: dict[int, int] = {}
         async for info in self._store.reads.list(names.WAL_FOLDER, start_after=start_after):
@@ -217,7 +213,7 @@ class History:
         return sizes
 
     async def _first_seq(self, slots: range, sizes: Mapping[int, int]) -> int:
-        """The first commit in these slots; 0: they are all fences."""
+        """Return the first commit in these slots; 0: they are all fences."""
         for wal_id in slots:
             contents = await self._contents(wal_id, sizes)
             if contents.entry_count:
@@ -225,7 +221,7 @@ class History:
         return 0
 
     async def _search(self, slots: range, sizes: Mapping[int, int], start_seq: int) -> int:
-        """The first of these slots with a commit from `start_seq` on, or a fence before it."""
+        """Find the first of these slots with a commit from `start_seq` on, or a fence before it."""
         low, high = slots.start, slots.stop
         while low < high:
             at = (low + high) // 2
@@ -255,13 +251,13 @@ class History:
         tail = await self._store.reads.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
         try:
             return read_footer(name, tail, size_bytes, database_id=database_id)
-        except Truncated:  # its first and last key are long
+        except Truncated:  # its first and last keys are long
             whole = await self._store.reads.get(name)
             return read_footer(name, whole.data, len(whole.data), database_id=database_id)
 
 
 def _run_start(sizes: Mapping[int, int], last: int) -> int:
-    """The first slot of the run of objects, without a hole, that ends at slot `last`."""
+    """Return the first slot of the gapless run of objects that ends at slot `last`."""
     first = last + 1
     while first and first - 1 in sizes:
         first -= 1

@@ -1,8 +1,9 @@
-"""Which ranges contain a key: what a change costs does not grow with ranges that do not.
+"""Index of ranges: finds those that contain a key at a cost independent of those that do not.
 
-Most ranges are prefixes or single keys. Those are found by looking up the beginnings of the key,
-one for each length that a prefix has; other ranges, and prefixes of unusual length where there are
-too many lengths, by a tree of intervals. A deleted range is looked up in a tree of all of them.
+Most ranges are prefixes or single keys. They are found in dictionaries: by the key itself, and by
+its beginning of each length that some prefix has. Other ranges are found in an interval tree, as
+are prefixes whose length is not among the first `LENGTHS_MAX` lengths in use. A deleted range is
+looked up in an interval tree of all ranges.
 """
 
 from __future__ import annotations
@@ -12,13 +13,7 @@ from typing import Generic, TypeVar
 
 from shalekv.protocol.entry import END_OF_KEYS, KeyRange, prefix_end
 
-# --- intervals
-# Intervals of keys that come and go: which of them contain a key, or meet another interval.
-#
-# A search tree over the starts that is balanced by random priorities; every node knows the last
-# end below it, so that a query walks only towards what it finds. All operations take the
-# logarithm of the number of intervals, and a query as much for each that it finds.
-
+LENGTHS_MAX = 16  # lengths of prefixes with a dictionary of their own
 
 T = TypeVar("T")
 
@@ -31,38 +26,42 @@ class _Node(Generic[T]):
         self.end = keys.end or END_OF_KEYS
         self.last_end = self.end
         self.item = item
-        # The hash of bytes is seeded anew by every process: nobody can choose keys that make the
-        # tree a list.
+        # Each process seeds the hash of bytes anew, so no choice of keys can unbalance the tree.
         self.priority = hash(("balance", *keys))
         self.left: _Node[T] | None = None
         self.right: _Node[T] | None = None
 
 
-class Intervals(Generic[T]):
-    """Items by intervals of keys, each of which stands here once."""
+class IntervalTree(Generic[T]):
+    """Items by intervals of keys; no interval is added twice.
+
+    It is a treap: a search tree over the starts, balanced by random priorities. Every node knows
+    the last end in its subtree, so a query visits only subtrees that may hold a result. Adding and
+    removing take the logarithm of the number of intervals, and a query that for each result.
+    """
 
     def __init__(self) -> None:
-        """There are none."""
+        """Create an empty tree."""
         self._root: _Node[T] | None = None
         self._count = 0
-        self.visits = 0  # of nodes by queries, which is what they cost
+        self.visits = 0  # nodes visited by queries so far
 
     def __len__(self) -> int:
-        """How many intervals there are."""
+        """Return the number of intervals."""
         return self._count
 
     def add(self, keys: KeyRange, item: T) -> None:
-        """REQUIRES: this interval is not here, and not empty."""
-        self._root = _inserted(self._root, _Node(keys, item))
+        """Add an interval. REQUIRES: it is neither in the tree nor empty."""
+        self._root = _insert(self._root, _Node(keys, item))
         self._count += 1
 
     def remove(self, keys: KeyRange) -> None:
-        """REQUIRES: this interval is here."""
-        self._root = _removed(self._root, keys)
+        """Remove an interval. REQUIRES: it is in the tree."""
+        self._root = _remove(self._root, keys)
         self._count -= 1
 
-    def meeting(self, start: bytes, end: bytes) -> Iterator[T]:
-        """The items whose intervals have keys from `start` on and before `end` (empty: no end)."""
+    def overlapping(self, start: bytes, end: bytes) -> Iterator[T]:
+        """Yield the items whose intervals overlap `start` to `end`, exclusive (empty: no end)."""
         waiting = [self._root]
         while waiting:
             node = waiting.pop()
@@ -76,57 +75,57 @@ class Intervals(Generic[T]):
                     yield node.item
 
     def containing(self, key: bytes) -> Iterator[T]:
-        """The items whose intervals contain `key`."""
-        return self.meeting(key, key + b"\0")
+        """Yield the items whose intervals contain `key`."""
+        return self.overlapping(key, key + b"\0")
 
 
-def _inserted(node: _Node[T] | None, new: _Node[T]) -> _Node[T]:
+def _insert(node: _Node[T] | None, new: _Node[T]) -> _Node[T]:
     if node is None:
         return new
     if new.priority > node.priority:
         new.left, new.right = _split(node, new.order)
-        return _counted(new)
+        return _updated(new)
     if new.order < node.order:
-        node.left = _inserted(node.left, new)
+        node.left = _insert(node.left, new)
     else:
-        node.right = _inserted(node.right, new)
-    return _counted(node)
+        node.right = _insert(node.right, new)
+    return _updated(node)
 
 
-def _removed(node: _Node[T] | None, keys: KeyRange) -> _Node[T] | None:
+def _remove(node: _Node[T] | None, keys: KeyRange) -> _Node[T] | None:
     assert node is not None
     if node.order == keys:
-        return _joined(node.left, node.right)
+        return _join(node.left, node.right)
     if keys < node.order:
-        node.left = _removed(node.left, keys)
+        node.left = _remove(node.left, keys)
     else:
-        node.right = _removed(node.right, keys)
-    return _counted(node)
+        node.right = _remove(node.right, keys)
+    return _updated(node)
 
 
 def _split(node: _Node[T] | None, keys: KeyRange) -> tuple[_Node[T] | None, _Node[T] | None]:
-    """What stands before `keys`, and what behind."""
+    """Split a subtree into the intervals that sort before `keys`, and those after."""
     if node is None:
         return None, None
     if node.order < keys:
-        node.right, behind = _split(node.right, keys)
-        return _counted(node), behind
+        node.right, after = _split(node.right, keys)
+        return _updated(node), after
     before, node.left = _split(node.left, keys)
-    return before, _counted(node)
+    return before, _updated(node)
 
 
-def _joined(before: _Node[T] | None, behind: _Node[T] | None) -> _Node[T] | None:
-    if before is None or behind is None:
-        return before or behind
-    if before.priority > behind.priority:
-        before.right = _joined(before.right, behind)
-        return _counted(before)
-    behind.left = _joined(before, behind.left)
-    return _counted(behind)
+def _join(before: _Node[T] | None, after: _Node[T] | None) -> _Node[T] | None:
+    if before is None or after is None:
+        return before or after
+    if before.priority > after.priority:
+        before.right = _join(before.right, after)
+        return _updated(before)
+    after.left = _join(before, after.left)
+    return _updated(after)
 
 
-def _counted(node: _Node[T]) -> _Node[T]:
-    """The node, when what is below it has changed."""
+def _updated(node: _Node[T]) -> _Node[T]:
+    """Return the node with `last_end` recomputed, after its children have changed."""
     last_end = node.end
     if node.left is not None and node.left.last_end > last_end:
         last_end = node.left.last_end
@@ -136,54 +135,48 @@ def _counted(node: _Node[T]) -> _Node[T]:
     return node
 
 
-# --- index
-
-
-LENGTHS_MAX = 16  # of prefixes that are looked up one by one
-
-
 class RangeIndex(Generic[T]):
-    """Items by ranges of keys, each of which stands here once."""
+    """Items by ranges of keys; no range is added twice."""
 
     def __init__(self) -> None:
-        """There are none."""
+        """Create an empty index."""
         self._items: dict[KeyRange, T] = {}
         self._keys: dict[bytes, T] = {}  # ranges of a single key
         self._prefixes: dict[int, dict[bytes, T]] = {}  # by length
-        self._others: Intervals[T] = Intervals()
-        self._all: Intervals[T] = Intervals()
+        self._others: IntervalTree[T] = IntervalTree()
+        self._all: IntervalTree[T] = IntervalTree()
         self._lookups = 0
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """Return the number of ranges."""
         return len(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        """All items."""
+        """Iterate over all items."""
         return iter(self._items.values())
 
     @property
     def probes(self) -> int:
-        """Lookups and nodes visited by all queries so far: what they have cost."""
+        """The cost of all queries so far: dictionary lookups and tree nodes visited."""
         return self._lookups + self._others.visits + self._all.visits
 
     def find(self, keys: KeyRange) -> T | None:
-        """The item of exactly this range."""
+        """Return the item of exactly this range; None: there is none."""
         return self._items.get(keys)
 
     def add(self, keys: KeyRange, item: T) -> None:
-        """REQUIRES: this range is not here, and not empty."""
+        """Add a range. REQUIRES: it is neither in the index nor empty."""
         self._items[keys] = item
         self._all.add(keys, item)
         if _is_key(keys):
             self._keys[keys.start] = item
-        elif _is_prefix(keys) and self._has_room(len(keys.start)):
+        elif _is_prefix(keys) and self._has_dictionary(len(keys.start)):
             self._prefixes.setdefault(len(keys.start), {})[keys.start] = item
         else:
             self._others.add(keys, item)
 
     def remove(self, keys: KeyRange) -> None:
-        """REQUIRES: this range is here."""
+        """Remove a range. REQUIRES: it is in the index."""
         del self._items[keys]
         self._all.remove(keys)
         if _is_key(keys):
@@ -199,7 +192,7 @@ class RangeIndex(Generic[T]):
             self._others.remove(keys)
 
     def matching(self, key: bytes) -> list[T]:
-        """The items whose ranges contain `key`."""
+        """Return the items whose ranges contain `key`."""
         found = [
             item
             for length, prefixes in self._prefixes.items()
@@ -214,10 +207,10 @@ class RangeIndex(Generic[T]):
         return found
 
     def overlapping(self, start: bytes, end: bytes) -> list[T]:
-        """The items whose ranges have keys from `start` on and before `end` (empty: no end)."""
-        return [*self._all.meeting(start, end)]
+        """Return the items whose ranges overlap `start` to `end`, exclusive (empty: no end)."""
+        return [*self._all.overlapping(start, end)]
 
-    def _has_room(self, length: int) -> bool:
+    def _has_dictionary(self, length: int) -> bool:
         return length in self._prefixes or len(self._prefixes) < LENGTHS_MAX
 
 
@@ -226,5 +219,5 @@ def _is_key(keys: KeyRange) -> bool:
 
 
 def _is_prefix(keys: KeyRange) -> bool:
-    """Whether the range is all keys that begin as its start; all keys are, with the empty one."""
+    """Whether the range is all keys with the prefix `start` (empty: all keys)."""
     return keys.end == prefix_end(keys.start)

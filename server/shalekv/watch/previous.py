@@ -1,4 +1,4 @@
-"""The value before a change: from the same WAL object, or from the state before that."""
+"""Values before a change: from the same WAL object, or from the state before that object."""
 
 from __future__ import annotations
 
@@ -9,82 +9,85 @@ from shalekv.errors import StoreError
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.watch.change_event import AppliedObject, ChangeEvent, Lack, Previous
+from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous, Unresolved
 
-ENTRY_BYTES = 320  # of an entry that is remembered, beside its bytes
+ENTRY_BYTES = 320  # overhead of a remembered entry, in addition to its key and value
 
 
-class Outside(Protocol):
-    """The state before a WAL object."""
+class PriorState(Protocol):
+    """The state of the database before a WAL object."""
 
     @property
     def held(self) -> PinnedVersion | None:
-        """Where to look for what is `UNREAD`."""
+        """The levels to read for what is `UNREAD`."""
         ...
 
     def previous(self, key: bytes) -> Previous:
-        """The newest version of `key` in it."""
+        """Return the newest version of `key` in this state."""
         ...
 
 
-class Before:
-    """The state before a WAL object, by the view of that moment."""
+class ViewBefore:
+    """The state before a WAL object, taken from the read view of that moment."""
 
     def __init__(self, view: ReadView) -> None:
-        """Of the prefix as it was."""
+        """`view` is that of the prefix just before the object was applied."""
         self._view = view
         self.held = view.held
 
     def previous(self, key: bytes) -> Previous:
-        """The newest version of `key`, as far as it can be told without reading anything."""
+        """Return the newest version of `key`, as far as memory determines it; reads nothing."""
         found = self._view.get(key)
         held = self.held
         if held is None:
             return found
-        # A range delete that is in the levels as well: memory may have let go of a newer put.
+        # A delete that the levels hold as well: memory may have dropped a newer put already.
         is_stale = (
             found is not None and found.kind is not Kind.PUT and found.seq <= held.tree.last_seq
         )
         if found is not None and not is_stale:
             return found
-        return Lack.UNREAD if held.may_hold(key) else None
+        return Unresolved.UNREAD if held.may_hold(key) else None
 
 
-class Met:
-    """The state before a WAL object, as far as it follows from what was read so far.
+class ReplayedState:
+    """The state before a WAL object, as far as the WAL objects replayed so far determine it.
 
-    What was never met is in the tree, if all was read that comes after the tree.
+    A key that was not replayed is in the base version, if everything after that was replayed.
     """
 
     def __init__(self, base: PinnedVersion | None, *, size_bytes_max: int) -> None:
-        """`base` is not asked before `rest_on_base` was called.
+        """`base` is not read before `use_base` was called.
 
-        When what was met takes more than `size_bytes_max`, it is forgotten.
+        When the replayed entries take more than `size_bytes_max`, they and `base` are forgotten.
         """
         self._base = base
         self._known: dict[bytes, Entry] = {}
         self._tombstones = NONE
         self._size_bytes = 0
         self._size_bytes_max = size_bytes_max
-        self._later: list[Entry] = []
-        self._later_bytes = 0
+        self._pending: list[Entry] = []
+        self._pending_bytes = 0
         self.held: PinnedVersion | None = None
 
-    def rest_on_base(self) -> None:
-        """What was read begins before the end of the tree, and now goes on behind it."""
+    def use_base(self) -> None:
+        """Read keys that were not replayed from the base.
+
+        REQUIRES: the replay has reached the end of the base, and began at or before it.
+        """
         self.held, self._base = self._base, None
 
     def previous(self, key: bytes) -> Previous:
-        """The newest version of `key`."""
+        """Return the newest version of `key`."""
         found = self._tombstones.latest(key, self._known.get(key))
         if found is not None:
             return found
         if self.held is None:
-            return Lack.UNKNOWN
-        return Lack.UNREAD if self.held.may_hold(key) else None
+            return Unresolved.UNKNOWN
+        return Unresolved.UNREAD if self.held.may_hold(key) else None
 
     def add(self, changes: Iterable[Entry]) -> None:
-        """Changes of the next commit were met, range deletes first."""
+        """Replay the changes of the next commit, range deletes first."""
         tombstones = []
         for entry in changes:
             if entry.kind is Kind.RANGE_TOMBSTONE:
@@ -102,46 +105,49 @@ class Met:
             self._forget()
 
     def add_later(self, changes: Sequence[Entry]) -> None:
-        """As `add`, when `land` is called: others are to be told of the same commit."""
-        self._later_bytes += sum([ENTRY_BYTES + len(e.key) + len(e.value) for e in changes])
-        if self._later_bytes <= self._size_bytes_max:
-            self._later += changes
-        else:
-            self._later.clear()
+        """Replay the changes when `add_pending` is called.
 
-    def land(self) -> None:
-        """All are told of what was to be added later."""
-        if self._later_bytes > self._size_bytes_max:
+        Until then the same commit is published to other watches, which need the state before it.
+        """
+        self._pending_bytes += sum([ENTRY_BYTES + len(e.key) + len(e.value) for e in changes])
+        if self._pending_bytes <= self._size_bytes_max:
+            self._pending += changes
+        else:
+            self._pending.clear()
+
+    def add_pending(self) -> None:
+        """Replay what `add_later` has collected: the commit is published to all watches."""
+        if self._pending_bytes > self._size_bytes_max:
             self._forget()
-        self.add(self._later)
-        self._later, self._later_bytes = [], 0
+        self.add(self._pending)
+        self._pending, self._pending_bytes = [], 0
 
     def _forget(self) -> None:
         self._known, self._tombstones, self._size_bytes = {}, NONE, 0
         self._base = self.held = None
 
 
-class Inside:
-    """What one WAL object tells of the values before its changes; the rest is outside of it."""
+class ObjectPriorValues:
+    """The values before the changes of one WAL object: from itself, else from the prior state."""
 
-    def __init__(self, obj: AppliedObject, outside: Outside) -> None:
-        """`outside` is the state before the object."""
+    def __init__(self, obj: AppliedObject, prior: PriorState) -> None:
+        """`prior` is the state before the object."""
         self._points = obj.points
         self._tombstones = obj.range_tombstones
-        self._outside = outside
+        self._prior = prior
 
     def previous(self, at: int) -> Previous:
-        """What was there before point `at` of the object."""
+        """Return the value before point `at` of the object."""
         entry = self._points[at]
         older: Entry | None = None
         if at + 1 < len(self._points) and self._points[at + 1].key == entry.key:
             older = self._points[at + 1]
         if self._deleted_seq(entry) > (0 if older is None else older.seq):
             return None
-        return older if older is not None else self._outside.previous(entry.key)
+        return older if older is not None else self._prior.previous(entry.key)
 
     def _deleted_seq(self, entry: Entry) -> int:
-        """The last range delete before `entry` that contains its key; 0: there is none."""
+        """Return the last range delete before `entry` that contains its key; 0: there is none."""
         return max(
             (
                 tombstone.seq
@@ -154,37 +160,37 @@ class Inside:
         )
 
 
-async def look_up(commits: Sequence[ChangeEvent]) -> None:
-    """Read what of the values before these commits stands in the levels.
+async def read_previous(events: Sequence[ChangeEvent]) -> None:
+    """Read the values before these events that are `UNREAD` from the levels.
 
-    Where it cannot be read any more, nobody knows it. Raises `CorruptObject`.
+    Values that cannot be read any more become `UNKNOWN`. Raises `CorruptObject`.
     """
     wanted: dict[PinnedVersion, set[bytes]] = {}
-    for commit in commits:
-        if commit.held is not None:
-            wanted.setdefault(commit.held, set()).update(_unread(commit))
+    for event in events:
+        if event.held is not None:
+            wanted.setdefault(event.held, set()).update(_unread_keys(event))
     found: dict[PinnedVersion, dict[bytes, Entry] | None] = {}
     for held, keys in wanted.items():
         try:
             found[held] = await held.find_many([*keys])
         except StoreError:
             found[held] = None
-    for commit in commits:
-        if commit.held is not None:
-            _fill(commit, found.get(commit.held))
+    for event in events:
+        if event.held is not None:
+            _fill(event, found.get(event.held))
 
 
-def _unread(commit: ChangeEvent) -> list[bytes]:
-    pairs = zip(commit.changes, commit.previous or (), strict=True)
-    return [entry.key for entry, previous in pairs if previous is Lack.UNREAD]
+def _unread_keys(event: ChangeEvent) -> list[bytes]:
+    pairs = zip(event.changes, event.previous or (), strict=True)
+    return [entry.key for entry, previous in pairs if previous is Unresolved.UNREAD]
 
 
-def _fill(commit: ChangeEvent, found: dict[bytes, Entry] | None) -> None:
-    """Put in what was found; None: it could not be read."""
-    commit.previous = [
-        (Lack.UNKNOWN if found is None else found.get(entry.key))
-        if previous is Lack.UNREAD
+def _fill(event: ChangeEvent, found: dict[bytes, Entry] | None) -> None:
+    """Set the values that were `UNREAD`; `found` is None if the levels could not be read."""
+    event.previous = [
+        (Unresolved.UNKNOWN if found is None else found.get(entry.key))
+        if previous is Unresolved.UNREAD
         else previous
-        for entry, previous in zip(commit.changes, commit.previous or (), strict=True)
+        for entry, previous in zip(event.changes, event.previous or (), strict=True)
     ]
-    commit.held = None
+    event.held = None

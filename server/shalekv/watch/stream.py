@@ -1,4 +1,8 @@
-"""`KV.Watch`: the watches of one stream, from their opening to their end."""
+"""`KV.Watch`: the streams of a process and the watches of each, from their opening to their end.
+
+`Watches` opens a `WatchStream` for each RPC. A stream answers requests and queues replies, and its
+`StreamTasks` do in the background what takes time. `WatchRegistry` holds what all streams share.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +35,20 @@ from shalekv.watch.history import History
 from shalekv.watch.queue import EVENT_BYTES, WatchQueue
 from shalekv.watch.watch import Watch, WatchState
 
-# --- watch_share
-# What all watches of a process share: where commits come from, bounds, consumers, counts.
-
-
 RETRY_AFTER_MS = 1_000
+POLLS_PER_STALL = 4  # polls of a stream during the time after which it is cut
+POLL_MS_MIN = 10
 
 # Checks the request of a watch, and returns its range. Raises `InvalidRequest`.
 WatchedRange: TypeAlias = Callable[[kv_pb2.WatchCreate], KeyRange]
+# Converts an error to the form in which a client receives it.
+Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
+
+log = structlog.get_logger()
 
 
-class WatchShare:
-    """The watches of one process."""
+class WatchRegistry:
+    """The open watches of one process: where their commits come from, bounds, consumers, counts."""
 
     def __init__(
         self,
@@ -54,17 +60,17 @@ class WatchShare:
         clock: Clock,
         watched_range: WatchedRange,
     ) -> None:
-        """Without `leases` no watch can have a consumer."""
+        """Without `leases`, no watch can have a consumer."""
         self.watched_range = watched_range
         self.feed = feed
         self.history = history
         self.catch_up = catch_up
         self.settings = settings
         self.clock = clock
-        self.room = MemoryBudget(settings.watch_bytes_max)
+        self.budget = MemoryBudget(settings.watch_bytes_max)
         self.streams: dict[WatchStream, None] = {}
         self.watch_count = 0
-        self.commits_told = 0
+        self.commits_published = 0
         self.cut_count = 0
         self._leases = leases
         self._consumers: set[str] = set()
@@ -79,7 +85,7 @@ class WatchShare:
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
 
     def claim(self, name: str) -> WatchConsumer:
-        """The consumer of this name. Raises `InvalidRequest` when a watch has it."""
+        """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
         if self._leases is None:
             raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
         if name in self._consumers:
@@ -90,13 +96,14 @@ class WatchShare:
         return consumer
 
     def release(self, consumer: WatchConsumer) -> None:
-        """Another watch may have its name."""
+        """Let another watch take the consumer of this name."""
         self._consumers.discard(consumer.name)
 
     async def begin_consumer(self, watch: Watch) -> int:
-        """Where a watch with a consumer begins, when its lease keeps what is from there on.
+        """Secure the lease of a watch with a consumer; return the commit at which the watch begins.
 
-        Raises `WalCollected`, `WalUnprotected`, and what leases and history raise.
+        The lease keeps the WAL from that commit on; 0 means to begin at the next commit. Raises
+        `WalCollected`, `WalUnprotected`, and what leases and history raise.
         """
         try:
             return await self._begin_consumer(watch)
@@ -122,67 +129,57 @@ class WatchShare:
         return start_seq
 
 
-# --- watch_upkeep
-# What goes on beside the requests of a stream of watches: reading what they missed, and time.
-
-
-LOOKS = 4  # at a stream in the time after which it is cut
-LOOK_MS_MIN = 10
-
-log = structlog.get_logger()
-
-
-class Upkeep:
-    """The tasks of one stream."""
+class StreamTasks:
+    """The background tasks of one stream: catching up, progress, stalled clients, leases."""
 
     def __init__(
         self,
-        share: WatchShare,
+        registry: WatchRegistry,
         queue: WatchQueue,
         watches: Mapping[int, Watch],
         close_watch: Callable[[Watch, ShaleError | None], None],
     ) -> None:
-        """`watches` are those that are open at any moment."""
-        self._share = share
+        """`watches` is the live map of the open watches."""
+        self._registry = registry
         self._queue = queue
         self._watches = watches
         self._close_watch = close_watch
-        self._behind: dict[Watch, None] = {}  # they wait for their turn to read from the store
+        self._behind: dict[Watch, None] = {}  # waiting to read from the store
         self._fell_behind = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
 
     def run_in(self, tasks: asyncio.TaskGroup) -> None:
-        """Do all this in `tasks`, until `close`."""
+        """Start the background tasks in `tasks`; they run until `close`."""
         self._group = tasks
-        self.begin(self._let_read())
-        self.begin(self._keep_time())
+        self.begin(self._run_catch_up())
+        self.begin(self._poll())
 
     def begin(self, work: Coroutine[None, None, None]) -> None:
-        """Do this, too. REQUIRES: `run_in` was called."""
+        """Run `work` as a task, unless the stream is closed. REQUIRES: `run_in` was called."""
         if self._group is None or self._queue.is_closed:
             work.close()
             return
         task = self._group.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     def close(self) -> None:
-        """End all of it."""
-        for task in self._tasks:
+        """Cancel all tasks."""
+        for task in self._running:
             task.cancel()
 
-    def lag(self, watch: Watch) -> None:
-        """The watch has to read from the store, when there is room."""
+    def read_behind(self, watch: Watch) -> None:
+        """Let the watch read from the store, when the queue has space."""
         watch.state = WatchState.BEHIND
         self._behind[watch] = None
         self._fell_behind.set()
 
-    async def _let_read(self) -> None:
-        """Let those that have fallen behind read together, and those that begin in the past."""
+    async def _run_catch_up(self) -> None:
+        """Start a pass for the watches that fell behind, and one for those that begin in the past."""
         while True:
             await self._fell_behind.wait()
-            await self._queue.wait_for_half()
+            await self._queue.wait_until_half_free()
             self._fell_behind.clear()
             behind = [watch for watch in self._behind if not watch.is_over]
             self._behind.clear()
@@ -190,26 +187,26 @@ class Upkeep:
             began = [watch for watch in behind if watch not in fell]
             for group, first in (([*fell], min(fell.values(), default=None)), (began, None)):
                 if group:
-                    run = self._share.catch_up.run
-                    self.begin(run(group, first, self._queue.wait_for_half))
+                    run = self._registry.catch_up.run
+                    self.begin(run(group, first, self._queue.wait_until_half_free))
 
-    async def _keep_time(self) -> None:
-        """Tell idle watches how far all was told; cut a stream that is stuck; renew leases."""
-        settings = self._share.settings
+    async def _poll(self) -> None:
+        """Report progress to idle watches, cut the stream if it is stalled, renew leases."""
+        settings = self._registry.settings
         stalled_ms, progress_ms = settings.watch_stalled_ms, settings.watch_progress_ms
-        look_ms = max(min(progress_ms / 2, stalled_ms / LOOKS), LOOK_MS_MIN)
+        poll_ms = max(min(progress_ms / 2, stalled_ms / POLLS_PER_STALL), POLL_MS_MIN)
         while True:
-            await self._share.clock.sleep_ms(look_ms)
+            await self._registry.clock.sleep_ms(poll_ms)
             if self._queue.stalled_ms() >= stalled_ms:
                 self._cut()
-            now_ms = self._share.clock.monotonic_ms()
+            now_ms = self._registry.clock.monotonic_ms()
             for watch in [*self._watches.values()]:
-                self._look_after(watch, now_ms)
+                self._poll_watch(watch, now_ms)
 
-    def _look_after(self, watch: Watch, now_ms: float) -> None:
-        is_idle = now_ms - watch.told_ms >= self._share.settings.watch_progress_ms
-        if is_idle and watch.state is WatchState.FOLLOWING and self._queue.has_room(EVENT_BYTES):
-            watch.tell_progress(self._share.feed.position)
+    def _poll_watch(self, watch: Watch, now_ms: float) -> None:
+        is_idle = now_ms - watch.last_reply_ms >= self._registry.settings.watch_progress_ms
+        if is_idle and watch.state is WatchState.FOLLOWING and self._queue.has_space(EVENT_BYTES):
+            watch.report_progress(self._registry.feed.position)
         if watch.consumer is not None and watch.has_begun and watch.consumer.is_due:
             self.begin(self._renew(watch))
 
@@ -217,86 +214,82 @@ class Upkeep:
         assert watch.consumer is not None
         try:
             await watch.consumer.renew()
-        except (StoreError, ManifestConflict) as error:  # again, later
+        except (StoreError, ManifestConflict) as error:  # retried at a later poll
             name = watch.consumer.name
             log.warning("a lease was not renewed", consumer=name, error=str(error))
-        except ShaleError as error:  # it is gone, or this process may not edit any more
+        except (
+            ShaleError
+        ) as error:  # the lease is gone, or this process must not edit the manifest any more
             self._close_watch(watch, error)
 
     def _cut(self) -> None:
-        """The client has taken nothing for long: let go of what waits for it."""
-        waited = self._queue.drop()
-        problem = f"nothing was taken for {self._share.settings.watch_stalled_ms} ms"
+        """Drop the queue and close all watches, since the client has taken nothing for too long."""
+        dropped = self._queue.drop()
+        problem = f"nothing was taken for {self._registry.settings.watch_stalled_ms} ms"
         for watch in [*self._watches.values()]:
-            next_seq = waited.get(watch, watch.next_seq)
+            next_seq = dropped.get(watch, watch.next_seq)
             message = f"{problem}. Open the watch again at {next_seq}, and take what it tells"
-            self._share.cut_count += 1
+            self._registry.cut_count += 1
             self._close_watch(watch, WatchTooSlow(message, next_seq=next_seq))
 
 
-# --- stream
-
-
-Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
-
-
 class WatchStream:
-    """The watches of one stream."""
+    """One stream of `KV.Watch`, and its watches."""
 
-    def __init__(self, share: WatchShare, queue: WatchQueue, describe: Describe) -> None:
-        """`describe` makes of an error what a client is told of it."""
-        self._share = share
+    def __init__(self, registry: WatchRegistry, queue: WatchQueue, describe: Describe) -> None:
+        """`describe` converts an error to the form in which the client receives it."""
+        self._registry = registry
         self._queue = queue
         self._describe = describe
         self._watches: dict[int, Watch] = {}
-        self._upkeep = Upkeep(share, queue, self._watches, self.close_watch)
-        self._leaving: dict[WatchConsumer, None] = {}  # they have to move their leases on
+        self._tasks = StreamTasks(registry, queue, self._watches, self.close_watch)
+        self._leaving: dict[WatchConsumer, None] = {}  # their leases have to be moved on
         self._is_read = False  # no more requests will come
         self._is_refused = False
-        share.streams[self] = None
+        registry.streams[self] = None
 
     def count(self, state: WatchState) -> int:
-        """Watches in this state."""
+        """Return the number of watches in this state."""
         return sum(watch.state is state for watch in self._watches.values())
 
     async def read(
         self, requests: AsyncIterator[kv_pb2.WatchRequest], tasks: asyncio.TaskGroup
     ) -> None:
-        """Answer requests until there are no more, in `tasks` where that takes time.
+        """Answer requests until there are no more; what takes time runs in `tasks`.
 
-        A message that cannot be understood ends the stream: `replies` raises the error.
+        An invalid message ends the stream: `replies` raises the error.
         """
-        self._upkeep.run_in(tasks)
+        self._tasks.run_in(tasks)
         try:
             async for request in requests:
                 if not self._is_refused:
                     self._answer(request)
-                await self._queue.wait_for_room(EVENT_BYTES)
+                await self._queue.wait_for_space(EVENT_BYTES)
         except ShaleError as error:
             self._end_all(error)
         self._is_read = True
         self._end_if_idle()
 
     def replies(self) -> AsyncIterator[bytes]:
-        """What its client is told, as it is ready, until no watch is left and none can come."""
+        """Yield encoded replies, until no watch is left and no request can open one."""
         return self._queue.replies()
 
     def refuse(self, error: ShaleError) -> None:
-        """End all watches now; then the stream ends with `error`."""
+        """Close all watches now, drop their commits, and end the stream with `error`."""
         self._is_refused = True
         self._queue.drop()
         self._end_all(error)
 
     def close(self) -> None:
-        """The client has gone."""
+        """End everything, since the client has gone."""
         self._queue.close()
-        self._upkeep.close()
+        self._tasks.close()
         for watch in [*self._watches.values()]:
             self._end(watch)
-        self._share.streams.pop(self, None)
+        self._registry.streams.pop(self, None)
 
     async def leave(self) -> None:
-        """Move the leases of consumers that were here on to what they have acknowledged."""
+        """Move the leases of the stream's former consumers on to what they have acknowledged."""
         for consumer in [*self._leaving]:
             await self._leave(consumer)
 
@@ -307,46 +300,46 @@ class WatchStream:
             log.warning("a lease is left where it was", consumer=consumer.name, error=str(error))
         self._leaving.pop(consumer, None)
 
-    # What a watch asks of its stream.
+    # `WatchOutput`, for the watches of the stream.
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether something of that size may wait to be taken."""
-        return self._queue.has_room(size_bytes)
+    def has_space(self, size_bytes: int) -> bool:
+        """Whether a reply of that size may be queued."""
+        return self._queue.has_space(size_bytes)
 
-    async def wait_for_room(self, size_bytes: int) -> None:
-        """Wait until it may."""
-        await self._queue.wait_for_room(size_bytes)
+    async def wait_for_space(self, size_bytes: int) -> None:
+        """Wait until a reply of that size may be queued."""
+        await self._queue.wait_for_space(size_bytes)
 
-    def tell_commit(self, watch: Watch, commit: ChangeEvent) -> None:
-        """Let a commit wait to be taken."""
-        self._queue.put_commit(watch, commit)
-        if not commit.more:
-            self._share.commits_told += 1
-        self._note(watch, commit.seq, commit.wal_id)
+    def put_commit(self, watch: Watch, event: ChangeEvent) -> None:
+        """Queue a commit."""
+        self._queue.put_commit(watch, event)
+        if not event.more:
+            self._registry.commits_published += 1
+        self._note(watch, event.seq, event.wal_id)
 
-    def tell_opened(self, watch: Watch) -> None:
-        """Tell where the watch begins."""
+    def put_opened(self, watch: Watch) -> None:
+        """Queue the reply that says where the watch begins."""
         reply = kv_pb2.WatchReply(watch_id=watch.watch_id, opened_at_seq=watch.next_seq)
         self._queue.put_event(watch, reply)
-        watch.told_ms = self._share.clock.monotonic_ms()
+        watch.last_reply_ms = self._registry.clock.monotonic_ms()
 
-    def tell_progress(self, watch: Watch, position: FeedPosition) -> None:
-        """Tell that all up to there was told."""
+    def put_progress(self, watch: Watch, position: FeedPosition) -> None:
+        """Queue the reply that says that everything up to `position` was reported."""
         reply = kv_pb2.WatchReply(watch_id=watch.watch_id, progress_seq=position.seq)
         self._queue.put_event(watch, reply)
         self._note(watch, position.seq, position.wal_id)
 
-    def lag(self, watch: Watch) -> None:
-        """The watch has to read from the store, when there is room."""
-        self._share.feed.leave(watch)
+    def read_behind(self, watch: Watch) -> None:
+        """Take the watch out of the feed, and let it read from the store."""
+        self._registry.feed.leave(watch)
         if not watch.is_over:
-            self._upkeep.lag(watch)
+            self._tasks.read_behind(watch)
 
     def close_watch(self, watch: Watch, error: ShaleError | None) -> None:
-        """End the watch, and tell why; None: its client has asked for that."""
+        """End the watch, and report why; None: its client has asked for it."""
         if not watch.is_over:
             self._end(watch)
-            self._tell_closed(watch.watch_id, error)
+            self._put_closed(watch.watch_id, error)
             self._end_if_idle()
 
     # Requests.
@@ -365,40 +358,40 @@ class WatchStream:
     def _create(self, create: kv_pb2.WatchCreate) -> None:
         watch_id = create.watch_id
         known = self._watches.get(watch_id)
-        if known is not None:  # of two with one id nobody could tell which is meant
+        if known is not None:  # later requests with this id would be ambiguous
             problem = f"{watch_id} is open on this stream, and is closed now"
             self.close_watch(known, InvalidRequest("create.watch_id", problem))
             return
         try:
             watch = self._watch(create)
         except ShaleError as error:
-            self._tell_closed(watch_id, error)
+            self._put_closed(watch_id, error)
             self._end_if_idle()
             return
         self._watches[watch_id] = watch
-        self._share.watch_count += 1
+        self._registry.watch_count += 1
         if watch.consumer is None:
             self._open(watch)
         else:
-            self._upkeep.begin(self._open_for_consumer(watch))
+            self._tasks.begin(self._open_for_consumer(watch))
 
     def _watch(self, create: kv_pb2.WatchCreate) -> Watch:
-        keys = self._share.watched_range(create)
-        self._share.check_count()
+        keys = self._registry.watched_range(create)
+        self._registry.check_count()
         return Watch(
             self,
             create.watch_id,
             keys,
             wants_previous=create.previous_value,
             next_seq=create.start_seq,
-            consumer=self._share.claim(create.consumer) if create.consumer else None,
+            consumer=self._registry.claim(create.consumer) if create.consumer else None,
         )
 
     def _cancel(self, watch_id: int) -> None:
         watch = self._watches.get(watch_id)
         if watch is None:
             error = InvalidRequest("cancel.watch_id", f"{watch_id} is not open on this stream")
-            self._tell_closed(watch_id, error)
+            self._put_closed(watch_id, error)
         else:
             watch.is_cancelled = True
             self.close_watch(watch, None)
@@ -406,7 +399,7 @@ class WatchStream:
     def _ack(self, ack: kv_pb2.WatchAck) -> None:
         watch = self._watches.get(ack.watch_id)
         if watch is None:
-            return  # it was closed while the message was on its way
+            return  # closed while the acknowledgement was on its way
         if watch.consumer is None:
             problem = f"{ack.watch_id} was opened without a consumer"
             self.close_watch(watch, InvalidRequest("ack.watch_id", problem))
@@ -414,19 +407,19 @@ class WatchStream:
             watch.consumer.ack(ack.seq)
 
     def _open(self, watch: Watch) -> None:
-        feed = self._share.feed
+        feed = self._registry.feed
         watch.next_seq = watch.next_seq or feed.position.seq + 1
         if watch.next_seq <= feed.position.seq:
-            self.lag(watch)
+            self.read_behind(watch)
             return
-        watch.begins()
+        watch.report_opened()
         feed.join(watch)
         watch.state = WatchState.FOLLOWING
 
     async def _open_for_consumer(self, watch: Watch) -> None:
-        """First the lease, then what it keeps."""
+        """Secure the lease first, then open the watch at what the lease keeps."""
         try:
-            watch.next_seq = await self._share.begin_consumer(watch)
+            watch.next_seq = await self._registry.begin_consumer(watch)
         except ShaleError as error:
             self.close_watch(watch, error)
         if not watch.is_over:
@@ -435,19 +428,19 @@ class WatchStream:
     # Endings.
 
     def _note(self, watch: Watch, seq: int, wal_id: int | None) -> None:
-        watch.told_ms = self._share.clock.monotonic_ms()
+        watch.last_reply_ms = self._registry.clock.monotonic_ms()
         if watch.consumer is not None and wal_id is not None:
             watch.consumer.note(seq, wal_id)
 
     def _end(self, watch: Watch) -> None:
         watch.state = WatchState.OVER
-        self._share.feed.leave(watch)
-        self._share.watch_count -= 1
+        self._registry.feed.leave(watch)
+        self._registry.watch_count -= 1
         del self._watches[watch.watch_id]
         if watch.consumer is not None:
-            self._share.release(watch.consumer)
+            self._registry.release(watch.consumer)
             self._leaving[watch.consumer] = None
-            self._upkeep.begin(self._leave(watch.consumer))  # or at the end of the stream
+            self._tasks.begin(self._leave(watch.consumer))  # or `leave`, at the end of the stream
 
     def _end_all(self, error: ShaleError) -> None:
         for watch in [*self._watches.values()]:
@@ -458,19 +451,15 @@ class WatchStream:
         if self._is_read and not self._watches:
             self._queue.end(None)
 
-    def _tell_closed(self, watch_id: int, error: ShaleError | None) -> None:
-        told = kv_pb2.OperationError() if error is None else self._describe(error)
-        self._queue.put_event(None, kv_pb2.WatchReply(watch_id=watch_id, closed=told))
-
-
-# --- watching
-# `KV.Watch`, as any process answers it that shows a prefix of the log.
+    def _put_closed(self, watch_id: int, error: ShaleError | None) -> None:
+        status = kv_pb2.OperationError() if error is None else self._describe(error)
+        self._queue.put_event(None, kv_pb2.WatchReply(watch_id=watch_id, closed=status))
 
 
 class Watches:
-    """Implements `server.service.WatchService`."""
+    """`KV.Watch` for the engine of one process. Implements `server.service.WatchService`."""
 
-    def __init__(  # noqa: PLR0913 (all but the first are what it works with)
+    def __init__(  # noqa: PLR0913 (its collaborators)
         self,
         feed: CommitFeed,
         history: History,
@@ -483,8 +472,8 @@ class Watches:
         watched_range: WatchedRange,
         leases: ConsumerLeases | None = None,
     ) -> None:
-        """`hold` is the tree that reads use now; `header` makes that of a reply; `now_ms` is
-        logical time. Without `leases` no watch can have a consumer.
+        """`hold` pins the current version; `header` makes the header of a reply for a commit and a
+        WAL object; `now_ms` is logical time. Without `leases`, no watch can have a consumer.
         """
         self._settings = settings
         self._clock = clock
@@ -492,35 +481,37 @@ class Watches:
         self._now_ms = now_ms
         self._feed = feed
         catch_up = CatchUp(feed, history, hold, clock)
-        self._share = WatchShare(feed, history, catch_up, leases, settings, clock, watched_range)
+        self._registry = WatchRegistry(
+            feed, history, catch_up, leases, settings, clock, watched_range
+        )
 
     @property
     def held_bytes(self) -> int:
-        """What waits to be taken, of all streams."""
-        return self._share.room.used_bytes
+        """Bytes queued by all streams."""
+        return self._registry.budget.used_bytes
 
     def open(self, describe: Describe) -> WatchStream:
-        """A new stream; `describe` makes of an error what a client is told of it."""
+        """Open a stream; `describe` converts an error to the form in which a client gets it."""
         queue = WatchQueue(
-            self._share.room,
+            self._registry.budget,
             self._settings.watch_stream_bytes_max,
             self._clock,
             header=self._header_now,
             now_ms=self._now_ms,
         )
-        return WatchStream(self._share, queue, describe)
+        return WatchStream(self._registry, queue, describe)
 
     def status(self) -> admin_pb2.WatchStatus:
-        """What there is, and what was done."""
-        share = self._share
+        """Return the current status: counts, and bytes queued."""
+        registry = self._registry
         return admin_pb2.WatchStatus(
-            watches=share.watch_count,
-            streams=len(share.streams),
-            buffered_bytes=share.room.used_bytes,
+            watches=registry.watch_count,
+            streams=len(registry.streams),
+            buffered_bytes=registry.budget.used_bytes,
             buffered_bytes_max=self._settings.watch_stream_bytes_max,
-            commits_told=share.commits_told,
-            catching_up=sum(stream.count(WatchState.BEHIND) for stream in share.streams),
-            cut=share.cut_count,
+            commits_told=registry.commits_published,
+            catching_up=sum(stream.count(WatchState.BEHIND) for stream in registry.streams),
+            cut=registry.cut_count,
         )
 
     def _header_now(self) -> kv_pb2.ReplyHeader:

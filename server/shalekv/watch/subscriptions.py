@@ -1,4 +1,4 @@
-"""Those who watch, by the ranges that they watch, and what a WAL object is to them."""
+"""The watches that are subscribed, by range, and the change events of a WAL object for each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous
 from shalekv.watch.index import RangeIndex
-from shalekv.watch.previous import Inside, Outside
+from shalekv.watch.previous import ObjectPriorValues, PriorState
 
 
 class Watcher(Protocol):
-    """Is told of the commits to one range."""
+    """Receives the commits to one range."""
 
     @property
     def keys(self) -> KeyRange:
@@ -22,18 +22,19 @@ class Watcher(Protocol):
 
     @property
     def wants_previous(self) -> bool:
-        """Whether it is told the values before. Never changes."""
+        """Whether its change events include the values before. Never changes."""
         ...
 
-    def tell(self, commit: ChangeEvent) -> bool:
-        """The next commit to the range; whether the watcher wants to hear more.
+    def publish(self, event: ChangeEvent) -> bool:
+        """Accept the next commit to the range; return whether the watcher accepts more.
 
-        It neither waits nor raises. Who has fallen behind returns False, and has left.
+        It neither waits nor raises. A watcher that has fallen behind returns False, and has left
+        the feed.
         """
         ...
 
     def fall_behind(self, seq: int, wal_id: int) -> None:
-        """Leave: the commits from `seq` on, in slots from `wal_id` on, have to be read."""
+        """Leave the feed: commits from `seq` on, in slots from `wal_id` on, have to be read."""
         ...
 
 
@@ -41,106 +42,112 @@ W = TypeVar("W", bound=Watcher)
 
 
 class Topic(Generic[W]):
-    """All who watch the same range."""
+    """All watchers of one range."""
 
-    __slots__ = ("asking", "keys", "watchers")
+    __slots__ = ("keys", "watchers", "watchers_with_previous")
 
     def __init__(self, keys: KeyRange) -> None:
-        """Nobody does yet."""
+        """Create a topic without watchers."""
         self.keys = keys
-        self.watchers: dict[W, None] = {}  # in the order of their coming
-        self.asking: dict[W, None] = {}  # ... who want the values before
+        self.watchers: dict[W, None] = {}  # without the values before, in the order of joining
+        self.watchers_with_previous: dict[W, None] = {}  # in the order of joining
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is left."""
-        return not (self.watchers or self.asking)
+        """Whether no watcher is left."""
+        return not (self.watchers or self.watchers_with_previous)
 
-    def everybody(self) -> tuple[W, ...]:
-        """All of them, as of now: who is told something may leave."""
-        return (*self.watchers, *self.asking)
+    def all_watchers(self) -> tuple[W, ...]:
+        """Return a copy of all watchers: publishing to one may remove it."""
+        return (*self.watchers, *self.watchers_with_previous)
 
 
 class Subscriptions(Generic[W]):
-    """Those who watch."""
+    """The set of watchers, indexed by their ranges."""
 
     def __init__(self) -> None:
-        """Nobody does."""
+        """Create an empty set."""
         self._topics: RangeIndex[Topic[W]] = RangeIndex()
-        self._asking_count = 0
+        self._with_previous_count = 0
         self.count = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody watches."""
+        """Whether there is no watcher."""
         return not self.count
 
     @property
     def wants_previous(self) -> bool:
-        """Whether anybody wants the values before."""
-        return self._asking_count > 0
+        """Whether any watcher wants the values before."""
+        return self._with_previous_count > 0
 
     @property
     def probes(self) -> int:
-        """What it has cost so far to find out whom changes concern, in lookups."""
+        """Index lookups done so far to find the watchers of changes."""
         return self._topics.probes
 
     def topics(self) -> list[Topic[W]]:
-        """All ranges that are watched."""
+        """Return all topics."""
         return [*self._topics]
 
     def add(self, watcher: W) -> None:
-        """REQUIRES: it is not here, and its range not empty."""
+        """Add a watcher. REQUIRES: it is not in the set, and its range is not empty."""
         topic = self._topics.find(watcher.keys)
         if topic is None:
             topic = Topic[W](watcher.keys)
             self._topics.add(watcher.keys, topic)
-        (topic.asking if watcher.wants_previous else topic.watchers)[watcher] = None
-        self._asking_count += watcher.wants_previous
+        _members(topic, watcher)[watcher] = None
+        self._with_previous_count += watcher.wants_previous
         self.count += 1
 
     def remove(self, watcher: W) -> None:
-        """Forget it, if it is here."""
+        """Remove a watcher, if it is in the set."""
         topic = self._topics.find(watcher.keys)
         members = {} if topic is None else _members(topic, watcher)
         if topic is None or watcher not in members:
             return
         del members[watcher]
-        self._asking_count -= watcher.wants_previous
+        self._with_previous_count -= watcher.wants_previous
         self.count -= 1
         if topic.is_empty:
             self._topics.remove(watcher.keys)
 
     def topics_of_load(self, load: CommittedLoad) -> list[Topic[W]]:
-        """The ranges that a load may have keys of."""
+        """Return the topics whose ranges may contain keys of a load."""
         found: dict[Topic[W], None] = {}
         for info in load.ssts:
             topics = self._topics.overlapping(info.first_key, info.last_key + b"\0")
             found.update(dict.fromkeys(topics))
         return [*found]
 
-    def commits_of(
-        self, obj: AppliedObject, outside: Outside | None
+    def events_of(
+        self, obj: AppliedObject, prior: PriorState | None
     ) -> Iterator[tuple[Sequence[W], list[ChangeEvent]]]:
-        """Who is to be told of which commits of an object, those of each in their order.
+        """Yield groups of watchers, with the events that the object has for them, by commit.
 
-        `outside` is the state before, if anybody wants that. A load is none of its commits.
+        `prior` is the state before the object, needed if any watcher wants the values before. The
+        commit of a load yields nothing.
         """
-        inside = None if outside is None else Inside(obj, outside)
+        values = None if prior is None else ObjectPriorValues(obj, prior)
         for topic, changes in self._changes(obj).items():
             by_seq: dict[int, list[tuple[Entry, int]]] = {}
             for entry, at in changes:
                 by_seq.setdefault(entry.seq, []).append((entry, at))
             commits = sorted(by_seq.items())
             if topic.watchers:
-                seen = [ChangeEvent(seq, obj.wal_id, [e for e, _ in c]) for seq, c in commits]
-                yield (*topic.watchers,), seen
-            if topic.asking and inside is not None and outside is not None:
-                asked = [_asked(seq, obj.wal_id, c, inside, outside) for seq, c in commits]
-                yield (*topic.asking,), asked
+                plain = [ChangeEvent(seq, obj.wal_id, [e for e, _ in c]) for seq, c in commits]
+                yield (*topic.watchers,), plain
+            if topic.watchers_with_previous and values is not None and prior is not None:
+                full = [
+                    _event_with_previous(seq, obj.wal_id, c, values, prior) for seq, c in commits
+                ]
+                yield (*topic.watchers_with_previous,), full
 
     def _changes(self, obj: AppliedObject) -> dict[Topic[W], list[tuple[Entry, int]]]:
-        """What each range is told of, range deletes first; and which point of the object it is."""
+        """Return the changes for each topic, range deletes first.
+
+        Each comes with its position among the points of the object, -1 for a range delete.
+        """
         found: dict[Topic[W], list[tuple[Entry, int]]] = {}
         for entry in obj.range_tombstones:
             for topic in self._topics.overlapping(entry.key, entry.value):
@@ -153,22 +160,22 @@ class Subscriptions(Generic[W]):
 
 
 def _members(topic: Topic[W], watcher: W) -> dict[W, None]:
-    return topic.asking if watcher.wants_previous else topic.watchers
+    return topic.watchers_with_previous if watcher.wants_previous else topic.watchers
 
 
-def _asked(
+def _event_with_previous(
     seq: int,
     wal_id: int,
     changes: Sequence[tuple[Entry, int]],
-    inside: Inside,
-    outside: Outside,
+    values: ObjectPriorValues,
+    prior: PriorState,
 ) -> ChangeEvent:
-    previous: list[Previous] = [None if at < 0 else inside.previous(at) for _, at in changes]
-    return ChangeEvent(seq, wal_id, [entry for entry, _ in changes], previous, outside.held)
+    previous: list[Previous] = [None if at < 0 else values.previous(at) for _, at in changes]
+    return ChangeEvent(seq, wal_id, [entry for entry, _ in changes], previous, prior.held)
 
 
 def _clipped(tombstone: Entry, keys: KeyRange) -> Entry:
-    """The part of a range delete that is inside a range."""
+    """Return the part of a range delete that is inside a range."""
     start = max(tombstone.key, keys.start)
     ends = [end for end in (tombstone.value, keys.end) if end]
     return tombstone._replace(key=start, value=min(ends, default=b""))

@@ -1,4 +1,4 @@
-"""One watch: where it is, and what it was told."""
+"""One watch of a stream: its state, and the position up to which it has reported commits."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from shalekv.watch.feed import FeedPosition
 
 
 class WatchState(enum.Enum):
-    """Who tells a watch what comes next."""
+    """Where a watch gets its next commits from."""
 
-    OPENING = enum.auto()  # nobody yet
-    FOLLOWING = enum.auto()  # the feed
-    BEHIND = enum.auto()  # it reads the WAL, or waits for room to do so
-    OVER = enum.auto()  # nobody any more
+    OPENING = enum.auto()  # nowhere yet
+    FOLLOWING = enum.auto()  # from the feed
+    BEHIND = enum.auto()  # from the WAL in the store, when its queue has space
+    OVER = enum.auto()  # nowhere any more
 
 
-class Teller(Protocol):
-    """What a watch needs of its stream."""
+class WatchOutput(Protocol):
+    """The stream of a watch, as the watch uses it."""
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether something of that size may wait to be taken."""
+    def has_space(self, size_bytes: int) -> bool:
+        """Whether a reply of that size may be queued."""
         ...
 
-    async def wait_for_room(self, size_bytes: int) -> None:
-        """Wait until it may."""
+    async def wait_for_space(self, size_bytes: int) -> None:
+        """Wait until a reply of that size may be queued."""
         ...
 
-    def tell_commit(self, watch: Watch, commit: ChangeEvent) -> None:
-        """Let it wait to be taken."""
+    def put_commit(self, watch: Watch, event: ChangeEvent) -> None:
+        """Queue a commit."""
         ...
 
-    def tell_opened(self, watch: Watch) -> None:
-        """Tell where the watch begins."""
+    def put_opened(self, watch: Watch) -> None:
+        """Queue the reply that says where the watch begins."""
         ...
 
-    def tell_progress(self, watch: Watch, position: FeedPosition) -> None:
-        """Tell that all up to there was told."""
+    def put_progress(self, watch: Watch, position: FeedPosition) -> None:
+        """Queue the reply that says that everything up to `position` was reported."""
         ...
 
-    def lag(self, watch: Watch) -> None:
-        """The watch has to read from the store."""
+    def read_behind(self, watch: Watch) -> None:
+        """Let the watch read from the store."""
         ...
 
     def close_watch(self, watch: Watch, error: ShaleError | None) -> None:
-        """End the watch, and tell why."""
+        """End the watch, and report why."""
         ...
 
 
 class Watch:
-    """Implements `watch.catch_up.Follower` for one watch of a stream."""
+    """Implements `watch.catch_up.CatchUpWatch` for one watch of a stream."""
 
     __slots__ = (
         "_stream",
@@ -63,16 +63,16 @@ class Watch:
         "has_begun",
         "is_cancelled",
         "keys",
+        "last_reply_ms",
         "next_seq",
         "state",
-        "told_ms",
         "wants_previous",
         "watch_id",
     )
 
     def __init__(
         self,
-        stream: Teller,
+        stream: WatchOutput,
         watch_id: int,
         keys: KeyRange,
         *,
@@ -80,7 +80,7 @@ class Watch:
         next_seq: int,
         consumer: WatchConsumer | None,
     ) -> None:
-        """`next_seq` is where it is to begin, 0 for the next commit."""
+        """`next_seq` is the first commit to report, 0 for the next one."""
         self._stream = stream
         self.watch_id = watch_id
         self.keys = keys
@@ -88,60 +88,63 @@ class Watch:
         self.next_seq = next_seq
         self.consumer = consumer
         self.state = WatchState.OPENING
-        self.is_cancelled = False  # by its client, who is told nothing more
-        self.has_begun = False  # and its client knows where
-        self.first_wal_id: int | None = None  # where it has to read on, if it has fallen behind
-        self.told_ms = 0.0  # when it was told something
+        self.is_cancelled = False  # by its client: its queued commits are not sent
+        self.has_begun = False  # whether the reply with its first commit was queued
+        self.first_wal_id: int | None = None  # where to read on, if it has fallen behind
+        self.last_reply_ms = 0.0  # when its last reply was queued
 
     @property
     def is_over(self) -> bool:
         """Whether it is closed."""
         return self.state is WatchState.OVER
 
-    def tell(self, commit: ChangeEvent) -> bool:
-        """The next commit from the feed; False: there is no room, and it has left the feed."""
-        if commit.seq < self.next_seq:
+    def publish(self, event: ChangeEvent) -> bool:
+        """Queue the next commit from the feed.
+
+        Return False if there is no space: then the watch has left the feed.
+        """
+        if event.seq < self.next_seq:
             return True
-        if not self._stream.has_room(commit.size_bytes):
-            self.fall_behind(commit.seq, commit.wal_id)
+        if not self._stream.has_space(event.size_bytes):
+            self.fall_behind(event.seq, event.wal_id)
             return False
-        self._put(commit)
+        self._put(event)
         return True
 
-    async def take(self, commit: ChangeEvent) -> None:
-        """The next commit that was read, when there is room for it."""
-        await self._stream.wait_for_room(commit.size_bytes)
+    async def publish_when_free(self, event: ChangeEvent) -> None:
+        """Queue the next commit that was read from the WAL, when there is space for it."""
+        await self._stream.wait_for_space(event.size_bytes)
         if not self.is_over:
-            self._put(commit)
+            self._put(event)
 
-    def _put(self, commit: ChangeEvent) -> None:
-        self._stream.tell_commit(self, commit)
-        if not commit.more:
-            self.next_seq = commit.seq + 1
+    def _put(self, event: ChangeEvent) -> None:
+        self._stream.put_commit(self, event)
+        if not event.more:
+            self.next_seq = event.seq + 1
 
     def fall_behind(self, seq: int, wal_id: int) -> None:
-        """Read from there on what the feed would tell."""
+        """Leave the feed, and read the commits from `seq` on, in slots from `wal_id` on."""
         self.next_seq = max(self.next_seq, seq)
         self.first_wal_id = wal_id
-        self._stream.lag(self)
+        self._stream.read_behind(self)
 
-    def begins(self) -> None:
-        """Tell its client that it is open, and where it begins."""
+    def report_opened(self) -> None:
+        """Report to the client, once, that the watch is open and where it begins."""
         if not self.has_begun:
             self.has_begun = True
-            self._stream.tell_opened(self)
+            self._stream.put_opened(self)
 
     def caught_up(self, position: FeedPosition) -> None:
-        """The feed tells it what comes next."""
+        """Follow the feed from now on: everything up to `position` was published."""
         self.state = WatchState.FOLLOWING
         self.next_seq = max(self.next_seq, position.seq + 1)
-        self.tell_progress(position)
+        self.report_progress(position)
 
-    def tell_progress(self, position: FeedPosition) -> None:
-        """All up to there was told, unless it begins in the future."""
+    def report_progress(self, position: FeedPosition) -> None:
+        """Report that everything up to `position` was published, unless the watch begins later."""
         if self.next_seq <= position.seq + 1:
-            self._stream.tell_progress(self, position)
+            self._stream.put_progress(self, position)
 
     def fail(self, error: ShaleError) -> None:
-        """It cannot be told what comes next."""
+        """Close the watch, since its next commit cannot be read."""
         self._stream.close_watch(self, error)

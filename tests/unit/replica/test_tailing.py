@@ -350,7 +350,7 @@ async def test_watch_catches_up_although_commits_never_pause(
         fields = {"start_seq": 1, "previous_value": wants_previous}
         async with watching(cluster, engine, **fields) as client:
             await client.opened()
-            while not engine.feed.audience.count:
+            while not engine.feed.subscriptions.count:
                 await asyncio.sleep(0)
                 assert reads <= READS_MAX
             await put()

@@ -1,4 +1,4 @@
-"""Leases of consumers: what they keep from collectors, for how long, and what is refused."""
+"""Leases of consumers: what they keep from collectors, for how long, and invalid requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wal_ids(database: CollectedDatabase) -> list[int]:
 
 
 async def test_held_wal_stays_until_the_lease_is_moved_on() -> None:
-    """A consumer keeps what it still needs, however old, and lets go of it step by step."""
+    """A consumer keeps the WAL that it still needs, however old, and frees it step by step."""
     database = await compacted()
     consumers = database.consumers(ttl_s=1_000)
     await consumers.hold("mirror", 4)
@@ -47,7 +47,7 @@ async def test_held_wal_stays_until_the_lease_is_moved_on() -> None:
 
 
 async def test_lease_expires_by_the_clock_of_the_store() -> None:
-    """Renewed it lives on; once it is over, the collector removes it, and what it kept goes."""
+    """A lease lives on when renewed; once expired, the collector removes it and what it kept."""
     database = await compacted()
     consumers = database.consumers()
     await consumers.hold("mirror", 4)
@@ -65,7 +65,7 @@ async def test_lease_expires_by_the_clock_of_the_store() -> None:
 
 
 async def test_what_may_be_deleted_cannot_be_held() -> None:
-    """Nobody claims what is below c and below every lease; a lease that lapsed cannot come back."""
+    """WAL below c that no lease keeps cannot be leased, even by a consumer that had released it."""
     database = await compacted()
     consumers = database.consumers()
     with pytest.raises(WalUnprotected) as refused:
@@ -81,8 +81,8 @@ async def test_what_may_be_deleted_cannot_be_held() -> None:
         await consumers.hold("mirror", 4)
 
 
-async def test_retention_can_be_claimed_by_a_consumer_that_comes_late() -> None:
-    """What the collector retains stands in the manifest, so a lease on it never breaks."""
+async def test_retained_wal_can_be_leased_later() -> None:
+    """WAL that the collector retains, as recorded in the manifest, can be leased."""
     database = await compacted()
     retaining: dict[str, Any] = {"wal_retention_s": 100}
     await database.collecting(**retaining).collect()
@@ -99,7 +99,7 @@ async def test_retention_can_be_claimed_by_a_consumer_that_comes_late() -> None:
 
 
 async def test_hold_that_changes_nothing_edits_nothing() -> None:
-    """Until half of the life is over, a consumer that has not moved costs no write."""
+    """Until half of its life is over, holding a lease where it is costs no write."""
     database = await compacted()
     consumers = database.consumers()
     await consumers.hold("mirror", 5)
@@ -119,7 +119,7 @@ async def test_hold_that_changes_nothing_edits_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["", " x", "x\n", "x" * (NAME_CHARS_MAX + 1)])
 async def test_names_are_checked(name: str) -> None:
-    """A name can be printed, and is not too long."""
+    """A name that is empty, too long or not printable is refused."""
     database = await compacted()
     with pytest.raises(InvalidRequest, match="consumer: expected"):
         await database.consumers().hold(name, 4)

@@ -1,4 +1,4 @@
-"""The feed of watches: who is told of an object, found by which index, with which values before."""
+"""The commit feed: the watches an object is published to, the range index, and values before."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from shalekv.protocol.entry import Entry, KeyRange, Kind, prefix_end
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.watch.change_event import AppliedObject, ChangeEvent, Lack, Previous
+from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous, Unresolved
 from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.watch.index import LENGTHS_MAX, RangeIndex
-from shalekv.watch.previous import Before, Inside, Met, look_up
+from shalekv.watch.previous import ObjectPriorValues, ReplayedState, ViewBefore, read_previous
 from tests.kit.engine.trees import Levels, range_tombstone
 
 MANY = 10_000
-NOTHING = ReadView(0, None, ())
+EMPTY_VIEW = ReadView(0, None, ())
 
 
-class Ear:
-    """Notes what it is told, until it has enough."""
+class RecordingWatcher:
+    """Records the events published to it, and falls behind after `event_count_max` of them."""
 
     def __init__(
-        self, feed: CommitFeed, prefix: bytes, *, wants_previous: bool = False, enough: int = 1_000
+        self,
+        feed: CommitFeed,
+        prefix: bytes,
+        *,
+        wants_previous: bool = False,
+        event_count_max: int = 1_000,
     ) -> None:
         self.keys = KeyRange(prefix, prefix_end(prefix))
         self.wants_previous = wants_previous
-        self.told: list[ChangeEvent] = []
+        self.events: list[ChangeEvent] = []
         self.behind: list[tuple[int, int]] = []
-        self._enough = enough
+        self._event_count_max = event_count_max
         self._feed = feed
         feed.join(self)
 
-    def tell(self, commit: ChangeEvent) -> bool:
-        if len(self.told) == self._enough:
-            self.fall_behind(commit.seq, commit.wal_id)
+    def publish(self, event: ChangeEvent) -> bool:
+        if len(self.events) == self._event_count_max:
+            self.fall_behind(event.seq, event.wal_id)
             return False
-        self.told.append(commit)
+        self.events.append(event)
         return True
 
     def fall_behind(self, seq: int, wal_id: int) -> None:
@@ -48,7 +53,7 @@ class Ear:
 
 
 def new_feed() -> CommitFeed:
-    """A feed of an engine that has applied slot 3."""
+    """Create the feed of an engine that has applied slot 3."""
     return CommitFeed(lambda: FeedPosition(7, 3))
 
 
@@ -56,42 +61,42 @@ def put(key: bytes, seq: int) -> Entry:
     return Entry(key, seq, Kind.PUT, b"v")
 
 
-def test_who_has_enough_leaves_between_two_commits() -> None:
-    """A watch that falls behind within an object is told nothing more of it, others all."""
+def test_watch_that_falls_behind_leaves_between_two_commits() -> None:
+    """A watch that falls behind within an object gets no further commit of it; others get all."""
     feed = new_feed()
-    slow, quick = Ear(feed, b"a", enough=1), Ear(feed, b"a")
+    slow, quick = RecordingWatcher(feed, b"a", event_count_max=1), RecordingWatcher(feed, b"a")
     feed.applied(AppliedObject(4, 10, [put(b"a", seq) for seq in (10, 9, 8)]), None)
-    assert [each.seq for each in slow.told] == [8]
+    assert [each.seq for each in slow.events] == [8]
     assert slow.behind == [(9, 4)]
-    assert [each.seq for each in quick.told] == [8, 9, 10]
+    assert [each.seq for each in quick.events] == [8, 9, 10]
 
 
-def test_jump_of_the_engine_sends_all_to_the_store() -> None:
-    """When a replica goes on behind what it has not applied, every watch has to read that."""
+def test_jump_of_the_engine_makes_all_watches_read_the_store() -> None:
+    """When a replica skips objects, every watch has to read them from the store."""
     feed = new_feed()
-    ears = [Ear(feed, b"a"), Ear(feed, b"b", wants_previous=True)]
+    watchers = [RecordingWatcher(feed, b"a"), RecordingWatcher(feed, b"b", wants_previous=True)]
     feed.jumped(7, 4)
-    assert [ear.behind for ear in ears] == [[(8, 4)]] * 2
+    assert [watcher.behind for watcher in watchers] == [[(8, 4)]] * 2
     assert feed.is_idle
 
 
 def probes(feed: CommitFeed, obj: AppliedObject) -> int:
-    before = feed.audience.probes
-    feed.applied(obj, NOTHING)
-    return feed.audience.probes - before
+    before = feed.subscriptions.probes
+    feed.applied(obj, EMPTY_VIEW)
+    return feed.subscriptions.probes - before
 
 
 def test_cost_of_a_write_does_not_grow_with_watches_that_do_not_match() -> None:
-    """Among ten thousand watches of other prefixes a change is looked up as often as among one, and
-    only the watch that matches is told.
+    """A change takes as many lookups among ten thousand watches of other prefixes as without them,
+    and is published only to the watch that matches.
     """
     few, many = new_feed(), new_feed()
-    matching = [Ear(feed, b"w/00000/") for feed in (few, many)]
-    others = [Ear(many, b"w/%05d/" % number) for number in range(1, MANY)]
+    matching = [RecordingWatcher(feed, b"w/00000/") for feed in (few, many)]
+    others = [RecordingWatcher(many, b"w/%05d/" % number) for number in range(1, MANY)]
     obj = AppliedObject(4, 107, [put(b"w/00000/%d" % n, 8 + n) for n in range(100)])
     assert probes(many, obj) == probes(few, obj)
-    assert [len(ear.told) for ear in matching] == [100, 100]
-    assert not any(ear.told for ear in others)
+    assert [len(watcher.events) for watcher in matching] == [100, 100]
+    assert not any(watcher.events for watcher in others)
 
 
 SEEDS = range(20)
@@ -100,12 +105,12 @@ ALPHABET = b"\x00ab\xff"
 
 
 def some_key(random: Random, most: int = 4) -> bytes:
-    """A short key of few letters, so that much of it meets."""
+    """Return a short key of few letters, so that many keys and ranges overlap."""
     return bytes(random.choices(ALPHABET, k=random.randint(1, most)))
 
 
 def some_range(random: Random) -> KeyRange:
-    """A prefix, a key, a half-open or a whole range; never an empty one."""
+    """Return a prefix, a single key, a half-open range or the whole range; never an empty one."""
     kind = random.randrange(6)
     key = some_key(random)
     if kind == 0:
@@ -132,8 +137,8 @@ def overlaps(keys: KeyRange, start: bytes, end: bytes) -> bool:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_index_finds_what_a_look_at_every_range_finds(seed: int) -> None:
-    """Through random additions and removals, both queries find exactly what the model finds."""
+def test_index_finds_the_same_as_a_check_of_every_range(seed: int) -> None:
+    """During random additions and removals, both queries find exactly what the model finds."""
     random = Random(seed)
     index: RangeIndex[KeyRange] = RangeIndex()
     model: set[KeyRange] = set()
@@ -150,12 +155,12 @@ def test_index_finds_what_a_look_at_every_range_finds(seed: int) -> None:
         found = index.matching(key)
         assert sorted(found) == sorted(each for each in model if contains(each, key))
         deleted = some_range(random)
-        met = index.overlapping(deleted.start, deleted.end)
-        assert sorted(met) == sorted(each for each in model if overlaps(each, *deleted))
+        found = index.overlapping(deleted.start, deleted.end)
+        assert sorted(found) == sorted(each for each in model if overlaps(each, *deleted))
 
 
 def test_prefixes_of_many_lengths_are_all_found() -> None:
-    """Prefixes beyond the lengths that are looked up one by one are found like the others."""
+    """Prefixes with more lengths than have dictionaries of their own are all found."""
     index: RangeIndex[int] = RangeIndex()
     lengths = range(1, 3 * LENGTHS_MAX)
     for length in lengths:
@@ -166,7 +171,7 @@ def test_prefixes_of_many_lengths_are_all_found() -> None:
     assert index.matching(b"a" * lengths.stop) == []
 
 
-def costs(index: RangeIndex[int], keys: list[bytes]) -> int:
+def probes_of(index: RangeIndex[int], keys: list[bytes]) -> int:
     before = index.probes
     for key in keys:
         index.matching(key)
@@ -174,17 +179,17 @@ def costs(index: RangeIndex[int], keys: list[bytes]) -> int:
 
 
 def test_a_change_costs_a_logarithm_among_many_ranges_that_it_does_not_match() -> None:
-    """Ten thousand ranges of any shape cost some twenty nodes for a key, not ten thousand."""
+    """A key visits some twenty nodes among ten thousand ranges of any shape, not ten thousand."""
     index: RangeIndex[int] = RangeIndex()
     for number in range(MANY):
         index.add(KeyRange(b"%06d" % (2 * number), b"%06d5" % (2 * number)), number)
     keys = [b"%06d" % (2 * number + 1) for number in range(0, MANY, 100)]
     assert not any(index.matching(key) for key in keys)
-    assert costs(index, keys) < 60 * len(keys)
+    assert probes_of(index, keys) < 60 * len(keys)
 
 
-def test_a_range_delete_costs_what_it_meets() -> None:
-    """A deleted range that meets two of ten thousand watched ranges costs little more than two."""
+def test_a_range_delete_costs_by_the_ranges_it_overlaps() -> None:
+    """A deleted range that overlaps two of ten thousand ranges costs only a few probes."""
     index: RangeIndex[int] = RangeIndex()
     for number in range(MANY):
         prefix = b"%06d" % number
@@ -195,14 +200,14 @@ def test_a_range_delete_costs_what_it_meets() -> None:
 
 
 IN_LEVELS = Entry(b"k", 7, Kind.PUT, b"in the levels")
-TREE_SEQ = 10
+LEVELS_SEQ = 10
 
 
-def held_tree(levels: Levels) -> PinnedVersion:
-    """Levels that hold all up to commit 10, among it the key."""
+def pinned_version(levels: Levels) -> PinnedVersion:
+    """Pin a version whose levels hold everything up to commit 10, including the key."""
     levels.add(1, [IN_LEVELS])
     tree = levels.tree()
-    object.__setattr__(tree, "last_seq", TREE_SEQ)
+    object.__setattr__(tree, "last_seq", LEVELS_SEQ)
     return PinnedVersion(tree, levels.open(), b"snapshot")
 
 
@@ -214,62 +219,64 @@ def view(held: PinnedVersion, *points: Entry, tombstone: Entry | None = None) ->
 
 async def read(previous: Previous, held: PinnedVersion) -> Previous:
     commit = ChangeEvent(100, 1, [Entry(b"k", 100, Kind.PUT)], [previous], held)
-    await look_up([commit])
+    await read_previous([commit])
     assert commit.previous is not None
     assert commit.held is None
     return commit.previous[0]
 
 
 async def test_memory_comes_before_the_levels() -> None:
-    """What memory says of a key is told at once; else the levels are asked."""
-    held = held_tree(Levels())
+    """A value in memory is returned at once; else the levels have to be read."""
+    held = pinned_version(Levels())
     own = Entry(b"k", 20, Kind.PUT, b"in memory")
-    assert Before(view(held, own)).previous(b"k") == own
-    previous = Before(view(held)).previous(b"k")
-    assert previous is Lack.UNREAD
+    assert ViewBefore(view(held, own)).previous(b"k") == own
+    previous = ViewBefore(view(held)).previous(b"k")
+    assert previous is Unresolved.UNREAD
     assert await read(previous, held) == IN_LEVELS
-    assert Before(view(held)).previous(b"other") is None
+    assert ViewBefore(view(held)).previous(b"other") is None
 
 
 async def test_range_delete_that_memory_is_about_to_drop_hides_nothing() -> None:
-    """A range delete that is in the levels as well does not hide a put that was newer: memory may
-    have let go of that one already.
+    """A range delete that the levels hold as well does not hide a newer put, which memory may have
+    dropped already.
     """
-    held = held_tree(Levels())
+    held = pinned_version(Levels())
     old = range_tombstone(b"a", b"z", 5)
-    assert Before(view(held, tombstone=old)).previous(b"k") is Lack.UNREAD
-    found = Before(view(held, tombstone=range_tombstone(b"a", b"z", 11))).previous(b"k")
+    assert ViewBefore(view(held, tombstone=old)).previous(b"k") is Unresolved.UNREAD
+    found = ViewBefore(view(held, tombstone=range_tombstone(b"a", b"z", 11))).previous(b"k")
     assert isinstance(found, Entry)
     assert found.kind is Kind.TOMBSTONE
 
 
-async def test_levels_that_are_gone_leave_it_unknown() -> None:
-    """When the levels cannot be read any more, nobody knows the value."""
+async def test_value_is_unknown_when_the_levels_are_gone() -> None:
+    """When the levels cannot be read any more, the value is unknown."""
     levels = Levels()
-    held = held_tree(levels)
+    held = pinned_version(levels)
     levels.objects.remove(level_name(levels.infos[0].id))
-    assert await read(Lack.UNREAD, held) is Lack.UNKNOWN
+    assert await read(Unresolved.UNREAD, held) is Unresolved.UNKNOWN
 
 
 def test_commits_of_one_object_come_one_after_the_other() -> None:
-    """Inside an object the version before counts, and a range delete between the two."""
+    """Inside an object the value before is the version before, unless a range delete is between."""
     newest, middle, first = (Entry(b"k", seq, Kind.PUT, b"%d" % seq) for seq in (9, 7, 5))
     deleted = range_tombstone(b"a", b"", 8)
     obj = AppliedObject(1, 9, [newest, middle, first], [deleted])
-    outside = Met(None, size_bytes_max=1 << 20)
-    inside = Inside(obj, outside)
-    assert [inside.previous(at) for at in range(3)] == [None, first, Lack.UNKNOWN]
+    prior = ReplayedState(None, size_bytes_max=1 << 20)
+    values = ObjectPriorValues(obj, prior)
+    assert [values.previous(at) for at in range(3)] == [None, first, Unresolved.UNKNOWN]
 
 
-def test_what_was_met_is_forgotten_when_it_is_too_much() -> None:
-    """Values that a pass remembers are bounded: past that it says that it does not know."""
-    met = Met(None, size_bytes_max=10_000)
-    met.add([Entry(b"a", 1, Kind.PUT, bytes(100))])
-    assert isinstance(met.previous(b"a"), Entry)
-    met.add([Entry(b"b", 2, Kind.PUT, bytes(10_000))])
-    assert met.previous(b"a") is met.previous(b"b") is Lack.UNKNOWN
-    met.add_later([Entry(b"c", 3, Kind.PUT, bytes(6_000)), Entry(b"d", 3, Kind.PUT, bytes(6_000))])
-    met.land()
-    assert met.previous(b"c") is Lack.UNKNOWN
-    met.add([Entry(b"e", 4, Kind.PUT, b"known")])
-    assert isinstance(met.previous(b"e"), Entry)
+def test_replayed_values_are_forgotten_beyond_the_bound() -> None:
+    """The values that a pass remembers are bounded: beyond the bound they are unknown."""
+    state = ReplayedState(None, size_bytes_max=10_000)
+    state.add([Entry(b"a", 1, Kind.PUT, bytes(100))])
+    assert isinstance(state.previous(b"a"), Entry)
+    state.add([Entry(b"b", 2, Kind.PUT, bytes(10_000))])
+    assert state.previous(b"a") is state.previous(b"b") is Unresolved.UNKNOWN
+    state.add_later(
+        [Entry(b"c", 3, Kind.PUT, bytes(6_000)), Entry(b"d", 3, Kind.PUT, bytes(6_000))]
+    )
+    state.add_pending()
+    assert state.previous(b"c") is Unresolved.UNKNOWN
+    state.add([Entry(b"e", 4, Kind.PUT, b"known")])
+    assert isinstance(state.previous(b"e"), Entry)

@@ -1,4 +1,4 @@
-"""Batches that were stored as loads are commits like any other, told in parts."""
+"""Batches that were stored as loads are commits like any other, reported in parts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import delete, put
 from tests.kit.serving.sweeping import compact
 from tests.kit.serving.watchers import Watched, watched
-from tests.unit.watch.truth import Change, told
+from tests.unit.watch.truth import Change, reported
 
 LARGE: dict[str, Any] = {"skip_memtable_bytes": 65_536}
-KEYS = 3_000  # more than one window of what is read at once
+KEYS = 3_000  # more than one window of entries that are read at once
 SMALL: dict[str, Any] = {"watch_stream_bytes_max": 65_536, "watch_bytes_max": 262_144}
 PUT = kv_pb2.WatchChange.KIND_PUT
 
@@ -24,12 +24,12 @@ def key(number: int) -> bytes:
     return b"load/%05d" % number
 
 
-async def load(under: Watched, value: bytes) -> int:
-    """Write a batch that becomes a load; its sequence number."""
+async def load(cluster: Watched, value: bytes) -> int:
+    """Write a batch that becomes a load; return its sequence number."""
     batch = [put(key(number), value + b"%d" % number + bytes(40)) for number in range(KEYS)]
-    reply = await under.writer.ask(kv_pb2.WriteRequest(changes=[*batch, delete(b"gone")]))
+    reply = await cluster.writer.ask(kv_pb2.WriteRequest(changes=[*batch, delete(b"gone")]))
     seq: int = reply.header.seq
-    assert under.writer.engine.levels.load_count
+    assert cluster.writer.engine.levels.load_count
     return seq
 
 
@@ -41,20 +41,20 @@ def changes_of(seq: int, value: bytes, start: int = 0, end: int = KEYS) -> list[
 
 
 @pytest.mark.parametrize("is_past", [False, True])
-async def test_load_is_told_whole(is_past: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A load is one commit, in its place between others, whether it comes or is past; a watch
-    of a few of its keys is told those, and a watch of none nothing.
+async def test_load_is_reported_whole(is_past: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A load is one commit, in order among the others, whether it is new or past; a watch of a few
+    of its keys reports those, and a watch of none reports nothing.
     """
-    async with watched(**LARGE, watching=SMALL) as under:
-        client = under.client()
+    async with watched(**LARGE, watching=SMALL) as cluster:
+        client = cluster.client()
         ranges = [b"", b"load/0010", b"other"]
         if not is_past:
             for number, prefix in enumerate(ranges):
                 client.create(number, prefix)
                 await client.opened(number)
-        first = (await under.writer.put(b"load/00101", b"before")).header.seq
-        seq = await load(under, b"v")
-        last_seq = (await under.writer.put(b"load/00102", b"after")).header.seq
+        first = (await cluster.writer.put(b"load/00101", b"before")).header.seq
+        seq = await load(cluster, b"v")
+        last_seq = (await cluster.writer.put(b"load/00102", b"after")).header.seq
         if is_past:
             for number, prefix in enumerate(ranges):
                 client.create(number, prefix, start_seq=first)
@@ -74,12 +74,12 @@ async def test_load_is_told_whole(is_past: bool) -> None:  # noqa: FBT001 - a pa
         before = Change(PUT, b"load/00101", b"before", first, b"")
         after = Change(PUT, b"load/00102", b"after", last_seq, b"")
         gone = Change(kv_pb2.WatchChange.KIND_DELETE, b"gone", b"", seq, b"")
-        assert told(found[0]) == [
+        assert reported(found[0]) == [
             (first, [before]),
             (seq, [gone, *changes_of(seq, b"v")]),
             (last_seq, [after]),
         ]
-        assert told(found[1]) == [
+        assert reported(found[1]) == [
             (first, [before]),
             (seq, changes_of(seq, b"v", 100, 110)),
             (last_seq, [after]),
@@ -89,20 +89,20 @@ async def test_load_is_told_whole(is_past: bool) -> None:  # noqa: FBT001 - a pa
 
 @pytest.mark.parametrize("is_past", [False, True])
 async def test_values_before_a_load(is_past: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """What a load replaces is told, and what replaces a part of a load: what is in two ranges
-    of one stream is told the same in both.
+    """Values before are reported for a load, and for writes that replace a part of it; two watches
+    of one stream report the same for a key that is in both ranges.
     """
-    async with watched(**LARGE, watching=SMALL) as under:
-        client = under.client()
+    async with watched(**LARGE, watching=SMALL) as cluster:
+        client = cluster.client()
         prefixes = [b"load/000", b"load/0001"]
         if not is_past:
             for number, prefix in enumerate(prefixes):
                 client.create(number, prefix, previous_value=True)
                 await client.opened(number)
-        first = (await under.writer.put(key(11), b"before")).header.seq
-        await load(under, b"v")
-        await load(under, b"w")
-        last_seq = (await under.writer.put(key(11), b"after")).header.seq
+        first = (await cluster.writer.put(key(11), b"before")).header.seq
+        await load(cluster, b"v")
+        await load(cluster, b"w")
+        last_seq = (await cluster.writer.put(key(11), b"after")).header.seq
         if is_past:
             for number, prefix in enumerate(prefixes):
                 client.create(number, prefix, previous_value=True, start_seq=first)
@@ -122,20 +122,20 @@ async def test_values_before_a_load(is_past: bool) -> None:  # noqa: FBT001 - a 
             assert [value.rstrip(b"\0") for value in found] == expected
 
 
-async def test_load_whose_files_are_gone() -> None:
-    """A load that was merged away, and whose files were collected, cannot be told: the watch is
-    closed with the first commit behind it.
+async def test_load_whose_ssts_are_gone() -> None:
+    """A load that was merged, and whose SSTs were collected, cannot be reported: the watch is
+    closed with the first commit after it.
     """
     database = await Database.created()
-    async with watched(database, **LARGE, fence_poll_ms=10) as under:
-        first = (await under.writer.put(b"a")).header.seq
-        seq = await load(under, b"v")
-        last_seq = (await under.writer.put(b"b")).header.seq
+    async with watched(database, **LARGE, fence_poll_ms=10) as cluster:
+        first = (await cluster.writer.put(b"a")).header.seq
+        seq = await load(cluster, b"v")
+        last_seq = (await cluster.writer.put(b"b")).header.seq
     await compact(database, l0_trigger_count=4)
     files = [info.id for info in (await database.manifest()).leveled_ssts]
-    async with watched(database, **LARGE) as under:
+    async with watched(database, **LARGE) as cluster:
         await database.remove(*map(names.level_name, files))
-        client = under.client()
+        client = cluster.client()
         client.create(start_seq=first)
         await client.opened()
         assert (await client.commit()).seq == first

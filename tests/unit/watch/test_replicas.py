@@ -1,4 +1,4 @@
-"""Watches of a replica that was stopped, and goes on behind levels that hold more than it saw."""
+"""Watches of a replica that was stopped, and goes on after levels that hold more than it saw."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def watching(
     assert engine.feed.is_idle
 
 
-async def fall_asleep(database: ReplicatedDatabase) -> int:
-    """More is written and compacted than the replica saw, and then collected; the last commit."""
+async def write_and_collect(database: ReplicatedDatabase) -> int:
+    """Write, compact and collect more than the replica has seen; return the last commit."""
     for number in range(5):
         await database.put(**{f"k{number % 2}": b"%d" % number})
     await database.compact()
@@ -52,9 +52,9 @@ async def fall_asleep(database: ReplicatedDatabase) -> int:
 
 
 @virtual_time(seed=1)
-async def test_jump_over_what_is_gone_is_told() -> None:
-    """When the log was collected meanwhile, a watch is closed with WAL_COLLECTED: it is not told
-    what comes later as if nothing had been between. One that needs none of that goes on.
+async def test_jump_over_what_is_gone_closes_the_watch() -> None:
+    """When the log was collected meanwhile, a watch is closed with WAL_COLLECTED: it does not skip
+    commits silently. A watch that needs none of the collected commits goes on.
     """
     database = await ReplicatedDatabase.created()
     await database.put(k0=b"before")
@@ -64,7 +64,7 @@ async def test_jump_over_what_is_gone_is_told() -> None:
         assert await client.opened() == 2
         client.create(2, start_seq=7)
         assert await client.opened(2) == 7
-        last_seq = await fall_asleep(database)
+        last_seq = await write_and_collect(database)
         async with running(engine):
             await engine.prefix.cover(last_seq)
             closed = await client.closed()
@@ -79,8 +79,8 @@ async def test_jump_over_what_is_gone_is_told() -> None:
 
 @virtual_time(seed=1)
 async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
-    """While the manifest cannot be edited a watch with a consumer goes on, and tries again soon
-    enough for its lease to outlive that.
+    """While the manifest cannot be edited, a watch with a consumer goes on, and retries soon enough
+    that its lease does not expire.
     """
     database = await ReplicatedDatabase.created()
     await database.put(k0=b"before")
@@ -91,7 +91,7 @@ async def test_lease_that_cannot_be_renewed_yet_ends_no_watch() -> None:
         await client.opened()
         lease = find_wal_lease(await database.manifest(), f"consumer {CONSUMER}")
         assert lease is not None
-        closing = asyncio.create_task(client.closed())  # takes what is told
+        closing = asyncio.create_task(client.closed())  # takes the replies
         store.fail("create", times=FOR_EVER)
         life_s = WatchSettings().consumer_lease_ttl_s
         await pass_s(life_s * 0.8)

@@ -1,4 +1,4 @@
-"""Requests that cannot be answered close their watch and leave the stream; limits; statuses."""
+"""Invalid requests close their watch and not the stream; limits; progress."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ KeyRange = kv_pb2.KeyRange
 async def test_bad_watch_is_closed_and_the_stream_goes_on(
     fields: dict[str, Any], field: str
 ) -> None:
-    """A watch that cannot be is closed with the field that is wrong; others are not concerned."""
-    async with watched() as under:
-        client = under.client()
+    """An invalid watch is closed with the name of the wrong field; other watches go on."""
+    async with watched() as cluster:
+        client = cluster.client()
         client.create(1)
         await client.opened(1)
         client.create(2, **fields)
         closed = await client.closed()
         assert (closed.code, closed.metadata["field"]) == (INVALID, field)
-        await under.writer.put(b"a")
+        await cluster.writer.put(b"a")
         assert (await client.commit()).seq == 1
 
 
 async def test_two_watches_with_one_id_are_closed() -> None:
-    """A second watch with the id of one that is open closes it: nobody could tell them apart."""
-    async with watched() as under:
-        client = under.client()
+    """A second watch with the id of an open one closes that: later requests would be ambiguous."""
+    async with watched() as cluster:
+        client = cluster.client()
         client.create(1)
         await client.opened(1)
         client.create(1, b"other")
         assert (await client.closed()).metadata["field"] == "create.watch_id"
-        assert under.watches.status().watches == 0
+        assert cluster.watches.status().watches == 0
         client.create(1)
         await client.opened(1)
 
 
-async def test_what_is_not_open_cannot_be_cancelled() -> None:
-    """To cancel an unknown watch is answered with INVALID_ARGUMENT for its id."""
-    async with watched() as under:
-        client = under.client()
+async def test_unknown_watch_cannot_be_cancelled() -> None:
+    """Cancelling an unknown watch is answered with INVALID_ARGUMENT for its id."""
+    async with watched() as cluster:
+        client = cluster.client()
         client.cancel(7)
         reply = await client.take()
         assert (reply.watch_id, reply.closed.code) == (7, INVALID)
 
 
 async def test_acknowledgement_without_a_consumer() -> None:
-    """A watch without a consumer that is acknowledged is closed; an unknown one is ignored."""
-    async with watched() as under:
-        client = under.client()
+    """Acknowledging a watch without a consumer closes it; an unknown watch is ignored."""
+    async with watched() as cluster:
+        client = cluster.client()
         client.ack(1, 9)
         client.create(1)
         await client.opened(1)
@@ -78,17 +78,17 @@ async def test_acknowledgement_without_a_consumer() -> None:
         assert (await client.closed()).metadata["field"] == "ack.watch_id"
 
 
-async def test_cancelled_watch_is_told_nothing_more() -> None:
-    """Behind the reply that it is closed, nothing of a watch comes, nor what had waited for it."""
-    async with watched() as under:
-        client = under.client()
+async def test_cancelled_watch_reports_nothing_more() -> None:
+    """After the reply that a watch is closed, no commit of it is sent, not even a queued one."""
+    async with watched() as cluster:
+        client = cluster.client()
         client.create(1)
         client.create(2, b"a")
         await client.opened(1)
         await client.opened(2)
-        await under.writer.put(b"a")
+        await cluster.writer.put(b"a")
         client.cancel(1)
-        while under.watches.status().watches != 1:  # noqa: ASYNC110 - it is seen from outside alone
+        while cluster.watches.status().watches != 1:  # noqa: ASYNC110 - no event signals it
             await asyncio.sleep(0)
         replies = [await client.take() for _ in range(2)]
         assert [(each.watch_id, each.WhichOneof("event")) for each in replies] == [
@@ -98,10 +98,10 @@ async def test_cancelled_watch_is_told_nothing_more() -> None:
         assert replies[1].closed == kv_pb2.OperationError()
 
 
-async def test_request_that_says_nothing_ends_the_stream() -> None:
-    """A message without a request ends the stream, when its watches are closed."""
-    async with watched() as under:
-        client = under.client()
+async def test_empty_request_ends_the_stream() -> None:
+    """A message without a request closes all watches and then ends the stream."""
+    async with watched() as cluster:
+        client = cluster.client()
         client.create(1)
         await client.opened(1)
         client.send(kv_pb2.WatchRequest())
@@ -111,9 +111,9 @@ async def test_request_that_says_nothing_ends_the_stream() -> None:
 
 
 async def test_watches_are_bounded() -> None:
-    """Past `watch_count_max` a watch is refused with advice; when one has ended there is room."""
-    async with watched(watching={"watch_count_max": 2}) as under:
-        one, other = under.client(), under.client()
+    """Beyond `watch_count_max` a watch is refused with a retry delay, until another one ends."""
+    async with watched(watching={"watch_count_max": 2}) as cluster:
+        one, other = cluster.client(), cluster.client()
         for client in (one, other):
             client.create(1)
             await client.opened(1)
@@ -126,15 +126,15 @@ async def test_watches_are_bounded() -> None:
         await one.opened(3)
 
 
-async def test_idle_watches_are_told_how_far_all_was_told() -> None:
-    """A watch of which nothing is told hears, now and then, how far the server has come."""
-    async with watched(watching={"watch_progress_ms": 10}) as under:
-        client = under.client()
+async def test_idle_watches_report_progress() -> None:
+    """A watch without commits regularly reports how far the server has come."""
+    async with watched(watching={"watch_progress_ms": 10}) as cluster:
+        client = cluster.client()
         client.create(1, b"mine")
         await client.opened(1)
         seq = 0
         for _ in range(3):
-            seq = (await under.writer.put(b"other")).header.seq
+            seq = (await cluster.writer.put(b"other")).header.seq
             while (reply := await client.take()).progress_seq < seq:
                 assert reply.WhichOneof("event") == "progress_seq"
             assert reply.header.seq >= seq
@@ -142,14 +142,14 @@ async def test_idle_watches_are_told_how_far_all_was_told() -> None:
 
 
 async def test_values_that_do_not_fit_are_unknown() -> None:
-    """Two values that do not fit into one message are not sent together: the new one is."""
+    """If two values do not fit into one message, only the new one is sent."""
     size = 2_500_000
-    async with watched() as under:
-        client = under.client()
+    async with watched() as cluster:
+        client = cluster.client()
         client.create(previous_value=True)
         await client.opened()
         for value in (b"a" * size, b"b" * size):
-            await under.writer.put(b"k", value)
+            await cluster.writer.put(b"k", value)
         await client.commit()
         change = (await client.commit()).changes[0]
         assert change.entry.value == b"b" * size

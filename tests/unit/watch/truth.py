@@ -1,4 +1,4 @@
-"""What a watch has to tell, by a look at the whole WAL that knows no index and no feed."""
+"""The commits that a watch must report, from a scan of the whole WAL without index or feed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WatchChange = kv_pb2.WatchChange
 
 
 class Change(NamedTuple):
-    """One change, as it is told."""
+    """One change, as a watch reports it."""
 
     kind: int
     key: bytes
@@ -28,22 +28,22 @@ Commits = list[tuple[int, list[Change]]]
 ValuesBefore = dict[tuple[int, bytes], bytes | None]  # by sequence number and key
 
 
-def told(commits: list[kv_pb2.WatchCommit], last_seq: int = 2**63) -> Commits:
+def reported(commits: list[kv_pb2.WatchCommit], last_seq: int = 2**63) -> Commits:
     return [
-        (commit.seq, [told_change(each) for each in commit.changes])
+        (commit.seq, [reported_change(each) for each in commit.changes])
         for commit in commits
         if commit.seq <= last_seq
     ]
 
 
-def told_change(change: WatchChange) -> Change:
-    """A change of a reply, without the value before."""
+def reported_change(change: WatchChange) -> Change:
+    """Return a change of a reply, without the value before."""
     entry = change.entry
     return Change(change.kind, entry.key, entry.value, entry.seq, change.end)
 
 
 async def wal_entries(database: Database) -> list[Entry]:
-    """All changes in the WAL, by sequence number; of each commit first its range deletes."""
+    """Return all changes in the WAL by sequence number; range deletes come first in each commit."""
     found: list[Entry] = []
     database_id = (await database.manifest()).database_id
     for wal_id in await database.wal():
@@ -53,19 +53,19 @@ async def wal_entries(database: Database) -> list[Entry]:
     return sorted(found, key=lambda e: (e.seq, e.kind is not Kind.RANGE_TOMBSTONE, e.key))
 
 
-async def truth(
+async def expected_commits(
     database: Database, keys: KeyRange, start_seq: int = 1, last_seq: int = 2**63
 ) -> Commits:
-    """The commits that touch a range, from `start_seq` to `last_seq`."""
+    """Return the commits that touch a range, from `start_seq` to `last_seq`."""
     by_seq: dict[int, list[Change]] = defaultdict(list)
     for entry in await wal_entries(database):
-        change = seen(entry, keys)
+        change = change_in(entry, keys)
         if change is not None and start_seq <= entry.seq <= last_seq:
             by_seq[entry.seq].append(change)
     return sorted(by_seq.items())
 
 
-def seen(entry: Entry, keys: KeyRange) -> Change | None:
+def change_in(entry: Entry, keys: KeyRange) -> Change | None:
     if entry.kind is Kind.RANGE_TOMBSTONE:
         start = max(entry.key, keys.start)
         end = min((each for each in (entry.value, keys.end) if each), default=b"")
@@ -81,7 +81,7 @@ def seen(entry: Entry, keys: KeyRange) -> Change | None:
 
 
 async def values_before(database: Database) -> ValuesBefore:
-    """The value before each change of a key, by the log alone."""
+    """Return the value before each change of a key, from the log alone."""
     state: dict[bytes, bytes] = {}
     found: ValuesBefore = {}
     commits: dict[int, list[Entry]] = {}
