@@ -1,4 +1,12 @@
-"""Commits a load where no writer serves: by opening the database as one, for a moment."""
+"""Bulk loads: check rows, write them as SSTs under a lease, and commit the SSTs as one load.
+
+A `LoadJob` is one attempt at a load. Its lease is made by an edit of the manifest, and the ids of
+all SSTs derive from it, so no SST is collected before the load is committed, whichever process
+wrote it. An SST that is written twice, too late, or for a load that fails is referenced by no
+commit: it is an orphan, which the collector deletes when the lease is gone.
+
+`commit_by_opening` commits a load where no writer serves, by opening the database as one.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +53,29 @@ from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import Links
 from shalekv.write.wal import list_wal
 
-# --- committed
-# Was a load committed? By what the manifest remembers, and by the log that is not compacted.
+LEASE_TTL_S = 600  # by default, how long the SSTs of a dead job are kept
+OBJECTS_AT_ONCE = 4  # WAL objects that are in memory at once, each as a whole
+UPLOADS_AT_ONCE = 2  # finished SSTs in memory, in addition to the one that is being written
+ROWS_AT_ONCE = 512  # few enough to be still in the processor's cache for the second pass
+STOP_GRACE_MS = 10_000.0  # for the record of the load, when the writer ends for another reason
+SHOWN_BYTES = 40  # of a key in an error message
+_KINDS = bytes((Kind.PUT, Kind.TOMBSTONE))
+_IS_TOMBSTONE = bytes(number == Kind.TOMBSTONE for number in range(256))
+_NO_NONCE = bytes(16)
+_LEASED_RANDOM_BYTES = 8
+_WRITE_ID_BYTES = 16
 
-
-OBJECTS_AT_ONCE = 4  # of the WAL, each of which is in memory as a whole
+T = TypeVar("T")
+log = structlog.get_logger()
 
 
 async def committed_seq(store: CasStore, stored: StoredManifest, load_id: str) -> int | None:
-    """The sequence number of the load, or of a later batch of its stream; None: not committed.
+    """Find the sequence number of a load, or of a later batch of its stream; None: not committed.
 
-    A load is registered before its record is written, and stays so until the record is compacted:
-    so the log is read only when the load, or a later one of its stream, is pending. That alone says
-    nothing: its writer may have died before the record. Raises as `StoredManifest.refresh` and
-    `replay`.
+    A load is registered in the manifest as pending before its record is written to the log, and
+    stays pending until the record is compacted. So the log is read only if the load, or a later one
+    of its stream, is pending. Being pending does not mean that it is committed: its writer may have
+    died before the record. Raises as `StoredManifest.refresh` and `replay`.
     """
     while True:
         manifest = await stored.refresh()
@@ -72,7 +89,7 @@ async def committed_seq(store: CasStore, stored: StoredManifest, load_id: str) -
             missing = error
         if seq is not None:
             return seq
-        # What was not found counts only if nothing of this part of the log was compacted meanwhile.
+        # Not finding it counts only if nothing of this part of the log was compacted meanwhile.
         now = await stored.refresh()
         if now.wal_id_last_compacted == manifest.wal_id_last_compacted:
             if missing is not None:
@@ -86,7 +103,7 @@ def _may_be_recorded(manifest: Manifest, load_id: str) -> bool:
 
 
 async def _recorded(store: CasStore, manifest: Manifest) -> Sequence[CommittedLoad]:
-    """The loads whose records are in the log and not compacted, in any order."""
+    """Read the loads whose records are in the log and not compacted, in any order."""
     first = manifest.first_uncompacted_wal_id
     folder = await list_wal(store, first)
     unread = [*range(first, folder.first_gap)]
@@ -104,17 +121,8 @@ async def _recorded(store: CasStore, manifest: Manifest) -> Sequence[CommittedLo
     return found
 
 
-# --- rows
-# The rows of a load, judged before they are written: order, keys, values, kinds.
-
-
-SHOWN_BYTES = 40  # of a key in an error
-_KINDS = bytes((Kind.PUT, Kind.TOMBSTONE))
-_IS_TOMBSTONE = bytes(number == Kind.TOMBSTONE for number in range(256))
-
-
 class RowLimits(Protocol):
-    """How large keys and values may be, bytes."""
+    """The largest sizes of keys and values, in bytes."""
 
     @property
     def key_bytes_max(self) -> int: ...
@@ -124,10 +132,10 @@ class RowLimits(Protocol):
 
 
 def check_rows(rows: Columns, limits: RowLimits, first_row: int, last_key: bytes) -> None:
-    """Raise `InvalidRequest`, which names the row and its key, unless these can be a load's next.
+    """Raise `InvalidRequest`, which names the row and its key, unless these are valid next rows.
 
-    They are counted from `first_row` on; `last_key` is that of the row before, empty if there is
-    none. REQUIRES: there is a row. About 150 ns for a row.
+    `first_row` is the number of the first of them in the load; `last_key` is the key of the row
+    before, empty if there is none. REQUIRES: there is a row. Takes about 150 ns for each row.
     """
     found = (
         _bad_order(rows, last_key)
@@ -141,7 +149,7 @@ def check_rows(rows: Columns, limits: RowLimits, first_row: int, last_key: bytes
 
 
 def shown_key(key: bytes) -> str:
-    """A key in an error: the beginning of a long one."""
+    """Format a key for an error message; a long key is truncated."""
     if len(key) <= SHOWN_BYTES:
         return repr(key)
     return f"{key[:SHOWN_BYTES]!r}... ({len(key):,} bytes)"
@@ -214,29 +222,14 @@ def _bad_kind(rows: Columns) -> tuple[int, str, str] | None:
     return None
 
 
-# --- job
-# A bulk load under way: the lease that protects its files, from before the first is written.
-#
-# The lease is made by an edit of the manifest, and the ids of all files derive from it; so none
-# of them is collected before the load is committed, by whatever process it was written. What is
-# written twice, or too late, or for nothing, is named by no commit: an orphan, which the
-# collector takes when the lease is gone.
-
-
-LEASE_TTL_S = 600  # if nothing else is wished: how long what a dead job has written stays
-
-T = TypeVar("T")
-log = structlog.get_logger()
-
-
 @dataclass(frozen=True, slots=True)
 class LoadTicket:
-    """All that is needed to write files of a load, in this process or in another."""
+    """What a process needs to write files of a load."""
 
     database_id: bytes
     load_id: str
     lease_id: bytes
-    logical_time_ms: int  # of the files; by the store's clock, and what lives `n` ms ends n later
+    logical_time_ms: int  # of the files, by the store's clock: a TTL counts from here
     levels: LevelSettings
     key_bytes_max: int
     value_bytes_max: int
@@ -245,8 +238,8 @@ class LoadTicket:
 class LoadJob:
     """One attempt at a load, from its lease to its commit. Use `LoadJob.begin`.
 
-    Either the load was committed before (`committed_seq`), and there is nothing to do; or files are
-    written with the `ticket` and committed, all inside of `guard`; then the job is ended.
+    If the load was committed before (`committed_seq`), there is nothing to do. Otherwise files are
+    written with the `ticket` and committed, all inside `guard`; then the job is ended.
     """
 
     def __init__(
@@ -277,9 +270,9 @@ class LoadJob:
         limits: LimitSettings,
         ttl_s: int = LEASE_TTL_S,
     ) -> LoadJob:
-        """Find out whether the load was committed; if not, make a lease that lives `ttl_s` seconds.
+        """Check whether the load was committed; if not, make a lease that lives `ttl_s` seconds.
 
-        Raises `InvalidRequest` for an id that no load can have, `DatabaseNotFound`,
+        Raises `InvalidRequest` for an invalid id, `DatabaseNotFound`,
         `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`, `StoreError`.
         """
         check_load_id(load_id)
@@ -289,7 +282,7 @@ class LoadJob:
         now_ms = await store.reads.now_ms()
         leases = CompactorLeases(store, ttl_s=ttl_s, holder=f"load {load_id}")
         held = None
-        if committed is None:  # the last step: nothing fails after it that would leave the lease
+        if committed is None:  # last, so that no later failure leaves the lease behind
             async with edit_deadline(store):
                 held = await leases.take(stored)
         current = stored.current
@@ -305,20 +298,20 @@ class LoadJob:
         return cls(store, stored, ticket=ticket, leases=leases, held=held, committed=committed)
 
     async def guard(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``work()``, while the lease is renewed before half its life is over.
+        """Await ``work()`` and return its result; renew the lease meanwhile.
 
-        Raises what `work` raises; and `LeaseLost` when `work` was cancelled because it is in vain:
-        what it wrote may be deleted by now.
+        Each renewal begins before half of the lease's life is over. Raises what `work` raises, and
+        `LeaseLost` when `work` was cancelled since what it wrote may be deleted by now.
         """
         if self._held is None:
             return await work()
         return await self._leases.guard(self._stored, self._held, work)
 
     async def end(self) -> None:
-        """Give the lease up: from now on, what no commit names may be collected.
+        """Give up the lease: from now on, files that no commit references may be collected.
 
         REQUIRES: the load is committed, or nothing tries to commit it any more. Errors of the store
-        are logged: then the lease expires by itself.
+        are logged; the lease expires by itself then.
         """
         held, self._held = self._held, None
         if held is None:
@@ -340,26 +333,15 @@ class LoadJob:
             log.warning("the lease of a load is left to expire", error=str(error))
 
 
-# --- files
-# Writes the files of a load: rows in the order of their keys become SSTs in the store.
-
-
-UPLOADS_AT_ONCE = 2  # finished files in memory, beside the one that is being written
-ROWS_AT_ONCE = 512  # so few that the processor's cache still has them when they are looked at again
-_NO_NONCE = bytes(16)
-_LEASED_RANDOM_BYTES = 8
-_WRITE_ID_BYTES = 16
-
-
 class LoadFiles:
-    """Files of one sorted run of rows; of the parts of a load each has one of these.
+    """The SSTs for one sorted run of rows: a load, or one part of it.
 
-    In memory are a file that is being written, `UPLOADS_AT_ONCE` that are uploaded, and the rows
-    that were added last. After an error nothing can be added.
+    In memory are the file that is being written, `UPLOADS_AT_ONCE` files that are being uploaded,
+    and the rows added last. After an error nothing can be added.
     """
 
     def __init__(self, store: CasStore, ticket: LoadTicket) -> None:
-        """Nothing is sent to the store before the first file is full, or `finish`."""
+        """Send nothing to the store before the first file is full, or `finish` is called."""
         self._store = store
         self._ticket = ticket
         self._open: SstWriter | None = None
@@ -370,10 +352,10 @@ class LoadFiles:
         self.size_bytes = 0  # of the files that are finished
 
     async def add(self, rows: Columns) -> None:
-        """Take the next rows: puts, with or without an expiry, and tombstones.
+        """Add the next rows: puts, with or without an expiry, and tombstones.
 
-        Keys ascend, over all calls; sequence numbers are 0. Raises `InvalidRequest` for rows that
-        are not so, or over the limits of the ticket, and what an upload has raised: `StoreError`.
+        Keys ascend across all calls; sequence numbers are 0. Raises `InvalidRequest` for rows that
+        violate this or the limits of the ticket, and `StoreError` if an upload has failed.
         """
         if not rows.keys:
             return
@@ -384,7 +366,7 @@ class LoadFiles:
             raise
 
     async def finish(self) -> list[SstInfo]:
-        """All files, by key, as a load lists them: they are in the store. None without rows.
+        """Upload the rest; return all files by key, as a load lists them. Empty without rows.
 
         Raises as `add`.
         """
@@ -422,7 +404,7 @@ class LoadFiles:
         return info
 
     async def _collect(self, left: int) -> None:
-        """Wait until only so many uploads are under way."""
+        """Wait until at most `left` uploads are running."""
         while len(self._uploads) > left:
             self._infos.append(await self._uploads[0])
             del self._uploads[0]
@@ -435,12 +417,12 @@ class LoadFiles:
 
 
 def begin_file(ticket: LoadTicket, random: Random) -> SstWriter:
-    """A file of the load that is empty yet, under an id that the lease protects."""
+    """Begin an empty file of the load, under an id that the lease protects."""
     sst_id = leased_sst_id(ticket.lease_id, random.randbytes(_LEASED_RANDOM_BYTES))
     properties = SstProperties(
         name=level_name(sst_id),
         database_id=ticket.database_id,
-        writer_epoch=0,  # it belongs to no opening
+        writer_epoch=0,  # no writer has opened the database for it
         writer_nonce=_NO_NONCE,
         write_id=random.randbytes(_WRITE_ID_BYTES),
         logical_time_ms=ticket.logical_time_ms,
@@ -454,7 +436,7 @@ def begin_file(ticket: LoadTicket, random: Random) -> SstWriter:
 
 
 async def create_file(store: CasStore, writer: SstWriter) -> SstInfo:
-    """Put a finished file into the store, and say how a load lists it. Raises `StoreError`."""
+    """Upload a finished file; return its entry in the list of a load. Raises `StoreError`."""
     data, footer = await store.runtime.workers.run(writer.finish)
     name = footer.properties.name
     if isinstance(await store.claim(name, data), Taken):
@@ -464,24 +446,18 @@ async def create_file(store: CasStore, writer: SstWriter) -> SstInfo:
 
 
 def _fill(writer: SstWriter, rows: Columns, ends: list[int], at: int, sst_bytes: int) -> int:
-    """Add rows from `at` on until the SST is full or there are no more; where it went on to.
+    """Add rows from `at` on until the SST is full or no row is left; return the next row.
 
-    `ends` are the bytes of keys and values before each row, and of all.
+    `ends` are the bytes of keys and values before each row, and finally of all rows.
     """
     count = len(rows.keys)
     while at < count and writer.size_bytes < sst_bytes:
-        room_bytes = sst_bytes - writer.size_bytes
-        stop = max(bisect_right(ends, ends[at] + room_bytes) - 1, at + 1)
+        free_bytes = sst_bytes - writer.size_bytes
+        stop = max(bisect_right(ends, ends[at] + free_bytes) - 1, at + 1)
         stop = min(stop, at + ROWS_AT_ONCE)
         writer.add(Section.POINTS, rows.rows(at, stop))
         at = stop
     return at
-
-
-# --- bulk_load
-
-
-STOP_GRACE_MS = 10_000.0  # for the record, when something else has ended the writer
 
 
 async def commit_by_opening(
@@ -492,12 +468,12 @@ async def commit_by_opening(
     *,
     links: Links | None = None,
 ) -> Loaded:
-    """Commit these files as a load, as a writer of the database, which is closed again.
+    """Commit these files as a load: open the database as its writer, and close it again.
 
-    Whoever serves the database as its writer is fenced by that, and ends: so this is for a database
-    that nobody serves, or on demand. A load that was committed before is left as it is, and then
-    nobody is fenced; `Loaded.already_applied` says so. Whoever dies on the way, or gets an
-    error, repeats it with the same `load_id`.
+    This fences a writer that serves the database, which ends. So it is meant for a database without
+    a writer, or for an explicit request. A load that was committed before is left as it is, and no
+    writer is fenced; `Loaded.already_applied` says so. After a crash or an error, call this again
+    with the same `load_id`.
 
     Raises `InvalidRequest` for files that are missing or not as they are listed, `LeaseLost`,
     `LoadUnknown`, and what `open_log` raises: without `links` `DatabaseMismatch` for a database
@@ -509,7 +485,7 @@ async def commit_by_opening(
     if seq is not None:
         return Loaded(seq, None)
     writer = settings or WriterSettings()
-    if writer.flush_interval_ms is None:  # one object is written: there is nothing to space
+    if writer.flush_interval_ms is None:  # only one object is written, so no interval is needed
         writer = writer.model_copy(update={"flush_interval_ms": 0})
     opened = await open_log(store, writer, address="", links=links)
     engine = WriterEngine(opened, writer, store.runtime.clock)
@@ -520,7 +496,7 @@ async def commit_by_opening(
 
 
 async def _ingest(engine: WriterEngine, load_id: str, infos: Sequence[SstInfo]) -> Loaded:
-    """Commit the load while the engine runs, which ends then."""
+    """Run the engine, commit the load, and end the engine."""
     failed: list[ShaleError] = []
     outcome: list[Loaded] = []
     async with asyncio.TaskGroup() as tasks:
@@ -539,12 +515,12 @@ async def _ingest(engine: WriterEngine, load_id: str, infos: Sequence[SstInfo]) 
 async def _run(engine: WriterEngine) -> None:
     try:
         await engine.run(stop_grace_ms=STOP_GRACE_MS)
-    except ShaleError as error:  # the load is told the same, or stands already
+    except ShaleError as error:  # the load fails with the same error, or is committed already
         log.debug("the writer of a load has ended", error=str(error))
 
 
 def check_files_listed(load_id: str, infos: Sequence[SstInfo]) -> None:
-    """Raise `InvalidRequest` unless these can be the files of a load, by what the list says."""
+    """Raise `InvalidRequest` unless these entries can be the files of a load."""
     check_load_id(load_id)
     if not infos:
         raise InvalidRequest("ssts", "at least one is needed")

@@ -1,16 +1,17 @@
-"""Makes a clone: a new database whose levels name the SSTs of a snapshot of another one.
+"""Making a clone: a new database whose levels reference the SSTs of a snapshot of another one.
 
     claim an id --> pin the SSTs where they are, for an hour --> merge the WAL into own SSTs
-    --> manifest 0: the clone is there --> let the pins never expire
+    --> manifest 0: the clone exists --> let the pins never expire
 
-A crash before manifest 0 leaves no database: an object that the next attempt goes on from, SSTs
-that the collector of a clone deletes, pins that expire. A crash behind it is made good by the next
-attempt, and by any process of the clone that is started (`check_pins`). If nobody comes before the
-pins have expired, or they had when manifest 0 was created, nobody can open the clone: then the next
-attempt makes it anew, and an edit puts that in the place of the manifest whose pins are gone.
+A crash before manifest 0 leaves no database: only an object from which the next attempt goes on,
+SSTs that the collector of a clone deletes, and pins that expire. A crash after it is repaired by
+the next attempt, and by any process of the clone that starts (`check_pins`). If neither happens
+before the pins expire, or they had expired when manifest 0 was created, the clone cannot be opened.
+The next attempt makes it again then, and an edit replaces the manifest whose pins are gone.
 
-Of a database with safekeepers it is the archive that is cloned. The clone has its WAL in its object
-store.
+The WAL of the parent is not copied, which would take a request for each object. Its effect is
+merged into SSTs of the clone, as a compactor of the clone would do it. A database with safekeepers
+is cloned from its archive, and the clone has its WAL in its object store.
 """
 
 from __future__ import annotations
@@ -73,22 +74,24 @@ from shalekv.store.manifests import (
 from shalekv.store.verify.verify import check_fit
 from shalekv.write.snapshots import Snapshots
 
-# --- first_slot
-# The first slot of a clone's WAL: whoever fills it gives the clone its id.
-#
-# The object holds nothing. All who make a clone at one URL, at once or after one of them has
-# crashed, find the id in it and make the same clone: so none of them stands in the way of
-# another.
-
-
+PIN_TTL_MS = 3_600_000  # while the clone is being made
+_RENEWALS_PER_TTL = 3
+_SUFFIX_BYTES = 4
 _ID_BYTES = 16
+_NONCE_BYTES = 16
+_WRITE_ID_BYTES = 16
+_MEMORY_BYTES = 64 * MIB  # of entries that are merged at once
+
+log = structlog.get_logger()
 
 
 async def claim_id(store: CasStore) -> bytes:
-    """The id of the clone that is made in this store.
+    """Fill the first slot of the clone's WAL; return the id of the clone made in this store.
 
-    Raises `IllegalState` when something else stands in its WAL: the manifests of another database
-    are lost. REQUIRES: no manifest was there when somebody looked.
+    The object in that slot is empty but for the id. All processes that make a clone at one URL, at
+    once or after a crash, find the same id there, and make the same clone. Raises `IllegalState` if
+    another object is in the WAL: the manifests of another database are lost. REQUIRES: no manifest
+    was found before.
     """
     async for info in store.reads.list(names.WAL_FOLDER):
         wal_id = names.parse_wal_name(info.name)
@@ -96,7 +99,7 @@ async def claim_id(store: CasStore) -> bytes:
             raise remains(store, info.name)
     database_id = store.runtime.random.randbytes(_ID_BYTES)
     name = names.wal_name(FIRST_SLOT)
-    outcome = await store.claim(name, _object(database_id))
+    outcome = await store.claim(name, _first_object(database_id))
     if not isinstance(outcome, Taken):
         return database_id
     taken = open_sst(name, outcome.data, database_id=None).properties
@@ -105,7 +108,7 @@ async def claim_id(store: CasStore) -> bytes:
     return taken.database_id
 
 
-def _object(database_id: bytes) -> bytes:
+def _first_object(database_id: bytes) -> bytes:
     properties = SstProperties(
         name=names.wal_name(FIRST_SLOT),
         database_id=database_id,
@@ -116,43 +119,34 @@ def _object(database_id: bytes) -> bytes:
     return encode_fence(properties)
 
 
-# --- pinning
-# Pins while a clone is being made: snapshots that expire, in its parent and that one's origins.
-
-
-PIN_TTL_MS = 3_600_000  # until the clone is there
-_RENEWALS_IN_A_LIFE = 3
-_SUFFIX_BYTES = 4
-
-
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldPin:
     store: CasStore
     snapshot: Snapshot
 
 
 class Pinning:
-    """The pins of one clone that is being made."""
+    """The pins of a clone while it is made: snapshots that expire, in parent and origins."""
 
     def __init__(self, parent: CasStore, clone_id: bytes) -> None:
-        """Nothing is pinned yet."""
+        """Pin nothing yet."""
         self._parent = parent
         self._clone_id = clone_id
         self._clock = parent.runtime.clock
-        self._held: list[_Held] = []
+        self._held: list[_HeldPin] = []
         self._since_ms = self._clock.monotonic_ms()
 
     async def pin_parent(self, called: str) -> Snapshot:
-        """A snapshot of what the snapshot `called` shows; "": of the current state.
+        """Pin the state of the snapshot `called`; "": the current state.
 
         Raises as `Snapshots.create` and `Snapshots.share`.
         """
         return await self._pin(self._parent, called)
 
     async def pin_origins(self, origins: Origins, manifest: Manifest) -> dict[bytes, bytes]:
-        """Snapshots in the origins of the parent's manifest, by those that the parent has there.
+        """Pin what the parent's manifest needs in its origins.
 
-        Raises `OriginLost`.
+        Return the ids of the new snapshots by those of the parent's own pins. Raises `OriginLost`.
         """
         found = {}
         for snapshot_id, url in sorted(needed_pins(manifest).items()):
@@ -165,9 +159,9 @@ class Pinning:
         return found
 
     async def renew(self) -> None:
-        """Let the pins live on, if it is time. Raises `SnapshotNotFound` when one is gone."""
+        """Renew the pins, if it is time. Raises `SnapshotNotFound` when one is gone."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._since_ms < PIN_TTL_MS / _RENEWALS_IN_A_LIFE:
+        if now_ms - self._since_ms < PIN_TTL_MS / _RENEWALS_PER_TTL:
             return
         for held in self._held:
             await Snapshots(held.store).renew(held.snapshot.id.hex(), ttl_ms=PIN_TTL_MS)
@@ -177,10 +171,10 @@ class Pinning:
         name = pin_name(self._clone_id)
         try:
             pin = await _snapshot(store, called, name)
-        except SnapshotExists:  # somebody else makes this clone, or has not come to an end
+        except SnapshotExists:  # another attempt makes this clone, or has crashed
             suffix = store.runtime.random.randbytes(_SUFFIX_BYTES).hex()
             pin = await _snapshot(store, called, f"{name} {suffix}")
-        self._held.append(_Held(store, pin))
+        self._held.append(_HeldPin(store, pin))
         return pin
 
 
@@ -191,23 +185,12 @@ async def _snapshot(store: CasStore, called: str, name: str) -> Snapshot:
     return await snapshots.create(name=name, ttl_ms=PIN_TTL_MS)
 
 
-# --- tail
-# What the parent's levels lack of the snapshot that is cloned becomes SSTs of the clone.
-#
-# The parent's WAL is not copied: that would take a request for each object. Its effect is merged
-# as a compactor of the clone would do it.
-
-
-_NONCE_BYTES = 16
-_MEMORY_BYTES = 64 * MIB  # of entries that are merged at once
-
-
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """What became of the log."""
+class MergedTail:
+    """The levels of the parent with its WAL merged."""
 
-    manifest: Manifest  # the parent's, as if all of its WAL were compacted
-    own_ids: frozenset[bytes]  # SSTs of the clone
+    manifest: Manifest  # the parent's, as if its whole WAL were compacted
+    own_ids: frozenset[bytes]  # the SSTs that belong to the clone
     own_bytes: int
     wal_objects: int
 
@@ -221,10 +204,10 @@ async def merge_tail(
     levels: LevelSettings,
     keep_alive: Callable[[], Awaitable[None]],
     memory_bytes: int = _MEMORY_BYTES,
-) -> Merged:
-    """Merge the WAL after c, as far as the snapshot with this manifest of the parent has seen it.
+) -> MergedTail:
+    """Merge the WAL after c, up to the last object that this manifest of the parent has seen.
 
-    `keep_alive` is awaited again and again. Raises what reading the WAL and creating SSTs does.
+    `keep_alive` is awaited before each merge. Raises what reading the WAL and creating SSTs raises.
     """
     random = target.runtime.random
     now_ms = await target.reads.now_ms()
@@ -237,11 +220,11 @@ async def merge_tail(
     own_bytes = 0
     while slots:
         await keep_alive()
-        author = OutputOwner(clone_id, own, lease.id, merged.logical_time_ms)
+        owner = OutputOwner(clone_id, own, lease.id, merged.logical_time_ms)
         outcome = await merge_wal(
             parent,
             WalJob(slots, "clone"),
-            LevelWriter(target, author, levels, TokenBucket(target.runtime.clock, 0)),
+            LevelWriter(target, owner, levels, TokenBucket(target.runtime.clock, 0)),
             manifest=merged,
             memory_bytes=memory_bytes,
             output_bytes=output_bytes(levels, memory_bytes),
@@ -250,28 +233,20 @@ async def merge_tail(
         ids.update(info.id for info in written(outcome.result))
         own_bytes += outcome.written_bytes
         slots = range(merged.first_uncompacted_wal_id, slots.stop)
-    return Merged(merged, frozenset(ids), own_bytes, merged.first_uncompacted_wal_id - first)
-
-
-# --- clone
-
-
-_WRITE_ID_BYTES = 16
-
-log = structlog.get_logger()
+    return MergedTail(merged, frozenset(ids), own_bytes, merged.first_uncompacted_wal_id - first)
 
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """A clone that was made."""
+    """The outcome of making a clone."""
 
-    manifest: Manifest  # one of its first
+    manifest: Manifest  # one of the first of the clone
     shared_ssts: int
     shared_bytes: int
     own_ssts: int
     own_bytes: int
-    wal_objects: int  # of the parent, that were merged into own SSTs
-    is_of_archive: bool = False  # safekeepers of the parent may have had more
+    wal_objects: int  # of the parent, merged into own SSTs
+    is_of_archive: bool = False  # the parent's safekeepers may have had later commits
 
 
 class Cloning:
@@ -280,17 +255,17 @@ class Cloning:
     def __init__(
         self, parent: CasStore, target: ObjectStore, *, levels: LevelSettings | None = None
     ) -> None:
-        """`target` is reached with the settings of `parent`; `levels` is for SSTs of its own."""
+        """`target` is accessed with the settings of `parent`; `levels` is for SSTs of the clone."""
         self._parent = parent
         self._target = target
         self._cas = CasStore(target, parent.runtime, parent.settings)
         self._levels = levels or LevelSettings()
 
     async def run(self, called: str = "") -> Cloned:
-        """Clone what the snapshot with this name or id shows; "": the current state.
+        """Clone the state of the snapshot with this name or id; "": the current state.
 
         Raises `DatabaseExists`, `DatabaseNotFound`, `SnapshotNotFound`, `InvalidRequest` for a
-        snapshot without WAL, `IllegalState` when the target holds what is left of a database,
+        snapshot without WAL, `IllegalState` when the target holds remains of a database,
         `StoreUnfit`, `OriginLost`, and `CorruptObject` and `StoreError`, which name the store.
         """
         try:
@@ -303,7 +278,7 @@ class Cloning:
         return await self._make(await claim_id(self._cas), called)
 
     async def _make(self, clone_id: bytes, called: str, lost: Manifest | None = None) -> Cloned:
-        """Make it, in the place of `lost` if there is one whose pins are gone."""
+        """Make the clone; it replaces `lost`, if there is such a manifest, whose pins are gone."""
         began_ms = await self._cas.reads.now_ms()
         pinning = Pinning(self._parent, clone_id)
         pin = await pinning.pin_parent(called)
@@ -341,11 +316,11 @@ class Cloning:
             manifest = await self._replace(lost, manifest, began_ms)
         await check_pins(self._cas, manifest)
         log.info("cloned", url=self._cas.url, parent=self._parent.url)
-        told = _told(manifest, merged.own_ids, merged.wal_objects)
-        return replace(told, is_of_archive=shared.wal_mode is WalMode.QUORUM)
+        cloned = _cloned(manifest, merged.own_ids, merged.wal_objects)
+        return replace(cloned, is_of_archive=shared.wal_mode is WalMode.QUORUM)
 
     async def _replace(self, lost: Manifest, made: Manifest, began_ms: int) -> Manifest:
-        """Put `made`, whose SSTs were written after `began_ms`, in the place of `lost`."""
+        """Replace `lost` with `made`, whose SSTs were written after `began_ms`."""
 
         def edit(current: Manifest) -> Manifest:
             if current.origins != lost.origins or not is_untouched(current):
@@ -359,13 +334,15 @@ class Cloning:
             return await stored.edit(edit, lambda current: current.origins == made.origins)
 
     async def _completed(self, called: str) -> Cloned:
-        """Complete what crashed when the clone was there, or make it anew if its pins are gone.
+        """Complete a clone that exists, after a crash; make it again if its pins are gone.
 
-        Raises `DatabaseExists`, and `OriginLost` if somebody has opened it since it was made.
+        Raises `DatabaseExists`, and `OriginLost` if the clone was opened since it was made.
         """
         manifest = await StoredManifest(self._cas).refresh()
         is_clone = any(origin.url == self._parent.url for origin in manifest.origins)
-        if not is_clone:  # of a parent that is a clone itself, it may have nothing that is its own
+        if (
+            not is_clone
+        ):  # if the parent is a clone, its clone may reference only SSTs of the parent's origins
             name = pin_name(manifest.database_id)
             parent = await StoredManifest(self._parent).refresh()
             is_clone = any(snapshot.name.startswith(name) for snapshot in parent.snapshots)
@@ -378,13 +355,13 @@ class Cloning:
             return await self._make(manifest.database_id, called, manifest)
         foreign = foreign_ids(manifest.origins)
         own = {info.id for info in manifest.leveled_ssts if info.id not in foreign}
-        return _told(manifest, own, 0)
+        return _cloned(manifest, own, 0)
 
     def _exists(self) -> DatabaseExists:
         return DatabaseExists(f"{self._cas.url} holds a database already: clone to another URL")
 
 
-def _told(manifest: Manifest, own_ids: Collection[bytes], wal_objects: int) -> Cloned:
+def _cloned(manifest: Manifest, own_ids: Collection[bytes], wal_objects: int) -> Cloned:
     own: list[int] = []
     shared: list[int] = []
     for info in manifest.leveled_ssts:

@@ -1,8 +1,8 @@
-"""One collection: list, judge, publish, delete, in this order (rule F3).
+"""The collection of garbage: list, judge, publish, delete, in this order (rule F3).
 
-Each step may be the last one of this process: nothing is deleted that the manifest still needs
-which was published before, so whatever a crash leaves is a correct database, and the next
-collection finds the rest of the garbage. Two collectors at once delete the same.
+A crash after any step leaves a correct database: nothing is deleted that the manifest published
+before still needs, and the next collection finds the rest of the garbage. Two collectors that run
+at once delete the same objects.
 """
 
 from __future__ import annotations
@@ -44,13 +44,22 @@ from shalekv.store.api import IsCollected, ObjectInfo, ObjectStore, RequestCount
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, edit_deadline
 
-# --- plan
-# What a collection is going to do, and what it has done.
+BATCH_MAX = 1_000  # the most that object stores delete with one request
+# An index without blocks, and a footer without keys: an object with any entry is larger.
+FENCE_BYTES = len(encode_index(())) + MIN_FOOTER_BYTES
+READS_MAX = 16
+_FOLDERS = {
+    names.MANIFEST_FOLDER: Folder.MANIFEST,
+    names.WAL_FOLDER: Folder.WAL,
+    names.LEVELS_FOLDER: Folder.LEVELS,
+}
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One object, and what becomes of it."""
+class JudgedObject:
+    """A listed object, and whether it may be deleted."""
 
     listed: Listed
     verdict: RetentionVerdict
@@ -58,23 +67,23 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """All objects that were listed, and what becomes of each, in the order of deletion."""
+    """All listed objects with their verdicts, in the order of deletion."""
 
-    manifest: Manifest  # the one that judges
-    is_edit_needed: bool  # the collector has to publish it first
-    dropped_snapshots: int  # by that edit: they have expired
+    manifest: Manifest  # the one that the verdicts are based on
+    is_edit_needed: bool  # it has to be published first
+    dropped_snapshots: int  # by that edit, since they have expired
     dropped_leases: int
-    objects: Sequence[Judged]
+    objects: Sequence[JudgedObject]
 
     @property
-    def doomed(self) -> Iterable[Listed]:
-        """What goes."""
+    def garbage(self) -> Iterable[Listed]:
+        """The objects to delete."""
         return (each.listed for each in self.objects if each.verdict.goes)
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much there is of something."""
+    """A number of objects and their total size."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -82,18 +91,18 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a collection has done, or would do."""
+    """The outcome of a collection, done or planned."""
 
-    manifest_id: int  # of the manifest that judged
-    is_edited: bool  # whether the collector has made it
+    manifest_id: int  # of the manifest that the verdicts are based on
+    is_edited: bool  # whether the collector has published it
     dropped_snapshots: int
     dropped_leases: int
-    deleted: Mapping[Folder, Amount]  # a folder in which nothing is deleted is not there
+    deleted: Mapping[Folder, Amount]  # only folders in which objects are deleted
     kept: Mapping[tuple[Folder, Reason], Amount]
 
     @classmethod
     def on(cls, plan: CollectionPlan) -> Report:
-        """The report when all is done that `plan` says."""
+        """Make the report of a plan that is carried out completely."""
         deleted: dict[Folder, list[int]] = {}  # sizes
         kept: dict[tuple[Folder, Reason], list[int]] = {}
         for judged in plan.objects:
@@ -113,47 +122,36 @@ class Report:
 
     @property
     def deleted_objects(self) -> int:
-        """In all folders."""
+        """The number of deleted objects in all folders."""
         return sum(amount.objects for amount in self.deleted.values())
 
     @property
     def deleted_bytes(self) -> int:
-        """In all folders."""
+        """The size of the deleted objects in all folders."""
         return sum(amount.size_bytes for amount in self.deleted.values())
 
     @property
     def kept_objects(self) -> Mapping[str, int]:
-        """How many objects each reason keeps, in all folders."""
+        """The number of objects that each reason keeps, in all folders."""
         found: dict[str, int] = {}
         for (_, reason), amount in self.kept.items():
             found[reason.value] = found.get(reason.value, 0) + amount.objects
         return found
 
 
-# --- listing
-# Lists all objects of a database, as the rules of retention judge them.
-
-
-_FOLDERS = {
-    names.MANIFEST_FOLDER: Folder.MANIFEST,
-    names.WAL_FOLDER: Folder.WAL,
-    names.LEVELS_FOLDER: Folder.LEVELS,
-}
-
-
 async def list_objects(store: CasStore) -> list[Listed]:
-    """Every object, in the order in which garbage is deleted: by folder, then by name."""
+    """List every object, in the order in which garbage is deleted: by folder, then by name."""
     return [as_listed(info) for prefix in _FOLDERS async for info in store.reads.list(prefix)]
 
 
-def is_ours(name: str) -> bool:
-    """Whether this is a name that we give."""
+def is_own_name(name: str) -> bool:
+    """Whether this is the name of a manifest, a WAL object or an SST."""
     parsers = (names.parse_manifest_name, names.parse_wal_name, names.parse_level_name)
     return any(parse(name) is not None for parse in parsers)
 
 
 def as_listed(info: ObjectInfo) -> Listed:
-    """An object below one of the three folders, as the rules judge it."""
+    """Convert an object in one of the three folders to the form that the rules judge."""
     name = info.name
     folder = _FOLDERS[f"{name.partition('/')[0]}/"]
     number: int | None = None
@@ -167,29 +165,21 @@ def as_listed(info: ObjectInfo) -> Listed:
     return Listed(folder, name, info.size_bytes, info.modified_ms, number, sst_id)
 
 
-# --- fences
-# Finds the fences in the WAL, which are never collected (rule F1), without reading the rest.
-#
-# The size in the listing tells which objects can be fences; the footer of each is read once.
-
-
-# An index of no blocks, and a footer without keys: whatever has an entry is larger.
-FENCE_BYTES = len(encode_index(())) + MIN_FOOTER_BYTES
-READS_MAX = 16
-
-
 class Fences:
-    """Knows which WAL objects of one database are fences."""
+    """Finds the fences in the WAL of one database, which are never collected (rule F1).
+
+    The size in the listing tells which objects can be fences; the footer of each is read once.
+    """
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is known yet."""
+        """Know no fence yet."""
         self._store = store
         self._known: dict[Listed, bool] = {}
 
     async def among(self, listed: Iterable[Listed]) -> frozenset[str]:
-        """The names of those of these WAL objects that are fences.
+        """Return the names of the fences among these WAL objects.
 
-        What cannot be read counts as one: it may be, and it is small.
+        An object that cannot be read counts as a fence: it may be one, and it is small.
         """
         candidates = [each for each in listed if each.size_bytes <= FENCE_BYTES]
         self._known = {each: self._known[each] for each in candidates if each in self._known}
@@ -213,18 +203,11 @@ class Fences:
         return footer.contents.entry_count == 0
 
 
-# --- deleting
-# Deletes many objects in batches, no faster than is allowed.
-
-
-BATCH_MAX = 1_000  # as many as object stores delete at once
-
-
 class Deleter:
-    """Deletes objects of one database. What was deleted lately counts for the next call, too."""
+    """Deletes objects of one database in batches, at a bounded rate across all calls."""
 
     def __init__(self, store: ObjectStore, clock: Clock, *, per_s_count: int) -> None:
-        """At most `per_s_count` objects a second."""
+        """Delete at most `per_s_count` objects a second."""
         self._store = store
         self._clock = clock
         self._per_s_count = per_s_count
@@ -242,22 +225,15 @@ class Deleter:
             self._free_at_ms = began_ms + 1_000 * len(batch) / self._per_s_count
 
 
-# --- origins
-# Lets go of what other databases keep for this one, a clone, when it reads none of it any more.
-#
-# The pin there goes first, and the origin that tells of it last: after a crash it is tried again.
-
-
-log = structlog.get_logger()
-
-
 async def release_origins(
     store: CasStore, stored: StoredManifest, manifest: Manifest, pins: Iterable[Pins]
 ) -> None:
-    """Remove the pins that no active manifest needs; `pins` are those of all of them.
+    """Remove the snapshots in the origins of a clone that no active manifest needs any more.
 
-    What cannot be removed now is left to the next collection. Raises what an edit of the own
-    manifest does.
+    `pins` are those of all active manifests. In each origin, the snapshot is removed first; the
+    entry in the own manifest that names it is removed last, so that a crash leads to another
+    attempt. What cannot be removed now is left to the next collection. Raises what an edit of the
+    own manifest raises.
     """
     readable = {each.manifest_id for each in manifest.snapshots if not each.ssts_only}
     readable.add(manifest.manifest_id)
@@ -268,13 +244,13 @@ async def release_origins(
     released = set()
     async with origin_pins(store, manifest) as held:
         for snapshot_id, url in sorted(spent.items()):
-            told = log.bind(origin=url, snapshot_id=snapshot_id.hex())
+            bound_log = log.bind(origin=url, snapshot_id=snapshot_id.hex())
             try:
                 await held.release(url, snapshot_id)
-            except ShaleError as error:  # also of damage there: it is no business of this database
-                told.warning("snapshot of an origin not removed", problem=str(error))
+            except ShaleError as error:  # even damage there must not stop this collection
+                bound_log.warning("snapshot of an origin not removed", problem=str(error))
                 continue
-            told.info("snapshot of an origin removed")
+            bound_log.info("snapshot of an origin removed")
             released.add(snapshot_id)
     if released:
         async with edit_deadline(store):
@@ -284,12 +260,9 @@ async def release_origins(
             )
 
 
-# --- collect
-
-
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What a collection knows before it changes anything."""
+class _Survey:
+    """The state of the database that a collection has found, before it changes anything."""
 
     now_ms: int  # by the store's clock
     cutoffs: Cutoffs
@@ -299,10 +272,10 @@ class _Look:
 
 
 class Collecting:
-    """Collects one database, again and again; what never changes is read once."""
+    """Collects the garbage of one database; what never changes is read once for all runs."""
 
     def __init__(self, store: CasStore, settings: CollectorSettings) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self._store = store
         self._settings = settings
         self._active = ActiveManifests(store)
@@ -313,48 +286,48 @@ class Collecting:
 
     @property
     def url(self) -> str:
-        """Of the database, without credentials."""
+        """The URL of the database, without credentials."""
         return self._store.url
 
     @property
     def sent(self) -> RequestCounts:
-        """What was sent to its store so far."""
+        """The requests sent to its store so far."""
         return self._store.sent
 
     async def plan(self) -> CollectionPlan:
-        """What `collect` would do now. Raises as it does, and changes nothing."""
+        """Return what `collect` would do now; change nothing. Raises as `collect`."""
 
-        async def look(stored: StoredManifest) -> CollectionPlan:
-            return (await self._look(stored)).plan
+        async def survey(stored: StoredManifest) -> CollectionPlan:
+            return (await self._survey(stored)).plan
 
-        return await unless_overtaken(self._store, look)
+        return await unless_overtaken(self._store, survey)
 
     async def collect(self) -> Report:
-        """Delete what nothing needs and what is old enough.
+        """Delete the objects that nothing needs and that are old enough.
 
         Raises `DatabaseNotFound`; `CorruptObject` or `IllegalState` when an active manifest cannot
-        be read, and then nothing was deleted; `ManifestConflict`; `StoreError`.
+        be read, in which case nothing was deleted; `ManifestConflict`; `StoreError`.
         """
         return await unless_overtaken(self._store, self._collect)
 
     async def _collect(self, stored: StoredManifest) -> Report:
-        # What a create has half done is whole before the listing: its parts are no garbage then.
+        # Complete interrupted creates before the listing, so that their parts are not garbage.
         await self._store.recover()
-        look = await self._look(stored)
-        plan = look.plan
+        survey = await self._survey(stored)
+        plan = survey.plan
         stored.check_cas_mode(plan.manifest)
         if plan.is_edit_needed:
-            published = await self._publish(stored, look)
-            judged = await self._judge(published, look.listing, look.cutoffs)
+            published = await self._publish(stored, survey)
+            judged = await self._judge(published, survey.listing, survey.cutoffs)
             plan = replace(plan, manifest=published, objects=judged)
-        await self._deleter.delete(each.name for each in plan.doomed)
-        await self._store.recover(await self._is_collected(plan.manifest, look))
+        await self._deleter.delete(each.name for each in plan.garbage)
+        await self._store.recover(await self._is_collected(plan.manifest, survey))
         if plan.manifest.origins:
-            pins = await self._active.pins(plan.manifest, look.listing)
+            pins = await self._active.pins(plan.manifest, survey.listing)
             await release_origins(self._store, stored, plan.manifest, pins)
         return Report.on(plan)
 
-    async def _look(self, stored: StoredManifest) -> _Look:
+    async def _survey(self, stored: StoredManifest) -> _Survey:
         now_ms = await self._store.reads.now_ms()
         cutoffs = Cutoffs.at(
             now_ms,
@@ -368,20 +341,24 @@ class Collecting:
         retained = await self._retained(current, listing, cutoffs)
         expired = expire(current, now_ms / 1_000, cutoffs.cutoff_ms, retained=retained)
         judged = await self._judge(expired, listing, cutoffs)
-        doomed = (each.listed for each in judged if each.verdict.goes)
-        is_needed = is_edit_needed(current, expired, doomed)
-        judge = replace(expired, manifest_id=current.manifest_id + 1) if is_needed else current
+        garbage = (each.listed for each in judged if each.verdict.goes)
+        is_needed = is_edit_needed(current, expired, garbage)
+        judging = replace(expired, manifest_id=current.manifest_id + 1) if is_needed else current
         plan = CollectionPlan(
-            manifest=judge,
+            manifest=judging,
             is_edit_needed=is_needed,
             dropped_snapshots=len(current.snapshots) - len(expired.snapshots),
             dropped_leases=_dropped_leases(current, expired),
-            objects=await self._judge(judge, listing, cutoffs),
+            objects=await self._judge(judging, listing, cutoffs),
         )
-        return _Look(now_ms, cutoffs, listing, plan, retained)
+        return _Survey(now_ms, cutoffs, listing, plan, retained)
 
-    async def _publish(self, stored: StoredManifest, look: _Look) -> Manifest:
-        now_s, cutoff_ms, retained = look.now_ms / 1_000, look.cutoffs.cutoff_ms, look.retained
+    async def _publish(self, stored: StoredManifest, survey: _Survey) -> Manifest:
+        now_s, cutoff_ms, retained = (
+            survey.now_ms / 1_000,
+            survey.cutoffs.cutoff_ms,
+            survey.retained,
+        )
         async with edit_deadline(self._store):
             return await stored.edit(
                 partial(expire, now_s=now_s, cutoff_ms=cutoff_ms, retained=retained),
@@ -396,23 +373,25 @@ class Collecting:
         run = self._store.runtime.workers.run
         return await run(retained_from, manifest, listing, cutoffs.wal)
 
-    async def _is_collected(self, manifest: Manifest, look: _Look) -> IsCollected:
-        """Tells of the name of an object that is not there whether the rules let it go."""
-        pins = await self._active.pins(manifest, look.listing)
-        retention = cache(lambda: Retention(manifest, pins, look.cutoffs))  # few stores ask
+    async def _is_collected(self, manifest: Manifest, survey: _Survey) -> IsCollected:
+        """Return a function that says whether the rules allow a missing object to be deleted."""
+        pins = await self._active.pins(manifest, survey.listing)
+        retention = cache(lambda: Retention(manifest, pins, survey.cutoffs))  # few stores call this
 
         def is_collected(name: str) -> bool:
             if parse_election_name(name) is not None:
-                return True  # its holder deletes it, and looks behind what it creates again
+                return (
+                    True  # its holder deletes it, and checks what is there when it creates it again
+                )
             gone = ObjectInfo(name, size_bytes=0, modified_ms=0)
-            return is_ours(name) and retention().judge(as_listed(gone)).goes
+            return is_own_name(name) and retention().judge(as_listed(gone)).goes
 
         return is_collected
 
     async def _judge(
         self, manifest: Manifest, listing: Sequence[Listed], cutoffs: Cutoffs
-    ) -> Sequence[Judged]:
-        """What becomes of each object if `manifest` judges, which is newer than the listing."""
+    ) -> Sequence[JudgedObject]:
+        """Judge each object by `manifest`. REQUIRES: the manifest is newer than the listing."""
         pins = await self._active.pins(manifest, listing)
         first_kept = first_kept_wal_id(manifest, pins)
         fences = await self._fences.among(
@@ -432,12 +411,12 @@ def _judged(
     fences: frozenset[str],
     retained: int | None,
     listing: Sequence[Listed],
-) -> Sequence[Judged]:
+) -> Sequence[JudgedObject]:
     retention = Retention(manifest, pins, cutoffs, fences=fences, retained=retained)
-    return [Judged(each, retention.judge(each)) for each in listing]
+    return [JudgedObject(each, retention.judge(each)) for each in listing]
 
 
 def _dropped_leases(current: Manifest, expired: Manifest) -> int:
-    """How many leases are gone; that of the retention may have come."""
+    """Return the number of leases that were removed; the retention may have added its own."""
     kept = {lease.id for lease in expired.leases}
     return sum(lease.id not in kept for lease in current.leases)

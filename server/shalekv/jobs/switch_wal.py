@@ -1,13 +1,13 @@
-"""From one WAL mode to the other, without losing a write (CE15).
+"""Switching the WAL between the object store and safekeepers, without losing a write (CE15).
 
-To safekeepers: the log is opened as ever, which puts a run of fences into the bucket that no older
-writer passes. All of it is compacted, which ends a compactor that runs. The edit that names the
-members is made under the epoch that was won. The log of the safekeepers begins far behind the
-fences, where no opener of the mode before looks for a free slot (CE17).
+To safekeepers: the log is opened as usual, which puts a run of fences into the bucket that no older
+writer passes. All of it is compacted, which supersedes a running compactor. The edit that names the
+members is made under the epoch that was won. The log of the safekeepers begins far after the
+fences, where no opener of the previous mode searches for a free slot (CE17).
 
 To the object store: an election ends every older writer; its fence is the last record. When that
-is in the archive, so is everything before it, and the edit that names no members any more is made
-under the epoch that was won. Whoever opens the database next finds the whole log in the bucket.
+is in the archive, so is everything before it, and the edit that removes the members is made under
+the epoch that was won. The next process that opens the database finds the whole log in the bucket.
 
 Either edit fails if another writer has opened meanwhile: then nothing is changed.
 """
@@ -51,32 +51,32 @@ from shalekv.write.quorum.wal import QuorumWal
 from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
 
-ARCHIVE_PATIENCE_MS = 60_000  # without any progress
-LOOK_MS = 50
-ADMISSIONS_MAX = 5  # tries to name members before another edit ends their generation
-COMPACTIONS_MAX = 5  # tries to compact the log while others take over from it
+ARCHIVE_TIMEOUT_MS = 60_000  # without any progress
+POLL_MS = 50
+ADMISSIONS_MAX = 5  # attempts to name members in a generation that no other edit has ended
+COMPACTIONS_MAX = 5  # attempts to compact the log while other compactors take over
 
 log = structlog.get_logger()
 
 
 async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[str]) -> Manifest:
-    """Have the safekeepers at these addresses hold the WAL from now on.
+    """Switch the WAL to the safekeepers at these addresses.
 
-    A writer that serves is fenced by it, and a compactor superseded. Raises `DatabaseMismatch` when
-    they do already, as `admit`, as `open_log` and as `merge_tail`.
+    A writer that serves is fenced, and a running compactor superseded. Raises `DatabaseMismatch`
+    when the WAL is in safekeepers already, and as `admit`, `open_log` and `merge_tail`.
     """
     current = await _check_mode(store, WalMode.OBJECT_STORE)
     check_first_count(addresses)
     request_id = store.runtime.random.randbytes(REQUEST_ID_BYTES)
     place = DatabasePlace(current.database_id, store.url)
     members = await admit(links, place, addresses, request_id)
-    check_members(members)  # before the writer that serves is fenced
+    check_members(members)  # before it fences the writer that serves
     opened = await open_log(store, _settings(), address="")
     await _compact(store)
     for _ in range(ADMISSIONS_MAX - 1):
         try:
             return await _enter_quorum(opened, members, current.wal_generation)
-        except InvalidRequest as error:  # the members may have given up their room meanwhile
+        except InvalidRequest as error:  # the members may have given up their space meanwhile
             log.info("the safekeepers are asked for room again", problem=str(error))
             current = await opened.manifest.refresh()
             members = await admit(links, place, addresses, request_id)
@@ -86,7 +86,7 @@ async def switch_to_quorum(store: CasStore, links: Links, addresses: Sequence[st
 async def _enter_quorum(
     opened: RecoveredLog, members: Sequence[Member], generation: int
 ) -> Manifest:
-    """Edit the manifest: `members` hold the WAL. Raises `InvalidRequest` in a later generation."""
+    """Edit the manifest to name the members. Raises `InvalidRequest` in a later generation."""
     wanted = tuple(map(str, members))
 
     def edit(manifest: Manifest) -> Manifest:
@@ -100,16 +100,16 @@ async def _enter_quorum(
 
 
 async def switch_to_object_store(store: CasStore, links: Links) -> Manifest:
-    """Have the WAL in the object store from now on.
+    """Switch the WAL to the object store.
 
-    A writer that serves is fenced by it. Raises `DatabaseMismatch` when it is there already,
-    `QuorumUnavailable` when no majority answers or nothing is archived for long, `IllegalState`
-    when the archive is not whole, and as `open_log`.
+    A writer that serves is fenced. Raises `DatabaseMismatch` when the WAL is there already,
+    `QuorumUnavailable` when no majority answers or nothing is archived for `ARCHIVE_TIMEOUT_MS`,
+    `IllegalState` when the archive has gaps, and as `open_log`.
     """
     await _check_mode(store, WalMode.QUORUM)
     opened = await open_log(store, _settings(), address="", links=links)
     slots = opened.slots
-    if not isinstance(slots, QuorumWal):  # it was switched since we looked
+    if not isinstance(slots, QuorumWal):  # it was switched since the check
         raise _is_already(WalMode.OBJECT_STORE)
     members = slots.leader.configuration.everyone
     switched, failure = opened.manifest.current, None
@@ -132,7 +132,7 @@ async def _leave_quorum(
 ) -> Manifest:
     await _wait_archived(store, links, opened, slots)
     current = await opened.manifest.refresh()
-    # By a list of ours that was sent after all that.
+    # From a list that is sent only now, after the archive is complete.
     tip = (await list_wal(store, current.first_uncompacted_wal_id)).first_gap - 1
 
     def edit(manifest: Manifest) -> Manifest:
@@ -149,11 +149,11 @@ async def _leave_quorum(
 async def _wait_archived(
     store: CasStore, links: Links, opened: RecoveredLog, slots: QuorumWal
 ) -> None:
-    """Return when a safekeeper has seen our fence in the bucket: the log has nothing behind it."""
+    """Wait until a safekeeper has seen our fence in the bucket: nothing of the log is after it."""
     clock = store.runtime.clock
     before, since_ms = slots.leader.log.base.wal_id, clock.monotonic_ms()
     while True:
-        with suppress(LogFull):  # nothing more has to be appended
+        with suppress(LogFull):  # nothing more is appended, so a full log does not matter
             slots.check_available()
         report = slots.report()
         archived = None if report is None else report.archived_wal_id
@@ -161,9 +161,9 @@ async def _wait_archived(
             return
         if archived != before:
             before, since_ms = archived, clock.monotonic_ms()
-        elif clock.monotonic_ms() - since_ms >= ARCHIVE_PATIENCE_MS:
+        elif clock.monotonic_ms() - since_ms >= ARCHIVE_TIMEOUT_MS:
             raise QuorumUnavailable(await _why_not_archived(links, opened, slots))
-        await clock.sleep_ms(LOOK_MS)
+        await clock.sleep_ms(POLL_MS)
 
 
 async def _why_not_archived(links: Links, opened: RecoveredLog, slots: QuorumWal) -> str:
@@ -175,18 +175,19 @@ async def _why_not_archived(links: Links, opened: RecoveredLog, slots: QuorumWal
         if each.status is None or each.status.archive_problem
     ]
     return (
-        f"the safekeepers have archived nothing for {ARCHIVE_PATIENCE_MS // 1_000} s "
+        f"the safekeepers have archived nothing for {ARCHIVE_TIMEOUT_MS // 1_000} s "
         f"({'; '.join(problems) or 'they tell no reason'}), and not all of the log is in the "
         "bucket. The WAL stays in them: start a writer, or try again later"
     )
 
 
 def _settings() -> WriterSettings:
-    return WriterSettings(flush_interval_ms=0)  # one object at most is written: nothing to space
+    # At most one object is written, so no interval is needed.
+    return WriterSettings(flush_interval_ms=0)
 
 
 async def _compact(store: CasStore) -> None:
-    """Compact all of the log, also if a compactor is started again and again meanwhile."""
+    """Compact the whole log, even if a compactor is started again and again meanwhile."""
     settings = CompactSettings()
     for attempt in range(1, COMPACTIONS_MAX):
         try:

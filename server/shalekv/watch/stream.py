@@ -176,7 +176,7 @@ class StreamTasks:
         self._fell_behind.set()
 
     async def _run_catch_up(self) -> None:
-        """Start a pass for the watches that fell behind, and one for those that begin in the past."""
+        """Start a pass for watches that fell behind, and one for those that begin in the past."""
         while True:
             await self._fell_behind.wait()
             await self._queue.wait_until_half_free()
@@ -217,9 +217,8 @@ class StreamTasks:
         except (StoreError, ManifestConflict) as error:  # retried at a later poll
             name = watch.consumer.name
             log.warning("a lease was not renewed", consumer=name, error=str(error))
-        except (
-            ShaleError
-        ) as error:  # the lease is gone, or this process must not edit the manifest any more
+        except ShaleError as error:
+            # The lease is gone, or this process must not edit the manifest any more.
             self._close_watch(watch, error)
 
     def _cut(self) -> None:

@@ -117,10 +117,10 @@ async def _created_is_landed(self: StoredManifest, edited: Manifest, _landed: La
 
 
 async def _publish_nothing(
-    _self: Collecting, stored: StoredManifest, look: collect._Look
+    _self: Collecting, stored: StoredManifest, survey: collect._Survey
 ) -> Manifest:
     return expire(
-        stored.current, look.now_ms / 1_000, look.cutoffs.cutoff_ms, retained=look.retained
+        stored.current, survey.now_ms / 1_000, survey.cutoffs.cutoff_ms, retained=survey.retained
     )
 
 

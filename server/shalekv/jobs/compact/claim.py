@@ -1,7 +1,8 @@
-"""The leases of one compactor: each job that writes has one to itself.
+"""Becoming the compactor of a database, and the leases of its jobs.
 
-An SST's id tells when the lease of its job was made, and the policy takes that for its age: so a
-lease serves one job, and is exchanged for a new one by the edit that publishes the result.
+Each job that writes has a lease of its own. The id of an SST contains the time at which the lease
+of its job was made, which the policy uses as the age of the SST. So a lease serves one job only,
+and the edit that publishes the result exchanges it for a new one.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest, Edit, Landed, StoredManifest
 
 _MS_PER_S = 1_000
-_RETRY_SHARE = 10  # of its life, after which a renewal that failed is tried again
+_RETRY_SHARE = 10  # a failed renewal is retried after this fraction of the lease's life
+_NONCE_BYTES = 16
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
 
 class LeaseManifest(Protocol):
-    """The manifest, as whoever holds leases may edit it."""
+    """The manifest, as the holder of a lease edits it."""
 
     async def edit(self, edit: Edit, landed: Landed) -> Manifest:
-        """As `StoredManifest.edit`."""
+        """Edit the manifest, see `StoredManifest.edit`."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """A lease, and when it was made or renewed by the local clock, or a little before."""
+    """A lease, and the local time just before it was last made or renewed."""
 
     lease: Lease
     since_ms: float
 
 
 class CompactorLeases:
-    """Makes, renews and removes leases."""
+    """The leases of one compactor."""
 
     def __init__(self, store: CasStore, *, ttl_s: int, holder: str) -> None:
-        """`holder` tells operators whose they are."""
+        """`holder` names the owner of the leases for operators."""
         self._store = store
         self._ttl_s = ttl_s
         self._holder = holder
@@ -68,7 +70,7 @@ class CompactorLeases:
         self._held: list[HeldLease] = []
 
     async def new(self) -> HeldLease:
-        """One that is in no manifest yet."""
+        """Make a lease that is not in the manifest yet."""
         since_ms = self._store.runtime.clock.monotonic_ms()
         now_ms = await self._store.reads.now_ms()
         random_bytes = self._store.runtime.random.randbytes(RANDOM_BYTES)
@@ -76,7 +78,7 @@ class CompactorLeases:
         return HeldLease(Lease(lease_id, self._expire_time_s(now_ms), self._holder), since_ms)
 
     async def take(self, manifest: LeaseManifest) -> HeldLease:
-        """One for a job that begins now. Raises `Superseded` and `StoreError`."""
+        """Take a lease for a job that begins now. Raises `Superseded` and `StoreError`."""
         stale = [each for each in self._free if self._age_ms(each) >= self._half_life_ms]
         self._free = [each for each in self._free if each not in stale]
         if self._free:
@@ -95,15 +97,15 @@ class CompactorLeases:
         return held
 
     def drop(self, held: HeldLease) -> None:
-        """The job of `held` is over, and so is the lease."""
+        """Forget a lease, since its job is over."""
         self._held.remove(held)
 
     def offer(self, held: HeldLease) -> None:
-        """A lease that is in the manifest, for the next job."""
+        """Keep a lease that is in the manifest for the next job."""
         self._free.append(held)
 
     async def give_up(self, manifest: LeaseManifest) -> None:
-        """Take all of them out of the manifest. Raises as the edit."""
+        """Remove all leases from the manifest. Raises what the edit raises."""
         gone = [each.lease.id for each in (*self._free, *self._held)]
 
         def edit(current: Manifest) -> Manifest:
@@ -119,10 +121,10 @@ class CompactorLeases:
     async def guard(
         self, manifest: LeaseManifest, held: HeldLease, work: Callable[[], Awaitable[T]]
     ) -> T:
-        """The result of ``work()``, while the lease is renewed before half its life is over.
+        """Await ``work()`` and return its result; renew the lease meanwhile.
 
-        Raises what `work` raises; and `LeaseLost` or `Superseded`, when `work` was cancelled
-        because it is in vain.
+        Each renewal begins before half of the lease's life is over. Raises what `work` raises, and
+        `LeaseLost` or `Superseded` when `work` was cancelled since its result could not be used.
         """
         lost: list[ShaleError] = []
         failed: list[Exception] = []
@@ -145,12 +147,12 @@ class CompactorLeases:
             running = tasks.create_task(run())
             renewing = tasks.create_task(renew())
             running.add_done_callback(lambda _: renewing.cancel())
-        if outcome:  # it has ended well before the lease was found to be lost
+        if outcome:  # the work has ended before the lease was found to be lost
             return outcome[0]
         raise (lost or failed)[0]
 
     async def _renew(self, manifest: LeaseManifest, held: HeldLease) -> None:
-        """Never returns."""
+        """Renew the lease again and again; never returns. Raises when the lease is lost."""
         clock = self._store.runtime.clock
         while True:
             await clock.sleep_ms(max(self._half_life_ms * 0.8 - self._age_ms(held), 0))
@@ -184,13 +186,6 @@ class CompactorLeases:
         return -(-now_ms // _MS_PER_S) + self._ttl_s
 
 
-# --- claiming
-# Becoming the compactor of a database.
-
-
-_NONCE_BYTES = 16
-
-
 async def claim_compaction(
     store: CasStore,
     leases: CompactorLeases,
@@ -199,15 +194,15 @@ async def claim_compaction(
 ) -> CompactedManifest:
     """Take over from any other compactor, and put a lease for the first job into `leases`.
 
-    With `after`, only from that one, and under its nonce: a process that begins again must not take
-    back what another one has taken over meanwhile, and knows its own claim that has landed although
-    it has failed.
-    Raises `Superseded` when it has, or when another one begins at the same time and wins;
-    `DatabaseNotFound`, `OriginLost`, `CorruptObject` and `StoreError`.
+    With `after`, take over only from that compactor, and under its nonce. A process that starts
+    again must not take back what another one has taken over meanwhile; and by the nonce it finds
+    its own claim, if that has landed although it seemed to fail. Raises `Superseded` when another
+    compactor has taken over, or begins at the same time and wins; `DatabaseNotFound`, `OriginLost`,
+    `CorruptObject` and `StoreError`.
     """
     stored = StoredManifest(store)
     seen = await stored.refresh()
-    # A lower epoch is that of an older state, put in place of what `after` has compacted.
+    # A lower epoch belongs to an older state, restored in place of what `after` has compacted.
     is_own = after is not None and seen.compactor_nonce == after.nonce
     if after is not None and seen.compactor_epoch >= after.epoch and not is_own:
         check_compactor(seen, after)

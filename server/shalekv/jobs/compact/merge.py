@@ -1,7 +1,6 @@
-"""Merging rows of several sources, column by column: the newest version of each key stays.
+"""Merging rows of several sources, column by column: the newest version of each key is kept.
 
-A loop of ours over entries costs a microsecond for each of them; here dictionaries, `sorted` and
-`itertools` do the loops.
+A Python loop costs a microsecond for each entry. Here, dictionaries, `sorted` and `itertools` loop.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _TOMBSTONE = int(Kind.TOMBSTONE)
 
 
 def newest(newest_first: Sequence[Columns]) -> Columns:
-    """The rows of these sources by key, each key once: as the first source that has it says.
+    """Merge the rows of these sources by key; the first source that has a key provides its row.
 
-    Inside a source each key stands once as well, see `first_versions`.
+    REQUIRES: each source has each key once, see `first_versions`.
     """
     filled = [columns for columns in newest_first if columns.keys]
     if len(filled) < 2:  # noqa: PLR2004 - one source has nothing to merge with
@@ -42,15 +41,15 @@ def newest(newest_first: Sequence[Columns]) -> Columns:
     order = [*map(rows.__getitem__, keys)]
     return Columns(
         keys,
-        _picked(order, [*chain.from_iterable(columns.seqs for columns in oldest_first)]),
-        bytes(_picked(order, b"".join([columns.kinds for columns in oldest_first]))),
-        _picked(order, [*chain.from_iterable(columns.values for columns in oldest_first)]),
-        _picked(order, [*chain.from_iterable(columns.expire_at_ms for columns in oldest_first)]),
+        _select(order, [*chain.from_iterable(columns.seqs for columns in oldest_first)]),
+        bytes(_select(order, b"".join([columns.kinds for columns in oldest_first]))),
+        _select(order, [*chain.from_iterable(columns.values for columns in oldest_first)]),
+        _select(order, [*chain.from_iterable(columns.expire_at_ms for columns in oldest_first)]),
     )
 
 
 def first_versions(columns: Columns) -> Columns:
-    """The newest version of each key; versions of a key stand from the newest to the oldest."""
+    """Return the newest version of each key. REQUIRES: rows are by key, then newest first."""
     keys = columns.keys
     if not any(map(eq, keys, islice(keys, 1, None))):
         return columns
@@ -58,7 +57,7 @@ def first_versions(columns: Columns) -> Columns:
 
 
 def visible(columns: Columns, fragments: Iterable[Fragment]) -> Columns:
-    """The rows that none of these range tombstones hides; rows stand by key."""
+    """Return the rows that none of these range tombstones hides. REQUIRES: rows are by key."""
     keys, seqs = columns.keys, columns.seqs
     hidden: list[int] = []
     for start, end, seq in fragments:
@@ -69,9 +68,10 @@ def visible(columns: Columns, fragments: Iterable[Fragment]) -> Columns:
 
 
 def remaining(columns: Columns, older: OlderKeys, now_ms: int) -> Columns:
-    """The rows without what only hid older versions that are not there, nor anywhere below (I2).
+    """Drop the tombstones of keys that have no older version left to hide (I2).
 
-    Puts that have expired at `now_ms` of logical time are tombstones from here on.
+    `older` are the keys that may have one. Puts that have expired at `now_ms` of logical time are
+    turned into tombstones first.
     """
     kinds = columns.kinds
     if any(columns.expire_at_ms):
@@ -86,7 +86,7 @@ def remaining(columns: Columns, older: OlderKeys, now_ms: int) -> Columns:
 
 
 def _expired(columns: Columns, now_ms: int) -> Columns:
-    """The rows with tombstones in the place of puts that have expired."""
+    """Replace the puts that have expired with tombstones."""
     keys, seqs, kinds, values, expiries = columns
     expired = [
         row
@@ -131,7 +131,7 @@ def _kept(columns: Columns, kept: Iterable[object]) -> Columns:
     )
 
 
-def _picked(rows: Sequence[int], column: Sequence[T]) -> Sequence[T]:
-    """These rows of a column, two or more."""
-    picked: Sequence[T] = itemgetter(*rows)(column)
-    return picked
+def _select(rows: Sequence[int], column: Sequence[T]) -> Sequence[T]:
+    """Select these rows of a column; there are two or more."""
+    selected: Sequence[T] = itemgetter(*rows)(column)
+    return selected

@@ -1,7 +1,7 @@
-"""Writes what a compaction leaves: rows in the order of their keys become SSTs of a level.
+"""Writing the outputs of a compaction: rows in the order of their keys become SSTs of a level.
 
-The SSTs divide the key space among them. A range tombstone that reaches over a border is cut
-there, so each SST says everything about its share.
+Each SST covers a share of the key space. A range tombstone that crosses the border of two shares is
+cut there, so each SST holds everything about its share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shalekv.store.cas import CasStore, Taken
 
 _LEASED_RANDOM_BYTES = 8
 _WRITE_ID_BYTES = 16
-_TOMBSTONE_BYTES = 24  # of a range tombstone in a block, beside its keys
+_TOMBSTONE_BYTES = 24  # of a range tombstone in a block, without its keys
 _CODECS = {
     LevelCodec.NONE: Codec.NONE,
     LevelCodec.LZ4: Codec.LZ4,
@@ -41,7 +41,7 @@ _CODECS = {
 
 @dataclass(frozen=True, slots=True)
 class OutputOwner:
-    """Who writes SSTs, of which database, under which lease, and as of which logical time."""
+    """The writer of SSTs: database, compactor and lease, and the logical time of the SSTs."""
 
     database_id: bytes
     own: CompactorId
@@ -50,28 +50,28 @@ class OutputOwner:
 
 
 class LevelWriter:
-    """Creates SSTs of the levels."""
+    """Creates the SSTs of levels."""
 
     def __init__(
-        self, store: CasStore, author: OutputOwner, settings: LevelSettings, pace: TokenBucket
+        self, store: CasStore, owner: OutputOwner, settings: LevelSettings, pace: TokenBucket
     ) -> None:
         self._store = store
-        self._author = author
+        self._owner = owner
         self._settings = settings
         self._pace = pace
         self.written_bytes = 0
 
     def begin(self) -> SstWriter:
-        """An SST under an id that the lease protects."""
-        author, random, settings = self._author, self._store.runtime.random, self._settings
-        sst_id = leased_sst_id(author.lease_id, random.randbytes(_LEASED_RANDOM_BYTES))
+        """Begin an SST, under an id that the lease protects."""
+        owner, random, settings = self._owner, self._store.runtime.random, self._settings
+        sst_id = leased_sst_id(owner.lease_id, random.randbytes(_LEASED_RANDOM_BYTES))
         properties = SstProperties(
             name=level_name(sst_id),
-            database_id=author.database_id,
-            writer_epoch=author.own.epoch,
-            writer_nonce=author.own.nonce,
+            database_id=owner.database_id,
+            writer_epoch=owner.own.epoch,
+            writer_nonce=owner.own.nonce,
             write_id=random.randbytes(_WRITE_ID_BYTES),
-            logical_time_ms=author.logical_time_ms,
+            logical_time_ms=owner.logical_time_ms,
         )
         return SstWriter(
             properties,
@@ -81,10 +81,10 @@ class LevelWriter:
         )
 
     async def create(self, writer: SstWriter, level: int) -> SstInfo:
-        """Upload a finished SST, and say how `level` lists it.
+        """Upload a finished SST, and return its entry for `level` of the manifest.
 
-        Raises `StoreUnavailable` when it is not known to be there after a long time: then it may
-        be there, and nothing names it.
+        Raises `StoreUnavailable` when it is not known to be in the store after a long time: it may
+        exist then, but nothing references it.
         """
         data, footer = writer.finish()
         await self._pace.take(len(data))
@@ -99,7 +99,7 @@ class LevelWriter:
 
 
 class Outputs:
-    """SSTs of one level that together hold the rows and range tombstones of one range of keys."""
+    """The SSTs of one level that together hold the rows and range tombstones of a range of keys."""
 
     def __init__(
         self,
@@ -112,25 +112,25 @@ class Outputs:
         older: OlderKeys,
         cuts: Sequence[bytes] = (),
     ) -> None:
-        """An SST is closed when it has `target_bytes`, and before each key of `cuts`, ascending.
+        """Close an SST at `target_bytes`, and before each key of `cuts`, which are ascending.
 
-        Range tombstones go unless `older` may hold a key of theirs (I2).
+        A range tombstone is dropped unless `older` may hold a key inside it (I2).
         """
         self._cuts = deque(cut for cut in cuts if cut > keys.start)
         self._writer = writer
         self._level = level
         self._section = section
-        self._start = keys.start  # of the share of the SST that is open
+        self._start = keys.start  # of the share of the open SST
         self._end = keys.end or END_OF_KEYS
         self._target_bytes = target_bytes
         self._older = older
         self._open: SstWriter | None = None
         self._last_key = b""  # of all rows so far
-        self._lone_seq = 0  # of the empty key while the open SST has no other; 0: it is not so
+        self._lone_seq = 0  # of the empty key, while it is the only one of the open SST; else 0
         self.infos: list[SstInfo] = []
 
     async def add(self, rows: Columns, tombstones: RangeTombstones) -> None:
-        """Take the next rows; `tombstones` are all over keys up to the last of them, or more."""
+        """Add the next rows; `tombstones` includes all that cover keys up to the last of them."""
         at, count = 0, len(rows.keys)
         if not count:
             return
@@ -139,14 +139,14 @@ class Outputs:
             if self._cuts and self._cuts[0] <= rows.keys[at]:
                 await self._close(self._cuts.popleft(), tombstones)
                 continue
-            room_bytes = self._target_bytes - self._size_bytes(tombstones, rows.keys[at])
-            if room_bytes <= 0 and rows.keys[at] > self._start:
+            free_bytes = self._target_bytes - self._size_bytes(tombstones, rows.keys[at])
+            if free_bytes <= 0 and rows.keys[at] > self._start:
                 await self._close(rows.keys[at], tombstones)
                 continue
             stop = count
-            if at or sum(map(len, rows.keys)) + sum(map(len, rows.values)) > room_bytes:
+            if at or sum(map(len, rows.keys)) + sum(map(len, rows.values)) > free_bytes:
                 ends = ends or _ends(rows)
-                stop = max(bisect_right(ends, ends[at] + max(room_bytes, 0)) - 1, at + 1)
+                stop = max(bisect_right(ends, ends[at] + max(free_bytes, 0)) - 1, at + 1)
             if self._cuts:
                 stop = min(stop, bisect_left(rows.keys, self._cuts[0], at + 1))
             is_lone = self._open is None and stop == at + 1 and not rows.keys[at]
@@ -158,7 +158,7 @@ class Outputs:
         self._last_key = rows.keys[-1]
 
     async def finish(self, tombstones: RangeTombstones) -> Sequence[SstInfo]:
-        """All SSTs, by key; none if nothing is left. `tombstones` are all of the range."""
+        """Return all SSTs by key; none if nothing is left. `tombstones` are all of the range."""
         while self._cuts and self._cuts[0] < self._end:
             await self._finish_share(self._cuts.popleft(), tombstones)
         await self._finish_share(self._end, tombstones)
@@ -167,30 +167,30 @@ class Outputs:
     async def _finish_share(self, end: bytes, tombstones: RangeTombstones) -> None:
         pieces = self._pieces(tombstones, end)
         # Without rows between them, many range tombstones still fill several SSTs.
-        room_bytes = self._target_bytes - (self._open.size_bytes if self._open else 0)
+        free_bytes = self._target_bytes - (self._open.size_bytes if self._open else 0)
         for piece in pieces:
-            room_bytes -= _weight(piece)
-            if room_bytes < 0 and piece.start > max(self._start, self._last_key):
+            free_bytes -= _weight(piece)
+            if free_bytes < 0 and piece.start > max(self._start, self._last_key):
                 await self._close(piece.start, tombstones)
-                room_bytes = self._target_bytes - _weight(piece)
+                free_bytes = self._target_bytes - _weight(piece)
         await self._close(end, tombstones)
 
     def _size_bytes(self, tombstones: RangeTombstones, key: bytes) -> int:
-        """What the open SST has if it ends before `key`."""
+        """Return the size of the open SST if it ends before `key`."""
         size_bytes = self._open.size_bytes if self._open is not None else 0
         if tombstones is NONE:
             return size_bytes
         return size_bytes + sum(map(_weight, self._pieces(tombstones, key)))
 
     async def _close(self, end: bytes, tombstones: RangeTombstones) -> None:
-        """Close the open SST, whose share ends before `end`; the next one begins there."""
+        """Close the open SST, whose share ends before `end`; the next share begins there."""
         pieces = self._pieces(tombstones, end)
         self._start = end
         if self._open is None and not pieces:
             return
         if self._lone_seq and not pieces:
-            # The bounds of the empty key alone would say that there is no upper bound, and overlap
-            # all that follows in the level. This hides nothing, and gives an upper bound.
+            # The bounds of the empty key alone would mean that there is no upper bound, and overlap
+            # all that follows in the level. This tombstone hides nothing, and gives an upper bound.
             pieces = [Fragment(b"", b"\x00", self._lone_seq)]
         sst = self._open or self._writer.begin()
         self._open, self._lone_seq = None, 0
@@ -199,7 +199,7 @@ class Outputs:
         self.infos.append(await self._writer.create(sst, self._level))
 
     def _pieces(self, tombstones: RangeTombstones, end: bytes) -> list[Fragment]:
-        """The range tombstones of the open SST if it ends before `end`."""
+        """Return the range tombstones of the open SST if it ends before `end`."""
         start = self._start
         found = tombstones.between(start, end)
         pieces = [Fragment(max(f.start, start), min(f.end, end), f.seq) for f in found]
@@ -207,7 +207,7 @@ class Outputs:
 
 
 def _ends(rows: Columns) -> list[int]:
-    """Bytes of keys and values before each row, and of all."""
+    """Return the bytes of keys and values before each row, and finally of all rows."""
     return [*accumulate(map(add, map(len, rows.keys), map(len, rows.values)), initial=0)]
 
 

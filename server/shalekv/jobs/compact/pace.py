@@ -1,4 +1,4 @@
-"""How fast a compaction may read and write, and how slowly a store may answer it."""
+"""Bounds for the I/O of a compaction: its rate, and the time the store may take to answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from shalekv.errors import StoreUnavailable
 from shalekv.settings import KIB
 
 _MS_PER_S = 1_000
-_BURST_MS = 100  # what was not used before counts for so long at most
-ANSWER_S = 120  # of one object or piece of it, all attempts together, and longer if it is large:
+_BURST_MS = 100  # unused rate accumulates for this long at most
+# Time for one object or a part of it, all attempts together. Large ones get more time:
+ANSWER_S = 120
 SLOWEST_BYTES_PER_S = 256 * KIB
 
 
@@ -20,10 +21,10 @@ SLOWEST_BYTES_PER_S = 256 * KIB
 async def answered(
     store_url: str, operation: str, name: str, size_bytes: int
 ) -> AsyncIterator[None]:
-    """Raise `StoreUnavailable` when a request of a merge is not answered in time.
+    """Raise `StoreUnavailable` if the request in this context is not answered in time.
 
-    A merge holds memory, and other databases of its process may wait for that: it must not wait
-    for ever for a disk that is full or a store that is silent.
+    A merge holds memory that other databases of its process may wait for. It must not wait forever
+    for a full disk or a silent store.
     """
     limit_s = ANSWER_S + size_bytes / SLOWEST_BYTES_PER_S
     try:
@@ -35,19 +36,19 @@ async def answered(
 
 
 class TokenBucket:
-    """A bucket of tokens, each good for one byte; it is filled at the rate, by the local clock."""
+    """A token bucket: one token for each byte, refilled at a rate by the local clock."""
 
     def __init__(
         self, clock: Clock, bytes_per_s: float, is_lifted: Callable[[], bool] = lambda: False
     ) -> None:
-        """`bytes_per_s` of 0 is no bound; nor is there one while `is_lifted` says so."""
+        """`bytes_per_s` of 0 means no bound; nor is there one while `is_lifted` returns True."""
         self._clock = clock
         self._bytes_per_ms = bytes_per_s / _MS_PER_S
         self._is_lifted = is_lifted
-        self._free_at_ms = clock.monotonic_ms()  # when all that was taken is paid for
+        self._free_at_ms = clock.monotonic_ms()  # when all tokens taken so far are refilled
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until what was taken before is paid for, and take so many bytes."""
+        """Wait until the tokens taken before are refilled, then take tokens for `size_bytes`."""
         if not self._bytes_per_ms:
             return
         now_ms = self._clock.monotonic_ms()

@@ -1,4 +1,7 @@
-"""Divides a merge by key range into parts, which run one after the other or in parallel."""
+"""Parts of a merge: its division by key range, and the merge of one part.
+
+Parts run one after the other, or in parallel in several processes.
+"""
 
 from __future__ import annotations
 
@@ -35,40 +38,37 @@ from shalekv.read.origins import Origins
 from shalekv.settings import CompactorSettings, LevelSettings
 from shalekv.store.cas import CasStore
 
-# --- part
-# Merges sorted inputs over one range of keys: all of a job, or one part of it.
-
-
-_INPUT_SHARE = 4  # of the memory, what is read; the rest is merged, written and uploaded
-_OUTPUT_SHARE = 2
+_INPUT_SHARE = 4  # share of the memory for reading; the rest is for merging, writing, uploading
+_OUTPUT_SHARE = 2  # share of the memory for one output SST
+_MS_PER_S = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class MergePart:
-    """What one process merges. A value that can be sent to another process."""
+    """The work of one process: a range of keys of a merge. Can be sent to another process."""
 
     author: OutputOwner
     target_level: int
-    # Each of them a run of SSTs by key; what stands in one is newer than all of it in later ones.
+    # Sorted runs, newest first: versions of a key in one run are newer than those in later runs.
     sources: Sequence[Sequence[SstInfo]]
     keys: KeyRange
-    older: OlderKeys  # keys that may have older versions which the job does not see
-    expiry_horizon_ms: int  # what expired until then has expired
+    older: OlderKeys  # keys that may have older versions outside of the job
+    expiry_horizon_ms: int  # puts that expire at this logical time or before become tombstones
     cuts: Sequence[bytes]  # no SST has keys on both sides of one of these
     levels: LevelSettings
     memory_bytes: int
     bytes_per_s: float  # 0: no bound
-    origins: Sequence[Origin] = ()  # of sources that are in other databases
+    origins: Sequence[Origin] = ()  # the databases of sources that are not in this one
 
     @property
     def section(self) -> Section:
-        """Where its rows stand."""
+        """The section of the SSTs that holds its rows."""
         return Section.SYSTEM if self.target_level == SYSTEM_LEVEL else Section.POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """What became of it."""
+    """The outputs of a part, and the bytes that it read and wrote."""
 
     outputs: Sequence[SstInfo]
     read_bytes: int
@@ -76,12 +76,12 @@ class PartResult:
 
 
 def output_bytes(levels: LevelSettings, memory_bytes: int) -> int:
-    """How large an SST may become that is kept in memory until it is uploaded."""
+    """Return the size limit of an output SST, which is in memory until it is uploaded."""
     return min(levels.sst_bytes, memory_bytes // _OUTPUT_SHARE)
 
 
 def outputs_of(part: MergePart, writer: LevelWriter) -> Outputs:
-    """Where what is left of the part goes."""
+    """Create the outputs of a part."""
     return Outputs(
         writer,
         part.target_level,
@@ -94,7 +94,7 @@ def outputs_of(part: MergePart, writer: LevelWriter) -> Outputs:
 
 
 async def run_part(store: CasStore, part: MergePart, pace: TokenBucket) -> PartResult:
-    """Merge it, and write what is left. Raises `CorruptObject`, `StoreError`."""
+    """Merge a part, and write its outputs. Raises `CorruptObject` and `StoreError`."""
     origins = Origins(store, part.author.database_id, part.origins)
     try:
         return await _run(store, part, LevelReader(origins, pace), pace)
@@ -134,10 +134,10 @@ async def _merge(
     while True:
         for source in sources:
             await source.fill(tasks)
-            told = source.take_tombstones()
-            if told and part.section is Section.POINTS:
-                tombstones = tombstones.with_added(told)
-        # What is read of all sources up to here is all that there is.
+            added = source.take_tombstones()
+            if added and part.section is Section.POINTS:
+                tombstones = tombstones.with_added(added)
+        # Up to the least of their last keys, the rows of all sources are read.
         bound = min((s.rows.keys[-1] for s in sources if not s.is_at_end), default=None)
         if bound is None:
             return await outputs.finish(tombstones)
@@ -150,24 +150,18 @@ async def _merge(
         await store.runtime.clock.sleep_ms(0)
 
 
-# --- parts
-
-
-_EVERYTHING = KeyRange(b"", b"")
-_MS_PER_S = 1_000
-
-
 class PartRunner(Protocol):
-    """Runs the parts of a merge."""
+    """Runs the parts of a merge, wherever."""
 
     is_parallel: bool
 
     async def run(
         self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
-        """The results, in the order of the parts; no bound on the pace while `is_lifted` says so.
+        """Run the parts; return their results in the same order.
 
-        Raises what a part raises. Nothing of it runs on afterwards.
+        There is no bound on the rate while `is_lifted` returns True. Raises what a part raises.
+        When it returns or raises, no part is running any more.
         """
         ...
 
@@ -183,7 +177,7 @@ class OwnProcessParts:
     async def run(
         self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
-        """The results, in the order of the parts."""
+        """Run the parts; return their results in the same order."""
         clock = self._store.runtime.clock
         return [
             await run_part(self._store, part, TokenBucket(clock, part.bytes_per_s, is_lifted))
@@ -202,9 +196,9 @@ async def divide(
     is_parallel: bool,
     origins: Sequence[Origin] = (),
 ) -> list[MergePart]:
-    """The parts of a job that was picked for `tree`; the first holds the least keys.
+    """Divide a job that was picked for the version `tree` into parts, in the order of their keys.
 
-    `origins` are those of the manifest with this tree.
+    `origins` are those of the manifest of this version.
     """
     origins = narrowed(origins, {info.id for info in job.inputs})
     sources = _sources(job)
@@ -251,7 +245,7 @@ async def divide(
 
 
 def _sources(job: MergeJob) -> list[Sequence[SstInfo]]:
-    """The inputs as runs, the newest first."""
+    """Return the inputs as sorted runs, newest first."""
     if job.source_level in (L0, SYSTEM_LEVEL):
         runs: list[Sequence[SstInfo]] = [[info] for info in newest_first(job.sources)]
     else:
@@ -260,14 +254,14 @@ def _sources(job: MergeJob) -> list[Sequence[SstInfo]]:
 
 
 def _within(older: Sequence[SstInfo], runs: Sequence[Sequence[SstInfo]]) -> list[SstInfo]:
-    """Those of `older` that have keys between the first and the last of `runs`."""
+    """Return those of `older` that may have keys between the first and the last key of `runs`."""
     first = min(info.first_key for run in runs for info in run) if runs else b""
     last = max((upper_bound(info) for run in runs for info in run), default=b"")
     return [info for info in older if info.first_key <= last and first <= upper_bound(info)]
 
 
 async def _borders(reader: LevelReader, job: MergeJob, count: int) -> Sequence[bytes]:
-    """Keys that cut the inputs into about `count` parts of one size; fewer if keys are few."""
+    """Return keys that cut the inputs into about `count` parts of one size; fewer for few keys."""
     blocks = []
     for info in job.inputs:
         index = (await reader.metadata(info)).index

@@ -1,8 +1,8 @@
-"""Runs a job over a range of keys, from its reservation to its publication.
+"""Range jobs: the compaction of a range of keys, from its reservation to its publication.
 
     reserve the levels --> plan --> parts, wherever `PartRunner` runs them --> publish --> give up
                                                                                            the lease
-A crash at any point leaves objects that no manifest names, and a lease that expires.
+A crash at any point leaves only objects that no manifest references, and a lease that expires.
 """
 
 from __future__ import annotations
@@ -47,44 +47,48 @@ from shalekv.settings import CompactorSettings, LevelSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, edit_deadline
 
-# --- range_parts
-# Divides a job over a range of keys into parts, which many processes may run at once.
-
-
-# Up to so many SSTs all are weighed by block; beyond, those of L0 alone, and others as a whole.
+EVERYTHING = KeyRange(b"", b"")
+# Up to so many inputs, all are weighed by block; beyond, only those of L0, and others as a whole.
 INDEXES_MAX = 512
 _READS_AT_ONCE = 16
+_MIB = 1024 * 1024
+_MS_PER_S = 1_000
+_NONCE_BYTES = 16
+_NO_LEASE = bytes(16)
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class PartLimits:
-    """How the parts are to be."""
+    """How a job is divided into parts, and the limits of each part."""
 
-    part_bytes: int  # about what one reads
-    memory_bytes: int  # of one
-    parallel_count: int  # parts there are at least, if there is enough to do for so many
+    part_bytes: int  # approximate input of a part
+    memory_bytes: int  # of a part
+    parallel_count: int  # least number of parts, if the input is large enough
     levels: LevelSettings
-    bytes_per_s: float = 0.0  # of one; 0: no bound
+    bytes_per_s: float = 0.0  # of a part; 0: no bound
 
     def count(self, input_bytes: int) -> int:
-        """How many parts to make of so much."""
+        """Return the number of parts for an input of this size."""
         enough = input_bytes // output_bytes(self.levels, self.memory_bytes)
         needed = max(-(-input_bytes // self.part_bytes), min(self.parallel_count, enough), 1)
         if needed < self.parallel_count:
             return needed
-        return -(-needed // self.parallel_count) * self.parallel_count  # nobody is idle at the end
+        # A multiple, so that no process is idle at the end.
+        return -(-needed // self.parallel_count) * self.parallel_count
 
 
 async def divide_range(
     store: CasStore,
     job: RangeJob,
-    author: OutputOwner,
+    owner: OutputOwner,
     limits: PartLimits,
     *,
     expiry_horizon_ms: int,
     origins: Sequence[Origin] = (),
 ) -> list[MergePart]:
-    """The parts of a job, the first with the least keys; `origins` are those of its manifest.
+    """Divide a job into parts, in the order of their keys; `origins` are those of its manifest.
 
     Raises `CorruptObject` and `StoreError`.
     """
@@ -92,7 +96,7 @@ async def divide_range(
     count = limits.count(job.input_bytes)
     borders: Sequence[bytes] = ()
     if count > 1:
-        places = Origins(store, author.database_id, origins)
+        places = Origins(store, owner.database_id, origins)
         try:
             reader = LevelReader(places, TokenBucket(store.runtime.clock, 0))
             borders = await _borders(reader, job, count)
@@ -106,11 +110,11 @@ async def divide_range(
         if not held:
             continue
         part = MergePart(
-            author=author,
+            author=owner,
             target_level=job.target_level,
             sources=held,
             keys=keys,
-            older=OlderKeys(),  # the job takes along all that is older
+            older=OlderKeys(),  # the job includes all older versions
             expiry_horizon_ms=expiry_horizon_ms,
             cuts=(),
             levels=limits.levels,
@@ -123,7 +127,7 @@ async def divide_range(
 
 
 async def _borders(reader: LevelReader, job: RangeJob, count: int) -> Sequence[bytes]:
-    """Keys that cut the inputs into `count` parts of about one size; fewer if keys are few."""
+    """Return keys that cut the inputs into `count` parts of about one size; fewer for few keys."""
     inputs = job.inputs
     weighed = inputs if len(inputs) <= INDEXES_MAX else [i for i in inputs if i.level == L0]
     wholes = sorted({*inputs} - {*weighed}, key=attrgetter("first_key"))
@@ -145,13 +149,6 @@ async def _weights(reader: LevelReader, info: SstInfo) -> Sequence[BlockWeight]:
     return [*weights(index, index.blocks_of(Section.POINTS))]
 
 
-# --- range_report
-# What a job over a range of keys will do, or has done, in numbers.
-
-
-_MIB = 1024 * 1024
-
-
 @dataclass(frozen=True, slots=True)
 class LevelInputs:
     """The SSTs of one level that are merged."""
@@ -164,7 +161,7 @@ class LevelInputs:
 
     @classmethod
     def of(cls, level: int, infos: Iterable[SstInfo]) -> LevelInputs:
-        """The sums of these SSTs."""
+        """Return the sums over these SSTs."""
         listed = list(infos)
         return cls(
             level,
@@ -177,11 +174,12 @@ class LevelInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionReport:
-    """What a compaction of a range of keys has done; of a dry run, what it would do.
+    """The outcome of a range job; for a dry run, what it would do.
 
     `inputs` are the SSTs that it replaces, by level from the newest on. Numbers of outputs are 0 in
-    a dry run, and where there was nothing to do. `seq`: the levels held all up to it that was
-    merged. `wal_objects` are those that were not in the levels yet, and so were left alone.
+    a dry run, and where there was nothing to do. The commits up to `seq` were in the levels, and so
+    were merged. `wal_objects` is the number of WAL objects not in the levels yet, which were left
+    alone.
     """
 
     url: str
@@ -199,37 +197,37 @@ class CompactionReport:
     written_bytes: int = 0
     epoch: int = 0  # of the compactor beside which it ran
     seq: int = 0
-    manifest_id: int = 0  # that was planned for; of a compaction that is done, that has the outputs
+    manifest_id: int = 0  # the one planned for; if the job is done, the one with the outputs
     wal_objects: int = 0
 
     @property
     def input_ssts(self) -> int:
-        """How many SSTs of all levels are replaced."""
+        """The number of SSTs of all levels that are replaced."""
         return sum(level.ssts for level in self.inputs)
 
     @property
     def input_bytes(self) -> int:
-        """What they take in the store."""
+        """The size of the replaced SSTs in the store."""
         return sum(level.size_bytes for level in self.inputs)
 
     @property
     def input_rows(self) -> int:
-        """Their rows, tombstones and older versions included."""
+        """The rows of the replaced SSTs, including tombstones and older versions."""
         return sum(level.rows for level in self.inputs)
 
     @property
     def dropped_rows(self) -> int:
-        """Rows that nobody can read any more, tombstones included."""
+        """The rows that were dropped since no read can see them, including tombstones."""
         return self.input_rows - self.output_rows if self.is_done else 0
 
     @property
     def dropped_tombstones(self) -> int:
-        """Tombstones, of keys and of ranges, that delete nothing any more."""
+        """The dropped tombstones, of keys and of ranges, that had nothing left to delete."""
         found = sum(level.tombstones for level in self.inputs)
         return found - self.output_tombstones if self.is_done else 0
 
     def __str__(self) -> str:
-        """For people: a line for each level, and one for what comes of them."""
+        """Format for humans: a line for each level, and one for the outcome."""
         start, end = (repr(key)[1:] if key else "the end" for key in self.keys)
         lines = [f"{self.url}: keys from {start if self.keys.start else 'the first'} to {end}"]
         lines += [
@@ -253,36 +251,25 @@ class CompactionReport:
 
 
 def inputs_of(job: RangeJob | None) -> Sequence[LevelInputs]:
-    """The inputs by level, L0 first."""
+    """Return the inputs by level, L0 first."""
     infos = sorted(job.inputs, key=attrgetter("level")) if job is not None else ()
     return [LevelInputs.of(level, each) for level, each in groupby(infos, attrgetter("level"))]
 
 
 def outputs_of(result: RangeResult) -> LevelInputs:
-    """The sums of the outputs."""
+    """Return the sums of the outputs."""
     return LevelInputs.of(result.job.target_level, result.outputs)
-
-
-# --- range_job
-
-
-EVERYTHING = KeyRange(b"", b"")
-_MS_PER_S = 1_000
-_NONCE_BYTES = 16
-_NO_LEASE = bytes(16)
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeRequest:
-    """What is asked for. `is_forced`: merge also where nothing would be dropped."""
+    """Parameters of a range job. `is_forced`: merge even if nothing would be dropped."""
 
     limits: PartLimits
     keys: KeyRange = EVERYTHING
     compactor: CompactorSettings = field(default_factory=CompactorSettings)
     is_forced: bool = False
-    holder: str = "compaction of a range"  # whose lease it is, for operators
+    holder: str = "compaction of a range"  # names the owner of the lease for operators
 
     def check(self) -> None:
         """Raise `InvalidRequest` for a range without keys."""
@@ -298,7 +285,7 @@ class _Plan(NamedTuple):
 
 
 async def plan_range(store: CasStore, request: RangeRequest) -> CompactionReport:
-    """What `run_range` would do now. Nothing is written.
+    """Return what `run_range` would do now; write nothing.
 
     Raises `InvalidRequest`, `DatabaseNotFound`, `CorruptObject` and `StoreError`.
     """
@@ -310,11 +297,12 @@ async def plan_range(store: CasStore, request: RangeRequest) -> CompactionReport
 
 
 async def run_range(store: CasStore, request: RangeRequest, runner: PartRunner) -> CompactionReport:
-    """Merge all that the levels hold of the keys into the last level, and say what became of it.
+    """Merge all that the levels hold of the keys into the last level, and report the outcome.
 
     Raises `InvalidRequest`, `DatabaseNotFound`, `DatabaseMismatch`; `ManifestConflict` when another
-    such job runs, or another process has merged an input; `LeaseLost`, `CorruptObject`,
-    `StoreError`, and what the runner raises. Nothing was published then, unless nobody knows.
+    range job runs, or another process has merged an input; `LeaseLost`, `CorruptObject`,
+    `StoreError`, and what the runner raises. Nothing was published then, unless the outcome of the
+    edit is unknown.
     """
     request.check()
     return await _RangeRun(store, request, runner).run()
@@ -361,14 +349,14 @@ class _RangeRun:
         outputs = [info for part in results for info in part.outputs]
         result = RangeResult(plan.job, outputs)
         published = await self._publish(result, lease_id)
-        told = outputs_of(result)
+        output = outputs_of(result)
         report = replace(
             plan.report,
             is_done=True,
-            output_ssts=told.ssts,
-            output_bytes=told.size_bytes,
-            output_rows=told.rows,
-            output_tombstones=told.tombstones,
+            output_ssts=output.ssts,
+            output_bytes=output.size_bytes,
+            output_rows=output.rows,
+            output_tombstones=output.tombstones,
             read_bytes=sum(part.read_bytes for part in results),
             written_bytes=sum(part.written_bytes for part in results),
             epoch=published.compactor_epoch,
@@ -385,7 +373,7 @@ class _RangeRun:
             )
 
     async def _end(self, lease_id: bytes) -> None:
-        """Give the lease up: what it reserves, compactors may merge again."""
+        """Give up the lease, so that compactors may merge again what it reserves."""
         try:
             if has_lease(await self._stored.refresh(), lease_id):
                 async with edit_deadline(self._store):
@@ -401,7 +389,7 @@ async def _plan(
     store: CasStore, request: RangeRequest, manifest: Manifest, lease_id: bytes, seq: int
 ) -> _Plan:
     now_ms = await store.reads.now_ms()
-    author = OutputOwner(
+    owner = OutputOwner(
         database_id=manifest.database_id,
         own=CompactorId(manifest.compactor_epoch, store.runtime.random.randbytes(_NONCE_BYTES)),
         lease_id=lease_id,
@@ -414,7 +402,7 @@ async def _plan(
         parts = await divide_range(
             store,
             job,
-            author,
+            owner,
             request.limits,
             expiry_horizon_ms=horizon_ms,
             origins=manifest.origins,

@@ -1,4 +1,7 @@
-"""Runs one job of a compactor from its lease to its publication."""
+"""Running the jobs of a compactor, each from its lease to its publication.
+
+`merge_tail` does so once for the whole tail of the WAL, where no compactor runs.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest
 
 _NO_BOUND = 1 << 30
-_WAL_MEMORY_SHARE = 2  # of the memory of a subcompaction, what the entries of WAL objects take
+_WAL_MEMORY_SHARE = 2  # the entries of WAL objects take this share of a subcompaction's memory
 
 log = structlog.get_logger()
 
 
 class Ran(NamedTuple):
-    """What a job led to, and what it took."""
+    """The result of a job, and the bytes that it read and wrote."""
 
     result: Result
     read_bytes: int = 0
@@ -51,7 +54,7 @@ class Ran(NamedTuple):
 
 @dataclass(slots=True)
 class CompactionCounters:
-    """What one compactor has done."""
+    """Totals of one compactor."""
 
     jobs: int = 0
     read_bytes: int = 0
@@ -59,19 +62,19 @@ class CompactionCounters:
 
 
 class MergeSlots:
-    """How many merges run at once, of all databases of a process: their memory is bounded by that.
+    """Bounds the merges of a process that run at once, of all databases, and so their memory.
 
-    Who waits gets its turn in order, so a database that always has work waits for all others.
+    Slots are given in FIFO order, so a database that always has work does not block the others.
     """
 
     def __init__(self, count: int) -> None:
-        """So many merges of the WAL, and as many of levels: writes wait for the former."""
+        """Allow `count` merges of the WAL, and as many of levels: writes may wait for the WAL's."""
         self.wal = asyncio.Semaphore(count)
         self.levels = asyncio.Semaphore(count)
 
 
 class Compactions:
-    """Runs jobs; several at once, if none has an input that is in another's inputs or outputs."""
+    """Runs jobs. Jobs may run at once if no input of one is an input or output of another."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Compactions:
         parts: PartRunner,
         slots: MergeSlots | None = None,
     ) -> None:
-        """Without `slots`, there is no bound on how many of its jobs run at once."""
+        """Without `slots`, the number of jobs that run at once has no bound."""
         self._store = store
         self._manifest = manifest
         self._leases = leases
@@ -94,16 +97,19 @@ class Compactions:
     async def run(
         self, job: Job, manifest: Manifest, tree: Version, is_lifted: Callable[[], bool]
     ) -> Result:
-        """Run a job that was picked for `tree`, that of `manifest`, and publish its result.
+        """Run a job that was picked for `tree`, the version of `manifest`, and publish its result.
 
-        There is no bound on its pace while `is_lifted` says so. Raises `Superseded`, `LeaseLost`,
-        `ManifestConflict` (a job over a range of keys has come between), `CorruptObject`,
-        `StoreError` and `IllegalState`: nothing was published then, unless nobody knows.
+        There is no bound on its rate while `is_lifted` returns True. Raises `Superseded`,
+        `LeaseLost`, `ManifestConflict` (a range job has reserved the levels meanwhile),
+        `CorruptObject`, `StoreError` and `IllegalState`. Nothing was published then, unless the
+        outcome of the edit is unknown.
         """
         clock = self._store.runtime.clock
         began_ms = clock.monotonic_ms()
         held = await self._leases.take(self._manifest)
-        kept: HeldLease | None = held  # what a job that failed has written, nobody will name
+        kept: HeldLease | None = (
+            held  # the next job can use it: nothing will reference what a failed job wrote
+        )
         try:
             work = partial(self._work, job, manifest, tree, held, is_lifted)
             ran = await self._leases.guard(self._manifest, held, work)
@@ -122,11 +128,11 @@ class Compactions:
         self.counters.written_bytes += ran.written_bytes
         log.info(
             "compacted",
-            **_told(ran.result),
+            **_log_fields(ran.result),
             reason=job.reason,
             read_bytes=ran.read_bytes,
             written_bytes=ran.written_bytes,
-            requests_so_far=self._store.sent.total,  # jobs overlap: there is no number of one
+            requests_so_far=self._store.sent.total,  # jobs overlap, so there is no count for each
             ms=round(clock.monotonic_ms() - began_ms),
         )
         return ran.result
@@ -139,7 +145,7 @@ class Compactions:
         held: HeldLease,
         is_lifted: Callable[[], bool],
     ) -> Ran:
-        author = OutputOwner(
+        owner = OutputOwner(
             database_id=manifest.database_id,
             own=self._manifest.own,
             lease_id=held.lease.id,
@@ -147,7 +153,7 @@ class Compactions:
         )
         if isinstance(job, WalJob):
             async with self._slots.wal:
-                return await self._merge_wal(job, manifest, author)
+                return await self._merge_wal(job, manifest, owner)
         if job.is_move:
             return Ran(move_result(job))
         async with self._slots.levels:
@@ -155,7 +161,7 @@ class Compactions:
                 self._store,
                 job,
                 tree,
-                author,
+                owner,
                 compactor=self._settings.compactor,
                 levels=self._settings.levels,
                 is_parallel=self._parts.is_parallel,
@@ -169,14 +175,14 @@ class Compactions:
             sum(result.written_bytes for result in results),
         )
 
-    async def _merge_wal(self, job: WalJob, manifest: Manifest, author: OutputOwner) -> Ran:
+    async def _merge_wal(self, job: WalJob, manifest: Manifest, owner: OutputOwner) -> Ran:
         memory_bytes = self._settings.compactor.subcompaction_memory_bytes
         levels = self._settings.levels
-        pace = TokenBucket(self._store.runtime.clock, 0)  # writers wait for it
+        pace = TokenBucket(self._store.runtime.clock, 0)  # unbounded, since writers wait for it
         outcome = await merge_wal(
             self._store,
             job,
-            LevelWriter(self._store, author, levels, pace),
+            LevelWriter(self._store, owner, levels, pace),
             manifest=manifest,
             memory_bytes=memory_bytes // _WAL_MEMORY_SHARE,
             output_bytes=output_bytes(levels, memory_bytes),
@@ -186,7 +192,7 @@ class Compactions:
     async def _publish(
         self, result: Result, picked_for: Manifest, held: HeldLease, fresh: HeldLease
     ) -> None:
-        """Publish, and exchange the lease for the next one, in one edit."""
+        """Publish the result, and exchange the lease for a fresh one, in a single edit."""
         own, lease_id = self._manifest.own, held.lease.id
         recent_loads = self._settings.compactor.recent_loads_max_count
         known = {lease.id for lease in picked_for.leases}
@@ -199,8 +205,8 @@ class Compactions:
         await self._manifest.edit(edit, lambda current: is_published(current, own, result))
 
 
-def _told(result: Result) -> dict[str, object]:
-    """What the log says of a result."""
+def _log_fields(result: Result) -> dict[str, object]:
+    """Return the fields of the log event for a result."""
     if isinstance(result, WalResult):
         slots = result.job.slots
         inputs: dict[str, object] = {"first_slot": slots.start, "last_slot": slots.stop - 1}
@@ -215,14 +221,10 @@ def _told(result: Result) -> dict[str, object]:
     return inputs | {"outputs": len(result.outputs)}
 
 
-# --- wal_tail
-# Merges the whole tail of the WAL into L0, where no compactor runs that would.
-
-
 async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str) -> int:
-    """Become the compactor, and merge what the WAL holds now; how many objects that were.
+    """Become the compactor, and merge all WAL objects that exist now; return their number.
 
-    A compactor that runs is superseded, and ends. Raises `Superseded` when another takes over,
+    A running compactor is superseded, and ends. Raises `Superseded` when another takes over,
     `DatabaseNotFound`, `LeaseLost`, `CorruptObject` and `StoreError`.
     """
     leases = CompactorLeases(store, ttl_s=settings.compactor.compactor_lease_ttl_s, holder=holder)
@@ -248,12 +250,8 @@ async def _merge(
     return end - begin
 
 
-# --- backlog
-# What of the WAL is not compacted yet, by a list of the store.
-
-
 async def list_backlog(store: CasStore, first: int, now_ms: int) -> WalState:
-    """The slots from `first` on that are filled in a row; `now_ms` is the store's clock."""
+    """List the filled slots from `first` on without a gap; `now_ms` is the store's clock."""
     start_after = names.wal_name(first - 1) if first else ""
     found: dict[int, ObjectInfo] = {}
     async for info in store.reads.list(names.WAL_FOLDER, start_after=start_after):

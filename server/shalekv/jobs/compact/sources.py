@@ -1,6 +1,6 @@
-"""Reads sorted inputs of a compaction: big ranges of blocks that stand together, one ahead.
+"""Reading the sorted inputs of a compaction: large ranges of adjacent blocks, one range ahead.
 
-No cache keeps what is read here, and none is asked: a compaction reads everything once.
+Caches are bypassed, since a compaction reads everything once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 
-ENTRY_BYTES = 200  # objects and list slots of one row beside its key and value, measured
+ENTRY_BYTES = 200  # measured overhead of one row: objects and list slots, without key and value
 
 
 class LevelReader:
-    """Reads SSTs of one database, wherever they are, as fast as `pace` allows."""
+    """Reads the SSTs of one database, also those in its origins, as fast as `pace` allows."""
 
     def __init__(self, origins: Origins, pace: TokenBucket) -> None:
         self._origins = origins
@@ -34,14 +34,14 @@ class LevelReader:
         self.read_bytes = 0
 
     async def metadata(self, info: SstInfo) -> SstMetadata:
-        """Footer and index."""
+        """Read the footer and the index."""
         start, length = metadata_range(info, with_filter=False)
         data = await self._read(info, start, length)
         database_id = self._origins.locate(info.id).database_id
         return read_metadata(info, data, database_id=database_id, with_filter=False)
 
     async def blocks(self, info: SstInfo, index: BlockIndex, numbers: range) -> bytes:
-        """Blocks that stand together, one or more."""
+        """Read one or more adjacent blocks."""
         start, last = index[numbers[0]].offset, index[numbers[-1]]
         return await self._read(info, start, last.offset + last.length - start)
 
@@ -54,7 +54,7 @@ class LevelReader:
 
 
 def columns_of_blocks(index: BlockIndex, numbers: range, data: bytes) -> Columns:
-    """The rows of blocks that stand together; `data` are their bytes."""
+    """Decode the rows of adjacent blocks from their bytes `data`."""
     base = index[numbers[0]].offset
     decoded = []
     for number in numbers:
@@ -65,7 +65,7 @@ def columns_of_blocks(index: BlockIndex, numbers: range, data: bytes) -> Columns
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Rows of which each part follows the one before."""
+    """Concatenate parts, each of which follows the one before."""
     if len(parts) < 2:  # noqa: PLR2004 - one part is joined already
         return parts[0] if parts else NO_ROWS
     return Columns(
@@ -78,9 +78,9 @@ def joined(parts: Sequence[Columns]) -> Columns:
 
 
 class RunSource:
-    """SSTs that do not overlap, in the order of their keys, as one stream of rows of a section.
+    """A sorted run, SSTs that do not overlap, as one stream of the rows of a section.
 
-    `rows` are those that were read and not taken yet; all that come later have greater keys.
+    `rows` holds the rows that were read and not taken yet; all later rows have greater keys.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RunSource:
         keys: KeyRange,
         memory_bytes: float,
     ) -> None:
-        """Rows with keys of `keys`; what is read and not taken has about `memory_bytes`."""
+        """Stream the rows inside `keys`; what is read ahead takes about `memory_bytes`."""
         self._reader = reader
         self._unopened = [*ssts][::-1]
         self._section = section
@@ -99,34 +99,34 @@ class RunSource:
         self._memory_bytes = memory_bytes
         self._info: SstInfo | None = None
         self._index: BlockIndex | None = None
-        self._blocks = range(0)  # of the open SST, those that are not fetched yet
+        self._blocks = range(0)  # of the open SST, not fetched yet
         self._group_bytes = 0.0
-        self._coming: tuple[BlockIndex, range, asyncio.Task[bytes | ShaleError]] | None = None
+        self._fetching: tuple[BlockIndex, range, asyncio.Task[bytes | ShaleError]] | None = None
         self._tombstones: list[Entry] = []
         self.rows = NO_ROWS
         self.is_at_end = False
 
     async def fill(self, tasks: asyncio.TaskGroup) -> None:
-        """Read on if all rows are taken, unless there are none: then it `is_at_end`.
+        """Read on if all rows are taken; if no row is left, set `is_at_end`.
 
-        `tasks` outlives this source. Raises `CorruptObject` and `StoreError`.
+        REQUIRES: `tasks` outlives this source. Raises `CorruptObject` and `StoreError`.
         """
         while not self.rows.keys and not self.is_at_end:
-            if self._coming is None:
+            if self._fetching is None:
                 await self._fetch(tasks)
-                if self._coming is None:
+                if self._fetching is None:
                     self.is_at_end = True
                     return
-            index, numbers, task = self._coming
+            index, numbers, task = self._fetching
             found = await task
-            self._coming = None
+            self._fetching = None
             if isinstance(found, ShaleError):
                 raise found
             await self._fetch(tasks)
             self.rows = self._within(columns_of_blocks(index, numbers, found))
 
     def take(self, bound: bytes | None) -> Columns:
-        """The rows up to the key `bound`, it included; None: all that were read."""
+        """Take the rows up to and including the key `bound`; None: all that were read."""
         rows = self.rows
         stop = len(rows.keys) if bound is None else bisect_right(rows.keys, bound)
         if stop == len(rows.keys):
@@ -136,15 +136,15 @@ class RunSource:
         return first_versions(rows.rows(0, stop))
 
     def take_tombstones(self) -> list[Entry]:
-        """The range tombstones of the SSTs that were opened since the last call.
+        """Take the range tombstones of the SSTs that were opened since the last call.
 
-        Those of an SST are told before any row whose key they may cover.
+        Those of an SST are available before any row whose key they may cover.
         """
-        told, self._tombstones = self._tombstones, []
-        return told
+        taken, self._tombstones = self._tombstones, []
+        return taken
 
     async def _fetch(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin to fetch the next group of blocks, if there is one."""
+        """Start to fetch the next group of blocks, if there is one."""
         while not self._blocks and self._unopened:
             await self._open(self._unopened.pop())
         if not self._blocks or self._info is None or self._index is None:
@@ -152,14 +152,14 @@ class RunSource:
         numbers = self._next_group(self._index)
         self._blocks = self._blocks[len(numbers) :]
         reading = tasks.create_task(_outcome(self._reader, self._info, self._index, numbers))
-        self._coming = (self._index, numbers, reading)
+        self._fetching = (self._index, numbers, reading)
 
     async def _open(self, info: SstInfo) -> None:
         metadata = await self._reader.metadata(info)
         contents, index = metadata.footer.contents, metadata.index
         logical_bytes = contents.key_bytes + contents.value_bytes
         expansion = (logical_bytes + ENTRY_BYTES * contents.entry_count) / info.size_bytes
-        # Half of it for what is decoded, half for the group that is coming.
+        # Half of the memory is for the decoded rows, half for the group that is fetched.
         self._group_bytes = self._memory_bytes / 2 / max(expansion, 1.0)
         self._info, self._index = info, index
         self._blocks = blocks_between(index, self._section, *self._keys)
@@ -187,7 +187,7 @@ class RunSource:
 async def _outcome(
     reader: LevelReader, info: SstInfo, index: BlockIndex, numbers: range
 ) -> bytes | ShaleError:
-    """The bytes, or why there are none: told when they are needed, unwrapped by any group."""
+    """Return the bytes, or the error as a value, since a task group would wrap it."""
     try:
         return await reader.blocks(info, index, numbers)
     except ShaleError as error:

@@ -1,4 +1,4 @@
-"""Merges WAL objects into L0: the newest version of each key, range tombstones, and records."""
+"""The merge of WAL objects into L0: newest version of each key, range tombstones, and records."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from shalekv.settings import MIB
 from shalekv.store.cas import CasStore
 
 PARALLEL_READS = 8
-_OBJECT_BYTES = 64 * MIB  # of a WAL object, few are larger
+_OBJECT_BYTES = 64 * MIB  # few WAL objects are larger
 _EVERYTHING = KeyRange(b"", b"")
-# L0 stands above all else: whatever is deleted there may be below.
+# L0 is above all other levels: they may hold any key that is deleted in it.
 _ANYTHING_BELOW = OlderKeys((b"",), (END_OF_KEYS,))
 
 
 @dataclass(slots=True)
 class _Merged:
-    """What the slots read so far amount to."""
+    """The contents of the slots read so far."""
 
     last_seq: int
     logical_time_ms: int
@@ -51,7 +51,7 @@ class _Merged:
     range_tombstones: list[Entry] = field(default_factory=list)
 
     def add(self, found: Sst) -> None:
-        """The next slot. Raises `IllegalState` when its sequence numbers are not above (I4)."""
+        """Add the next slot. Raises `IllegalState` if its sequence numbers do not follow (I4)."""
         contents = found.footer.contents
         name = found.properties.name
         if contents.entry_count and contents.min_seq <= self.last_seq:
@@ -67,8 +67,8 @@ class _Merged:
         self.range_tombstones += found.range_tombstones()
         self.loads += loads_of(found)
         self.last_seq = max(self.last_seq, contents.max_seq)
-        told_ms = found.footer.time_told(self.time_reset_wal_id)
-        self.logical_time_ms = max(self.logical_time_ms, told_ms)
+        time_ms = found.footer.time_told(self.time_reset_wal_id)
+        self.logical_time_ms = max(self.logical_time_ms, time_ms)
         self.slots += 1
         self.entries += contents.entry_count
         self.memory_bytes += contents.key_bytes + contents.value_bytes
@@ -78,7 +78,7 @@ class _Merged:
 
 @dataclass(frozen=True, slots=True)
 class WalOutcome:
-    """The result of a job, and what it took."""
+    """The result of a job, and the bytes that it read and wrote."""
 
     result: WalResult
     read_bytes: int
@@ -96,10 +96,10 @@ async def merge_wal(
 ) -> WalOutcome:
     """Merge the slots of the job, or as many of the first ones as fit into memory.
 
-    A slot with records of loads stands alone: what is before it in the log is older than the loads,
-    what comes after it is newer, and no SST may be both.
+    A slot with records of loads is merged alone: slots before it are older than the loads, slots
+    after it are newer, and one SST must not hold both.
 
-    The levels are those of `manifest`. REQUIRES: all slots are filled. Raises
+    `manifest` describes the levels to merge into. REQUIRES: all slots are filled. Raises
     `CorruptObject`, `ObjectNotFound`, other `StoreError`s, and `IllegalState`.
     """
     merged = _Merged(
@@ -147,7 +147,7 @@ async def _write(
 async def _read_slots(
     store: CasStore, slots: range, database_id: bytes, merged: _Merged, memory_bytes: int
 ) -> None:
-    """Read slots in order, while the next are on their way, until memory is used up."""
+    """Read slots in order, several concurrently, until the memory is used up."""
     failure: ShaleError | None = None
     async with asyncio.TaskGroup() as tasks:
         unread = iter(slots)
@@ -180,17 +180,17 @@ async def _read_slots(
 
 
 def loads_of(found: Sst) -> Iterator[CommittedLoad]:
-    """The loads that a WAL object commits, the oldest first. Raises a `CorruptObject`."""
+    """Yield the loads that a WAL object commits, oldest first. Raises `CorruptObject`."""
     name = found.properties.name
     wal_id = names.parse_wal_name(name)
-    assert wal_id is not None  # by this name it was read
+    assert wal_id is not None  # it was read by this name
     for entry in sorted(found.control_entries(), key=attrgetter("seq")):
         load = decode_load(name, entry)
         yield CommittedLoad(load.load_id, load.ssts, entry.seq, wal_id)
 
 
 async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | ShaleError:
-    """One object, or why it cannot be read, which is told when it is its turn."""
+    """Read one object; return an error as a value, to be raised when the slot is reached."""
     name = names.wal_name(wal_id)
     try:
         async with answered(store.url, "get", name, _OBJECT_BYTES):

@@ -141,7 +141,7 @@ async def test_plan_says_what_a_collection_does() -> None:
     assert (plan.is_edit_needed, plan.dropped_snapshots, plan.dropped_leases) == (True, 1, 0)
     await database.collecting().collect()
     gone = before - database.names()
-    assert {listed.name for listed in plan.doomed} == gone
+    assert {listed.name for listed in plan.garbage} == gone
     assert any(name.startswith(names.MANIFEST_FOLDER) for name in gone)
 
 
