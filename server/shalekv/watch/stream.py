@@ -227,7 +227,7 @@ class StreamTasks:
         problem = f"nothing was taken for {self._registry.settings.watch_stalled_ms} ms"
         for watch in [*self._watches.values()]:
             next_seq = dropped.get(watch, watch.next_seq)
-            message = f"{problem}. Open the watch again at {next_seq}, and take what it tells"
+            message = f"{problem}. Open the watch again at {next_seq}, and keep taking its replies"
             self._registry.cut_count += 1
             self._close_watch(watch, WatchTooSlow(message, next_seq=next_seq))
 

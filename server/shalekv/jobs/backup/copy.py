@@ -1,4 +1,8 @@
-"""Objects that are copied beside each other, as many as fit into the memory that is given them."""
+"""Copies of objects: their names and checks, copying in bounded memory, and verification.
+
+Every byte of an SST is covered by a checksum of the SST itself. In a repository, the name of a copy
+contains another checksum of all its bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,14 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.read_budget import ReadBudget
 from shalekv.settings.model import MIB
 
-# --- checking
-# Is this what it is said to be: the bytes of an object, of a copy, before they are passed on.
-#
-# Every byte of an SST is covered by a checksum of the SST itself; in the repository another one
-# is in the name of the copy, and covers all.
+DEFAULT_PARALLEL = 8
+DEFAULT_BYTES_MAX = 256 * MIB
+
+ItemT = TypeVar("ItemT")
 
 
 def level_copy(info: SstInfo, data: bytes) -> LevelCopy:
-    """What the copy of this SST is called, when its bytes are sound. Raises `CorruptObject`."""
+    """Check the bytes of an SST; return the name of its copy. Raises `CorruptObject`."""
     name = level_name(info.id)
     check_size(name, data, info.size_bytes)
     open_sst(name, data, database_id=None, checksum=info.checksum)
@@ -34,13 +37,13 @@ def level_copy(info: SstInfo, data: bytes) -> LevelCopy:
 
 
 def wal_copy(name: str, data: bytes, wal_id: int, database_id: bytes) -> WalCopy:
-    """What the copy of this WAL object is called, when its bytes are sound."""
+    """Check the bytes of a WAL object; return the name of its copy. Raises `CorruptObject`."""
     sst = open_sst(name, data, database_id=database_id)
     return WalCopy(wal_id, sst.properties.write_id, crc32c(data))
 
 
 def check_copy(copy: Copy, size_bytes: int, data: bytes) -> Sst:
-    """The SST in the bytes of a copy. Raises a `CorruptObject`, which names the copy."""
+    """Check the bytes of a copy; return its SST. Raises `CorruptObject`, which names the copy."""
     name = str(copy)
     check_size(name, data, size_bytes)
     checksum = crc32c(data)
@@ -54,24 +57,15 @@ def check_copy(copy: Copy, size_bytes: int, data: bytes) -> Sst:
 
 
 def check_size(name: str, data: bytes, size_bytes: int) -> None:
-    """Raise `Truncated` unless there are so many."""
+    """Raise `Truncated` unless `data` has `size_bytes`."""
     if len(data) != size_bytes:
         problem = f"has {len(data)} bytes, expected {size_bytes}"
         raise Truncated(name, min(len(data), size_bytes), problem)
 
 
-# --- copy
-
-
-ItemT = TypeVar("ItemT")
-
-DEFAULT_PARALLEL = 8
-DEFAULT_BYTES_MAX = 256 * MIB
-
-
 @dataclass(frozen=True, slots=True)
 class CopyLimits:
-    """How much is under way at once; an object that is larger than `bytes_max` goes alone."""
+    """Bounds of concurrent copying; an object larger than `bytes_max` is copied alone."""
 
     parallel: int = DEFAULT_PARALLEL
     bytes_max: int = DEFAULT_BYTES_MAX
@@ -79,27 +73,27 @@ class CopyLimits:
 
 @dataclass(slots=True)
 class Copying:
-    """How far it has come, and how much there is as far as that is known."""
+    """Progress of copying, and the totals as far as they are known."""
 
     objects_total: int = 0
     bytes_total: int = 0
     objects_copied: int = 0
     bytes_copied: int = 0
-    objects_present: int = 0  # they were there before
+    objects_present: int = 0  # they existed before
     bytes_present: int = 0
 
     def expect(self, objects: int, size_bytes: int) -> None:
-        """So much more is to be looked at."""
+        """Add objects to the totals."""
         self.objects_total += objects
         self.bytes_total += size_bytes
 
     def copied(self, size_bytes: int) -> None:
-        """One object more, which is there now."""
+        """Count an object that was copied."""
         self.objects_copied += 1
         self.bytes_copied += size_bytes
 
     def present(self, size_bytes: int) -> None:
-        """One object more, which was there."""
+        """Count an object that existed before."""
         self.objects_present += 1
         self.bytes_present += size_bytes
 
@@ -110,7 +104,7 @@ async def for_each(
     size_bytes: Callable[[ItemT], int],
     limits: CopyLimits,
 ) -> None:
-    """Call `act` for every item, several at once. The first error ends all, and is raised."""
+    """Call `act` for every item, several at once. The first error stops all, and is raised."""
     remaining = iter(items)
     budget = ReadBudget(limits.bytes_max)
 
@@ -122,30 +116,26 @@ async def for_each(
     await in_parallel(work, limits.parallel)
 
 
-# --- verifying
-# Reads backups again, every byte, and tells what is wrong with them.
-
-
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """An object of the repository that is not what it must be."""
+    """A damaged or missing object of a repository."""
 
     name: str
     problem: str
-    backup_ids: tuple[str, ...]  # that cannot be restored because of it
+    backup_ids: tuple[str, ...]  # those that cannot be restored because of it
 
 
 class BackupVerification:
-    """One check of backups; copies that several share are read once."""
+    """Verifies backups by reading every byte; copies that several share are read once."""
 
     def __init__(self, repository: Repository, *, limits: CopyLimits | None = None) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self._repository = repository
         self._limits = limits or CopyLimits()
         self.progress = Copying()
 
     async def run(self, backup_ids: Sequence[str]) -> list[Damage]:
-        """What is wrong, by name. Raises `BackupNotFound` and `StoreError`."""
+        """Verify backups; return all damage by name. Raises `BackupNotFound` and `StoreError`."""
         damages: list[Damage] = []
         needed: dict[tuple[Copy, int], list[str]] = {}
         for backup_id in backup_ids:
@@ -186,5 +176,5 @@ class BackupVerification:
 
 
 def damaged_backups(damages: Iterable[Damage]) -> list[str]:
-    """The ids of the backups that cannot be restored."""
+    """Return the ids of the backups that cannot be restored."""
     return sorted({backup_id for damage in damages for backup_id in damage.backup_ids})

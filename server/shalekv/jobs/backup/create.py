@@ -1,7 +1,7 @@
-"""Making a backup: protect, copy what is not there yet, and make it known last.
+"""Making a backup: protect the source, copy what the repository lacks, and publish last.
 
-Whatever this leaves when it is interrupted is copies that no backup names, and a mark: the next
-backup copies none of them again. A snapshot protects the source meanwhile, and expires by itself.
+An interrupted backup leaves a mark, and copies that no backup references: the next backup does not
+copy them again. A snapshot protects the source meanwhile, and expires by itself.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from shalekv.store.cas import CasStore, log_retry
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
 
-# --- protecting
-# Renewal of what protects a backup, for as long as the copying lasts.
-
+DEFAULT_TTL_MS = 600_000
+RENEWALS_PER_TTL = 3
+TAIL_BYTES = 64 << 10  # most objects are smaller, and most footers, unless their keys are long
 
 T = TypeVar("T")
-
-RENEWALS_IN_A_LIFE = 3
+log = structlog.get_logger()
 
 
 async def protected(
@@ -46,9 +45,10 @@ async def protected(
     ttl_ms: int,
     work: Callable[[], Awaitable[T]],
 ) -> T:
-    """The result of ``work()``, while ``renew_once()`` is called some times in each `ttl_ms`.
+    """Await ``work()`` and return its result; meanwhile renew what protects it.
 
-    Raises what both raise, but for errors of a renewal that pass.
+    ``renew_once()`` is called `RENEWALS_PER_TTL` times in each `ttl_ms`. Raises what both raise,
+    except for transient errors of a renewal.
     """
     outcome: list[T] = []
 
@@ -58,12 +58,12 @@ async def protected(
     async def renew() -> None:
         failures = 0
         while True:
-            await store.runtime.clock.sleep_ms(ttl_ms / RENEWALS_IN_A_LIFE)
+            await store.runtime.clock.sleep_ms(ttl_ms / RENEWALS_PER_TTL)
             try:
                 await renew_once()
                 failures = 0
             except (StoreUnavailable, ManifestConflict) as error:
-                failures += 1  # the next renewal comes before the end, unless two have failed
+                failures += 1  # one more renewal fits in before the expiry, unless two have failed
                 log_retry(failures, error)
 
     try:
@@ -72,54 +72,50 @@ async def protected(
             renewing = tasks.create_task(renew())
             running.add_done_callback(lambda _: renewing.cancel())
     except BaseExceptionGroup as errors:
-        raise _told(errors) from None
+        raise _cause(errors) from None
     return outcome[0]
 
 
-def _told(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that tells what went wrong: callers decide by its type."""
+def _cause(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error to raise: a `ShaleError` if there is one, since callers decide by type."""
     return next((e for e in errors.exceptions if isinstance(e, ShaleError)), errors.exceptions[0])
-
-
-# --- log
-# Copies the WAL of a snapshot. What is in a slot is told by the footer, so that is read anyway.
-
-
-TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long; most objects are smaller
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedLog:
-    """The copies in the order of their slots, what they reach up to, and the loads they commit."""
+    """The copies of a WAL in the order of their slots, and what they contain."""
 
     copies: list[tuple[WalCopy, int]]
-    load_ids: frozenset[str]  # of those that are pending in the manifest
-    seq: int
+    load_ids: frozenset[str]  # of the pending loads that its records commit
+    seq: int  # the greatest sequence number
     logical_time_ms: int
 
 
 class LogCopier:
-    """Copies what is not there yet."""
+    """Copies the WAL of a snapshot, as far as the repository lacks it.
+
+    The footers say what is in each slot, so they are read even for objects that are not copied.
+    """
 
     def __init__(
         self,
         source: CasStore,
         repository: Repository,
-        there: Mapping[Copy, int],
+        existing: Mapping[Copy, int],
         progress: Copying,
     ) -> None:
-        """`there` are the copies in the repository, with their sizes."""
+        """`existing` are the copies in the repository, with their sizes."""
         self._source = source
         self._repository = repository
-        self._there = {
+        self._existing = {
             (copy.wal_id, copy.write_id): (copy, size_bytes)
-            for copy, size_bytes in there.items()
+            for copy, size_bytes in existing.items()
             if isinstance(copy, WalCopy)
         }
         self._progress = progress
 
     async def copy(self, manifest: Manifest, limits: CopyLimits) -> CopiedLog:
-        """Copy the slots of this manifest; raises `IllegalState` when one is missing."""
+        """Copy the slots of this manifest. Raises `IllegalState` when one is missing."""
         slots = wanted_slots(manifest)
         sizes = await self._sizes(slots)
         self._progress.expect(len(slots), sum(sizes[wal_id] for wal_id in slots))
@@ -136,12 +132,12 @@ class LogCopier:
             footers[wal_id] = footer
             if manifest.pending_loads and footer.contents.may_commit_load:
                 load_ids.update(await self._load_ids(wal_id, manifest.database_id))
-            there = self._there.get((wal_id, footer.properties.write_id))
-            if there is None:
+            existing = self._existing.get((wal_id, footer.properties.write_id))
+            if existing is None:
                 copied[wal_id] = await self._copy(wal_id, tail, size_bytes, manifest.database_id)
                 self._progress.copied(size_bytes)
                 return
-            copied[wal_id], copied_bytes = there
+            copied[wal_id], copied_bytes = existing
             if copied_bytes != size_bytes:
                 message = (
                     f"{copied[wal_id]} has {copied_bytes} bytes, expected {size_bytes}: it is "
@@ -160,11 +156,14 @@ class LogCopier:
         )
 
     async def _sizes(self, slots: range) -> dict[int, int]:
-        """The sizes of what is in these slots, and behind them."""
+        """List the sizes of the objects in these slots and after them.
+
+        Raises `IllegalState` when one of these is missing, or a later one was deleted.
+        """
         sizes = await self._list(slots)
         missing = next((wal_id for wal_id in slots if wal_id not in sizes), None)
         if missing is None and await self._is_missed(slots.stop, sizes):
-            # A list is read page by page, and slots are filled meanwhile: a second one tells.
+            # A list takes several requests, and slots are filled meanwhile. A second list decides.
             again = await self._list(slots)
             gap = WalListing(slots.stop, frozenset(again)).first_gap
             was_there = WalListing(slots.stop, frozenset(sizes)).first_gap == gap
@@ -178,7 +177,7 @@ class LogCopier:
         return sizes
 
     async def _is_missed(self, first: int, sizes: Mapping[int, int]) -> bool:
-        """Whether slots are filled which no writer fills before the first gap."""
+        """Whether slots are filled that no writer fills before the first gap is filled."""
         folder = WalListing(first, frozenset(sizes))
         if max(sizes, default=-1) <= folder.first_gap:
             return False
@@ -186,7 +185,7 @@ class LogCopier:
         if current.wal_mode is WalMode.QUORUM:
             return False  # a safekeeper archives several objects at once, and may die meanwhile
         if any(folder.first_gap in left_out for left_out in current.wal_ids_left_out):
-            return False  # the log goes on at another place since
+            return False  # the log goes on after these ids
         return folder.misses_an_object(width=current.fence_width, last_seen=None)
 
     async def _list(self, slots: range) -> dict[int, int]:
@@ -196,14 +195,14 @@ class LogCopier:
         return {wal_id: size_bytes for wal_id, size_bytes in found if wal_id is not None}
 
     async def _load_ids(self, wal_id: int, database_id: bytes) -> list[str]:
-        """The loads that this object commits."""
+        """Read the ids of the loads that this object commits."""
         found = await read_slot(self._source, wal_id, database_id)
         if isinstance(found, ShaleError):
             raise found
         return [load.load_id for load in loads_of(found)]
 
     async def _tail(self, wal_id: int, size_bytes: int) -> bytes:
-        """The last bytes of an object, its footer or more; of a small one all."""
+        """Read the end of an object with at least its footer; of a small one everything."""
         name = wal_name(wal_id)
         if size_bytes <= TAIL_BYTES:
             return (await self._source.reads.get(name)).data
@@ -223,24 +222,16 @@ class LogCopier:
         return copy
 
 
-# --- create
-
-
-log = structlog.get_logger()
-
-DEFAULT_TTL_MS = 600_000
-
-
 @dataclass(frozen=True, slots=True)
-class _There:
-    """The copies that are there, by what they are of."""
+class _ExistingCopies:
+    """The copies in the repository, and those of SSTs by id."""
 
     copies: Mapping[Copy, int]
     levels: Mapping[bytes, LevelCopy]
 
     @classmethod
-    def of(cls, copies: Mapping[Copy, int]) -> _There:
-        """Of a list of them."""
+    def of(cls, copies: Mapping[Copy, int]) -> _ExistingCopies:
+        """Index the listed copies."""
         return cls(copies, {each.sst_id: each for each in copies if isinstance(each, LevelCopy)})
 
 
@@ -255,7 +246,7 @@ class BackupCreation:
         limits: CopyLimits | None = None,
         ttl_ms: int = DEFAULT_TTL_MS,
     ) -> None:
-        """`ttl_ms` is how long the snapshot in the source lives on if this is interrupted."""
+        """`ttl_ms` is the time after which the snapshot expires if the backup is interrupted."""
         self._source = source
         self._repository = repository
         self._limits = limits or CopyLimits()
@@ -263,11 +254,11 @@ class BackupCreation:
         self.progress = Copying()
 
     async def run(self) -> Backup:
-        """Make it. Its copies are verified before they are written.
+        """Make and return the backup. Its copies are verified before they are written.
 
         Raises `DatabaseNotFound`, `DatabaseMismatch`, `BackupBusy`, `ManifestConflict`,
         `CorruptObject` and `ObjectNotFound` when the source is damaged, `SnapshotNotFound` when
-        this stood still until the snapshot had expired, and `StoreError`.
+        this process was stopped until the snapshot had expired, and `StoreError`.
         """
         current = await StoredManifest(self._source).refresh()
         await self._repository.check_same_database(current.database_id)
@@ -300,14 +291,14 @@ class BackupCreation:
         return backup
 
     async def _copy(self, mark: BackupMark, manifest: Manifest, data: bytes) -> Backup:
-        there = _There.of(await self._repository.copies())
-        copier = LogCopier(self._source, self._repository, there.copies, self.progress)
+        existing = _ExistingCopies.of(await self._repository.copies())
+        copier = LogCopier(self._source, self._repository, existing.copies, self.progress)
         copied_log = await copier.copy(manifest, self._limits)
-        # The files of a load that no record commits may not be there yet, and need never come.
+        # The SSTs of a load that no record commits may not exist yet, and may never.
         committed = drop_unrecorded(manifest, copied_log.load_ids)
         if committed != manifest:
             manifest, data = committed, encode_manifest(committed)
-        levels = await self._copy_levels(manifest, there)
+        levels = await self._copy_levels(manifest, existing)
         return Backup(
             backup_id=mark.work_id,
             source_url=self._source.url,
@@ -318,17 +309,19 @@ class BackupCreation:
             copies=(*copied_log.copies, *levels),
         )
 
-    async def _copy_levels(self, manifest: Manifest, there: _There) -> list[tuple[Copy, int]]:
+    async def _copy_levels(
+        self, manifest: Manifest, existing: _ExistingCopies
+    ) -> list[tuple[Copy, int]]:
         wanted = [*wanted_ssts(manifest)]
         self.progress.expect(len(wanted), sum(info.size_bytes for info in wanted))
         found: dict[bytes, LevelCopy] = {}
         missing = []
         for info in wanted:
-            copy = there.levels.get(info.id)
+            copy = existing.levels.get(info.id)
             if copy is None:
                 missing.append(info)
             else:
-                _check_size(copy, there.copies[copy], info)
+                _check_size(copy, existing.copies[copy], info)
                 found[info.id] = copy
                 self.progress.present(info.size_bytes)
 
@@ -350,7 +343,7 @@ class BackupCreation:
 
 
 def _check_size(copy: LevelCopy, size_bytes: int, info: SstInfo) -> None:
-    """A copy is there whole or not at all: one of another size is damaged."""
+    """Raise `IllegalState` if a copy has another size: copies are created whole or not at all."""
     if size_bytes != info.size_bytes:
         message = (
             f"{copy} has {size_bytes} bytes, expected {info.size_bytes}: it is damaged. Delete it, "

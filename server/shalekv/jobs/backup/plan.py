@@ -1,13 +1,13 @@
-"""What belongs to a backup, and what the manifest of a restored database says. Pure.
+"""The contents of a backup, and the manifest of a database restored from one. Pure.
 
-A backup is what a snapshot protects, and a writer needs to go on from there: the SSTs that its
-manifest names, and the WAL from c (inclusive) to the last object that the snapshot has seen. Of
-the loads that are pending there, those come along whose records are in that part of the WAL; the
-manifest in a backup has no others. Backups of older versions may have them: the next writer drops
-what nothing commits.
+A backup holds what a snapshot protects and a writer needs to go on from there: the SSTs that its
+manifest references, and the WAL from c (inclusive) to the last object that the snapshot has seen.
+Of the loads pending in the manifest, it includes those whose records are in that part of the WAL;
+the manifest in a backup has no others. Backups made by older versions may have others, which the
+next writer drops since nothing commits them.
 
-Of a database with safekeepers that is what they had archived. What is restored has none: its WAL is
-in its object store.
+The backup of a database with safekeepers holds what they had archived. The restored database has no
+safekeepers: its WAL is in its object store.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from shalekv.protocol.opening import (
 from shalekv.protocol.snapshot import judged_ms
 from shalekv.protocol.sst_table import SstInfo
 
-# A restored database begins so far above what was backed up: if it takes the place of one that is
-# lost, what the processes of that one remember is below, and they find that they were fenced.
+# Epochs and ids of a restored database begin so far above those of the backup. If it replaces a
+# lost database, the processes of that one know only lower ones, and find that they were fenced.
 EPOCH_GAP = 10**6
 MANIFEST_ID_GAP = 10**9
-# The same for sequence numbers: so many writers may have opened the old one since the backup.
+# For sequence numbers: so many writers may have opened the lost database since the backup.
 OPENINGS_GAP = 1 << 10
 
 _NONCE_BYTES = 16
 
 
 def wanted_ssts(manifest: Manifest) -> Iterator[SstInfo]:
-    """The SSTs that this manifest needs, each once."""
+    """Yield the SSTs that this manifest needs, each once."""
     tables = (manifest.leveled_ssts, *(load.ssts for load in manifest.pending_loads))
     seen = set()
     for info in (info for table in tables for info in table):
@@ -47,9 +47,9 @@ def wanted_ssts(manifest: Manifest) -> Iterator[SstInfo]:
 
 
 def wanted_slots(manifest: Manifest) -> range:
-    """The WAL objects that a snapshot with this manifest has to keep: c, and those behind it.
+    """Return the WAL slots that a snapshot with this manifest has to keep: c, and those after it.
 
-    Behind ids that were left out there is no object c.
+    If c is among ids that the log leaves out, they begin after these.
     """
     if manifest.wal_id_last_seen is None:
         return range(0)
@@ -59,15 +59,15 @@ def wanted_slots(manifest: Manifest) -> range:
 
 
 def check_whole(backup: Backup) -> None:
-    """Raise `BadStructure` unless its copies are just what its manifest needs."""
+    """Raise `BadStructure` unless its copies are exactly those that its manifest needs."""
     manifest = backup.manifest
     sizes = {info.id: info.size_bytes for info in wanted_ssts(manifest)}
     wanted: Counter[bytes | int] = Counter([*sizes, *wanted_slots(manifest)])
     found = Counter(_identity(copy) for copy, _ in backup.copies)
     for identity in (wanted - found) + (found - wanted):
         what = "lacks" if wanted[identity] > found[identity] else "has no use for"
-        told = identity if isinstance(identity, int) else identity.hex()
-        raise BadStructure(backup.name, 0, f"{what} the copy of {told} by its manifest")
+        shown = identity if isinstance(identity, int) else identity.hex()
+        raise BadStructure(backup.name, 0, f"{what} the copy of {shown} by its manifest")
     for copy, size_bytes in backup.copies:
         if isinstance(copy, LevelCopy) and sizes[copy.sst_id] != size_bytes:
             problem = f"{copy} has {size_bytes} bytes, its manifest says {sizes[copy.sst_id]}"
@@ -75,13 +75,12 @@ def check_whole(backup: Backup) -> None:
 
 
 def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
-    """The first manifest of a database that is made of this backup, in a store of this mode.
+    """Return the first manifest of a database restored from this backup, in a store of this mode.
 
-    It is the same whenever it is made, so that whoever finds it there can tell what it is. Times of
-    the store it came from mean nothing in the new one: nothing is garbage there before a collector
-    has said so, and snapshots and leases are gone, with the processes that held them, and with the
-    safekeepers. But what had expired at the backup does not come back, whatever the new clock shows
-    (I2).
+    It is the same each time, so that another restoration of this backup recognizes it. Times of the
+    old store mean nothing in the new one: nothing is garbage there before a collector runs, and
+    snapshots, leases and safekeepers are dropped. But what had expired at the backup does not come
+    back, whatever the new clock shows (I2).
     """
     before = backup.manifest
     return replace(
@@ -103,17 +102,17 @@ def restored_manifest(backup: Backup, cas_mode: CasMode) -> Manifest:
         logical_time_ms=judged_ms(before),
         snapshots=(),
         leases=(),
-        origins=_brought_home(before.origins),
+        origins=_local_origins(before.origins),
     )
 
 
 def wal_copies(backup: Backup) -> Iterator[WalCopy]:
-    """The copies of WAL objects."""
+    """Yield the copies of WAL objects."""
     return (copy for copy, _ in backup.copies if isinstance(copy, WalCopy))
 
 
-def _brought_home(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """Those of a clone when all that it reads is in its own folder."""
+def _local_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """Return the origins of a clone all of whose SSTs are in its own folder."""
     ids: dict[bytes, bytes] = {}
     for origin in origins:
         ids[origin.database_id] = ids.get(origin.database_id, b"") + origin.sst_ids
@@ -125,6 +124,6 @@ def _identity(copy: Copy) -> bytes | int:
 
 
 def _derived(backup: Backup, purpose: str) -> bytes:
-    """Bytes that nobody else draws: an id ends in a random number."""
-    drawn = f"{backup.manifest.database_id.hex()} {backup.backup_id} {purpose}"
-    return hashlib.sha256(drawn.encode()).digest()[:_NONCE_BYTES]
+    """Derive bytes unique to this backup and purpose: a backup id ends in a random number."""
+    seed = f"{backup.manifest.database_id.hex()} {backup.backup_id} {purpose}"
+    return hashlib.sha256(seed.encode()).digest()[:_NONCE_BYTES]

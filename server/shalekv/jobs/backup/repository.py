@@ -1,11 +1,12 @@
-"""The place where backups are: what says what each consists of, copies, and marks.
+"""A repository: the place where the backups of one database are, and the deletion of backups.
 
-One repository has backups of one database. Copies are shared by all backups that need them, so
-somebody who deletes must not meet somebody who counts on what is there. Both put a mark there and
-then look for marks of the other kind; lists are consistent, so one of the two sees the other. The
-mark of somebody who was interrupted may be taken away: who makes a backup looks for the own one
-after the backup was made known, and takes that back if it is gone. So no clock decides. Who makes a
-backup gives signs of life beside the mark, so that long ones are not taken for interrupted.
+A repository holds an object for each backup, which lists what it consists of; copies; and marks.
+Backups share copies, so a deletion must not remove a copy that a backup in the making relies on.
+Both put a mark into the repository and then look for marks of the other kind. Lists are consistent,
+so at least one of the two sees the other. The mark of an interrupted backup may be removed: a
+backup checks its own mark after its publication, and withdraws the publication if the mark is gone.
+So correctness depends on no clock. A backup also renews a sign of life beside its mark, so that a
+long one is not taken for an interrupted one.
 """
 
 from __future__ import annotations
@@ -48,26 +49,31 @@ from shalekv.format.backup import (
 from shalekv.jobs.collect import Deleter
 from shalekv.store.cas import CasStore, Taken
 
+ABANDONED_MS = 86_400_000  # a backup without a sign of life for so long counts as interrupted
+PER_S_COUNT = 1_000  # deleted objects a second
+
+log = structlog.get_logger()
+
 
 class Repository:
-    """The backups in one store."""
+    """The backups, copies and marks in one store."""
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self.store = store
 
     @property
     def url(self) -> str:
-        """Where it is, without credentials."""
+        """The URL of the repository, without credentials."""
         return self.store.url
 
     async def ids(self) -> list[str]:
-        """Of all backups, the oldest first."""
+        """Return the ids of all backups, oldest first."""
         listed = [info.name async for info in self.store.reads.list(BACKUPS_FOLDER)]
         return [found for name in listed if (found := parse_backup_name(name)) is not None]
 
     async def read(self, backup_id: str) -> Backup:
-        """This backup. Raises `BackupNotFound` and `CorruptObject`."""
+        """Read a backup. Raises `BackupNotFound` and `CorruptObject`."""
         name = backup_name(backup_id)
         try:
             data = (await self.store.reads.get(name)).data
@@ -77,12 +83,12 @@ class Repository:
         return await self.store.runtime.workers.run(decode_backup, name, data)
 
     async def newest(self) -> Backup | None:
-        """The last one; None: there is none yet."""
+        """Read the newest backup; None: there is none yet."""
         ids = await self.ids()
         return await self.read(ids[-1]) if ids else None
 
     async def chosen(self, backup_id: str | None) -> Backup:
-        """The backup with this id; without one, the newest. Raises `BackupNotFound`."""
+        """Read the backup with this id; without an id, the newest. Raises `BackupNotFound`."""
         if backup_id is not None:
             return await self.read(backup_id)
         newest = await self.newest()
@@ -91,7 +97,7 @@ class Repository:
         return newest
 
     async def copies(self) -> dict[Copy, int]:
-        """All copies that are there, and how many bytes they have."""
+        """List all copies in the repository, with their sizes in bytes."""
         folders = (WAL_FOLDER, LEVELS_FOLDER)
         listed = [info for folder in folders async for info in self.store.reads.list(folder)]
         parsed = ((parse_copy(info.name), info.size_bytes) for info in listed)
@@ -108,7 +114,7 @@ class Repository:
             raise DatabaseMismatch(message)
 
     async def put(self, name: str, data: bytes) -> None:
-        """Create an object, or find that it is there already. Raises `IllegalState`."""
+        """Create an object, unless it exists. Raises `IllegalState` if it has other bytes."""
         if isinstance(await self.store.claim(name, data), Taken):
             message = (
                 f"{name} in {self.url} has other bytes than belong under this name: it is damaged. "
@@ -117,7 +123,7 @@ class Repository:
             raise IllegalState(message)
 
     async def begin(self, work: MarkPurpose) -> BackupMark:
-        """Put a mark there. Raises `BackupBusy` when a backup would meet a deletion."""
+        """Put a mark into the repository. Raises `BackupBusy` for a backup during a deletion."""
         now_ms = await self.store.reads.now_ms()
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
         mark = BackupMark(new_backup_id(now_ms, random_bytes), work)
@@ -130,12 +136,12 @@ class Repository:
         return mark
 
     async def marks(self) -> list[BackupMark]:
-        """All that are there, each with its latest sign of life."""
+        """Return all marks, each with its latest sign of life."""
         latest = {(each.work_id, each.work): each for each in await self._marks_and_signs()}
         return [*latest.values()]
 
     async def show_life(self, mark: BackupMark) -> None:
-        """Say that the work still goes on. Raises `BackupBusy` when somebody has ended it."""
+        """Renew the sign of life of a mark. Raises `BackupBusy` if the mark was removed."""
         before = [each for each in await self._signs(mark) if each.sign_id]
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
         sign_id = new_backup_id(await self.store.reads.now_ms(), random_bytes)
@@ -144,18 +150,19 @@ class Repository:
         await self._check(mark)
 
     async def end(self, mark: BackupMark) -> None:
-        """Take a mark away, and its signs of life."""
+        """Remove a mark, and its signs of life."""
         await self.store.reads.delete(map(str, await self._signs(mark)))
 
     async def abandon(self, mark: BackupMark) -> None:
-        """The same, on the way out of an error: what stays is told by its name."""
+        """Remove a mark while another error is raised; its names remain if the store fails."""
         with suppress(StoreError):
             await self.end(mark)
 
     async def publish(self, backup: Backup, mark: BackupMark) -> None:
-        """Make the backup known, whose copies are all there. Raises `BackupBusy`.
+        """Publish a backup. Raises `BackupBusy` if its mark was removed meanwhile.
 
-        `mark` was put there before it was looked which copies there are.
+        REQUIRES: all its copies are in the repository, and the existing copies were listed only
+        after `mark` was put there.
         """
         await self._check(mark)
         data = await self.store.runtime.workers.run(encode_backup, backup)
@@ -168,7 +175,7 @@ class Repository:
         await self.end(mark)
 
     async def _marks_and_signs(self) -> list[BackupMark]:
-        """In the order of time, as far as they are of one work."""
+        """Return all marks and signs of life; those of one operation are in the order of time."""
         listed = [info.name async for info in self.store.reads.list(MARKS_FOLDER)]
         return [found for name in listed if (found := parse_mark(name)) is not None]
 
@@ -187,7 +194,7 @@ class Repository:
 
 
 def busy_message(url: str, mark: BackupMark) -> str:
-    """What to do about somebody else who is at work."""
+    """Format what to do about another operation that has not ended."""
     begun = datetime.fromtimestamp(begun_ms(mark.work_id) / 1_000, UTC)
     at = begun.isoformat(timespec="seconds")
     if mark.work is MarkPurpose.DELETION:
@@ -201,41 +208,31 @@ def busy_message(url: str, mark: BackupMark) -> str:
     )
 
 
-# --- deleting
-# Deletes backups, and then the copies that no backup names any more.
-
-
-log = structlog.get_logger()
-
-ABANDONED_MS = 86_400_000  # a backup without a sign of life for so long is taken for interrupted
-PER_S_COUNT = 1_000
-
-
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What a deletion came to."""
+    """The outcome of a deletion."""
 
     backups: int
-    objects: int  # copies that nothing named
+    objects: int  # deleted copies, which no backup referenced
     size_bytes: int  # of them
-    left_because: tuple[str, ...] = ()  # copies were left alone: somebody is at work
+    left_because: tuple[str, ...] = ()  # why copies were not deleted: backups in the making
 
 
 class Deletion:
-    """Deletes backups from one repository."""
+    """Deletes backups from a repository, and then the copies that no backup references any more."""
 
     def __init__(self, repository: Repository, *, is_abandoning: bool = False) -> None:
-        """With `is_abandoning`, whoever else has put a mark there is taken for interrupted."""
+        """`is_abandoning`: treat every other operation that has a mark as interrupted."""
         self._repository = repository
         self._is_abandoning = is_abandoning
 
     async def run(self, backup_ids: Sequence[str]) -> Deleted:
         """Delete these backups, or none, and all copies that no backup needs.
 
-        While a backup is made, its copies cannot be told from those that nobody needs: then copies
-        are left for the next deletion. Raises `BackupNotFound`, and then nothing was deleted;
-        `CorruptObject` when it cannot be read what a backup needs, and then no copy was deleted;
-        `StoreError`.
+        The copies of a backup in the making cannot be distinguished from those that no backup
+        needs: meanwhile, copies are left for the next deletion. Raises `BackupNotFound`, in which
+        case nothing was deleted; `CorruptObject` when a backup cannot be read, in which case no
+        copy was deleted; `StoreError`.
         """
         repository = self._repository
         missing = sorted({*backup_ids} - {*await repository.ids()})
@@ -245,19 +242,19 @@ class Deletion:
         try:
             await repository.store.reads.delete(map(backup_name, backup_ids))
             left_because = await self._others(mark)
-            doomed = {} if left_because else await self._doomed()
+            unreferenced = {} if left_because else await self._unreferenced()
         except BaseException:
             await repository.abandon(mark)
             raise
-        await self._delete(doomed)  # if this fails, it may still take effect: the mark stays
+        await self._delete(unreferenced)  # after an error the mark stays: it may still take effect
         await repository.end(mark)
-        size_bytes = sum(doomed.values())
-        return Deleted(len(backup_ids), len(doomed), size_bytes, left_because)
+        size_bytes = sum(unreferenced.values())
+        return Deleted(len(backup_ids), len(unreferenced), size_bytes, left_because)
 
     async def _others(self, own: BackupMark) -> tuple[str, ...]:
-        """Who makes a backup now; marks of those who were interrupted are taken away."""
+        """Describe the backups in the making; remove the marks of interrupted operations."""
         now_ms = await self._repository.store.reads.now_ms()
-        told = []
+        busy = []
         for mark in await self._repository.marks():
             is_old = mark.seen_ms < now_ms - ABANDONED_MS
             if mark.work_id == own.work_id:
@@ -265,20 +262,23 @@ class Deletion:
             if self._is_abandoning or (mark.work is MarkPurpose.CREATION and is_old):
                 await self._repository.end(mark)
             elif mark.work is MarkPurpose.CREATION:
-                told.append(busy_message(self._repository.url, mark))
-        return tuple(told)
+                busy.append(busy_message(self._repository.url, mark))
+        return tuple(busy)
 
-    async def _doomed(self) -> dict[Copy, int]:
-        """Copies that no backup names. A backup that is made known from now on was told to wait."""
+    async def _unreferenced(self) -> dict[Copy, int]:
+        """Find the copies that no backup references.
+
+        No backup is published from now on: it would have seen the mark of this deletion.
+        """
         copies = await self._repository.copies()
         for backup_id in await self._repository.ids():
             for copy, _ in (await self._repository.read(backup_id)).copies:
                 copies.pop(copy, None)
         return copies
 
-    async def _delete(self, doomed: dict[Copy, int]) -> None:
+    async def _delete(self, unreferenced: dict[Copy, int]) -> None:
         store = self._repository.store
-        gone = {str(copy) for copy in doomed}
+        gone = {str(copy) for copy in unreferenced}
         deleter = Deleter(store.reads, store.runtime.clock, per_s_count=PER_S_COUNT)
         await deleter.delete(sorted(gone))
         await store.recover(partial(_is_gone, gone))
@@ -286,5 +286,5 @@ class Deletion:
 
 
 def _is_gone(copies: Collection[str], name: str) -> bool:
-    """Whether nobody misses an object that was there: ids of backups and marks never come back."""
+    """Whether a missing object was deleted: names of backups and marks are never used again."""
     return name in copies or name.startswith((BACKUPS_FOLDER, MARKS_FOLDER))

@@ -1,7 +1,7 @@
-"""Making a database of a backup: copy everything, then its manifest, which makes it one.
+"""Restoring a backup: copy everything, and create the manifest last, which makes it a database.
 
-Until that is there, what was copied is no database, and running it again goes on: objects that are
-there count if they have the bytes that belong there.
+Until the manifest exists, the target is no database, and another run continues the restoration:
+objects that exist are accepted if they have the right bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Prove = Callable[[], Awaitable[None]]
 
 
 class Restoration:
-    """Makes one database in `target` of one backup."""
+    """Restores one backup as a database in `target`."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Restoration:
         self.progress = Copying()
 
     async def run(self, backup: Backup) -> Manifest:
-        """Make it; its manifest. All that is copied is verified before it is written.
+        """Restore the backup; return the manifest. All copies are verified before they are written.
 
-        Raises `DatabaseExists`; `IllegalState` when the target holds what is neither of this backup
-        nor of a database; `CorruptObject` and `ObjectNotFound` when the backup is damaged;
-        `StoreUnfit` and other kinds of `StoreError`.
+        Raises `DatabaseExists`; `IllegalState` when the target holds objects that belong neither to
+        this backup nor to a database; `CorruptObject` and `ObjectNotFound` when the backup is
+        damaged; `StoreUnfit` and other kinds of `StoreError`.
         """
         await self._target.recover()
         run = self._target.runtime.workers.run
@@ -71,7 +71,7 @@ class Restoration:
             await self._begin(backup)
             if not await self._manifests():
                 await self._copy(backup)
-                await self._check_log(backup)  # once more: somebody may have been at work here
+                await self._check_log(backup)  # again: another process may have written
                 await self._target.claim(name, data)
         await self._check_restored(name, data)
         await self._target.reads.delete([RESTORATION_NAME])
@@ -79,7 +79,10 @@ class Restoration:
         return manifest
 
     async def _begin(self, backup: Backup) -> None:
-        """Two restorations of one backup write the same; those of two would mix their logs."""
+        """Mark the target as being restored from this backup. Raises `IllegalState` for another.
+
+        Concurrent restorations of one backup write the same; those of two would mix their logs.
+        """
         outcome = await self._target.claim(RESTORATION_NAME, backup.backup_id.encode())
         if isinstance(outcome, Taken):
             other = outcome.data.decode(errors="replace")
@@ -104,7 +107,7 @@ class Restoration:
         return [info.name async for info in listed if parse_manifest_name(info.name) is not None]
 
     async def _check_log(self, backup: Backup) -> None:
-        """Raise `IllegalState` when there is a slot of another log: a writer would go on behind."""
+        """Raise `IllegalState` if a slot of another log exists: a writer would go on after it."""
         own = {copy.source for copy in wal_copies(backup)}
         async for info in self._target.reads.list(WAL_FOLDER):
             if parse_wal_name(info.name) is not None and info.name not in own:
@@ -116,7 +119,7 @@ class Restoration:
 
     async def _copy(self, backup: Backup) -> None:
         await self._check_log(backup)
-        there = {
+        existing = {
             info.name: info
             for folder in (WAL_FOLDER, LEVELS_FOLDER)
             async for info in self._target.reads.list(folder)
@@ -125,9 +128,9 @@ class Restoration:
 
         async def act(item: tuple[Copy, int]) -> None:
             copy, size_bytes = item
-            info = there.get(copy.source)
+            info = existing.get(copy.source)
             if info is not None:
-                await self._check_there(info, copy, size_bytes)
+                await self._check_existing(info, copy, size_bytes)
                 self.progress.present(size_bytes)
                 return
             await self._copy_one(copy, size_bytes)
@@ -135,7 +138,7 @@ class Restoration:
 
         await for_each(backup.copies, act, lambda item: item[1], self._limits)
 
-    async def _check_there(self, info: ObjectInfo, copy: Copy, size_bytes: int) -> None:
+    async def _check_existing(self, info: ObjectInfo, copy: Copy, size_bytes: int) -> None:
         data = b""
         if info.size_bytes == size_bytes:
             data = (await self._target.reads.get(info.name)).data

@@ -188,7 +188,7 @@ class OwnProcessParts:
 async def divide(
     store: CasStore,
     job: MergeJob,
-    tree: Version,
+    version: Version,
     author: OutputOwner,
     *,
     compactor: CompactorSettings,
@@ -196,7 +196,7 @@ async def divide(
     is_parallel: bool,
     origins: Sequence[Origin] = (),
 ) -> list[MergePart]:
-    """Divide a job that was picked for the version `tree` into parts, in the order of their keys.
+    """Divide a job that was picked for `version` into parts, in the order of their keys.
 
     `origins` are those of the manifest of this version.
     """
@@ -219,8 +219,8 @@ async def divide(
     is_system = job.target_level == SYSTEM_LEVEL
     kept_s = compactor.record_kept_s if is_system else compactor.expired_kept_s
     horizon_ms = logical_ms - kept_s * _MS_PER_S
-    older = [*older_ssts(tree, job)]
-    cuts = () if is_system else output_cuts(tree, job.target_level, sst_bytes=levels.sst_bytes)
+    older = [*older_ssts(version, job)]
+    cuts = () if is_system else output_cuts(version, job.target_level, sst_bytes=levels.sst_bytes)
     parts = []
     for start, end in pairwise([b"", *borders, b""]):
         keys = KeyRange(start, end)

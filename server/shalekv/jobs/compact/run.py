@@ -95,9 +95,9 @@ class Compactions:
         self.counters = CompactionCounters()
 
     async def run(
-        self, job: Job, manifest: Manifest, tree: Version, is_lifted: Callable[[], bool]
+        self, job: Job, manifest: Manifest, version: Version, is_lifted: Callable[[], bool]
     ) -> Result:
-        """Run a job that was picked for `tree`, the version of `manifest`, and publish its result.
+        """Run a job that was picked for `version`, that of `manifest`, and publish its result.
 
         There is no bound on its rate while `is_lifted` returns True. Raises `Superseded`,
         `LeaseLost`, `ManifestConflict` (a range job has reserved the levels meanwhile),
@@ -111,7 +111,7 @@ class Compactions:
             held  # the next job can use it: nothing will reference what a failed job wrote
         )
         try:
-            work = partial(self._work, job, manifest, tree, held, is_lifted)
+            work = partial(self._work, job, manifest, version, held, is_lifted)
             ran = await self._leases.guard(self._manifest, held, work)
             fresh = await self._leases.new()
             await self._publish(ran.result, manifest, held, fresh)
@@ -141,7 +141,7 @@ class Compactions:
         self,
         job: Job,
         manifest: Manifest,
-        tree: Version,
+        version: Version,
         held: HeldLease,
         is_lifted: Callable[[], bool],
     ) -> Ran:
@@ -160,7 +160,7 @@ class Compactions:
             parts = await divide(
                 self._store,
                 job,
-                tree,
+                version,
                 owner,
                 compactor=self._settings.compactor,
                 levels=self._settings.levels,

@@ -1,8 +1,8 @@
-"""The check of a database: which parts it has, in which order, and what is looked at twice.
+"""The check of a database: its parts, their order, and what is checked twice.
 
-Servers, compactors and collectors may be at work meanwhile. Objects never change, so what is found
-in one counts; only what is missing, or not named, may have been needed or made in between. That is
-decided at the end, by manifests that are read anew.
+Servers, compactors and collectors may run meanwhile. Objects never change, so damage found in one
+is final. But a missing object may not be needed any more, and an unreferenced one may be new. These
+are decided at the end, by manifests that are read again.
 """
 
 from __future__ import annotations
@@ -50,20 +50,14 @@ from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
 
-# --- order
-# The deep check: that a source of a tree holds, for every key, only what is newer than below
-# (I9).
-#
-# All keys of all sources are merged, by the readers that scans use, a window of each at a time.
-
-
+DEFAULT_PARALLEL = 4
 _ALL_KEYS = KeyRange(b"", b"")
-_TURN_KEYS = 2_000  # merged between two chances for other tasks
+_KEYS_PER_YIELD = 2_000  # merged between two chances for other tasks
 
 
 @dataclass(slots=True)
 class _Source:
-    """One SST of L0, or one run; `rank` 0 is the newest."""
+    """One SST of L0, or one sorted run; `rank` 0 is the newest."""
 
     rank: int
     run: SortedRun
@@ -73,7 +67,7 @@ class _Source:
     at: int = 0
 
     async def head(self) -> Entry | None:
-        """The entry that is next; None: there is no more."""
+        """Return the next entry; None: there is none."""
         while self.at >= len(self.entries):
             window = await self.reader.next()
             if window is None:
@@ -84,23 +78,27 @@ class _Source:
         return self.entries[self.at]
 
     def name_at(self, key: bytes) -> str:
-        """The object that holds the key."""
+        """Return the name of the object that holds the key."""
         number = max(bisect_right(self.run.first_keys, key) - 1, 0)
         return level_name(self.run.ssts[number].id)
 
 
 async def check_order(scope: Scope, manifest: Manifest) -> AsyncIterator[Finding]:
-    """Versions that stand above equal or newer ones: the first of each SST, and how many."""
+    """The deep check: each source of the version is, for every key, newer than those below (I9).
+
+    All keys of all sources are merged, by the readers that scans use, a window of each at a time.
+    Yields a finding for each SST: the first violation in it, and the number of violations.
+    """
     try:
-        tree = Version.of(manifest)
+        version = Version.of(manifest)
     except ValueError:
-        return  # the table of SSTs was found wrong already
+        return  # the damage of the table of SSTs is reported already
     ssts = LevelSsts(scope.store, database_id=manifest.database_id, settings=CacheSettings())
     ssts.origins = scope.origins
-    runs = [SortedRun.of(0, [info]) for info in tree.l0] + [*tree.runs]
+    runs = [SortedRun.of(0, [info]) for info in version.l0] + [*version.runs]
     sources = [_Source(rank, run, _reader(ssts, run.ssts)) for rank, run in enumerate(runs)]
     found: dict[str, tuple[str, int]] = {}
-    with suppress(CorruptObject, StoreError):  # the audit of the objects tells what is wrong there
+    with suppress(CorruptObject, StoreError):  # the audit of the objects reports these
         await _merge(scope, sources, found)
     for name, (problem, count) in sorted(found.items()):
         more = f"; {count} keys in all" if count > 1 else ""
@@ -131,7 +129,7 @@ async def _merge(scope: Scope, sources: list[_Source], found: dict[str, tuple[st
                 heapq.heappush(heap, (head.key, rank))
         _compare(sources, key, versions, found)
         scope.progress.merged_keys += 1
-        if scope.progress.merged_keys % _TURN_KEYS == 0:
+        if scope.progress.merged_keys % _KEYS_PER_YIELD == 0:
             await scope.store.runtime.clock.sleep_ms(0)
 
 
@@ -141,7 +139,7 @@ def _compare(
     versions: dict[int, Entry],
     found: dict[str, tuple[str, int]],
 ) -> None:
-    """Go from the oldest source to the newest: numbers must rise."""
+    """Compare the versions of a key: from the oldest source to the newest, numbers must rise."""
     newest_below = 0
     for source in reversed(sources):
         own = versions.get(source.rank)
@@ -160,12 +158,11 @@ def _compare(
         newest_below = max(newest_below, *seqs)
 
 
-# --- origins
-# Checks that the databases which a clone shares SSTs with still keep them.
-
-
 async def check_origins(scope: Scope, active: Active) -> AsyncIterator[Finding]:
-    """Pins that are gone, or that will be, of the manifests that may be read."""
+    """Check that the databases with which a clone shares SSTs still keep them.
+
+    Yields the pins of readable manifests that are gone, or may expire.
+    """
     named = {
         (url, snapshot_id): manifest_name(manifest.manifest_id)
         for manifest in active.readable()
@@ -192,34 +189,28 @@ async def check_origins(scope: Scope, active: Active) -> AsyncIterator[Finding]:
             yield Finding(name, FindingKind.ORIGIN, problem)
 
 
-# --- check
-
-
-DEFAULT_PARALLEL = 4
-
-
 class Fsck:
     """One check of the database in `store`, which is only read."""
 
     def __init__(
         self, store: CasStore, *, parallel: int = DEFAULT_PARALLEL, is_deep: bool = False
     ) -> None:
-        """`parallel` objects are looked at together, of each at most a few megabytes at once.
+        """Check `parallel` objects at once, each with a few megabytes in memory.
 
-        With `is_deep` all keys of the current tree are merged, too.
+        With `is_deep`, all keys of the current version are merged as well.
         """
         self._scope = Scope(store, parallel)
         self._is_deep = is_deep
 
     @property
     def progress(self) -> CheckProgress:
-        """How far it has come; it changes while `findings` runs."""
+        """The progress, which changes while `findings` runs."""
         return self._scope.progress
 
     async def findings(self) -> AsyncIterator[Finding]:
-        """Everything that is wrong, as it is found. Raises `DatabaseNotFound`.
+        """Yield everything that is wrong, as it is found. Raises `DatabaseNotFound`.
 
-        After the first finding it goes on, as far as what is found can still be read.
+        The check goes on after a finding, as far as the database is readable.
         """
         try:
             async for finding in self._findings():
@@ -239,7 +230,7 @@ class Fsck:
                 yield finding
         current = active.current
         if current is None:
-            return  # nothing says what must be there
+            return  # without it, nothing says which objects must exist
         scope.origins = Origins(scope.store, current.database_id)
         for manifest in active.manifests.values():
             scope.origins.learn(manifest.origins)
@@ -250,7 +241,7 @@ class Fsck:
             yield finding
 
     async def _at_the_end(self, active: Active, listed: dict[str, int]) -> AsyncIterator[Finding]:
-        """What only manifests can tell that are read after the objects."""
+        """Check what needs manifests that are read after the objects."""
         scope = self._scope
         again = await read_active(scope.store)
         async for finding in _missing(scope, again):
@@ -266,7 +257,7 @@ class Fsck:
     async def _in_objects(
         self, active: Active, current: Manifest, listed: dict[str, int]
     ) -> AsyncIterator[Finding]:
-        """What is wrong in the WAL and the levels; `listed` gets what is in the latter."""
+        """Check the WAL and the levels; add the objects of the levels to `listed`."""
         scope = self._scope
         async for finding in check_log(scope, active, current):
             yield finding
@@ -291,7 +282,7 @@ def _about_manifests(active: Active) -> list[Finding]:
 
 
 async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
-    """Of the objects that were not there, those that are needed and not there now."""
+    """Find those of the missing objects that are needed and still missing."""
     problems = {f.name: f.problem for f in again.findings if f.kind is FindingKind.MISSING}
     named = {level_name(sst.info.id): sst.by for sst in _needed(scope, again)}
     for name in sorted({*scope.missing}):
@@ -305,11 +296,11 @@ async def _missing(scope: Scope, again: Active) -> AsyncIterator[Finding]:
         sst_id = parse_level_name(name)
         place = None if sst_id is None else scope.origins.locate(sst_id)
         if await _is_gone(scope.store if place is None else place.store, name):
-            yield Finding(scope.told(name), FindingKind.MISSING, problems[name])
+            yield Finding(scope.reported_name(name), FindingKind.MISSING, problems[name])
 
 
 def _needed(scope: Scope, active: Active) -> Iterator[NamedSst]:
-    """All that have names but files of loads without a record: those may not be written yet."""
+    """Yield the SSTs that must exist: the SSTs of a load without a record may not exist yet."""
     for sst in active.ssts():
         if is_uuid7(sst.info.id) and (sst.pending is None or sst.pending in scope.recorded):
             yield sst

@@ -1,4 +1,4 @@
-"""Checks the SSTs that manifests name, and finds those that nothing names."""
+"""Checks of the SSTs that manifests reference, of orphans, and of the WAL."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ from shalekv.protocol.audit import Finding, FindingKind, LogAudit, Slot, future_
 from shalekv.protocol.manifest import SYSTEM_LEVEL, Manifest, PendingLoad
 from shalekv.protocol.sst_table import SstInfo
 
+# The checksum is compared when the footer is read; a footer does not contain expiries.
+_NOT_COMPARED = frozenset(("checksum", "first_expiry_ms"))
+
 
 async def list_levels(scope: Scope) -> dict[str, int]:
-    """The sizes of all objects in ``levels/``, ours or not."""
+    """List all objects in ``levels/``, SSTs or not, with their sizes in bytes."""
     return {info.name: info.size_bytes async for info in scope.store.reads.list(LEVELS_FOLDER)}
 
 
 async def check_ssts(
     scope: Scope, active: Active, listed: dict[str, int]
 ) -> AsyncIterator[Finding]:
-    """The findings in the SSTs of all active manifests, each looked at once."""
+    """Check the SSTs of all active manifests, each once."""
     named: dict[bytes, NamedSst] = {}
     for sst in active.ssts():
         first = named.setdefault(sst.info.id, sst)
@@ -56,7 +59,9 @@ async def check_ssts(
         else:
             scope.missing.append(level_name(sst_id))
     scope.progress.objects_total += len(present)
-    sizes = {sst.info.id: sst.info.size_bytes for sst in present}  # if it is not in this list
+    sizes = {
+        sst.info.id: sst.info.size_bytes for sst in present
+    }  # the default for those not in the list
     sizes |= {id_: listed[name] for id_ in sizes if (name := level_name(id_)) in listed}
     scope.progress.bytes_total += sum(sizes.values())
 
@@ -79,11 +84,14 @@ async def check_ssts(
         if audited.is_missing:
             scope.missing.append(audited.name)
         for finding in (*audited.findings, *_compared(sst, audited)):
-            yield replace(finding, name=scope.told(finding.name))
+            yield replace(finding, name=scope.reported_name(finding.name))
 
 
 def orphans(active: Active, listed: dict[str, int]) -> Iterator[Finding]:
-    """What nothing names and no lease protects; `active` was read after the list."""
+    """Find objects that no manifest references and no lease protects.
+
+    REQUIRES: `active` was read after `listed`.
+    """
     named = {sst.info.id for sst in active.ssts()}
     for name, size_bytes in listed.items():
         sst_id = parse_level_name(name)
@@ -94,7 +102,7 @@ def orphans(active: Active, listed: dict[str, int]) -> Iterator[Finding]:
 
 
 def _compared(sst: NamedSst, audited: Audited) -> Iterator[Finding]:
-    """What contradicts the manifest, or the rules of the level."""
+    """Find what contradicts the manifest, or the rules of the level."""
     name, info = audited.name, sst.info
     if audited.footer is None:
         if audited.size_bytes != info.size_bytes and not audited.is_missing:
@@ -117,12 +125,8 @@ def _compared(sst: NamedSst, audited: Audited) -> Iterator[Finding]:
         yield Finding(name, FindingKind.REPEATED_KEY, problem)
 
 
-# The checksum is compared when the footer is read, and that says nothing of expiries.
-_NOT_COMPARED = frozenset(("checksum", "first_expiry_ms"))
-
-
 def _differences(info: SstInfo, footer: Footer, *, level: int) -> list[str]:
-    """Fields of the manifest's row that the footer contradicts."""
+    """Describe the fields of the manifest's row that the footer contradicts."""
     found = footer.info(level)
     if footer.contents.is_unnumbered and info.min_seq == info.max_seq:
         found = replace(found, min_seq=info.min_seq, max_seq=info.max_seq)
@@ -139,10 +143,6 @@ def _shown(value: object) -> str:
     return value.hex() or "empty" if isinstance(value, bytes) else str(value)
 
 
-# --- log
-# Checks the WAL: every object from c (inclusive) on, and how one follows on another.
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A load that a WAL object commits."""
@@ -152,7 +152,10 @@ class Recorded:
 
 
 async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIterator[Finding]:
-    """The findings in the WAL. `current` is the current manifest of `active`."""
+    """Check the WAL: every object from c (inclusive) on, and how each follows on the one before.
+
+    REQUIRES: `current` is the current manifest of `active`.
+    """
     sizes = await list_sizes(scope, active.first_wal_id)
     scope.progress.objects_total += len(sizes)
     scope.progress.bytes_total += sum(sizes.values())
@@ -189,7 +192,7 @@ async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIte
 
 
 async def list_sizes(scope: Scope, first: int) -> dict[int, int]:
-    """The sizes of the WAL objects from slot `first` on."""
+    """List the WAL objects from slot `first` on, with their sizes in bytes."""
     start_after = wal_name(first - 1) if first else ""
     sizes = {}
     async for info in scope.store.reads.list(WAL_FOLDER, start_after=start_after):
@@ -202,7 +205,7 @@ async def list_sizes(scope: Scope, first: int) -> dict[int, int]:
 async def _gaps(
     scope: Scope, active: Active, current: Manifest, filled: frozenset[int]
 ) -> AsyncIterator[Finding]:
-    """Slots that were filled once and are not, if a second look misses them as well."""
+    """Find slots that were filled and are empty, if a second list misses them as well."""
     suspects = _missing(current, active.first_wal_id, filled)
     if not suspects:
         return
@@ -246,7 +249,7 @@ def _slot(footer: Footer) -> Slot:
 async def _compared_with_newer(
     scope: Scope, recent: list[Slot], recorded: list[Recorded]
 ) -> AsyncIterator[Finding]:
-    """What only a manifest can tell that is younger than the slots."""
+    """Check epochs and loads by a manifest that is newer than the slots."""
     if not recent and not recorded:
         return
     newer = (await read_active(scope.store)).current

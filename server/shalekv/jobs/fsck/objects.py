@@ -1,4 +1,7 @@
-"""Checks one SST in the store, in pieces: of a large one only a few megabytes are in memory."""
+"""What the parts of a check share: scope and progress, active manifests, the audit of one SST.
+
+A large SST is read in pieces, so that only a few megabytes of it are in memory.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,8 @@ from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 
-# --- progress
-# How far a check has come, and checks of several objects at once.
-
+TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long
+PIECE_BYTES = 4 << 20  # of an object that are in memory at once
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -40,13 +42,13 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class CheckProgress:
-    """What was checked so far, and how much there is as far as that is known."""
+    """Progress of a check, and the totals as far as they are known."""
 
     manifests: int = 0
     wal_objects: int = 0
-    fences: int = 0  # of them
+    fences: int = 0  # among the WAL objects
     ssts: int = 0
-    size_bytes: int = 0  # of all of them
+    size_bytes: int = 0  # of all objects checked
     objects_total: int = 0
     bytes_total: int = 0
     merged_keys: int = 0  # by a deep check
@@ -54,20 +56,20 @@ class CheckProgress:
 
 @dataclass(slots=True)
 class Scope:
-    """What all parts of one check share."""
+    """The state that all parts of one check share."""
 
     store: CasStore
     parallel: int
     progress: CheckProgress = field(default_factory=CheckProgress)
-    missing: list[str] = field(default_factory=list)  # to be looked at once more, at the end
+    missing: list[str] = field(default_factory=list)  # to be checked again at the end
     recorded: set[str] = field(default_factory=set)  # ids of loads that the log commits
-    origins: Origins = field(init=False)  # where SSTs are
+    origins: Origins = field(init=False)  # locates SSTs in this and other databases
 
     def __post_init__(self) -> None:
         self.origins = Origins(self.store, b"")  # no manifest is read yet
 
-    def told(self, name: str) -> str:
-        """What an object is called in findings: with the URL, if it is in another database."""
+    def reported_name(self, name: str) -> str:
+        """Return the name of an object for a finding: with the URL, if in another database."""
         sst_id = parse_level_name(name)
         if sst_id is None or not self.origins.is_foreign(sst_id):
             return name
@@ -77,7 +79,7 @@ class Scope:
 async def in_chunks(
     items: Iterable[ItemT], check: Callable[[ItemT], Awaitable[ResultT]], parallel: int
 ) -> AsyncIterator[ResultT]:
-    """The results for all items, in their order; `parallel` are looked at together."""
+    """Check all items, `parallel` at once; yield the results in the order of the items."""
 
     async def run(item: ItemT) -> ResultT:
         return await check(item)
@@ -90,42 +92,35 @@ async def in_chunks(
             yield task.result()
 
 
-# --- objects
-
-
-TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long
-PIECE_BYTES = 4 << 20  # of an object at once
-
-
 @dataclass(slots=True)
 class Audited:
-    """What became of the check of one object."""
+    """The result of the check of one object."""
 
     name: str
     size_bytes: int
-    footer: Footer | None = None  # None: it cannot be read
+    footer: Footer | None = None  # None: it is unreadable
     loads: list[PendingLoad] = field(default_factory=list)  # that its control records commit
     repeated_key: bytes | None = None
     findings: list[Finding] = field(default_factory=list)
     is_missing: bool = False
 
     def add(self, error: CorruptObject) -> None:
-        """One more finding."""
+        """Add a finding."""
         self.findings.append(finding_of(error))
 
 
 def finding_of(error: CorruptObject) -> Finding:
-    """What an error of the format says."""
+    """Convert an error of the format to a finding."""
     return Finding(error.name, FindingKind(error.reason.lower()), error.problem, error.offset)
 
 
 def unreadable(name: str, error: StoreError) -> Finding:
-    """What an error of the store says."""
+    """Convert an error of the store to a finding."""
     return Finding(name, FindingKind.UNREADABLE, str(error))
 
 
 class _Bytes:
-    """The bytes of one object; a small one is fetched whole."""
+    """The bytes of one object; a small object is fetched whole."""
 
     def __init__(self, store: CasStore, name: str, size_bytes: int) -> None:
         self._store = store
@@ -152,9 +147,9 @@ async def audit_object(
 ) -> Audited:
     """Check every byte of the SST `name`, and that the parts fit together.
 
-    `checksum` is what the manifest says of the footer (None: nothing), `listed_seq` the sequence
-    number that it gives to entries which have none. All damage is told, but what stands behind a
-    footer or an index that cannot be read.
+    `checksum` is the checksum of the footer in the manifest (None: it has none), `listed_seq` the
+    sequence number that the manifest gives to entries without one. All damage is reported, except
+    behind a footer or an index that cannot be read.
     """
     audited = Audited(name, size_bytes)
     data = _Bytes(store, name, size_bytes)
@@ -230,7 +225,7 @@ def _check(
 
 
 def _pieces(index: BlockIndex) -> Iterator[tuple[int, list[BlockHandle]]]:
-    """Blocks to be fetched together, each time with the number of the first."""
+    """Group the blocks to fetch together; yield each group with the number of its first block."""
     first, handles, size_bytes = 0, list[BlockHandle](), 0
     for number, handle in enumerate(index):
         if handles and size_bytes + handle.length > PIECE_BYTES:
@@ -242,40 +237,39 @@ def _pieces(index: BlockIndex) -> Iterator[tuple[int, list[BlockHandle]]]:
         yield first, handles
 
 
-# --- active
-# The manifests that count: the current one, and those of snapshots that have not expired.
-
-
 @dataclass(frozen=True, slots=True)
 class NamedSst:
-    """An SST as a manifest names it."""
+    """An SST that a manifest references."""
 
     info: SstInfo
-    by: str  # the name of that manifest
-    pending: str | None = None  # the id of the load that it is part of, until that is compacted
+    by: str  # the name of the manifest
+    pending: str | None = None  # the id of its load, until that is compacted
 
 
 @dataclass(slots=True)
 class Active:
-    """What could be read of the manifests, at one time of the store's clock."""
+    """The active manifests, as far as they are readable, at one time of the store's clock.
+
+    These are the current manifest, and those of snapshots that have not expired.
+    """
 
     now_s: float = 0.0
     current: Manifest | None = None  # if it is damaged, the newest one that is not
-    manifests: dict[int, Manifest] = field(default_factory=dict)  # the current one, too
+    manifests: dict[int, Manifest] = field(default_factory=dict)  # including the current one
     findings: list[Finding] = field(default_factory=list)
     sizes_bytes: int = 0
-    is_complete: bool = True  # all of them could be read
+    is_complete: bool = True  # whether all of them are readable
 
     @property
     def first_wal_id(self) -> int:
-        """The WAL must be there from here on: c itself is still kept, and leases may keep more."""
+        """The first WAL slot that must exist: c itself is still kept, and leases may keep more."""
         firsts = [manifest.wal_id_last_compacted or 0 for manifest in self.readable()]
         leases = self.current.leases if self.current is not None else ()
         kept = [lease.wal_id_min for lease in leases if lease.wal_id_min is not None]
         return min([*firsts, *kept], default=0)
 
     def readable(self) -> Iterator[Manifest]:
-        """All but those of which snapshots keep the SSTs alone, for clones that were made."""
+        """Yield the manifests whose WAL is kept, too: not those of snapshots that keep only SSTs."""
         snapshots = self.current.snapshots if self.current is not None else ()
         full = {each.manifest_id for each in snapshots if not each.ssts_only}
         for manifest_id, manifest in self.manifests.items():
@@ -283,7 +277,7 @@ class Active:
                 yield manifest
 
     def ssts(self) -> Iterator[NamedSst]:
-        """All SSTs that a manifest names, those of the current one first; some come twice."""
+        """Yield all SSTs that a manifest references, newest manifest first; some are repeated."""
         for manifest in sorted(self.manifests.values(), key=_newest_first):
             name = manifest_name(manifest.manifest_id)
             for info in manifest.leveled_ssts:
@@ -293,18 +287,18 @@ class Active:
                     yield NamedSst(info, name, load.load_id)
 
     def protects(self, sst_id: bytes) -> bool:
-        """Whether a lease protects an SST that nothing names."""
+        """Whether a lease protects an SST, even if no manifest references it."""
         leases = self.current.leases if self.current is not None else ()
         return any(protects(lease.id, sst_id) for lease in leases)
 
 
 async def read_active(store: CasStore) -> Active:
-    """Read them. Raises `DatabaseNotFound`."""
+    """Read the active manifests. Raises `DatabaseNotFound`."""
     active = Active()
     for manifest_id in await _ids(store):
         data = await _read(store, active, manifest_name(manifest_id))
         if data is None:
-            continue  # an older one tells something, too
+            continue  # an older one is better than none
         current = await _decode(store, active, manifest_id, data)
         if current is not None:
             active.current = current
@@ -315,7 +309,7 @@ async def read_active(store: CasStore) -> Active:
 
 
 async def _now_s(store: CasStore, current: Manifest) -> float:
-    """The store's time, or what is not above it: a copy that cannot be written has no clock."""
+    """Return the store's time, or a lower bound: a read-only copy of a database has no clock."""
     if all(snapshot.snapshot_expire_time_s == NEVER for snapshot in current.snapshots):
         return 0.0
     try:
@@ -325,14 +319,14 @@ async def _now_s(store: CasStore, current: Manifest) -> float:
 
 
 async def _ids(store: CasStore) -> list[int]:
-    """The ids of all manifests, the newest first."""
+    """Return the ids of all manifests, newest first."""
     ids = []
     async for info in store.reads.list(MANIFEST_FOLDER):
         manifest_id = parse_manifest_name(info.name)
         if manifest_id is not None:
             ids.append(manifest_id)
     if not ids:
-        await StoredManifest(store).refresh()  # says that there is no database
+        await StoredManifest(store).refresh()  # raises `DatabaseNotFound`
     return sorted(ids, reverse=True)
 
 
@@ -342,7 +336,7 @@ async def _read_snapshots(store: CasStore, active: Active, current: Manifest) ->
         if is_expired(snapshot, active.now_s) or manifest_id >= current.manifest_id:
             continue
         if manifest_id in active.manifests:
-            continue  # of another snapshot
+            continue  # read for another snapshot
         data = await _read(store, active, manifest_name(manifest_id), snapshot)
         if data is None or await _decode(store, active, manifest_id, data) is None:
             continue
@@ -365,7 +359,7 @@ def _compare(active: Active, snapshot: Snapshot, data: bytes) -> None:
 async def _read(
     store: CasStore, active: Active, name: str, snapshot: Snapshot | None = None
 ) -> bytes | None:
-    """The bytes of a manifest; None: they cannot be read, which is told."""
+    """Read the bytes of a manifest; None: unreadable, which is added to the findings."""
     try:
         return (await store.reads.get(name)).data
     except ObjectNotFound:
@@ -397,12 +391,12 @@ async def _decode(
 
 
 def same_sst(one: SstInfo, other: SstInfo) -> bool:
-    """Whether two manifests speak of one object; only its place may differ, and its number.
+    """Whether two manifests describe the same object.
 
-    And what one of them does not know.
+    Its level and sequence numbers may differ, and its expiry, which one of them may not know.
     """
-    place = {"level": 0, "min_seq": 0, "max_seq": 0, "first_expiry_ms": 0}
-    return replace(one, **place) == replace(other, **place)  # type: ignore[arg-type] # numbers
+    ignored = {"level": 0, "min_seq": 0, "max_seq": 0, "first_expiry_ms": 0}
+    return replace(one, **ignored) == replace(other, **ignored)  # type: ignore[arg-type] # numbers
 
 
 def _newest_first(manifest: Manifest) -> int:
