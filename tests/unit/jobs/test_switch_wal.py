@@ -1,4 +1,4 @@
-"""Switches of the WAL mode: nothing acknowledged is lost, and no old writer goes on (CE15)."""
+"""Switches of the WAL mode: no acknowledged write is lost, and no old writer goes on (CE15)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Switch = Callable[[CasStore], Awaitable[Manifest]]
 
 
 async def _open(database: QuorumDatabase, store: CasStore | None = None) -> RecoveredLog:
-    """Open it for writing, in whichever mode it is."""
+    """Open the database for writing, in its current mode."""
     is_quorum = (await database.manifest()).wal_mode is WalMode.QUORUM
     return await open_log(
         store or database.cas(),
@@ -45,7 +45,7 @@ async def _open(database: QuorumDatabase, store: CasStore | None = None) -> Reco
 
 @asynccontextmanager
 async def _writing(database: QuorumDatabase) -> AsyncIterator[Writing]:
-    """A writer that runs; it may be fenced meanwhile."""
+    """Run a writer, which may be fenced meanwhile."""
     writing = Writing(await _open(database), database.links())
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(writing.run())
@@ -57,7 +57,7 @@ async def _writing(database: QuorumDatabase) -> AsyncIterator[Writing]:
 
 
 async def _write(database: QuorumDatabase, *keys: bytes) -> None:
-    """Acknowledged writes of a writer that closes; of a quorum not all of it is archived."""
+    """Write keys, and close the writer; with a quorum, not everything is archived."""
     async with _writing(database) as writing:
         for key in keys:
             await writing.put(key)
@@ -83,12 +83,14 @@ async def _to_quorum(database: QuorumDatabase, addresses: list[str], store: CasS
 
 
 async def _keys(database: QuorumDatabase) -> set[bytes]:
-    """What a writer of the present mode reads that opens it."""
+    """Open the database in its current mode; return all keys."""
     return {key for key, _ in await scan(Writing(await _open(database), database.links()).engine)}
 
 
 async def _check(database: QuorumDatabase, keys: set[bytes]) -> None:
-    """All of it is read, by a writer of the present mode; nothing is damaged or missing."""
+    """Check that a writer of the current mode reads all keys, and that nothing is damaged or
+    missing.
+    """
     assert await _keys(database) == keys
     await _check_sound(database)
 
@@ -103,7 +105,9 @@ async def _check_sound(database: QuorumDatabase) -> None:
 
 @virtual_time(5)
 async def test_a_database_goes_through_the_modes() -> None:
-    """To safekeepers, back, and to other safekeepers: all that was written is there each time."""
+    """After switches to safekeepers, back, and to other safekeepers, everything written is there
+    each time.
+    """
     database = await QuorumDatabase.in_object_store()
     await _write(database, b"a")
     switched = await _to_quorum(database, FIRST, database.cas())
@@ -123,7 +127,9 @@ async def test_a_database_goes_through_the_modes() -> None:
 
 
 async def _prepared(target: WalMode) -> tuple[QuorumDatabase, Switch]:
-    """A database of the other mode that holds two keys, and what switches it."""
+    """Create a database of the other mode with two keys; return it and the function that switches
+    it.
+    """
     if target is WalMode.QUORUM:
         database = await QuorumDatabase.in_object_store()
         switch: Switch = partial(_to_quorum, database, FIRST)
@@ -135,7 +141,7 @@ async def _prepared(target: WalMode) -> tuple[QuorumDatabase, Switch]:
 
 
 async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio.Event) -> None:
-    """Write on until something else is told than that it is durable."""
+    """Write until a write is not acknowledged as durable."""
     number = 0
     while True:
         key = b"k%04d" % number
@@ -153,7 +159,7 @@ async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
 @virtual_time(5)
 async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
-    """It serves while it is switched: what it acknowledged is kept, and then it ends."""
+    """A writer that serves during a switch ends; what it acknowledged is kept."""
     database, switch = await _prepared(target)
     told: set[bytes] = set()
     begun = asyncio.Event()
@@ -173,7 +179,9 @@ async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
 @virtual_time(1)
 async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) -> None:
-    """Wherever a switch comes between, who opened in the mode before acknowledges nothing after."""
+    """An opener of the previous mode acknowledges nothing after a switch, at whichever of its
+    requests the switch happens.
+    """
 
     async def crosses(database: QuorumDatabase, switch: Switch, at: int, keys: set[bytes]) -> bool:
         """Open and write, and tell in `keys` if that was acknowledged; whether it was switched."""
@@ -255,8 +263,8 @@ async def test_an_opener_that_stalls_takes_nothing_from_the_log_after_a_switch(
 @pytest.mark.parametrize("target", [WalMode.QUORUM, WalMode.OBJECT_STORE])
 @virtual_time(1)
 async def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> None:
-    """Wherever it dies, the database opens in one of them with all that was acknowledged; run
-    again it ends, and nothing is lost by that.
+    """After a switch that dies at any request, the database opens in one of the modes with
+    everything acknowledged; run again, the switch completes and nothing is lost.
     """
 
     async def dies(database: QuorumDatabase, switch: Switch, at: int) -> bool:
@@ -287,7 +295,9 @@ async def test_a_switch_that_dies_leaves_one_of_the_modes(target: WalMode) -> No
 
 @virtual_time(1)
 async def test_what_cannot_be_switched_is_left_as_it_is() -> None:
-    """A node that does not answer, too few of them, and an archive that does not come."""
+    """A switch with a node that does not answer, with too few nodes, or with an archive that makes
+    no progress changes nothing.
+    """
     database = await QuorumDatabase.in_object_store()
     before = await database.manifest()
     database.nodes["n2:1"].stop()

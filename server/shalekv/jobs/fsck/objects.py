@@ -269,7 +269,7 @@ class Active:
         return min([*firsts, *kept], default=0)
 
     def readable(self) -> Iterator[Manifest]:
-        """Yield the manifests whose WAL is kept, too: not those of snapshots that keep only SSTs."""
+        """Yield the manifests whose WAL is kept: not those of snapshots that keep only SSTs."""
         snapshots = self.current.snapshots if self.current is not None else ()
         full = {each.manifest_id for each in snapshots if not each.ssts_only}
         for manifest_id, manifest in self.manifests.items():

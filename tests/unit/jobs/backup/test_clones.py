@@ -1,4 +1,4 @@
-"""A backup of a clone is whole: what the clone reads from its parent comes along."""
+"""A backup of a clone is complete: it includes what the clone reads from its parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def back_up(source: Place, repository: Place) -> None:
 
 async def restore(repository: Place, target: Place) -> None:
     async def fit() -> None:
-        """A store in memory is."""
+        """Accept any store: one in memory is fit."""
 
     with real_runtime(seed=repository.seed()) as runtime:
         there = Repository(repository.cas(runtime))
@@ -26,7 +26,9 @@ async def restore(repository: Place, target: Place) -> None:
 
 
 async def test_clone_is_restored_without_its_parent() -> None:
-    """Equal by scan when both are gone; compacted, backed up again, and cloned, it stays so."""
+    """A restored clone equals the clone by scan when clone and parent are gone, also after
+    compaction, another backup and cloning.
+    """
     parent, clone, repository, target = await everything(), Place("c"), Place("r"), Place("t")
     await parent.clone_to(clone)
     await clone.put(b"own", value=b"of the clone")

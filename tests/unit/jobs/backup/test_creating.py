@@ -38,7 +38,9 @@ from tests.kit.store import FaultyStore, Request, at_each_request, at_request
 
 
 async def test_backup_copies_only_what_is_new() -> None:
-    """Nothing of the same state; after a write its WAL object and the fence before it."""
+    """A second backup of the same state copies nothing; after a write, it copies the WAL object and
+    the fence before it.
+    """
     source, _ = await database()
     repository = Place()
     first = await back_up(source, repository)
@@ -61,8 +63,10 @@ async def test_backup_copies_only_what_is_new() -> None:
     assert await scanned_of(repository, second.backup_id) == await scanned(source)
 
 
-async def test_histories_that_part_share_no_slot() -> None:
-    """An older copy of the database lives on with other bytes in the same slots: both restore."""
+async def test_diverged_histories_share_no_slot() -> None:
+    """Backups of a database and of an older copy of it, with other bytes in the same slots, both
+    restore.
+    """
     source, _ = await database()
     twin = source.copy()
     repository = Place()
@@ -80,7 +84,9 @@ async def test_histories_that_part_share_no_slot() -> None:
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 async def test_backup_shows_its_moment_though_the_source_moves_on(*, is_compacted: bool) -> None:
-    """At any request to it, others write, compact, and collect what no snapshot keeps."""
+    """A backup holds the state of its snapshot, even if others write, compact and collect at any of
+    its requests.
+    """
     original, pairs = await database()
 
     async def run(at: int) -> FaultyStore:
@@ -105,9 +111,9 @@ async def test_backup_shows_its_moment_though_the_source_moves_on(*, is_compacte
 
 
 async def test_what_protects_a_backup_is_renewed_while_it_is_made() -> None:
-    """Copying that takes longer than the snapshot lives goes on until it is done.
+    """A backup that takes longer than the life of its snapshot completes.
 
-    And however long that is, whoever deletes backups meanwhile does not take it for interrupted.
+    However long it takes, a deletion meanwhile does not treat it as interrupted.
     """
     source, _ = await database()
     repository = Place()
@@ -141,9 +147,9 @@ async def test_what_protects_a_backup_is_renewed_while_it_is_made() -> None:
     assert [name for name in repository.names() if parse_mark(name)] == []
 
 
-async def test_loads_come_along() -> None:
-    """Also those whose record is not compacted, and what their files hold; but not those that
-    are committed behind a gap, or not at all, whose files need not be there.
+async def test_loads_are_included() -> None:
+    """A backup includes committed loads and their files, even if their records are not compacted.
+    Loads committed behind a gap, or not at all, are left out, and their files need not exist.
     """
     planted = Planted()
     planted.edit(fence_width=2)
@@ -159,7 +165,9 @@ async def test_loads_come_along() -> None:
 
 
 async def test_backup_without_a_database_or_beside_another_one_is_refused() -> None:
-    """Before anything is written there."""
+    """A backup without a database, or into a repository of another one, is refused before anything
+    is written.
+    """
     repository = Place()
     with pytest.raises(DatabaseNotFound):
         await back_up(Place(), repository)
@@ -172,7 +180,9 @@ async def test_backup_without_a_database_or_beside_another_one_is_refused() -> N
 
 
 async def test_the_archive_of_a_database_with_safekeepers_is_copied() -> None:
-    """What is restored of it has no safekeepers, and shows what was archived."""
+    """A database restored from a backup of one with safekeepers has none, and holds what was
+    archived.
+    """
     source, _ = await database()
     before = await scanned(source)
     members = ("00" * 16 + "@sk1:7655",)
@@ -190,8 +200,8 @@ async def test_the_archive_of_a_database_with_safekeepers_is_copied() -> None:
 
 
 @pytest.mark.parametrize("mode", WalMode)
-async def test_what_a_gap_behind_the_log_means(mode: WalMode) -> None:
-    """A writer fills slots in order, so an object far behind a gap shows that one was deleted. A
+async def test_a_gap_after_the_log_is_judged_by_the_wal_mode(mode: WalMode) -> None:
+    """A writer fills slots in order, so an object far after a gap shows that one was deleted. A
     safekeeper archives several at once, and may have died: quorum seed 46 of the simulation.
     """
     planted = Planted()
@@ -215,8 +225,10 @@ async def scanned_of(repository: Place, backup_id: str | None = None) -> dict[by
 
 
 @pytest.mark.parametrize(("parallel", "bytes_max"), [(1, 1_000), (3, 1_000), (8, 100), (8, 7)])
-async def test_neither_bound_is_passed(parallel: int, bytes_max: int) -> None:
-    """No more objects and bytes at once than are allowed, but one object; all are done."""
+async def test_copying_is_bounded(parallel: int, bytes_max: int) -> None:
+    """At most the allowed numbers of objects and bytes are copied at once, except for one large
+    object alone; all are copied.
+    """
     sizes = [(number * 37) % 50 + 1 for number in range(60)]
     done: list[int] = []
     in_flight: list[int] = []

@@ -1,4 +1,4 @@
-"""Damage of any object is told: in the repository by every reader, in the source by a backup."""
+"""Damage of any object is reported: by readers of a repository, and by a backup of the source."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HARMS = (flip, cut, prolong, empty)
 
 
 async def test_damage_of_any_object_of_a_backup_is_found() -> None:
-    """`verify` names it, and nothing is restored of it."""
+    """`verify` names a damaged object of a backup, and nothing is restored from it."""
     source, _ = await database()
     sound = Place()
     made = await back_up(source, sound)
@@ -62,7 +62,7 @@ async def test_damage_of_any_object_of_a_backup_is_found() -> None:
 
 
 async def test_missing_copy_is_found() -> None:
-    """By `verify` and by `restore`."""
+    """`verify` and `restore` find a missing copy."""
     source, _ = await database()
     sound = Place()
     made = await back_up(source, sound)
@@ -76,7 +76,7 @@ async def test_missing_copy_is_found() -> None:
 
 
 async def test_the_name_of_a_copy_must_have_its_checksum() -> None:
-    """Though the SST is sound in itself."""
+    """A copy whose name has another checksum is damaged, even if its SST is sound."""
     data = encode_sst(properties(names.wal_name(1), 1), [], block_bytes=64)
     copy = wal_copy(names.wal_name(1), data, 1, DATABASE_ID)
     check_copy(copy, len(data), data)
@@ -87,7 +87,7 @@ async def test_the_name_of_a_copy_must_have_its_checksum() -> None:
 
 
 async def test_damaged_source_is_not_backed_up() -> None:
-    """Whichever of the objects that are needed it is, there is no backup, and a typed error."""
+    """If any object that a backup needs is damaged, there is no backup, and a typed error."""
     sound, _ = await database()
     made = await back_up(sound.copy(), Place())
     for (copy, _), harm in zip(made.copies, cycle(HARMS), strict=False):
@@ -99,7 +99,7 @@ async def test_damaged_source_is_not_backed_up() -> None:
 
 
 async def test_incomplete_source_is_not_backed_up() -> None:
-    """There is an error, except for the last slot: nobody can tell that it was filled."""
+    """A missing object is an error, except in the last slot: nothing shows that this was filled."""
     sound, _ = await database()
     made = await back_up(sound.copy(), Place())
     last = made.manifest.wal_id_last_seen
@@ -113,8 +113,8 @@ async def test_incomplete_source_is_not_backed_up() -> None:
         assert await backup_ids(repository) == []
 
 
-async def test_truncated_copy_is_not_counted_on() -> None:
-    """The next backup says which one it is; when it is deleted, it is copied again."""
+async def test_truncated_copy_is_not_used() -> None:
+    """The next backup names a truncated copy; once that is deleted, it is copied again."""
     source, _ = await database()
     sound = Place()
     made = await back_up(source, sound)
@@ -130,7 +130,7 @@ async def test_truncated_copy_is_not_counted_on() -> None:
 
 
 async def test_objects_at_the_target_must_have_the_right_bytes() -> None:
-    """An object that is there under a name that is needed, with other bytes, is never kept."""
+    """An object at the target with the name of a needed one and other bytes is never kept."""
     source, _ = await database()
     repository = Place()
     made = await back_up(source, repository)
@@ -144,8 +144,8 @@ async def test_objects_at_the_target_must_have_the_right_bytes() -> None:
             await target.manifest()
 
 
-async def test_a_log_of_somebody_else_is_not_continued() -> None:
-    """A slot behind the last one that is restored would come back as data: it is refused."""
+async def test_another_log_at_the_target_is_refused() -> None:
+    """A slot after the last restored one would come back as data, so the restoration is refused."""
     source, _ = await database()
     repository, target = Place(), Place()
     made = await back_up(source, repository)

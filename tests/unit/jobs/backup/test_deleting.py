@@ -1,4 +1,4 @@
-"""Deleting backups never takes away what another one needs, whoever is at work meanwhile."""
+"""Deleting backups never deletes what another backup needs, whatever runs meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def copies(repository: Place) -> set[str]:
 
 
 async def two_backups() -> tuple[Place, Place]:
-    """A database and a repository of two backups of it, between which it was compacted."""
+    """Create a database and a repository with two backups of it, one before and one after a
+    compaction.
+    """
     source, _ = await database()
     repository = Place()
     await back_up(source, repository)
@@ -58,7 +60,7 @@ async def two_backups() -> tuple[Place, Place]:
 
 
 async def test_what_another_backup_needs_stays() -> None:
-    """What only the deleted one needed goes; the other can be restored."""
+    """Only the copies that no other backup needs are deleted; the other backup can be restored."""
     source, original = await two_backups()
     ids = await backup_ids(original)
     for number in (0, 1):
@@ -79,7 +81,9 @@ async def test_what_another_backup_needs_stays() -> None:
 
 
 async def test_deletion_that_cannot_know_what_is_needed_deletes_no_copy() -> None:
-    """An unknown id deletes nothing, a damaged backup no copy; it may be deleted itself."""
+    """With an unknown id nothing is deleted; beside a damaged backup no copy is; that backup can be
+    deleted itself.
+    """
     _, repository = await two_backups()
     before = repository.names()
     first, second = await backup_ids(repository)
@@ -97,7 +101,9 @@ async def test_deletion_that_cannot_know_what_is_needed_deletes_no_copy() -> Non
 
 
 async def test_copies_of_an_interrupted_backup_go_when_it_is_abandoned() -> None:
-    """Before that they may be those of a backup which is on its way."""
+    """Copies of an interrupted backup are deleted once it is abandoned; before, they may belong to
+    a backup in the making.
+    """
     source, _ = await database()
     repository = Place()
     process = MortalProcess(8)
@@ -115,7 +121,9 @@ async def test_copies_of_an_interrupted_backup_go_when_it_is_abandoned() -> None
 
 
 async def test_interrupted_deletion_goes_on() -> None:
-    """Wherever it ends, what is listed is sound; abandoned and run again, it leaves no garbage."""
+    """After a deletion that ends at any request, listed backups are sound; abandoned and run again,
+    it leaves no garbage.
+    """
     _, original = await two_backups()
     first, second = await backup_ids(original)
     kept = {str(c) for c, _ in (await Repository(original.cas()).read(second)).copies}
@@ -135,7 +143,9 @@ async def test_interrupted_deletion_goes_on() -> None:
 
 @pytest.mark.parametrize("is_abandoning", [False, True])
 async def test_deletion_at_any_moment_of_a_backup_harms_none(*, is_abandoning: bool) -> None:
-    """The backup is whole, or its maker gets an error; also if it was taken for interrupted."""
+    """A backup during which others are deleted is complete or fails, even if it was treated as
+    interrupted.
+    """
     original_source, original = await two_backups()
     _, second = await backup_ids(original)
     original.lose(f"backups/{second}.backup")  # its copies are garbage that can be used
@@ -160,7 +170,9 @@ async def test_deletion_at_any_moment_of_a_backup_harms_none(*, is_abandoning: b
 
 
 async def test_backup_at_any_moment_of_a_deletion_harms_none() -> None:
-    """It has to wait, or is whole; what it counts on is not deleted."""
+    """A backup during a deletion has to wait, or is complete; the copies that it uses are not
+    deleted.
+    """
     original_source, original = await two_backups()
     _, second = await backup_ids(original)
     outcomes = set()
@@ -184,8 +196,8 @@ async def test_backup_at_any_moment_of_a_deletion_harms_none() -> None:
     assert outcomes == {"made", "refused"}
 
 
-async def test_backup_whose_mark_is_gone_is_taken_back() -> None:
-    """Even if that happens when it has been made known already."""
+async def test_backup_whose_mark_is_gone_is_withdrawn() -> None:
+    """A backup whose mark is removed is withdrawn, even if it was published already."""
     source, _ = await database()
     repository = Place()
 
@@ -202,7 +214,7 @@ async def test_backup_whose_mark_is_gone_is_taken_back() -> None:
 
 
 class TwoPhasePlace(Place):
-    """A place where records decide who has created an object."""
+    """A place where records decide which process has created an object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +227,9 @@ class TwoPhasePlace(Place):
 
 
 async def test_names_are_free_again_when_backups_were_deleted() -> None:
-    """Copies that went with a backup are made again for the next one; records do not pile up."""
+    """Copies that were deleted with a backup are made again for the next one; records do not pile
+    up.
+    """
     source, _ = await database()
     repository = TwoPhasePlace()
     for _ in range(3):

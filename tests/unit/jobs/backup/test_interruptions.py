@@ -1,4 +1,4 @@
-"""Backups and restorations that end at any request, and go on when they are run again."""
+"""Backups and restorations that end at any request, and continue when they are run again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.kit.store import MortalProcess, dying_at_each_request
 
 
 async def test_interrupted_backup_goes_on() -> None:
-    """Wherever it ends, it is no backup unless it is whole; the next one copies only the rest."""
+    """A backup that ends at any request is listed only if it is complete; the next one copies only
+    the rest.
+    """
     original, pairs = await database()
     present = set()
 
@@ -46,7 +48,9 @@ async def test_interrupted_backup_goes_on() -> None:
 
 
 async def test_interrupted_restoration_goes_on() -> None:
-    """Wherever it ends, there is no database or the whole one; run again, it is equal by scan."""
+    """A restoration that ends at any request leaves no database or a complete one; run again, it is
+    equal by scan.
+    """
     original, pairs = await database()
     repository = Place()
     await back_up(original, repository)
@@ -67,7 +71,7 @@ async def test_interrupted_restoration_goes_on() -> None:
 
 
 async def test_the_source_is_only_given_a_snapshot() -> None:
-    """Nothing but its manifest is written, and it says in the end what it said before."""
+    """A backup writes nothing to the source but manifests, and the last one equals the first."""
     source, _ = await database()
     before = source.copy()
     manifest = await source.manifest()
@@ -80,7 +84,7 @@ async def test_the_source_is_only_given_a_snapshot() -> None:
 
 
 async def _check_restores(repository: Place, pairs: Pairs) -> bool:
-    """Whether there is a backup; what is restored of it shows these pairs."""
+    """Return whether there is a backup; check that its restoration holds these pairs."""
     target = Place()
     try:
         await restore(repository, target)

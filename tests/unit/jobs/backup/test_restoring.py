@@ -1,4 +1,4 @@
-"""What is restored is a database like any other, and nobody takes it for the one it came from."""
+"""A restored database is like any other, and is not confused with its source."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class PlaceInThePast(Place):
 
 
 async def test_restored_database_is_like_any_other() -> None:
-    """Collected by any clock, written and compacted, it stays sound, and the source as it was."""
+    """A restored database stays sound when it is collected by any clock, written and compacted, and
+    the source does not change.
+    """
     source, pairs = await database()
     assert (await source.manifest()).gc_cutoff_ms > 0
     repository = Place()
@@ -69,7 +71,7 @@ async def test_restored_database_is_like_any_other() -> None:
 
 
 async def test_what_belongs_to_processes_does_not_come_back() -> None:
-    """Snapshots and leases are gone; what belongs to the data is the same."""
+    """Snapshots and leases are not restored; the data is the same."""
     source, _ = await database()
     await Snapshots(source.cas()).create(name="kept", ttl_ms=None)
     stored = StoredManifest(source.cas())
@@ -89,7 +91,9 @@ async def test_what_belongs_to_processes_does_not_come_back() -> None:
 
 
 async def test_the_writer_of_a_lost_database_is_fenced_by_what_is_restored_in_its_place() -> None:
-    """By its next look, whatever it has done since the backup."""
+    """The writer of a lost database is fenced at its next poll, whatever it has done since the
+    backup.
+    """
     source, pairs = await database()
     repository = Place()
     await back_up(source, repository)
@@ -107,7 +111,9 @@ async def test_the_writer_of_a_lost_database_is_fenced_by_what_is_restored_in_it
 
 
 async def test_what_had_expired_is_not_restored() -> None:
-    """Though nothing was written since, and the clock of the new place is far behind (I2)."""
+    """Expired values do not come back, even if nothing was written since and the clock of the new
+    place is far behind (I2).
+    """
     source, pairs = await database()
     made_ms = wall_clock_ms()
     async with household(source) as roles, roles.writing() as writer:
@@ -126,7 +132,7 @@ async def test_what_had_expired_is_not_restored() -> None:
 
 
 async def test_no_number_is_issued_again() -> None:
-    """What the lost database has numbered since the backup is below all that comes (I5)."""
+    """Numbers that the lost database has issued since the backup are below all new ones (I5)."""
     source, _ = await database()
     repository = Place()
     await back_up(source, repository)
@@ -140,7 +146,7 @@ async def test_no_number_is_issued_again() -> None:
 
 
 async def test_a_database_is_never_overwritten() -> None:
-    """Neither another one, nor one that was restored and has lived since."""
+    """Neither another database nor a restored one that was used since is overwritten."""
     source, _ = await database()
     repository, target = Place(), Place()
     await back_up(source, repository)
@@ -158,7 +164,7 @@ async def test_a_database_is_never_overwritten() -> None:
 
 
 async def test_two_restorations_at_once_make_one_database() -> None:
-    """Both make the same."""
+    """Two concurrent restorations of one backup make the same database."""
     source, pairs = await database()
     repository, target = Place(), Place()
     await back_up(source, repository)
@@ -169,7 +175,9 @@ async def test_two_restorations_at_once_make_one_database() -> None:
 
 
 async def test_a_restoration_does_not_go_on_with_that_of_another_backup() -> None:
-    """Their logs would mix: it is told which one was begun there."""
+    """A restoration after an unfinished one of another backup, whose log would be mixed with its
+    own, is refused with the id of that one.
+    """
     source, pairs = await database()
     repository = Place()
     first = await back_up(source, repository)

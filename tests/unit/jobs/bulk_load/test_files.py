@@ -1,4 +1,4 @@
-"""Files of a load: what they hold, where one ends, what is refused, how much is in memory."""
+"""Files of a load: contents, sizes, refused rows, and bounded memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ async def add_all(files: LoadFiles, rows: list[Columns]) -> None:
 
 @pytest.mark.parametrize("rows_at_once", [1, 7, 1_000])
 async def test_files_hold_the_rows_and_divide_the_keys(rows_at_once: int) -> None:
-    """However rows come; a file is closed when it is full, and is as a load lists it."""
+    """However rows are added, files hold them in order; a file is closed when it is full, and
+    matches its entry in the list of the load.
+    """
     database = await CollectedDatabase.created()
     entries = [
         Entry(b"%04d" % n, 0, Kind.PUT if n % 5 else Kind.TOMBSTONE, b"v" * 20 if n % 5 else b"")
@@ -103,7 +105,7 @@ A_B = rows_of([(b"a", b"1"), (b"b", b"2")])
         ([row(b"a", b"", DELETE, 5)], "rows[0].value", "does not expire"),
     ],
 )
-async def test_rows_that_cannot_be_a_load(rows: list[Columns], field: str, problem: str) -> None:
+async def test_invalid_rows_are_refused(rows: list[Columns], field: str, problem: str) -> None:
     """The error names the row, counted over all calls, and its key."""
     database = await CollectedDatabase.created()
     store = process(database)
@@ -114,7 +116,7 @@ async def test_rows_that_cannot_be_a_load(rows: list[Columns], field: str, probl
 
 
 class Uploading:
-    """Files of a load, whose uploads wait at a gate."""
+    """Files of a load whose uploads wait at a gate."""
 
     def __init__(self, database: CollectedDatabase) -> None:
         self.database = database
@@ -132,7 +134,7 @@ async def turns(count: int) -> None:
 
 
 async def test_encoding_goes_on_during_uploads_and_waits_when_they_are_many() -> None:
-    """A slow store holds rows back, and so the memory is bounded."""
+    """A slow store holds rows back, so the memory is bounded."""
     uploading = Uploading(await CollectedDatabase.created())
     files, gate = await uploading.begin(), uploading.gate
     first, second, *rest = (
@@ -156,7 +158,7 @@ async def test_encoding_goes_on_during_uploads_and_waits_when_they_are_many() ->
 
 
 async def test_an_upload_that_fails_ends_all() -> None:
-    """The error is raised by the next call, and no task stays behind."""
+    """The next call raises the error of a failed upload, and no task is left."""
     uploading = Uploading(await CollectedDatabase.created())
     files = await uploading.begin()
     await files.add(rows_of([(b"a%d" % n, b"v" * 90) for n in range(8)]))
@@ -169,7 +171,7 @@ async def test_an_upload_that_fails_ends_all() -> None:
 
 
 async def test_a_cancelled_load_leaves_no_upload_behind() -> None:
-    """Those under way end with it."""
+    """Running uploads end with a cancelled load."""
     uploading = Uploading(await CollectedDatabase.created())
     files = await uploading.begin()
     await files.add(rows_of([(b"a%d" % n, b"v" * 90) for n in range(3)]))  # one is full

@@ -1,4 +1,4 @@
-"""Loads: the lease under which files are made, and commits by opening, in order and once."""
+"""Loads: the lease under which files are written, and commits by opening, in order and once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.kit.store import (
 ROWS = rows_of([(b"a", b"1"), (b"b", b"2")])
 
 
-async def test_work_without_a_lease_is_in_vain() -> None:
+async def test_work_is_cancelled_without_a_lease() -> None:
     """When the lease is found to be gone, the work is cancelled, and the error says why."""
     database = await CollectedDatabase.created()
     store = CasStore(database.store, yielding_runtime(), StoreSettings())
@@ -64,7 +64,7 @@ async def test_work_without_a_lease_is_in_vain() -> None:
 
 
 async def test_an_end_that_the_store_refuses_is_no_error() -> None:
-    """The lease expires by itself."""
+    """If the store fails at the end of a job, no error is raised: the lease expires by itself."""
     database = await CollectedDatabase.created()
 
     store = FaultyStore(database.another_store())
@@ -80,7 +80,9 @@ async def test_an_end_that_the_store_refuses_is_no_error() -> None:
 
 
 async def test_a_load_that_was_committed_is_recognised() -> None:
-    """In the log, and in the manifest when it is compacted: no lease is made, nothing is edited."""
+    """A committed load is found in the log, and in the manifest once compacted: no lease is made,
+    and nothing is edited.
+    """
     database = await CollectedDatabase.created()
     first = await load(process(database), ROWS)
     before = await database.manifest()
@@ -97,8 +99,10 @@ async def test_a_load_that_was_committed_is_recognised() -> None:
     await job.end()
 
 
-async def test_a_later_batch_of_a_stream_stands_for_those_before() -> None:
-    """Also when it is in the log alone."""
+async def test_a_later_batch_of_a_stream_implies_those_before() -> None:
+    """A later batch of a stream shows that earlier ones are committed, even if it is only in the
+    log.
+    """
     database = await CollectedDatabase.created()
     later = await load(process(database), ROWS, "stream-7")
     assert (await begin(process(database), "stream-6")).committed_seq == later.seq
@@ -108,8 +112,10 @@ async def test_a_later_batch_of_a_stream_stands_for_those_before() -> None:
     assert (await begin(process(database), "stream")).committed_seq is None
 
 
-async def test_the_log_is_not_read_for_loads_that_nobody_registered() -> None:
-    """However much is in it: only a load that is pending can have a record there."""
+async def test_the_log_is_not_read_for_loads_that_are_not_registered() -> None:
+    """Only a pending load can have a record in the log, so the log is not read for others, whatever
+    its size.
+    """
     database = await CollectedDatabase.created()
     await load(process(database), ROWS)
     await write(database, c=b"3")
@@ -120,8 +126,8 @@ async def test_the_log_is_not_read_for_loads_that_nobody_registered() -> None:
         assert bool(store.asked("get", "wal/")) == is_pending
 
 
-async def test_load_that_is_compacted_during_the_look_is_found() -> None:
-    """The log does not show it any more, because c has passed the record: the manifest does."""
+async def test_load_that_is_compacted_during_the_check_is_found() -> None:
+    """A load whose record c has passed during the check is found in the manifest."""
     original = await CollectedDatabase.created()
     first = await load(process(original), ROWS)
 
@@ -161,9 +167,7 @@ async def files_of(
 
 
 async def test_order_is_that_of_commits_and_not_of_files() -> None:
-    """Files that were written before a put hide it when they are committed after; and a put that
-    comes then hides them.
-    """
+    """Files written before a put and committed after it hide the put; a later put hides them."""
     database = await CollectedDatabase.created()
     _, infos = await files_of(database)
     await write(database, a=b"before")
@@ -177,7 +181,7 @@ async def test_order_is_that_of_commits_and_not_of_files() -> None:
 
 
 async def test_a_load_that_was_committed_fences_nobody() -> None:
-    """It is found without opening: the manifest stays as it is."""
+    """A committed load is found without opening: the manifest stays as it is."""
     database = await CollectedDatabase.created()
     first = await load(process(database), TWO_ROWS)
     before = await database.manifest()
@@ -189,7 +193,9 @@ async def test_a_load_that_was_committed_fences_nobody() -> None:
 
 
 async def test_two_that_commit_the_same_load_commit_it_once() -> None:
-    """Whoever is later, or is fenced and tries again, finds it committed."""
+    """Of two processes that commit the same load, the later one, or the one that is fenced and
+    tries again, finds it committed.
+    """
     database = await CollectedDatabase.created()
     _, infos = await files_of(database)
     outcomes = []
@@ -208,8 +214,8 @@ async def test_two_that_commit_the_same_load_commit_it_once() -> None:
     assert (await look(database)).loads == [LOAD_ID]
 
 
-async def test_lists_that_cannot_be_a_load_are_refused_before_anybody_is_fenced() -> None:
-    """By what they say alone."""
+async def test_invalid_lists_are_refused_before_a_writer_is_fenced() -> None:
+    """Invalid lists of files are refused by their entries alone."""
     database = await CollectedDatabase.created()
     before = database.names()
     with pytest.raises(InvalidRequest, match="at least one"):
@@ -226,7 +232,7 @@ async def test_lists_that_cannot_be_a_load_are_refused_before_anybody_is_fenced(
 
 
 async def test_files_of_one_load_are_not_those_of_another() -> None:
-    """The same files under two ids would be one load twice."""
+    """The same files under two ids would be one load twice, so the second is refused."""
     database = await CollectedDatabase.created()
     _, infos = await files_of(database)
     await commit_by_opening(process(database), LOAD_ID, infos, WRITER)
@@ -240,7 +246,7 @@ ALL_ROWS = rows_of([(key, VALUE) for key in KEYS], deletes=[b"gone"])
 
 
 async def check_loaded(database: CollectedDatabase, loaded: Loaded) -> None:
-    """All of the load is there, once and under one number, and what it did not touch."""
+    """Check that the load is there once, under one number, and that other keys are as before."""
     state, loads = await look(database)
     found = dict(state)
     assert found.pop(b"other")[0] == b"old"
@@ -249,8 +255,8 @@ async def check_loaded(database: CollectedDatabase, loaded: Loaded) -> None:
 
 
 async def test_load_that_is_run_again_is_loaded_once() -> None:
-    """Wherever a process dies, what is read is all of the load or nothing; run again it is all of
-    it, once; and the collector takes what no commit names, and nothing else.
+    """After a crash at any request, all of the load or nothing is read; after another run, all of
+    it, once. The collector deletes what no commit references, and nothing else.
     """
     original = await CollectedDatabase.created()
     await write(original, k03=b"old", gone=b"old", other=b"old")

@@ -1,4 +1,4 @@
-"""A clone holds what its parent did, and neither sees what becomes of the other."""
+"""A clone holds what its parent did, and later changes of either do not affect the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.engine.places import HOUR_MS, Place, everything, puts
 
 
 async def test_what_is_written_stays_where_it_was_written() -> None:
-    """Parent and clone go on from the same state, each alone."""
+    """Parent and clone go on independently from the same state."""
     parent, clone = await everything(), Place("clone")
     before, cloned_from = await parent.rows(), await parent.manifest()
     await parent.clone_to(clone)
@@ -32,7 +32,9 @@ async def test_what_is_written_stays_where_it_was_written() -> None:
 
 
 async def test_what_has_expired_in_the_parent_is_not_in_the_clone() -> None:
-    """Though nothing was written since, and the clock of the new place is far behind (I2)."""
+    """Expired values are not in the clone, even if nothing was written since and the clock of the
+    new place is far behind (I2).
+    """
     parent, clone = await everything(), Place("clone")
     dead = kv_pb2.PutChange(key=b"key003", value=b"dead", ttl_ms=HOUR_MS // 2)
     await parent.write([kv_pb2.Change(put=dead)])
@@ -45,7 +47,9 @@ async def test_what_has_expired_in_the_parent_is_not_in_the_clone() -> None:
 
 
 async def test_the_parent_keeps_what_a_clone_reads() -> None:
-    """Whatever the parent deletes, compacts and collects, the clone reads all that it did (I8)."""
+    """Whatever the parent deletes, compacts and collects, the clone reads everything as before
+    (I8).
+    """
     parent, clone = await everything(), Place("clone")
     expected = await parent.rows()
     cloned = await parent.clone_to(clone)
@@ -65,7 +69,7 @@ async def test_the_parent_keeps_what_a_clone_reads() -> None:
 
 
 async def test_a_pin_keeps_no_log() -> None:
-    """The parent's log is collected as if it had no clone; the pin is not read, nor cloned."""
+    """The parent's log is collected as without a clone; the pin can be neither read nor cloned."""
     parent, clone = await everything(), Place("clone")
     await parent.clone_to(clone)
     (pin,) = await parent.pins()
@@ -89,8 +93,8 @@ async def test_a_pin_keeps_no_log() -> None:
 
 
 async def test_a_pin_goes_when_nothing_is_shared() -> None:
-    """When the clone has merged all that it shared, its collector removes the pin, and the parent's
-    collector deletes what nobody reads any more; the clone holds what it did.
+    """When the clone has merged all shared SSTs, its collector removes the pin, and the parent's
+    collector deletes what is not read any more; the clone holds the same data.
     """
     parent, clone = await everything(), Place("clone")
     expected = await parent.rows()
@@ -114,7 +118,9 @@ async def test_a_pin_goes_when_nothing_is_shared() -> None:
 
 
 async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
-    """As long as a snapshot shows what was shared, the pin stays, and the snapshot is cloned."""
+    """While a snapshot of the clone needs shared SSTs, the pin stays, and the snapshot can be
+    cloned.
+    """
     parent, clone, later = await everything(), Place("clone"), Place("later")
     expected = await parent.rows()
     await parent.clone_to(clone)
@@ -140,7 +146,7 @@ async def test_a_snapshot_of_the_clone_keeps_the_pin() -> None:
 
 
 async def test_no_database_is_overwritten() -> None:
-    """Where a database is, or what is left of one, no clone is made."""
+    """No clone is made where a database, or remains of one, exist."""
     parent, other = await everything(), await everything("other")
     before = await other.rows()
     with pytest.raises(DatabaseExists):

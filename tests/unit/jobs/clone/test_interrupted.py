@@ -1,4 +1,4 @@
-"""Whatever ends the making of a clone, there is none, or a whole one; and it can be made again."""
+"""An interrupted cloning leaves no clone or a complete one, and can be repeated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.store import Died, FaultyStore, MortalProcess, Request
 
 
 async def _crash(at: int, parent: Place, target: Place) -> bool:
-    """Clone with a crash at the request with this number; whether it came to that."""
+    """Clone with a crash at the request with this number; return whether there was such a one."""
     process = MortalProcess(at)
     with real_runtime(seed=at) as runtime:
         source = parent.cas(runtime, process.store(parent.store))
@@ -30,7 +30,7 @@ async def _crash(at: int, parent: Place, target: Place) -> bool:
 
 
 async def _assert_whole(clone: Place, parent: Place, expected: list[Row]) -> None:
-    """The clone holds what it must, and the pin stays."""
+    """Check that the clone holds the expected data, and that the pin stays."""
     manifest = await clone.manifest()
     pins = {pin.id: pin for pin in await parent.pins()}
     assert all(is_pin(pins[each]) for each in needed_pins(manifest))
@@ -38,9 +38,9 @@ async def _assert_whole(clone: Place, parent: Place, expected: list[Row]) -> Non
 
 
 async def test_a_crash_at_any_request_leaves_no_clone_or_a_whole_one() -> None:
-    """After a crash at any moment, the same command makes the clone, or tells that it is there.
+    """After a crash at any request, the same command makes the clone, or finds that it exists.
 
-    Nothing in the parent is kept for ever but by clones that are there.
+    Only existing clones keep anything in the parent forever.
     """
     parent = await everything()
     expected = await parent.rows()
@@ -72,8 +72,8 @@ async def test_a_crash_at_any_request_leaves_no_clone_or_a_whole_one() -> None:
 
 @pytest.mark.parametrize("first", [0, 24, 48])
 async def test_the_parent_goes_on_meanwhile(first: int) -> None:
-    """Whenever the parent is overwritten, compacted and collected while it is cloned, the clone
-    holds what the parent did before, or after.
+    """Whenever the parent is overwritten, compacted and collected during the cloning, the clone
+    holds the state of the parent before or after that.
     """
     parent, clone = await everything(), Place("clone")
     before = await parent.rows()
@@ -99,7 +99,7 @@ async def test_the_parent_goes_on_meanwhile(first: int) -> None:
 
 
 async def _unfinished(parent: Place, target: Place, pinned: Place | None = None) -> Snapshot:
-    """Make a clone and crash before its pin, which is in `pinned`, is for ever: the pin."""
+    """Make a clone, and crash before its pin in `pinned` never expires; return the pin."""
 
     async def after(request: Request) -> None:
         if (request.operation, request.name) == ("create", names.manifest_name(0)):
@@ -125,7 +125,9 @@ async def _pin(clone: Place, parent: Place) -> Snapshot:
 async def test_a_process_of_the_clone_completes_it(
     process: Callable[[Place], Awaitable[None]],
 ) -> None:
-    """Who opens a clone whose maker has crashed lets its pin never expire; a check tells of it."""
+    """A process that opens an unfinished clone makes its pin permanent; before, a check reports the
+    pin.
+    """
     parent, clone = await everything(), Place("clone")
     pin = await _unfinished(parent, clone)
     (finding,) = await clone.damage()
@@ -141,10 +143,10 @@ async def test_a_process_of_the_clone_completes_it(
 async def test_a_clone_whose_pin_is_gone_is_not_opened(
     *, is_expired: bool, is_opened: bool
 ) -> None:
-    """What it shares may be deleted: a writer, a compactor and a check say so, and where.
+    """A writer, a compactor and a check report that shared SSTs may be deleted, and where.
 
-    Whoever was stopped until the pin had expired leaves such a clone, and so does a crash: the same
-    command makes it anew, unless something may have been written to it.
+    Such a clone is left by a crash, or by a process that was stopped until the pin had expired. The
+    same command makes it again, unless it may have been written to.
     """
     parent, clone = await everything(), Place("clone")
     pin = await _unfinished(parent, clone)
@@ -174,8 +176,10 @@ async def test_a_clone_whose_pin_is_gone_is_not_opened(
     assert await clone.damage() == []
 
 
-async def test_of_two_that_make_a_lost_clone_anew_one_does() -> None:
-    """The other one, whose own pins may be gone by then, is told that the clone is there."""
+async def test_of_two_that_make_a_lost_clone_again_one_does() -> None:
+    """Of two processes that make a lost clone again one succeeds; the other one, whose own pins may
+    be gone by then, finds that the clone exists.
+    """
     parent, clone = await everything(), Place("clone")
     await _unfinished(parent, clone)
     await parent.replace_manifest(snapshots=())
@@ -190,7 +194,9 @@ async def test_of_two_that_make_a_lost_clone_anew_one_does() -> None:
 
 
 async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_command() -> None:
-    """All that the parent holds is that of its own parent: only there are pins that are needed."""
+    """A clone is completed even if all SSTs of its parent belong to the parent of that one, so that
+    only there are pins.
+    """
     first, parent, clone = await everything(), Place("parent"), Place("clone")
     await first.compact()
     await first.clone_to(parent)
@@ -204,7 +210,9 @@ async def test_a_clone_that_has_nothing_of_its_parent_is_completed_by_the_same_c
 
 
 async def test_a_parent_that_is_damaged_ends_no_collection() -> None:
-    """Its pin is left for later, and a check tells which manifest of which database it is."""
+    """A damaged parent does not stop the clone's collection: the pin is left for later, and a check
+    names the manifest and its database.
+    """
     parent, clone = await everything(), Place("clone")
     await parent.clone_to(clone)
     await clone.write(puts([key for key, _, _ in await parent.rows()], b"other"))
@@ -223,8 +231,10 @@ async def test_a_parent_that_is_damaged_ends_no_collection() -> None:
     assert await parent.pins() == []
 
 
-async def test_a_parent_that_is_gone_is_told() -> None:
-    """Without any object of the parent the clone is lost, and its check does not fail."""
+async def test_a_parent_that_is_gone_is_reported() -> None:
+    """Without any object of the parent the clone is lost, and its check reports that and does not
+    fail.
+    """
     parent, clone = await everything(), Place("clone")
     await parent.clone_to(clone)
     for folder in (names.MANIFEST_FOLDER, names.LEVELS_FOLDER):
@@ -237,7 +247,9 @@ async def test_a_parent_that_is_gone_is_told() -> None:
 
 
 async def test_two_may_make_the_same_clone() -> None:
-    """Of two that clone to one place at once, at least one makes it, and it is whole."""
+    """Of two processes that clone to one place at once, at least one succeeds, and the clone is
+    complete.
+    """
     parent, clone = await everything(), Place("clone")
     expected = await parent.rows()
     outcomes = await asyncio.gather(
@@ -252,7 +264,7 @@ async def test_two_may_make_the_same_clone() -> None:
 
 
 async def test_a_pin_that_keeps_a_clone_is_not_deleted_by_mistake() -> None:
-    """Deleting it, or giving it an end, is refused; with force it goes."""
+    """Deleting the pin of a clone, or setting its expiry, is refused unless forced."""
     parent, clone = await everything(), Place("clone")
     await parent.clone_to(clone)
     pin = await _pin(clone, parent)

@@ -1,4 +1,4 @@
-"""Collections one after the other: what goes, what stays, and what the manifest says of it."""
+"""Collections in a row: which objects are deleted or kept, and the edits of the manifest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.kit.store import FaultyStore
 
 
 async def compacted() -> CollectedDatabase:
-    """A database with six WAL objects, c = 4, an SST that is merged away, and one that is not."""
+    """Create a database with six WAL objects, c = 4, an SST that is merged already, and one that is
+    live.
+    """
     database = await CollectedDatabase.created()
     await database.wal(6)
     await database.compact(4)
@@ -33,7 +35,7 @@ async def compacted() -> CollectedDatabase:
 
 
 async def test_garbage_goes_and_nothing_else() -> None:
-    """After one collection exactly what is reachable is left."""
+    """After one collection, exactly the reachable objects are left."""
     database = await compacted()
     database.pass_time()
     report = await database.collecting().collect()
@@ -47,7 +49,7 @@ async def test_garbage_goes_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("reason", [Reason.LEASE, Reason.PENDING_LOAD])
 async def test_objects_of_leases_and_pending_loads_stay(reason: Reason) -> None:
-    """What a job has written stays while its lease is there, or its load is registered."""
+    """The objects of a job stay while its lease exists, or its load is pending."""
     database = await compacted()
     lease = await database.lease(ttl_s=TTL_S)
     info = await database.write_sst(lease)
@@ -61,7 +63,7 @@ async def test_objects_of_leases_and_pending_loads_stay(reason: Reason) -> None:
 
 
 async def test_fences_are_found_by_their_footers_once() -> None:
-    """A fence below c stays (F1); a small object with entries goes; each is read once."""
+    """A fence below c stays (F1); a small object with entries is deleted; each is read once."""
     database = await CollectedDatabase.created()
     await database.wal(2)
     await database.fence()
@@ -80,7 +82,7 @@ async def test_fences_are_found_by_their_footers_once() -> None:
 
 
 async def test_small_objects_that_cannot_be_read_stay() -> None:
-    """One that may be a fence is not deleted because it is damaged."""
+    """A damaged object that may be a fence is not deleted."""
     database = await compacted()
     name = names.wal_name(1)
     await database.store.delete([name])
@@ -96,7 +98,9 @@ async def test_small_objects_that_cannot_be_read_stay() -> None:
 async def test_nothing_is_deleted_when_a_pinned_manifest_cannot_be_read(
     harm: str, error: type[Exception]
 ) -> None:
-    """One that is damaged, missing, or not the one that was shared is an error; nothing goes."""
+    """A pinned manifest that is damaged, missing, or not the one that was shared is an error, and
+    nothing is deleted.
+    """
     database = await compacted()
     snapshots = database.snapshots()
     snapshot = await snapshots.create(name="one", ttl_ms=None)
@@ -117,8 +121,8 @@ async def test_nothing_is_deleted_when_a_pinned_manifest_cannot_be_read(
     assert database.names() == before
 
 
-async def test_no_database_is_told() -> None:
-    """Where no manifest is, nothing is deleted."""
+async def test_no_database_is_an_error() -> None:
+    """Without a manifest, nothing is deleted."""
     database = CollectedDatabase()
     await database.wal(1)
     database.pass_time(1e6)
@@ -128,7 +132,7 @@ async def test_no_database_is_told() -> None:
 
 
 async def test_plan_says_what_a_collection_does() -> None:
-    """A dry run changes nothing, and tells exactly what goes then."""
+    """A dry run changes nothing, and lists exactly what a collection deletes."""
     database = await compacted()
     await database.snapshots().create(ttl_ms=1_000)
     lease = await database.lease(ttl_s=TTL_S)
@@ -146,7 +150,7 @@ async def test_plan_says_what_a_collection_does() -> None:
 
 
 async def test_clock_is_read_before_the_folders_and_those_before_the_manifest() -> None:
-    """What is listed is older than the manifest that judges it, and the cutoff older than both."""
+    """The listing is older than the manifest that judges it, and the cutoff older than both."""
     database = await compacted()
     store = FaultyStore(database.store)
     await database.collecting(store).plan()
@@ -156,7 +160,7 @@ async def test_clock_is_read_before_the_folders_and_those_before_the_manifest() 
 
 
 async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:
-    """Manifests first, then the WAL from low ids up, then SSTs."""
+    """Manifests are deleted first, then the WAL by ascending ids, then SSTs."""
     database = await CollectedDatabase.created()
     await database.wal(30)
     await database.compact(20)
@@ -186,7 +190,9 @@ async def test_garbage_goes_in_an_order_that_leaves_no_hole() -> None:
 async def test_batches_keep_to_the_rate(
     per_s_count: int, count: int, requests: int, waited_ms: float
 ) -> None:
-    """No batch is larger than a second, or a request, allows; each waits for those before it."""
+    """No batch is larger than the rate of one second, or a request, allows; each waits for those
+    before it.
+    """
     clock = InlineClock()
     store = CountingStore(MemoryStore(lambda: 0))
     await Deleter(store, clock, per_s_count=per_s_count).delete(f"wal/{n}" for n in range(count))
@@ -211,7 +217,9 @@ def kept(plan: CollectionPlan) -> dict[int, tuple[Reason, str]]:
 
 
 async def test_what_is_retained_is_claimed_in_the_manifest() -> None:
-    """From its first collection on, what the collector retains is leased: the reason tells it."""
+    """From its first collection on, the collector leases the WAL that it retains, and reports that
+    reason.
+    """
     database = await CollectedDatabase.created()
     await database.wal(6)
     await database.collecting(**RETAINING).collect()
@@ -248,7 +256,7 @@ async def wal(database: CollectedDatabase) -> list[Listed]:
 
 
 async def test_settled_database_is_left_alone() -> None:
-    """When what was retained is old and gone, collections edit and delete nothing."""
+    """Once the retained WAL is old and deleted, collections edit and delete nothing."""
     database = await CollectedDatabase.created()
     await database.wal(6)
     await database.compact(5)

@@ -1,4 +1,4 @@
-"""Whatever happens between two requests of a collection, nothing is deleted that is needed (F3)."""
+"""Whatever happens between two requests of a collection, nothing that is needed is deleted (F3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLLECTION: dict[str, int] = {"deletes_per_s_count": 2}
 
 
 async def with_garbage() -> CollectedDatabase:
-    """A database with garbage of every kind, all old enough."""
+    """Create a database with garbage of every kind, all old enough."""
     database = await CollectedDatabase.created()
     await database.wal(6)
     await database.compact(2)
@@ -38,7 +38,9 @@ async def with_garbage() -> CollectedDatabase:
 
 
 async def collect_beside(prepare: Prepare) -> int:
-    """Collect with the event before each request in turn, and check I8; how many there were."""
+    """Collect with the event before each request in turn, and check I8; return the number of
+    requests.
+    """
     original = await with_garbage()
 
     async def run(at: int) -> FaultyStore:
@@ -62,7 +64,7 @@ async def publishing(database: CollectedDatabase) -> Event:
 
 
 async def new_snapshots(database: CollectedDatabase) -> Event:
-    """A snapshot is created, and one is shared, whose original is deleted."""
+    """Create a snapshot, and share one whose original is then deleted."""
     snapshots = database.snapshots()
     await snapshots.create(name="old", ttl_ms=None)
     await database.merge()
@@ -87,7 +89,7 @@ async def another_collector(database: CollectedDatabase) -> Event:
 
 
 async def expiring_snapshot(database: CollectedDatabase) -> Event:
-    """A snapshot expires, and another collector drops it with its manifest."""
+    """Let a snapshot expire, and another collector drop it with its manifest."""
     await database.snapshots().create(ttl_ms=TTL_S * 1_000)
     await database.merge()
     database.pass_time(TTL_S)
@@ -147,7 +149,9 @@ async def test_late_publication_succeeds_before_the_edit_or_is_refused() -> None
 
 
 async def test_killed_collector_leaves_a_correct_database() -> None:
-    """It dies at any request: nothing needed is gone (I8), and the next one ends the work."""
+    """After a collector dies at any request, nothing needed is gone (I8), and the next one
+    completes the work.
+    """
     original = await with_garbage()
     await original.snapshots().create(ttl_ms=None)
     await original.merge()
@@ -165,7 +169,9 @@ async def test_killed_collector_leaves_a_correct_database() -> None:
 
 
 async def test_collectors_edit_at_a_recycled_manifest_id_is_made_again() -> None:
-    """A collector that comes late edits again: what has expired does not stay (F2)."""
+    """A collector whose edit lands at a recycled id edits again, so that expired snapshots do not
+    stay (F2).
+    """
     database = await with_garbage()
     await database.lease(ttl_s=1)
     database.pass_time()

@@ -1,4 +1,4 @@
-"""Databases for compactions at random and over a range of keys, and what happens meanwhile."""
+"""Databases for random compactions and range jobs, and events during these."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Meanwhile = Callable[[], Awaitable[None]]
 
 
 async def nothing() -> None:
-    """Nothing happens meanwhile."""
+    """Do nothing."""
 
 
 class Parts(OwnProcessParts):
-    """Runs parts that have been pickled, while a test lets something else happen."""
+    """Runs parts that have been pickled, while a test makes something else happen."""
 
     is_parallel = True
 
@@ -45,7 +45,7 @@ class Parts(OwnProcessParts):
     async def run(
         self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
-        """Their results, when the other thing has happened as well."""
+        """Run the parts and the event; return the results."""
         travelled: Sequence[MergePart] = pickle.loads(pickle.dumps(parts))  # noqa: S301 - our own
         self.results = await super().run(travelled, is_lifted)
         await self._meanwhile()
@@ -78,13 +78,13 @@ async def ranged(
 
 
 def random_commit(random: Random, count: int, now_ms: int) -> list[list[Entry]]:
-    """One commit with at most so many keys, if there are any."""
+    """Make one commit with at most `count` keys, if any."""
     entries = {e.key: e for e in (random_entry(random, KEYS, now_ms) for _ in range(count))}
     return [[*entries.values()]] if entries else []
 
 
 async def filled(slots: int = 8, limits: CompactSettings | None = None) -> CompactedDatabase:
-    """A database with changes in L0 and in two levels below."""
+    """Create a database with changes in L0 and in two levels below."""
     database, random = await CompactedDatabase.begun(limits), Random(1)
     for slot in range(slots):
         await database.write(*random_commit(random, 12, STORE_NOW_MS), time_ms=5)
@@ -116,7 +116,9 @@ def picked(random: Random, tree: Version, slots_left: int) -> Job | None:
 
 
 async def check(database: CompactedDatabase) -> None:
-    """The levels hold what was written to the slots up to c (I2), and the records of their time."""
+    """Check that the levels hold what was written to the slots up to c (I2), and the records of
+    their time.
+    """
     manifest = await database.stored.refresh()
     naive = await database.read()
     written = database.compacted(manifest)

@@ -1,4 +1,4 @@
-"""What single jobs leave, to the entry, and how fast they may go."""
+"""The outputs of single jobs, entry by entry, and the bound of their rate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def compacted(database: CompactedDatabase, *, target: int = 3) -> NaiveTre
 
 
 async def test_at_the_bottom_nothing_is_remembered_of_what_is_gone() -> None:
-    """Tombstones, range tombstones and what has expired leave nothing where nothing is below."""
+    """At the bottom, tombstones, range tombstones and expired values are dropped."""
     database = await CompactedDatabase.begun()
     await database.write([put(b"a")], [put(b"b")], [put(b"c", b"v", STORE_NOW_MS + 5)], [put(b"d")])
     await database.write([delete(b"a")], [delete_range(b"b", b"c")], time_ms=10)
@@ -66,7 +66,7 @@ async def test_at_the_bottom_nothing_is_remembered_of_what_is_gone() -> None:
 
 
 async def test_above_the_bottom_they_stay() -> None:
-    """Where an older version may be below, tombstones stay, and what has expired becomes one."""
+    """Where an older version may be below, tombstones stay, and expired values become some."""
     database = await CompactedDatabase.begun(small_settings(sst_bytes=10_000))
     await database.write([put(b"a"), put(b"b"), put(b"c"), put(b"e")])
     await compacted(database)
@@ -84,7 +84,7 @@ async def test_above_the_bottom_they_stay() -> None:
 
 
 async def test_tombstone_of_a_sweep_keeps_its_expiry() -> None:
-    """Above the bottom it stays as it is; at the bottom it goes."""
+    """The tombstone of a sweep stays unchanged above the bottom, and is dropped at the bottom."""
     database = await CompactedDatabase.begun(small_settings(sst_bytes=10_000))
     await database.write([put(b"a", b"older"), put(b"b")])
     await compacted(database, target=9)
@@ -101,7 +101,7 @@ async def test_tombstone_of_a_sweep_keeps_its_expiry() -> None:
 async def test_expired_values_are_kept_for_a_while(
     later_ms: int, *, is_kept: bool, is_ranged: bool
 ) -> None:
-    """For `expired_kept_s` after their moment they stay as they are, by logical time."""
+    """For `expired_kept_s` of logical time after their expiry, values stay unchanged."""
     limits = small_settings(sst_bytes=10_000, expired_kept_s=2)
     database = await CompactedDatabase.begun(limits)
     await database.write([put(b"a", b"v", OVER_MS)])
@@ -112,8 +112,8 @@ async def test_expired_values_are_kept_for_a_while(
     assert kept == ([b"a", b"b"] if is_kept else [b"b"])
 
 
-async def test_records_are_kept_until_nobody_may_ask() -> None:
-    """A record is found in its window, and told to have expired for as long again; then it goes."""
+async def test_records_are_kept_until_they_may_be_forgotten() -> None:
+    """A record is found in its window, and as expired for as long again; then it is dropped."""
     for age_ms, is_there in ((0, True), (1_000, True), (1_999, True), (2_000, False)):
         database = await CompactedDatabase.begun(small_settings(record_kept_s=1))
         await database.write([put(b"a")], records=[record(b"r", STORE_NOW_MS + 1_000)])
@@ -126,7 +126,7 @@ async def test_records_are_kept_until_nobody_may_ask() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_slots_out_of_order_are_refused(first: int) -> None:
-    """A slot whose numbers are not above what is compacted or read before it ends the job (I4)."""
+    """A slot whose numbers are not above those compacted or read before ends the job (I4)."""
     database = await CompactedDatabase.begun()
     await database.write([put(b"a")], [put(b"b")])
     database.last_seq = 1
@@ -157,8 +157,8 @@ async def test_a_damaged_input_is_not_merged() -> None:
     assert (await database.stored.refresh()).leveled_ssts == before.leveled_ssts
 
 
-async def test_a_job_takes_as_many_slots_as_memory_has_room_for() -> None:
-    """The first slots of a job are compacted, and the rest is left for the next."""
+async def test_a_job_takes_as_many_slots_as_fit_into_memory() -> None:
+    """The first slots of a job are compacted, and the rest is left for the next job."""
     database = await CompactedDatabase.begun(small_settings(sst_bytes=2_000))
     for _ in range(5):
         await database.write([put(b"a", b"v" * 1_500)])
@@ -169,7 +169,7 @@ async def test_a_job_takes_as_many_slots_as_memory_has_room_for() -> None:
 
 
 async def test_a_large_merge_is_divided_and_each_part_reads_its_share() -> None:
-    """Parts have no key in common, their outputs are one run, and no block is read in vain."""
+    """Parts have no key in common, their outputs are one sorted run, and blocks are read once."""
     database = await CompactedDatabase.begun(
         small_settings(sst_bytes=4_000, block_bytes=200, subcompactions=3)
     )
@@ -256,8 +256,8 @@ async def loaded(database: CompactedDatabase, load_id: str, *keys: bytes) -> Non
     database.written.append([put(key, b"load")._replace(seq=database.last_seq) for key in keys])
 
 
-async def test_a_slot_with_a_load_stands_alone() -> None:
-    """No SST of L0 holds what is older and what is newer than a load, which becomes one itself."""
+async def test_a_slot_with_a_load_is_merged_alone() -> None:
+    """No SST of L0 holds both older and newer entries than a load, which becomes an SST itself."""
     database = await CompactedDatabase.begun(small_settings(sst_bytes=10_000))
     await database.write([put(b"a", b"before"), put(b"b", b"before")])
     await loaded(database, "load", b"a", b"c")
@@ -282,7 +282,7 @@ async def test_a_slot_with_a_load_stands_alone() -> None:
 async def taken(
     clock: HandClock, pace: TokenBucket, *, sizes: int, step_ms: float, steps: int
 ) -> int:
-    """How many pieces of `sizes` bytes are taken in so many steps of the clock."""
+    """Return how many pieces of `sizes` bytes are taken in `steps` steps of the clock."""
     count = 0
 
     async def take() -> None:
@@ -303,7 +303,7 @@ async def taken(
 
 
 async def test_bytes_in_a_second_are_bounded() -> None:
-    """Over ten seconds as much is taken as the rate says, and one piece at most besides."""
+    """Over ten seconds, at most the bytes of the rate and one more piece are taken."""
     clock = HandClock()
     pace = TokenBucket(clock, 1_000)
     count = await taken(clock, pace, sizes=500, step_ms=10, steps=1_000)
@@ -311,7 +311,7 @@ async def test_bytes_in_a_second_are_bounded() -> None:
 
 
 async def test_what_holds_writes_back_is_not_bounded() -> None:
-    """As soon as the bound is lifted nothing waits any more; without a rate nothing ever does."""
+    """Once the bound is lifted nothing waits any more; without a rate nothing ever waits."""
     clock, lifted = HandClock(), False
     pace = TokenBucket(clock, 1, lambda: lifted)
     assert await taken(clock, pace, sizes=1_000, step_ms=1, steps=50) <= 2

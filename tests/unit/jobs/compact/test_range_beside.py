@@ -1,4 +1,4 @@
-"""Jobs over a range of keys beside compactors: who yields, and what is published."""
+"""Range jobs beside compactors: which one yields, and what is published."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.jobs.compact.range_jobs import (
 
 
 async def test_there_is_one_job_at_a_time() -> None:
-    """A second one is refused before it begins, until the first ends or its lease does."""
+    """A second range job is refused before it begins, until the first ends or its lease expires."""
     database = await filled()
 
     async def second() -> None:
@@ -40,7 +40,7 @@ async def test_there_is_one_job_at_a_time() -> None:
 
 
 async def test_without_its_lease_nothing_is_published() -> None:
-    """What the lease protected may be deleted by now (F3)."""
+    """A job without its lease publishes nothing, since its outputs may be deleted by then (F3)."""
     database = await filled()
 
     async def collect() -> None:
@@ -56,7 +56,7 @@ async def test_without_its_lease_nothing_is_published() -> None:
 
 
 async def test_an_input_that_vanished_ends_the_job() -> None:
-    """Whoever has merged it: nothing is published, and what was written is garbage."""
+    """If another process has merged an input, nothing is published, and the outputs are garbage."""
     database = await filled()
 
     async def rogue() -> None:
@@ -73,8 +73,8 @@ async def test_an_input_that_vanished_ends_the_job() -> None:
 
 
 async def test_a_merge_that_began_before_gives_way() -> None:
-    """A compactor's job is not published over a reservation that it did not know, and then not
-    over the result; and none of it is an illegal state.
+    """A compactor's job that began before a reservation is published neither over it nor over its
+    result, and this is not an `IllegalState`.
     """
     database = await filled()
     picked_for = await database.stored.refresh()
@@ -93,7 +93,7 @@ async def test_a_merge_that_began_before_gives_way() -> None:
 
 
 async def test_writes_and_compactions_go_on_above() -> None:
-    """While the job runs, the compactor merges what comes, and L0 does not fill up."""
+    """While the range job runs, the compactor merges new commits, and L0 does not fill up."""
     limits = small_settings(l0_trigger_count=2, wal_trigger_bytes=1, base_level_bytes=2_000)
     database, random = await filled(limits=limits), Random(5)
     policy = LeveledPolicy(limits.compactor, limits.levels)
@@ -131,8 +131,8 @@ async def test_writes_and_compactions_go_on_above() -> None:
     assert {i.level for i in manifest.leveled_ssts if i.max_seq <= reserved} == {LAST_LEVEL}
 
 
-async def test_its_own_edit_is_known_again() -> None:
-    """Also when what it wrote was merged before the edit could be looked for (F2)."""
+async def test_its_own_edit_is_recognized() -> None:
+    """A job recognizes its own edit, even if its outputs were merged before it could check (F2)."""
     database = await filled()
     seen: list[Manifest] = []
 

@@ -1,4 +1,4 @@
-"""What jobs over a range of keys leave, and jobs at random over all that a key can go through."""
+"""The outputs of range jobs, and random jobs over all states of a key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ from tests.unit.jobs.compact.range_jobs import (
 
 
 async def test_all_ends_in_the_last_level() -> None:
-    """One run, without tombstones, older versions, or what has expired; and no lease is left."""
+    """A range job leaves one sorted run without tombstones, older versions or expired values, and
+    no lease.
+    """
     database = await filled()
     before = await database.stored.refresh()
     report = await ranged(database)
@@ -87,7 +89,7 @@ async def test_dry_run_changes_nothing() -> None:
 
 
 async def test_other_keys_stay_as_they_are() -> None:
-    """SSTs beyond the range, and beyond what hangs together with it, are the same objects."""
+    """SSTs outside of the range, and not connected to it by overlaps, stay the same objects."""
     database = await CompactedDatabase.begun(small_settings(sst_bytes=60))
     for value, level in ((b"old", 3), (b"new", 2)):
         await database.write([put(key, value * 5) for key in KEYS[1:-2]])
@@ -104,7 +106,9 @@ async def test_other_keys_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("is_ranged", [True, False])
 async def test_the_empty_key_alone_has_an_end(*, is_ranged: bool) -> None:
-    """An SST with that key alone would seem to have no upper bound, and overlap its neighbours."""
+    """An SST with only the empty key has an upper bound, so that it does not overlap its
+    neighbours.
+    """
     database = await CompactedDatabase.begun(small_settings(sst_bytes=60))
     await database.write([put(b""), *(put(key, b"v" * 30) for key in KEYS if key)])
     await database.compact_wal()
@@ -131,7 +135,7 @@ async def test_nothing_to_merge() -> None:
 
 
 async def test_a_part_that_fails_publishes_nothing() -> None:
-    """The lease is given up, and the levels are as they were."""
+    """After a failed part, the lease is given up, and the levels are as before."""
     database = await filled()
 
     async def fail() -> None:
@@ -145,7 +149,7 @@ async def test_a_part_that_fails_publishes_nothing() -> None:
 
 
 async def test_the_tail_is_merged_by_a_new_compactor() -> None:
-    """All of the WAL is in the levels, no lease is left, and the older compactor ends."""
+    """The whole WAL is in the levels, no lease is left, and the older compactor ends."""
     database = await filled()
     before = await database.stored.refresh()
     for slot in range(3):
@@ -163,7 +167,7 @@ async def test_the_tail_is_merged_by_a_new_compactor() -> None:
 
 
 async def history(seed: int) -> None:
-    """Write, and merge at random; look after every job."""
+    """Write and merge at random; check the database after every job."""
     random = Random(seed)
     limits = small_settings(
         sst_bytes=random.choice((60, 250, 4_000)), subcompactions=random.choice((1, 3))
@@ -203,7 +207,7 @@ async def history(seed: int) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 def test_no_compaction_changes_an_answer(seed: int) -> None:
-    """Whatever is merged in whatever order, also beside a job over a range of keys, every key holds
-    what was written last: at worst, the job over a range ends in vain (I2, I9).
+    """Whatever is merged in whatever order, also beside a range job, every key has the value last
+    written; at worst, the range job fails (I2, I9).
     """
     asyncio.run(history(seed))

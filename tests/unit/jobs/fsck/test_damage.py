@@ -1,4 +1,4 @@
-"""Damage of manifests and of the WAL is found; and checks beside others, or of a failing store."""
+"""Damage of manifests and of the WAL is found; checks during other jobs, or of a failing store."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ MANIFESTS = [
 
 @pytest.mark.parametrize(("plant", "expected"), MANIFESTS)
 async def test_damage_of_manifests(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
-    """What contradicts itself, goes down, is gone, or is damaged."""
+    """Manifests that are contradictory, go backwards, are missing or damaged are found."""
     planted = Planted()
     plant(planted)
     assert await found(planted) == expected
 
 
 async def test_a_damaged_current_manifest_does_not_end_the_check() -> None:
-    """It is told, and the newest one that can be read says what to look at."""
+    """A damaged current manifest is reported, and the newest readable one says what to check."""
     planted = Planted()
     planted.flip(NOW, -1)
     planted.flip(W[4], 20)
@@ -125,7 +125,7 @@ async def test_a_damaged_current_manifest_does_not_end_the_check() -> None:
 
 
 async def test_no_manifest_that_can_be_read() -> None:
-    """All of them are told, and that is all that can be said."""
+    """If no manifest is readable, all of them are reported, and nothing else."""
     planted = Planted()
     planted.flip(NOW, 0)
     planted.write(OLD, b"cut")
@@ -184,14 +184,14 @@ WAL = [
 
 @pytest.mark.parametrize(("plant", "expected"), WAL)
 async def test_damage_of_the_wal(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
-    """Bytes, holes, and slots that contradict those around them."""
+    """Damaged bytes, gaps, and slots that contradict their neighbours are found."""
     planted = Planted()
     plant(planted)
     assert await found(planted) == expected
 
 
 async def test_a_gap_that_nobody_fills_is_sound() -> None:
-    """Behind the last slot that was surely written, uploads in flight may have left a gap."""
+    """After the last slot that was certainly written, uploads in flight may have left a gap."""
     planted = Planted()
     planted.edit(fence_width=3, max_parallel_writes=3)
     planted.wal(12, [put(b"z", SECOND_SEQ + 9)], epoch=2)
@@ -201,7 +201,7 @@ async def test_a_gap_that_nobody_fills_is_sound() -> None:
 
 
 async def test_objects_of_another_database() -> None:
-    """An object that is intact and not ours is told by name."""
+    """An intact object of another database is reported by name."""
     planted = Planted()
     name = W[4]
     foreign = replace(properties(name, 1), database_id=b"another database")
@@ -221,7 +221,7 @@ async def listed(store: ObjectStore) -> list[tuple[str, FindingKind]]:
 async def listed_when(
     planted: Planted, moment: str, act: Callable[[], object]
 ) -> list[tuple[str, FindingKind]]:
-    """What a check finds if this happens before `moment` is first listed or read."""
+    """Check, with `act` just before `moment` is first listed or read; return the findings."""
 
     async def before(request: Request) -> None:
         if request.name == moment and [r.name for r in store.requests].count(moment) == 1:
@@ -232,7 +232,7 @@ async def listed_when(
 
 
 async def listed_torn(*left_out: str) -> list[tuple[str, FindingKind]]:
-    """What a check finds if each list of the WAL leaves out one of these, though it is there."""
+    """Check while each list of the WAL omits one of these existing slots; return the findings."""
 
     async def before(request: Request) -> None:
         if (request.operation, request.name) == ("list", "wal/"):
@@ -249,7 +249,9 @@ def _publish(planted: Planted, **changes: object) -> None:
 
 
 async def test_what_is_collected_meanwhile_is_not_missing() -> None:
-    """A compaction replaces an SST, and a collector deletes it and the snapshot's objects."""
+    """Objects that a compaction has replaced, or that belong to a deleted snapshot, are not missing
+    when a collector deletes them.
+    """
     planted = Planted()
 
     def act() -> None:
@@ -267,15 +269,17 @@ async def test_what_is_collected_meanwhile_is_not_missing() -> None:
 
 
 async def test_torn_lists_are_no_gaps() -> None:
-    """A slot is missing when two lists miss it, and not when each misses another one."""
+    """A slot is missing if two lists omit it, and not if each omits another one."""
     assert await listed_torn(wal_name(4)) == []
     assert await listed_torn(wal_name(4), wal_name(6)) == []
     found = await listed_torn(wal_name(4), wal_name(4))
     assert found == [(wal_name(4), FindingKind.MISSING)]
 
 
-async def test_what_is_missing_before_and_after_is_told() -> None:
-    """An edit of the manifest in between excuses nothing that is still named."""
+async def test_what_is_missing_before_and_after_is_reported() -> None:
+    """An object that is still referenced is missing, whatever edits of the manifest come in
+    between.
+    """
     planted = Planted()
     planted.objects.remove(sst_name(LEFT_SST))
     found = await listed_when(planted, "levels/", lambda: _publish(planted))
@@ -283,7 +287,7 @@ async def test_what_is_missing_before_and_after_is_told() -> None:
 
 
 async def test_what_is_published_meanwhile_is_no_orphan() -> None:
-    """An SST that was listed before the manifest that names it is not told."""
+    """An SST that was listed before a manifest references it is not reported."""
     planted = Planted()
     info = replace(planted.sst(88, 2, [put(b"z", 9)]), level=3)
     table = SstTable.from_infos([*planted.current.leveled_ssts, info])
@@ -306,8 +310,8 @@ def _take_over(planted: Planted) -> None:
     planted.wal(11, control=[load_entry(load, SECOND_SEQ + 3)], epoch=3, nonce=nonce)
 
 
-async def test_an_object_that_the_store_does_not_give() -> None:
-    """It is reported, as no damage, and the rest is looked at."""
+async def test_an_object_that_the_store_does_not_return() -> None:
+    """An unreadable object is reported, not as damage, and the check goes on."""
     planted = Planted()
     planted.flip(wal_name(4), 20)
     for name, others in (
@@ -321,7 +325,9 @@ async def test_an_object_that_the_store_does_not_give() -> None:
 
 
 async def test_a_sound_database_has_no_findings() -> None:
-    """Every kind of object is sound in its places; all is counted, and nothing is written."""
+    """A database with every kind of object has no findings; all objects are counted, and nothing is
+    written.
+    """
     planted = Planted()
     store = FaultyStore(planted.store)
     fsck = Fsck(CasStore(store, inline_runtime(), StoreSettings()), parallel=1)

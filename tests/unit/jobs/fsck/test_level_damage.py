@@ -1,4 +1,4 @@
-"""Damage of the levels is found where it was planted, and nothing else is."""
+"""Damage of the levels is found where it was planted, and nowhere else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _swapped(planted: Planted, number: int, other: int) -> None:
 
 
 def _forged(planted: Planted, at: Callable[[Footer], int], new: Callable[[Footer], bytes]) -> None:
-    """Change bytes of an SST, and let all checksums and the manifest speak of the result."""
+    """Change bytes of an SST, and make all checksums and the manifest match the result."""
     name = RIGHT
     data = planted.data(name)
     footer = read_footer(name, data, len(data), database_id=None)
@@ -62,7 +62,7 @@ def _denying(planted: Planted) -> None:
 
 
 def _boasting(planted: Planted) -> None:
-    """Let the footer tell of more bytes of values than there are."""
+    """Make the footer claim more bytes of values than there are."""
     value_bytes_at = 64 + 9 * 8
     _forged(
         planted,
@@ -162,14 +162,16 @@ SSTS = [
 
 @pytest.mark.parametrize(("plant", "expected"), SSTS)
 async def test_damage_of_the_levels(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
-    """Bytes, objects that are not those of the manifest, and levels that break their rules."""
+    """Damaged bytes, objects other than those of the manifest, and violated rules of levels are
+    found.
+    """
     planted = Planted()
     plant(planted)
     assert await found(planted) == expected
 
 
-async def test_orphans_are_told_and_are_no_damage() -> None:
-    """What nothing names and no lease protects is listed, foreign files too."""
+async def test_orphans_are_reported_and_are_no_damage() -> None:
+    """Objects that no manifest references and no lease protects are listed, also foreign files."""
     planted = Planted()
     planted.sst(99, 0, [put(b"a", 1)])
     planted.write("levels/notes.txt", b"mine")
@@ -183,8 +185,10 @@ async def test_orphans_are_told_and_are_no_damage() -> None:
     assert len(await findings(planted)) == 3
 
 
-async def test_all_damage_of_one_object_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block that is damaged, with its offset, and the filter; large objects in pieces."""
+async def test_all_damage_of_one_object_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every damaged block is reported with its offset, and the filter as well; large objects are
+    read in pieces.
+    """
     monkeypatch.setattr(objects, "PIECE_BYTES", 100)
     planted = Planted()
     rows = [put(b"%03d" % number, 12, b"v" * 40) for number in range(20)]
@@ -230,15 +234,15 @@ STALE = [
 
 @pytest.mark.parametrize(("plant", "expected"), STALE)
 async def test_versions_above_newer_ones(plant: Plant, expected: list[tuple[str, Kind]]) -> None:
-    """Only the deep check merges keys, and tells of those that stand above newer ones."""
+    """Only the deep check merges keys, and reports those that are above newer ones."""
     planted = Planted()
     plant(planted)
     assert await findings(planted) == []
     assert await found(planted, is_deep=True) == expected
 
 
-async def test_a_deep_check_of_a_damaged_tree_ends() -> None:
-    """What cannot be merged was told before, once."""
+async def test_a_deep_check_of_damaged_levels_ends() -> None:
+    """A deep check of levels that cannot be merged ends; the damage is reported once."""
     planted = Planted()
     planted.flip(LEFT, 3)
     assert await found(planted, is_deep=True) == [(LEFT, Kind.BAD_CHECKSUM)]
