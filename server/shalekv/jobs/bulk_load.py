@@ -224,7 +224,7 @@ def _bad_kind(rows: Columns) -> tuple[int, str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadTicket:
-    """What a process needs to write files of a load."""
+    """The parameters with which any process writes files of a load."""
 
     database_id: bytes
     load_id: str

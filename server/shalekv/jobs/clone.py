@@ -125,7 +125,7 @@ class _HeldPin:
     snapshot: Snapshot
 
 
-class Pinning:
+class ClonePins:
     """The pins of a clone while it is made: snapshots that expire, in parent and origins."""
 
     def __init__(self, parent: CasStore, clone_id: bytes) -> None:
@@ -280,8 +280,8 @@ class Cloning:
     async def _make(self, clone_id: bytes, called: str, lost: Manifest | None = None) -> Cloned:
         """Make the clone; it replaces `lost`, if there is such a manifest, whose pins are gone."""
         began_ms = await self._cas.reads.now_ms()
-        pinning = Pinning(self._parent, clone_id)
-        pin = await pinning.pin_parent(called)
+        own_pins = ClonePins(self._parent, clone_id)
+        pin = await own_pins.pin_parent(called)
         if pin.ssts_only:
             problem = f"{called!r} keeps SSTs for a clone, and no WAL: clone that, or its parent"
             raise InvalidRequest("snapshot", problem)
@@ -289,7 +289,7 @@ class Cloning:
         shared = await named_manifest(self._parent, current, pin.id)
         origins = Origins(self._parent, shared.database_id)
         try:
-            pins = await pinning.pin_origins(origins, shared)
+            pins = await own_pins.pin_origins(origins, shared)
             parent = Parent(shared, self._parent.url, pin.id, pins)
             merged = await merge_tail(
                 self._parent,
@@ -297,9 +297,9 @@ class Cloning:
                 shared,
                 clone_id=clone_id,
                 levels=self._levels,
-                keep_alive=pinning.renew,
+                keep_alive=own_pins.renew,
             )
-            await pinning.renew()
+            await own_pins.renew()
         finally:
             await origins.close()
         ids = merged.manifest.leveled_ssts.ids

@@ -67,7 +67,7 @@ class JudgedObject:
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """All listed objects with their verdicts, in the order of deletion."""
+    """The listed objects with their verdicts, in the order of deletion."""
 
     manifest: Manifest  # the one that the verdicts are based on
     is_edit_needed: bool  # it has to be published first

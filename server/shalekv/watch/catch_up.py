@@ -72,7 +72,7 @@ class CatchUp:
         hold: Callable[[], PinnedVersion | None],
         clock: Clock,
     ) -> None:
-        """`hold` pins the current version: its objects are not deleted while it is held."""
+        """`hold` returns the current version, whose objects are kept as long as it is referenced."""
         self._feed = feed
         self._history = history
         self._hold = hold

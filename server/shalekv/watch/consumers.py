@@ -25,7 +25,7 @@ NAME_CHARS_MAX = 128
 _HOLDER = "consumer "
 _MS_PER_S = 1_000
 PERIOD_MS = 30_000  # least time between two edits of the manifest for one consumer
-PLACES_MAX = 4_096  # positions remembered between the acknowledged and the last published commit
+POSITIONS_MAX = 4_096  # positions remembered between the acknowledged and the last published commit
 _SEQ = itemgetter(0)
 
 
@@ -150,7 +150,7 @@ class WatchConsumer:
         self._clock = clock
         self._renew_ms = ttl_s * 1_000 / 3
         self._period_ms = min(PERIOD_MS, self._renew_ms)
-        self._places: list[tuple[int, int]] = []  # published: commit and WAL object, in order
+        self._positions: list[tuple[int, int]] = []  # published: commit and WAL object, in order
         self._held_wal_id = 0
         self._held_ms = 0.0
         self._tried_ms = 0.0
@@ -163,23 +163,23 @@ class WatchConsumer:
         self._acked_wal_id = max(self._acked_wal_id, wal_id)
         await self._hold()
 
-    def note(self, seq: int, wal_id: int) -> None:
+    def record(self, seq: int, wal_id: int) -> None:
         """Record that everything up to this commit was published, from objects up to this one."""
-        places = self._places
-        if places and places[-1][1] == wal_id:
-            places[-1] = (seq, wal_id)
+        positions = self._positions
+        if positions and positions[-1][1] == wal_id:
+            positions[-1] = (seq, wal_id)
         else:
-            places.append((seq, wal_id))
-        if len(places) > PLACES_MAX:
+            positions.append((seq, wal_id))
+        if len(positions) > POSITIONS_MAX:
             # An acknowledgement of a position that is dropped counts for the one before it.
-            del places[1::2]
+            del positions[1::2]
 
     def ack(self, seq: int) -> None:
         """Record that the consumer has processed everything up to this commit."""
-        count = bisect_right(self._places, seq, key=_SEQ)
+        count = bisect_right(self._positions, seq, key=_SEQ)
         if count:
-            self._acked_wal_id = self._places[count - 1][1]
-            del self._places[: count - 1]
+            self._acked_wal_id = self._positions[count - 1][1]
+            del self._positions[: count - 1]
 
     @property
     def is_due(self) -> bool:

@@ -53,7 +53,7 @@ class WatchQueue:
         header: Callable[[], kv_pb2.ReplyHeader],
         now_ms: Callable[[], int],
     ) -> None:
-        """All streams share `budget`. `header` and `now_ms` are called when a reply is taken."""
+        """`budget` is shared by all streams; `header` and `now_ms` are called for each reply."""
         self._budget = budget
         self._stream_bytes_max = stream_bytes_max
         self._clock = clock

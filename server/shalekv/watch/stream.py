@@ -84,7 +84,7 @@ class WatchRegistry:
             )
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
 
-    def claim(self, name: str) -> WatchConsumer:
+    def take_consumer(self, name: str) -> WatchConsumer:
         """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
         if self._leases is None:
             raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
@@ -95,7 +95,7 @@ class WatchRegistry:
         self._consumers.add(name)
         return consumer
 
-    def release(self, consumer: WatchConsumer) -> None:
+    def release_consumer(self, consumer: WatchConsumer) -> None:
         """Let another watch take the consumer of this name."""
         self._consumers.discard(consumer.name)
 
@@ -152,10 +152,10 @@ class StreamTasks:
     def run_in(self, tasks: asyncio.TaskGroup) -> None:
         """Start the background tasks in `tasks`; they run until `close`."""
         self._group = tasks
-        self.begin(self._run_catch_up())
-        self.begin(self._poll())
+        self.start(self._run_catch_up())
+        self.start(self._poll())
 
-    def begin(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, None]) -> None:
         """Run `work` as a task, unless the stream is closed. REQUIRES: `run_in` was called."""
         if self._group is None or self._queue.is_closed:
             work.close()
@@ -169,7 +169,7 @@ class StreamTasks:
         for task in self._running:
             task.cancel()
 
-    def read_behind(self, watch: Watch) -> None:
+    def start_catch_up(self, watch: Watch) -> None:
         """Let the watch read from the store, when the queue has space."""
         watch.state = WatchState.BEHIND
         self._behind[watch] = None
@@ -188,7 +188,7 @@ class StreamTasks:
             for group, first in (([*fell], min(fell.values(), default=None)), (began, None)):
                 if group:
                     run = self._registry.catch_up.run
-                    self.begin(run(group, first, self._queue.wait_until_half_free))
+                    self.start(run(group, first, self._queue.wait_until_half_free))
 
     async def _poll(self) -> None:
         """Report progress to idle watches, cut the stream if it is stalled, renew leases."""
@@ -208,7 +208,7 @@ class StreamTasks:
         if is_idle and watch.state is WatchState.FOLLOWING and self._queue.has_space(EVENT_BYTES):
             watch.report_progress(self._registry.feed.position)
         if watch.consumer is not None and watch.has_begun and watch.consumer.is_due:
-            self.begin(self._renew(watch))
+            self.start(self._renew(watch))
 
     async def _renew(self, watch: Watch) -> None:
         assert watch.consumer is not None
@@ -328,11 +328,11 @@ class WatchStream:
         self._queue.put_event(watch, reply)
         self._note(watch, position.seq, position.wal_id)
 
-    def read_behind(self, watch: Watch) -> None:
+    def start_catch_up(self, watch: Watch) -> None:
         """Take the watch out of the feed, and let it read from the store."""
         self._registry.feed.leave(watch)
         if not watch.is_over:
-            self._tasks.read_behind(watch)
+            self._tasks.start_catch_up(watch)
 
     def close_watch(self, watch: Watch, error: ShaleError | None) -> None:
         """End the watch, and report why; None: its client has asked for it."""
@@ -372,7 +372,7 @@ class WatchStream:
         if watch.consumer is None:
             self._open(watch)
         else:
-            self._tasks.begin(self._open_for_consumer(watch))
+            self._tasks.start(self._open_for_consumer(watch))
 
     def _watch(self, create: kv_pb2.WatchCreate) -> Watch:
         keys = self._registry.watched_range(create)
@@ -383,7 +383,7 @@ class WatchStream:
             keys,
             wants_previous=create.previous_value,
             next_seq=create.start_seq,
-            consumer=self._registry.claim(create.consumer) if create.consumer else None,
+            consumer=self._registry.take_consumer(create.consumer) if create.consumer else None,
         )
 
     def _cancel(self, watch_id: int) -> None:
@@ -409,7 +409,7 @@ class WatchStream:
         feed = self._registry.feed
         watch.next_seq = watch.next_seq or feed.position.seq + 1
         if watch.next_seq <= feed.position.seq:
-            self.read_behind(watch)
+            self.start_catch_up(watch)
             return
         watch.report_opened()
         feed.join(watch)
@@ -429,7 +429,7 @@ class WatchStream:
     def _note(self, watch: Watch, seq: int, wal_id: int | None) -> None:
         watch.last_reply_ms = self._registry.clock.monotonic_ms()
         if watch.consumer is not None and wal_id is not None:
-            watch.consumer.note(seq, wal_id)
+            watch.consumer.record(seq, wal_id)
 
     def _end(self, watch: Watch) -> None:
         watch.state = WatchState.OVER
@@ -437,9 +437,9 @@ class WatchStream:
         self._registry.watch_count -= 1
         del self._watches[watch.watch_id]
         if watch.consumer is not None:
-            self._registry.release(watch.consumer)
+            self._registry.release_consumer(watch.consumer)
             self._leaving[watch.consumer] = None
-            self._tasks.begin(self._leave(watch.consumer))  # or `leave`, at the end of the stream
+            self._tasks.start(self._leave(watch.consumer))  # or `leave`, at the end of the stream
 
     def _end_all(self, error: ShaleError) -> None:
         for watch in [*self._watches.values()]:
@@ -471,8 +471,8 @@ class Watches:
         watched_range: WatchedRange,
         leases: ConsumerLeases | None = None,
     ) -> None:
-        """`hold` pins the current version; `header` makes the header of a reply for a commit and a
-        WAL object; `now_ms` is logical time. Without `leases`, no watch can have a consumer.
+        """`hold` returns the current version; `header` makes the header of a reply for a commit and
+        a WAL object; `now_ms` is logical time. Without `leases`, no watch can have a consumer.
         """
         self._settings = settings
         self._clock = clock

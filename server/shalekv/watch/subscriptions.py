@@ -42,7 +42,7 @@ W = TypeVar("W", bound=Watcher)
 
 
 class Topic(Generic[W]):
-    """All watchers of one range."""
+    """A watched range, and all its watchers."""
 
     __slots__ = ("keys", "watchers", "watchers_with_previous")
 

@@ -13,12 +13,12 @@ from shalekv.watch.feed import FeedPosition
 
 
 class WatchState(enum.Enum):
-    """Where a watch gets its next commits from."""
+    """The source of the next commits of a watch."""
 
-    OPENING = enum.auto()  # nowhere yet
-    FOLLOWING = enum.auto()  # from the feed
-    BEHIND = enum.auto()  # from the WAL in the store, when its queue has space
-    OVER = enum.auto()  # nowhere any more
+    OPENING = enum.auto()  # none yet
+    FOLLOWING = enum.auto()  # the feed
+    BEHIND = enum.auto()  # the WAL in the store, read when its queue has space
+    OVER = enum.auto()  # none any more
 
 
 class WatchOutput(Protocol):
@@ -44,7 +44,7 @@ class WatchOutput(Protocol):
         """Queue the reply that says that everything up to `position` was reported."""
         ...
 
-    def read_behind(self, watch: Watch) -> None:
+    def start_catch_up(self, watch: Watch) -> None:
         """Let the watch read from the store."""
         ...
 
@@ -126,7 +126,7 @@ class Watch:
         """Leave the feed, and read the commits from `seq` on, in slots from `wal_id` on."""
         self.next_seq = max(self.next_seq, seq)
         self.first_wal_id = wal_id
-        self._stream.read_behind(self)
+        self._stream.start_catch_up(self)
 
     def report_opened(self) -> None:
         """Report to the client, once, that the watch is open and where it begins."""

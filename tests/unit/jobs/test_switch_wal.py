@@ -140,7 +140,9 @@ async def _prepared(target: WalMode) -> tuple[QuorumDatabase, Switch]:
     return database, switch
 
 
-async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio.Event) -> None:
+async def _put_until_refused(
+    writing: Writing, acknowledged: set[bytes], beside: asyncio.Event
+) -> None:
     """Write until a write is not acknowledged as durable."""
     number = 0
     while True:
@@ -151,7 +153,7 @@ async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio
             return
         if isinstance(outcome, ShaleError):
             return
-        told.add(key)
+        acknowledged.add(key)
         number += 1
         beside.set()
 
@@ -161,18 +163,18 @@ async def _put_until_refused(writing: Writing, told: set[bytes], beside: asyncio
 async def test_the_writer_of_the_other_mode_is_fenced(target: WalMode) -> None:
     """A writer that serves during a switch ends; what it acknowledged is kept."""
     database, switch = await _prepared(target)
-    told: set[bytes] = set()
+    acknowledged: set[bytes] = set()
     begun = asyncio.Event()
     async with _writing(database) as writing, asyncio.TaskGroup() as tasks:
-        tasks.create_task(_put_until_refused(writing, told, begun))
+        tasks.create_task(_put_until_refused(writing, acknowledged, begun))
         await begun.wait()
         assert (await switch(database.cas())).wal_mode is target
-        after = len(told)
+        after = len(acknowledged)
         await _write(database, b"new")
-    assert len(told) == after
+    assert len(acknowledged) == after
     assert isinstance(writing.ended_by, Fenced)
     found = await _keys(database)
-    assert found >= told | {b"new"}
+    assert found >= acknowledged | {b"new"}
     await _check_sound(database)
 
 
@@ -184,7 +186,7 @@ async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) 
     """
 
     async def crosses(database: QuorumDatabase, switch: Switch, at: int, keys: set[bytes]) -> bool:
-        """Open and write, and tell in `keys` if that was acknowledged; whether it was switched."""
+        """Open and write, add acknowledged keys to `keys`; return whether a switch happened."""
         switched: list[Manifest] = []
 
         async def cross() -> None:
@@ -226,9 +228,10 @@ async def test_an_opener_that_stalls_takes_nothing_from_the_log_after_a_switch(
     target: WalMode,
     is_archived: bool,  # noqa: FBT001 - a parameter
 ) -> None:
-    """It stops at any request, and goes on when a writer of the new mode has acknowledged (CE17).
+    """An opener that stalls at any request, and goes on after a writer of the new mode has
+    acknowledged writes, takes no slot of the new log (CE17).
 
-    What that writer has acknowledged is not in the archive yet, as its fence may be.
+    What that writer has acknowledged is not in the archive yet; its fence may be.
     """
     for at in range(REQUESTS_MAX):
         database, switch = await _prepared(target)

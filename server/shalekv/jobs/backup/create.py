@@ -39,7 +39,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-async def protected(
+async def with_renewal(
     store: CasStore,
     renew_once: Callable[[], Awaitable[None]],
     ttl_ms: int,
@@ -286,7 +286,7 @@ class BackupCreation:
             await snapshots.renew(snapshot.id.hex(), ttl_ms=self._ttl_ms)
             await self._repository.show_life(mark)
 
-        backup = await protected(self._source, renew, self._ttl_ms, work)
+        backup = await with_renewal(self._source, renew, self._ttl_ms, work)
         await snapshots.delete(snapshot.id.hex())
         return backup
 

@@ -19,7 +19,7 @@ from shalekv.format.columns import Columns, Section, columns_of
 from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst_writer import SstWriter
-from shalekv.jobs.compact.pace import TokenBucket, answered
+from shalekv.jobs.compact.pace import TokenBucket, request_deadline
 from shalekv.protocol.compaction.jobs import OlderKeys
 from shalekv.protocol.compaction.publish import CompactorId
 from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange, Kind
@@ -90,7 +90,7 @@ class LevelWriter:
         await self._pace.take(len(data))
         self.written_bytes += len(data)
         name = footer.properties.name
-        async with answered(self._store.url, "create", name, len(data)):
+        async with request_deadline(self._store.url, "create", name, len(data)):
             outcome = await self._store.claim(name, data)
         if isinstance(outcome, Taken):
             message = f"{name} exists with other bytes, although its id was drawn at random"

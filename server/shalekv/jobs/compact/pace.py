@@ -18,7 +18,7 @@ SLOWEST_BYTES_PER_S = 256 * KIB
 
 
 @asynccontextmanager
-async def answered(
+async def request_deadline(
     store_url: str, operation: str, name: str, size_bytes: int
 ) -> AsyncIterator[None]:
     """Raise `StoreUnavailable` if the request in this context is not answered in time.

@@ -61,7 +61,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PartLimits:
-    """How a job is divided into parts, and the limits of each part."""
+    """The limits by which a job is divided into parts, and those of each part."""
 
     part_bytes: int  # approximate input of a part
     memory_bytes: int  # of a part

@@ -44,7 +44,7 @@ _WAL_MEMORY_SHARE = 2  # the entries of WAL objects take this share of a subcomp
 log = structlog.get_logger()
 
 
-class Ran(NamedTuple):
+class JobOutcome(NamedTuple):
     """The result of a job, and the bytes that it read and wrote."""
 
     result: Result
@@ -144,7 +144,7 @@ class Compactions:
         version: Version,
         held: HeldLease,
         is_lifted: Callable[[], bool],
-    ) -> Ran:
+    ) -> JobOutcome:
         owner = OutputOwner(
             database_id=manifest.database_id,
             own=self._manifest.own,
@@ -155,7 +155,7 @@ class Compactions:
             async with self._slots.wal:
                 return await self._merge_wal(job, manifest, owner)
         if job.is_move:
-            return Ran(move_result(job))
+            return JobOutcome(move_result(job))
         async with self._slots.levels:
             parts = await divide(
                 self._store,
@@ -169,13 +169,13 @@ class Compactions:
             )
             results = await self._parts.run(parts, is_lifted)
         outputs = [info for result in results for info in result.outputs]
-        return Ran(
+        return JobOutcome(
             MergeResult(job, outputs),
             sum(result.read_bytes for result in results),
             sum(result.written_bytes for result in results),
         )
 
-    async def _merge_wal(self, job: WalJob, manifest: Manifest, owner: OutputOwner) -> Ran:
+    async def _merge_wal(self, job: WalJob, manifest: Manifest, owner: OutputOwner) -> JobOutcome:
         memory_bytes = self._settings.compactor.subcompaction_memory_bytes
         levels = self._settings.levels
         pace = TokenBucket(self._store.runtime.clock, 0)  # unbounded, since writers wait for it
@@ -187,7 +187,7 @@ class Compactions:
             memory_bytes=memory_bytes // _WAL_MEMORY_SHARE,
             output_bytes=output_bytes(levels, memory_bytes),
         )
-        return Ran(outcome.result, outcome.read_bytes, outcome.written_bytes)
+        return JobOutcome(outcome.result, outcome.read_bytes, outcome.written_bytes)
 
     async def _publish(
         self, result: Result, picked_for: Manifest, held: HeldLease, fresh: HeldLease

@@ -17,7 +17,7 @@ from shalekv.format.names import level_name
 from shalekv.format.sst import SstMetadata, metadata_range, read_block, read_metadata
 from shalekv.format.statistics import blocks_between
 from shalekv.jobs.compact.merge import first_versions
-from shalekv.jobs.compact.pace import TokenBucket, answered
+from shalekv.jobs.compact.pace import TokenBucket, request_deadline
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
@@ -49,7 +49,7 @@ class LevelReader:
         await self._pace.take(length)
         self.read_bytes += length
         store, name = self._origins.locate(info.id).store, level_name(info.id)
-        async with answered(store.url, "get_range", name, length):
+        async with request_deadline(store.url, "get_range", name, length):
             return await store.reads.get_range(name, start, length)
 
 

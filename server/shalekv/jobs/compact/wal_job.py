@@ -16,7 +16,7 @@ from shalekv.format.records import decode_load
 from shalekv.format.sst import Sst, open_sst
 from shalekv.jobs.compact.merge import first_versions, newest, visible
 from shalekv.jobs.compact.outputs import LevelWriter, Outputs
-from shalekv.jobs.compact.pace import answered
+from shalekv.jobs.compact.pace import request_deadline
 from shalekv.jobs.compact.sources import ENTRY_BYTES, joined
 from shalekv.protocol.compaction.jobs import OlderKeys, WalJob, WalResult
 from shalekv.protocol.entry import END_OF_KEYS, Entry, KeyRange
@@ -35,7 +35,7 @@ _ANYTHING_BELOW = OlderKeys((b"",), (END_OF_KEYS,))
 
 
 @dataclass(slots=True)
-class _Merged:
+class _MergedSlots:
     """The contents of the slots read so far."""
 
     last_seq: int
@@ -57,7 +57,7 @@ class _Merged:
         if contents.entry_count and contents.min_seq <= self.last_seq:
             message = (
                 f"{name} begins with sequence number {contents.min_seq}, but {self.last_seq} is "
-                "compacted or stands in a slot before it: slot order must be sequence order"
+                "compacted or in an earlier slot: slot order must be sequence order"
             )
             raise IllegalState(message)
         for section, rows in ((Section.POINTS, self.points), (Section.SYSTEM, self.records)):
@@ -102,7 +102,7 @@ async def merge_wal(
     `manifest` describes the levels to merge into. REQUIRES: all slots are filled. Raises
     `CorruptObject`, `ObjectNotFound`, other `StoreError`s, and `IllegalState`.
     """
-    merged = _Merged(
+    merged = _MergedSlots(
         manifest.last_compacted_seq, manifest.logical_time_ms, manifest.time_reset_wal_id
     )
     await _read_slots(store, job.slots, manifest.database_id, merged, memory_bytes)
@@ -145,7 +145,7 @@ async def _write(
 
 
 async def _read_slots(
-    store: CasStore, slots: range, database_id: bytes, merged: _Merged, memory_bytes: int
+    store: CasStore, slots: range, database_id: bytes, merged: _MergedSlots, memory_bytes: int
 ) -> None:
     """Read slots in order, several concurrently, until the memory is used up."""
     failure: ShaleError | None = None
@@ -193,7 +193,7 @@ async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | Shale
     """Read one object; return an error as a value, to be raised when the slot is reached."""
     name = names.wal_name(wal_id)
     try:
-        async with answered(store.url, "get", name, _OBJECT_BYTES):
+        async with request_deadline(store.url, "get", name, _OBJECT_BYTES):
             stored = await store.reads.get(name)
         return open_sst(name, stored.data, database_id=database_id)
     except ShaleError as error:

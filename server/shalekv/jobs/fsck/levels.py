@@ -17,8 +17,8 @@ from shalekv.format.names import (
 )
 from shalekv.jobs.fsck.objects import (
     Active,
-    Audited,
     NamedSst,
+    ObjectAudit,
     Scope,
     audit_object,
     in_chunks,
@@ -65,7 +65,7 @@ async def check_ssts(
     sizes |= {id_: listed[name] for id_ in sizes if (name := level_name(id_)) in listed}
     scope.progress.bytes_total += sum(sizes.values())
 
-    async def audit(sst: NamedSst) -> tuple[NamedSst, Audited]:
+    async def audit(sst: NamedSst) -> tuple[NamedSst, ObjectAudit]:
         info = sst.info
         place = scope.origins.locate(info.id)
         audited = await audit_object(
@@ -101,7 +101,7 @@ def orphans(active: Active, listed: dict[str, int]) -> Iterator[Finding]:
         yield Finding(name, FindingKind.ORPHAN, problem)
 
 
-def _compared(sst: NamedSst, audited: Audited) -> Iterator[Finding]:
+def _compared(sst: NamedSst, audited: ObjectAudit) -> Iterator[Finding]:
     """Find what contradicts the manifest, or the rules of the level."""
     name, info = audited.name, sst.info
     if audited.footer is None:
@@ -121,7 +121,7 @@ def _compared(sst: NamedSst, audited: Audited) -> Iterator[Finding]:
         problem = f"level {info.level} is for entries of clients; it holds records"
         yield Finding(name, FindingKind.LEVEL_SECTION, problem)
     if audited.repeated_key is not None:
-        problem = f"key {audited.repeated_key.hex()} (hexadecimal) stands there more than once"
+        problem = f"key {audited.repeated_key.hex()} (hexadecimal) occurs more than once"
         yield Finding(name, FindingKind.REPEATED_KEY, problem)
 
 
@@ -144,7 +144,7 @@ def _shown(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedLoad:
     """A load that a WAL object commits."""
 
     wal_id: int
@@ -162,14 +162,14 @@ async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIte
     async for finding in _gaps(scope, active, current, frozenset(sizes)):
         yield finding
 
-    async def audit(wal_id: int) -> Audited:
+    async def audit(wal_id: int) -> ObjectAudit:
         return await audit_object(
             scope.store, wal_name(wal_id), sizes[wal_id], database_id=current.database_id
         )
 
     log = LogAudit(current)
     recent: list[Slot] = []
-    recorded: list[Recorded] = []
+    recorded: list[RecordedLoad] = []
     async for audited in in_chunks(sorted(sizes), audit, scope.parallel):
         scope.progress.wal_objects += 1
         scope.progress.size_bytes += audited.size_bytes
@@ -185,7 +185,7 @@ async def check_log(scope: Scope, active: Active, current: Manifest) -> AsyncIte
             yield finding
         if slot.epoch > current.writer_epoch:
             recent.append(slot)
-        recorded += [Recorded(slot.wal_id, load) for load in audited.loads]
+        recorded += [RecordedLoad(slot.wal_id, load) for load in audited.loads]
     scope.recorded.update(each.load.load_id for each in recorded)
     async for finding in _compared_with_newer(scope, recent, recorded):
         yield finding
@@ -247,7 +247,7 @@ def _slot(footer: Footer) -> Slot:
 
 
 async def _compared_with_newer(
-    scope: Scope, recent: list[Slot], recorded: list[Recorded]
+    scope: Scope, recent: list[Slot], recorded: list[RecordedLoad]
 ) -> AsyncIterator[Finding]:
     """Check epochs and loads by a manifest that is newer than the slots."""
     if not recent and not recorded:

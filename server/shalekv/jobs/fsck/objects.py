@@ -1,4 +1,4 @@
-"""What the parts of a check share: scope and progress, active manifests, the audit of one SST.
+"""Shared by all parts of a check: scope and progress, active manifests, the audit of one SST.
 
 A large SST is read in pieces, so that only a few megabytes of it are in memory.
 """
@@ -93,7 +93,7 @@ async def in_chunks(
 
 
 @dataclass(slots=True)
-class Audited:
+class ObjectAudit:
     """The result of the check of one object."""
 
     name: str
@@ -144,14 +144,14 @@ async def audit_object(
     database_id: bytes,
     checksum: int | None = None,
     listed_seq: int = 0,
-) -> Audited:
+) -> ObjectAudit:
     """Check every byte of the SST `name`, and that the parts fit together.
 
     `checksum` is the checksum of the footer in the manifest (None: it has none), `listed_seq` the
     sequence number that the manifest gives to entries without one. All damage is reported, except
     behind a footer or an index that cannot be read.
     """
-    audited = Audited(name, size_bytes)
+    audited = ObjectAudit(name, size_bytes)
     data = _Bytes(store, name, size_bytes)
     try:
         footer = await _footer(data, audited, database_id, checksum)
@@ -171,7 +171,7 @@ async def audit_object(
 
 
 async def _footer(
-    data: _Bytes, audited: Audited, database_id: bytes, checksum: int | None
+    data: _Bytes, audited: ObjectAudit, database_id: bytes, checksum: int | None
 ) -> Footer:
     name, size_bytes = audited.name, audited.size_bytes
     tail_bytes = min(TAIL_BYTES, size_bytes)
@@ -187,7 +187,7 @@ async def _footer(
     return footer
 
 
-async def _filter(data: _Bytes, audited: Audited, footer: Footer) -> Filter | None:
+async def _filter(data: _Bytes, audited: ObjectAudit, footer: Footer) -> Filter | None:
     layout = footer.layout
     try:
         return open_filter(footer, await data.read(layout.filter_offset, layout.filter_len))
@@ -197,7 +197,7 @@ async def _filter(data: _Bytes, audited: Audited, footer: Footer) -> Filter | No
 
 
 async def _blocks(
-    store: CasStore, data: _Bytes, audited: Audited, audit: SstAudit, index: BlockIndex
+    store: CasStore, data: _Bytes, audited: ObjectAudit, audit: SstAudit, index: BlockIndex
 ) -> None:
     for number, handles in _pieces(index):
         offset = handles[0].offset

@@ -93,8 +93,8 @@ async def test_the_parent_goes_on_meanwhile(first: int) -> None:
         await Cloning(source, FaultyStore(clone.store, before=go_on)).run()
     assert requests > first + 6
     values = {value for _, value, _ in await clone.rows()}
-    told = {value for _, value, _ in before}
-    assert values in (told, {b"%d" % first}, {b"%d" % (first + 6)})
+    overwritten = {value for _, value, _ in before}
+    assert values in (overwritten, {b"%d" % first}, {b"%d" % (first + 6)})
     assert await clone.damage() == []
 
 
