@@ -72,7 +72,7 @@ class CatchUp:
         hold: Callable[[], PinnedVersion | None],
         clock: Clock,
     ) -> None:
-        """`hold` returns the current version, whose objects are kept as long as it is referenced."""
+        """`hold` returns the current version, whose objects are kept while it is referenced."""
         self._feed = feed
         self._history = history
         self._hold = hold
