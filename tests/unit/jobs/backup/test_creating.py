@@ -200,7 +200,7 @@ async def test_the_archive_of_a_database_with_safekeepers_is_copied() -> None:
 
 
 @pytest.mark.parametrize("mode", WalMode)
-async def test_a_gap_after_the_log_is_judged_by_the_wal_mode(mode: WalMode) -> None:
+async def test_what_a_gap_behind_the_log_means(mode: WalMode) -> None:
     """A writer fills slots in order, so an object far after a gap shows that one was deleted. A
     safekeeper archives several at once, and may have died: quorum seed 46 of the simulation.
     """
