@@ -202,9 +202,8 @@ class WatchConsumer:
     async def _hold(self) -> None:
         self._is_holding = True
         wal_id = self._acked_wal_id
-        now_ms = self._tried_ms = (
-            self._clock.monotonic_ms()
-        )  # also spaces out attempts after an error
+        # Set even if the edit fails, so that attempts are spaced out after an error.
+        now_ms = self._tried_ms = self._clock.monotonic_ms()
         try:
             await self._leases.hold(self.name, wal_id)
             self._held_wal_id, self._held_ms = wal_id, now_ms

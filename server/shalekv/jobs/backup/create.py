@@ -33,7 +33,7 @@ from shalekv.write.snapshots import Snapshots
 
 DEFAULT_TTL_MS = 600_000
 RENEWALS_PER_TTL = 3
-TAIL_BYTES = 64 << 10  # most objects are smaller, and most footers, unless their keys are long
+TAIL_BYTES = 64 << 10  # holds the footer unless its keys are long; most objects are smaller
 
 T = TypeVar("T")
 log = structlog.get_logger()

@@ -154,7 +154,10 @@ class Repository:
         await self.store.reads.delete(map(str, await self._signs(mark)))
 
     async def abandon(self, mark: BackupMark) -> None:
-        """Remove a mark while another error is raised; its names remain if the store fails."""
+        """Remove a mark while another error is raised.
+
+        Errors of the store are ignored: later operations report a mark that remains.
+        """
         with suppress(StoreError):
             await self.end(mark)
 

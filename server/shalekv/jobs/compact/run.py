@@ -107,9 +107,8 @@ class Compactions:
         clock = self._store.runtime.clock
         began_ms = clock.monotonic_ms()
         held = await self._leases.take(self._manifest)
-        kept: HeldLease | None = (
-            held  # the next job can use it: nothing will reference what a failed job wrote
-        )
+        # After a failed job the next one can use its lease: nothing references what that wrote.
+        kept: HeldLease | None = held
         try:
             work = partial(self._work, job, manifest, version, held, is_lifted)
             ran = await self._leases.guard(self._manifest, held, work)
