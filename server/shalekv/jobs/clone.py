@@ -136,12 +136,12 @@ class ClonePins:
         self._held: list[_HeldPin] = []
         self._since_ms = self._clock.monotonic_ms()
 
-    async def pin_parent(self, called: str) -> Snapshot:
-        """Pin the state of the snapshot `called`; "": the current state.
+    async def pin_parent(self, snapshot_ref: str) -> Snapshot:
+        """Pin the state of the snapshot with this name or id; "": the current state.
 
         Raises as `Snapshots.create` and `Snapshots.share`.
         """
-        return await self._pin(self._parent, called)
+        return await self._pin(self._parent, snapshot_ref)
 
     async def pin_origins(self, origins: Origins, manifest: Manifest) -> dict[bytes, bytes]:
         """Pin what the parent's manifest needs in its origins.
@@ -167,21 +167,21 @@ class ClonePins:
             await Snapshots(held.store).renew(held.snapshot.id.hex(), ttl_ms=PIN_TTL_MS)
         self._since_ms = now_ms
 
-    async def _pin(self, store: CasStore, called: str) -> Snapshot:
+    async def _pin(self, store: CasStore, snapshot_ref: str) -> Snapshot:
         name = pin_name(self._clone_id)
         try:
-            pin = await _snapshot(store, called, name)
+            pin = await _snapshot(store, snapshot_ref, name)
         except SnapshotExists:  # another attempt makes this clone, or has crashed
             suffix = store.runtime.random.randbytes(_SUFFIX_BYTES).hex()
-            pin = await _snapshot(store, called, f"{name} {suffix}")
+            pin = await _snapshot(store, snapshot_ref, f"{name} {suffix}")
         self._held.append(_HeldPin(store, pin))
         return pin
 
 
-async def _snapshot(store: CasStore, called: str, name: str) -> Snapshot:
+async def _snapshot(store: CasStore, snapshot_ref: str, name: str) -> Snapshot:
     snapshots = Snapshots(store)
-    if called:
-        return await snapshots.share(called, name=name, ttl_ms=PIN_TTL_MS)
+    if snapshot_ref:
+        return await snapshots.share(snapshot_ref, name=name, ttl_ms=PIN_TTL_MS)
     return await snapshots.create(name=name, ttl_ms=PIN_TTL_MS)
 
 
@@ -261,7 +261,7 @@ class Cloning:
         self._cas = CasStore(target, parent.runtime, parent.settings)
         self._levels = levels or LevelSettings()
 
-    async def run(self, called: str = "") -> Cloned:
+    async def run(self, snapshot_ref: str = "") -> Cloned:
         """Clone the state of the snapshot with this name or id; "": the current state.
 
         Raises `DatabaseExists`, `DatabaseNotFound`, `SnapshotNotFound`, `InvalidRequest` for a
@@ -271,19 +271,23 @@ class Cloning:
         try:
             await check_vacant(self._cas)
         except DatabaseExists:
-            return await self._completed(called)
+            return await self._completed(snapshot_ref)
         await StoredManifest(self._parent).refresh()
         await self._cas.recover()
         await check_fit(self._target, self._parent.runtime, self._parent.settings)
-        return await self._make(await claim_id(self._cas), called)
+        return await self._make(await claim_id(self._cas), snapshot_ref)
 
-    async def _make(self, clone_id: bytes, called: str, lost: Manifest | None = None) -> Cloned:
+    async def _make(
+        self, clone_id: bytes, snapshot_ref: str, lost: Manifest | None = None
+    ) -> Cloned:
         """Make the clone; it replaces `lost`, if there is such a manifest, whose pins are gone."""
         began_ms = await self._cas.reads.now_ms()
         own_pins = ClonePins(self._parent, clone_id)
-        pin = await own_pins.pin_parent(called)
+        pin = await own_pins.pin_parent(snapshot_ref)
         if pin.ssts_only:
-            problem = f"{called!r} keeps SSTs for a clone, and no WAL: clone that, or its parent"
+            problem = (
+                f"{snapshot_ref!r} keeps SSTs for a clone, and no WAL: clone that, or its parent"
+            )
             raise InvalidRequest("snapshot", problem)
         current = await StoredManifest(self._parent).refresh()
         shared = await named_manifest(self._parent, current, pin.id)
@@ -333,7 +337,7 @@ class Cloning:
             stored = StoredManifest(self._cas)
             return await stored.edit(edit, lambda current: current.origins == made.origins)
 
-    async def _completed(self, called: str) -> Cloned:
+    async def _completed(self, snapshot_ref: str) -> Cloned:
         """Complete a clone that exists, after a crash; make it again if its pins are gone.
 
         Raises `DatabaseExists`, and `OriginLost` if the clone was opened since it was made.
@@ -352,7 +356,7 @@ class Cloning:
         except OriginLost:
             if not is_untouched(manifest):
                 raise
-            return await self._make(manifest.database_id, called, manifest)
+            return await self._make(manifest.database_id, snapshot_ref, manifest)
         foreign = foreign_ids(manifest.origins)
         own = {info.id for info in manifest.leveled_ssts if info.id not in foreign}
         return _cloned(manifest, own, 0)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from shalekv.errors import DatabaseMismatch, Fenced, InvalidRequest, QuorumUnavailable, ShaleError
-from shalekv.jobs.backup.plan import wanted_slots
+from shalekv.jobs.backup.plan import needed_slots
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.jobs.switch_wal import switch_to_object_store, switch_to_quorum
 from shalekv.protocol.manifest import Manifest, WalMode
@@ -99,7 +99,7 @@ async def _check_sound(database: QuorumDatabase) -> None:
     fsck = Fsck(database.cas(), parallel=1, is_deep=True)
     assert [each async for each in fsck.findings() if each.kind.is_damage] == []
     manifest = await database.manifest()
-    slots = wanted_slots(manifest)
+    slots = needed_slots(manifest)
     assert not slots or slots[-1] in await database.wal()
 
 

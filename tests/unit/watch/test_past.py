@@ -125,9 +125,8 @@ async def test_commit_after_a_gap_is_reported_when_the_gap_is_filled() -> None:
         assert not taken.done()
         late = cluster.client()
         late.create()
-        assert (
-            await late.opened() == 1
-        )  # a commit acknowledged and not yet reported is reported to it
+        # A commit that is acknowledged and not yet reported is reported to the new watch.
+        assert await late.opened() == 1
         store.let_go()
         await first
         commits = [await taken, await client.commit()]

@@ -19,7 +19,7 @@ from shalekv.format.footer import Footer, needed_tail, read_footer
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import WAL_FOLDER, level_name, manifest_name, parse_wal_name, wal_name
 from shalekv.jobs.backup.copy import Copying, CopyLimits, for_each, level_copy, wal_copy
-from shalekv.jobs.backup.plan import wanted_slots, wanted_ssts
+from shalekv.jobs.backup.plan import needed_slots, needed_ssts
 from shalekv.jobs.backup.repository import Repository
 from shalekv.protocol.fencing import WalListing
 from shalekv.protocol.loads import drop_unrecorded
@@ -116,7 +116,7 @@ class LogCopier:
 
     async def copy(self, manifest: Manifest, limits: CopyLimits) -> CopiedLog:
         """Copy the slots of this manifest. Raises `IllegalState` when one is missing."""
-        slots = wanted_slots(manifest)
+        slots = needed_slots(manifest)
         sizes = await self._sizes(slots)
         self._progress.expect(len(slots), sum(sizes[wal_id] for wal_id in slots))
         copied: dict[int, WalCopy] = {}
@@ -312,7 +312,7 @@ class BackupCreation:
     async def _copy_levels(
         self, manifest: Manifest, existing: _ExistingCopies
     ) -> list[tuple[Copy, int]]:
-        wanted = [*wanted_ssts(manifest)]
+        wanted = [*needed_ssts(manifest)]
         self.progress.expect(len(wanted), sum(info.size_bytes for info in wanted))
         found: dict[bytes, LevelCopy] = {}
         missing = []

@@ -36,7 +36,7 @@ OPENINGS_GAP = 1 << 10
 _NONCE_BYTES = 16
 
 
-def wanted_ssts(manifest: Manifest) -> Iterator[SstInfo]:
+def needed_ssts(manifest: Manifest) -> Iterator[SstInfo]:
     """Yield the SSTs that this manifest needs, each once."""
     tables = (manifest.leveled_ssts, *(load.ssts for load in manifest.pending_loads))
     seen = set()
@@ -46,7 +46,7 @@ def wanted_ssts(manifest: Manifest) -> Iterator[SstInfo]:
             yield info
 
 
-def wanted_slots(manifest: Manifest) -> range:
+def needed_slots(manifest: Manifest) -> range:
     """Return the WAL slots that a snapshot with this manifest has to keep: c, and those after it.
 
     If c is among ids that the log leaves out, they begin after these.
@@ -61,8 +61,8 @@ def wanted_slots(manifest: Manifest) -> range:
 def check_whole(backup: Backup) -> None:
     """Raise `BadStructure` unless its copies are exactly those that its manifest needs."""
     manifest = backup.manifest
-    sizes = {info.id: info.size_bytes for info in wanted_ssts(manifest)}
-    wanted: Counter[bytes | int] = Counter([*sizes, *wanted_slots(manifest)])
+    sizes = {info.id: info.size_bytes for info in needed_ssts(manifest)}
+    wanted: Counter[bytes | int] = Counter([*sizes, *needed_slots(manifest)])
     found = Counter(_identity(copy) for copy, _ in backup.copies)
     for identity in (wanted - found) + (found - wanted):
         what = "lacks" if wanted[identity] > found[identity] else "has no use for"

@@ -111,9 +111,9 @@ class Compactions:
         kept: HeldLease | None = held
         try:
             work = partial(self._work, job, manifest, version, held, is_lifted)
-            ran = await self._leases.guard(self._manifest, held, work)
+            outcome = await self._leases.guard(self._manifest, held, work)
             fresh = await self._leases.new()
-            await self._publish(ran.result, manifest, held, fresh)
+            await self._publish(outcome.result, manifest, held, fresh)
             kept = fresh
         except LeaseLost:
             kept = None
@@ -123,18 +123,18 @@ class Compactions:
             if kept is not None:
                 self._leases.offer(kept)
         self.counters.jobs += 1
-        self.counters.read_bytes += ran.read_bytes
-        self.counters.written_bytes += ran.written_bytes
+        self.counters.read_bytes += outcome.read_bytes
+        self.counters.written_bytes += outcome.written_bytes
         log.info(
             "compacted",
-            **_log_fields(ran.result),
+            **_log_fields(outcome.result),
             reason=job.reason,
-            read_bytes=ran.read_bytes,
-            written_bytes=ran.written_bytes,
+            read_bytes=outcome.read_bytes,
+            written_bytes=outcome.written_bytes,
             requests_so_far=self._store.sent.total,  # jobs overlap, so there is no count for each
             ms=round(clock.monotonic_ms() - began_ms),
         )
-        return ran.result
+        return outcome.result
 
     async def _work(
         self,
