@@ -1,1 +1,1 @@
-"""Jobs beside the writer: compaction, collection, backup, cloning, checks, bulk loads."""
+"""Jobs that run beside the writer: compaction, collection, backups, clones, checks, loads."""

@@ -1,1 +1,1 @@
-"""Watches: which commits concern which watcher, history, catching up, and streams."""
+"""Watches: the commit feed, subscriptions by range, history, catching up, streams, consumers."""

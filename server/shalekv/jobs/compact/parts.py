@@ -38,8 +38,8 @@ from shalekv.read.origins import Origins
 from shalekv.settings import CompactorSettings, LevelSettings
 from shalekv.store.cas import CasStore
 
-_INPUT_SHARE = 4  # share of the memory for reading; the rest is for merging, writing, uploading
-_OUTPUT_SHARE = 2  # share of the memory for one output SST
+_INPUT_SHARE = 4  # 1/4 of the memory is for reading; the rest for merging, writing, uploading
+_OUTPUT_SHARE = 2  # an output SST may take 1/2 of the memory
 _MS_PER_S = 1_000
 
 

@@ -39,7 +39,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest
 
 _NO_BOUND = 1 << 30
-_WAL_MEMORY_SHARE = 2  # the entries of WAL objects take this share of a subcompaction's memory
+_WAL_MEMORY_SHARE = 2  # entries of WAL objects may take 1/2 of a subcompaction's memory
 
 log = structlog.get_logger()
 
