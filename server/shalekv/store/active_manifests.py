@@ -1,4 +1,8 @@
-"""Reads what the active manifests keep. They never change: each is read once."""
+"""Reads the objects that active manifests keep.
+
+The current manifest and those that its snapshots name are active. A manifest never changes, so
+each is read once.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,19 @@ ResultT = TypeVar("ResultT")
 
 
 class ActiveManifests:
-    """What the active manifests of one database keep, as far as they were read."""
+    """Cache of the pins of the active manifests of one database."""
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
+        """Start empty."""
         self._store = store
         self._known: dict[Listed, Pins] = {}
 
     async def pins(self, manifest: Manifest, listing: Iterable[Listed]) -> list[Pins]:
-        """What the manifests keep that are active when `manifest` is current.
+        """Return the pins of all manifests that are active when `manifest` is current.
 
-        `listing` tells whether a manifest is still the object that was read. Raises
-        `CorruptObject`, and `IllegalState` when one is missing: then nothing may be deleted.
+        `listing` is a list of the store: a manifest whose object was replaced is read again.
+        Raises `CorruptObject`, and `IllegalState` when a manifest is missing: the caller must not
+        delete anything then.
         """
         wanted = active_ids(manifest) - {manifest.manifest_id}
         listed = {
@@ -59,9 +64,10 @@ class ActiveManifests:
 
 
 async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> tuple[Manifest, int]:
-    """The manifest that snapshots in `current` name by this id, and the checksum of its object.
+    """Read the manifest that snapshots in `current` name by this id; also return its checksum.
 
-    Raises `CorruptObject`, and `IllegalState` when it is missing, or is not what they name.
+    Raises `CorruptObject`, and `IllegalState` when it is missing or is not the one that the
+    snapshots name.
     """
     name = names.manifest_name(manifest_id)
     try:
@@ -84,11 +90,12 @@ async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> t
 async def unless_overtaken(
     store: CasStore, attempt: Callable[[StoredManifest], Awaitable[ResultT]]
 ) -> ResultT:
-    """The result of `attempt`, which reads pinned manifests after it has read the current one.
+    """Return the result of `attempt`, which reads the current manifest, then pinned ones.
 
-    Whoever finds one missing may have been too slow: the snapshot is gone, and then a collector has
-    deleted it. The current manifest tells, and the attempt is made again. Each gets a manifest of
-    which nothing was read: somebody may have restored an older copy of the database since then.
+    A pinned manifest may be missing because the attempt was too slow: its snapshot ended, and a
+    collector deleted it. If the current manifest has changed meanwhile, the attempt is repeated,
+    at most `ATTEMPTS_MAX` times in all. Each attempt gets a new `StoredManifest`, since an older
+    copy of the database may have been restored meanwhile.
     """
     for _ in range(ATTEMPTS_MAX - 1):
         stored = StoredManifest(store)

@@ -1,8 +1,8 @@
-"""What the system asks of an object store.
+"""The interface of object stores, and the checks of arguments that all of them share.
 
-The one primitive that safety rests on is `create`: create this object if it does not exist. Its
-three outcomes are three types, because "no answer" is neither success nor failure: whoever gets
-`Unknown` must read the object and compare (see `shalekv.store.cas`).
+All safety rests on one primitive, `create`: create this object if it does not exist. Its three
+outcomes are three types, because "no answer" is neither success nor failure: after `Unknown` the
+caller must read the object and compare it (see `shalekv.store.cas`).
 
 Names are relative to the root of the database, such as ``wal/00000000000000000007.sst``.
 Objects never change once they exist. All methods may be cancelled; a cancelled `create` may
@@ -22,6 +22,72 @@ from shalekv.protocol.manifest import CasMode
 
 NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
+# Suffix of files that a local store is still writing. No store creates an object with this suffix.
+TEMP_SUFFIX = ".tmp"
+
+# Object stores allow 1,024 bytes including the root of the database. File systems allow 255 bytes
+# per part, and the name of a temporary file is some bytes longer than that of its object.
+MAX_NAME_BYTES = 512
+MAX_PART_BYTES = 200
+
+REFUSAL_RETRY_MS = 1_000.0
+
+# Whether the object of this name was collected, or may be, so that nothing needs it any more.
+IsCollected = Callable[[str], bool]
+
+
+def nothing_is_collected(_name: str) -> bool:
+    """Return False: the `IsCollected` of callers that do not know which names were collected."""
+    return False
+
+
+class RequestKind(enum.StrEnum):
+    """Class of requests by which object stores charge."""
+
+    WRITE = "write"  # put, copy, part of an upload, its beginning and its end
+    LIST = "list"  # one page
+    READ = "read"  # get, ranged get, head
+    DELETE = "delete"  # of one object or of a batch
+    RECORD_WRITE = "record_write"  # insert, update or delete in a transactional store
+    RECORD_READ = "record_read"
+
+
+class RequestCounts:
+    """Requests that this process has sent to a store, by kind; the numbers only grow.
+
+    Stores count what goes over the wire: each page of a list, each part of an upload, and each
+    attempt of a request that is repeated. The state that decides about retries of refused
+    requests is kept here too, since all users of a store share it: see
+    `shalekv.store.retry.RefusalPolicy`.
+    """
+
+    def __init__(self) -> None:
+        """Start with zero requests of each kind."""
+        self._counts = dict.fromkeys(RequestKind, 0)
+        self._total: RequestCounts | None = None
+        self.was_accepted = False  # the store has answered a request of this process with success
+        self.refusal_retry_ms = REFUSAL_RETRY_MS  # retry refusals for so long, if `was_accepted`
+
+    def add(self, kind: RequestKind, count: int = 1) -> None:
+        """Count `count` more requests of this kind."""
+        self._counts[kind] += count
+        if self._total is not None:
+            self._total.add(kind, count)
+
+    def add_up_in(self, total: RequestCounts) -> None:
+        """Count everything from now on in `total`, too."""
+        self._total = total
+
+    @property
+    def by_kind(self) -> Mapping[RequestKind, int]:
+        """A live view of the counts, with every kind, also those that were never sent."""
+        return MappingProxyType(self._counts)
+
+    @property
+    def total(self) -> int:
+        """Requests of all kinds."""
+        return sum(self._counts.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Created:
@@ -30,7 +96,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """An object with this name was there before; it is durable. It may be our own: compare."""
+    """An object of this name already existed; it is durable. It may be our own: compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +111,7 @@ CreateOutcome = Created | Exists | Unknown
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says about an object without its bytes."""
+    """Name, size and time of an object, without its bytes."""
 
     name: str
     size_bytes: int
@@ -63,36 +129,29 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What `ObjectStore.recover` came to."""
+    """Counts of what `ObjectStore.recover` has done."""
 
-    completed: int = 0  # creates that a crash had left half done, and that stand now
-    unfinished: int = 0  # ... that nobody can complete: whoever wants the name takes it over
-    forgotten: int = 0  # records of objects that were collected
-    aborted: int = 0  # uploads in parts that were begun long ago
-
-
-# Tells of a name whether its object was collected, or may be: nobody will ever miss it.
-IsCollected = Callable[[str], bool]
-
-
-def nothing_is_collected(_name: str) -> bool:
-    """The `IsCollected` of those who do not know."""
-    return False
+    completed: int = 0  # interrupted creates that were completed
+    unfinished: int = 0  # interrupted creates that cannot be completed; the names can be taken over
+    forgotten: int = 0  # records of collected objects that were deleted
+    aborted: int = 0  # old multipart uploads that were aborted
 
 
 class ObjectStore(abc.ABC):
     """An object store, rooted at one database.
 
-    Every method may raise `StoreUnavailable` (try again; of a `create`: nothing was created),
-    `StoreRefused` (somebody has to mend a permission, a name, a clock first; likewise) and,
-    where a name is given, every reading method raises `ObjectNotFound`. A name that could
-    leave the database, or that some store could not create, is an `InvalidRequest`. Lists and
-    reads are strongly consistent: they see every object whose `create` had ended when they were
-    sent. What they show is durable.
+    Every method may raise `StoreUnavailable` (retry; after a `create`, nothing was created) and
+    `StoreRefused` (an operator must first fix a permission, a name or a clock; again nothing was
+    created). Every reading method that takes the name of an object raises `ObjectNotFound`. A
+    name that could leave the database, or that some store could not create, raises
+    `InvalidRequest`.
+
+    Lists and reads are strongly consistent: they see every object whose `create` had ended
+    before they were sent. Everything that they return is durable.
     """
 
-    url: str  # without credentials: it stands in logs and errors
-    sent: RequestCounts  # what was sent so far, and is paid for
+    url: str  # without credentials: it appears in logs and errors
+    sent: RequestCounts  # requests that were sent so far, which the provider charges for
     cas_mode: CasMode = CasMode.NATIVE  # how `create` decides; a database keeps to one mode
 
     @abc.abstractmethod
@@ -101,49 +160,50 @@ class ObjectStore(abc.ABC):
     ) -> CreateOutcome:
         """Create `name` with `data` if no object has that name.
 
-        Raises `StoreBroken` when nothing more may be written by this process; the object may
-        then exist or not, as after `Unknown`.
+        Raises `StoreBroken` when this process must not write any more; the object may then exist
+        or not, as after `Unknown`.
         """
 
     @abc.abstractmethod
     async def get(self, name: str) -> StoredObject:
-        """The whole object."""
+        """Read the whole object."""
 
     @abc.abstractmethod
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset` on; a negative `offset` counts from the end.
+        """Read at most `length` bytes from `offset`; a negative `offset` counts from the end.
 
-        A range that reaches past the end is cut short there, one that begins behind it is empty;
-        a negative `offset` that reaches before the beginning means the beginning.
+        A range that reaches past the end is cut there. A range that begins behind the end is
+        empty. A negative `offset` that reaches before the beginning means the beginning.
         """
 
     @abc.abstractmethod
     async def head(self, name: str) -> ObjectInfo:
-        """What the store says about the object."""
+        """Read the size and the time of an object, without its bytes."""
 
     @abc.abstractmethod
     def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """The objects whose names begin with `prefix` and come after `start_after`, by name.
+        """List the objects whose names begin with `prefix` and sort after `start_after`.
 
-        `prefix` ends in ``/``: a folder. Names order by their bytes. The list is read from the
-        store when iteration begins, page by page; a page shows what was there at one moment of it.
+        `prefix` is a folder: it ends in ``/``. The order is that of the bytes of the names. Pages
+        are requested while the caller iterates; each page shows the state at one moment of its
+        request.
         """
 
     @abc.abstractmethod
     async def delete(self, names: Iterable[str]) -> None:
-        """Delete these objects; a name that no object has is not an error."""
+        """Delete these objects; a name without an object is not an error."""
 
     @abc.abstractmethod
     async def now_ms(self) -> int:
-        """The store's own clock, milliseconds since the Unix epoch."""
+        """Read the store's own clock: milliseconds since the Unix epoch."""
 
     @abc.abstractmethod
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        """Complete what crashed creates have left; forget what belonged to collected objects.
+        """Complete creates that crashed half-way; delete records of collected objects.
 
-        Where `create` is one request, there is nothing to do, and no request is sent, but for
-        collectors: these also end uploads that nobody will complete. Safe at any time, in any
-        number of processes at once.
+        Where `create` is one request there is nothing to complete, and no request is sent, except
+        for collectors (callers that pass an `is_collected` of their own): for them this also
+        aborts abandoned multipart uploads. Safe at any time, in any number of processes at once.
         """
 
     @abc.abstractmethod
@@ -152,37 +212,24 @@ class ObjectStore(abc.ABC):
 
 
 class PlainStore(ObjectStore):
-    """A store that can also overwrite and copy: what two-phase compare-and-swap is built on."""
+    """A store that can also overwrite and copy: the basis of two-phase compare-and-swap."""
 
     @abc.abstractmethod
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
-        """Make `data` the object `name`, whatever was there. After an error it is so, or not."""
+        """Write `data` as the object `name`, replacing any other; after an error, maybe not."""
 
     @abc.abstractmethod
     async def copy(self, source: str, destination: str) -> None:
-        """Make `destination` what `source` is, metadata included, whatever was there.
+        """Copy `source` with its metadata to `destination`, replacing any object there.
 
-        All or nothing, and durable. Raises `ObjectNotFound` when there is no `source`.
+        Atomic and durable. Raises `ObjectNotFound` when there is no `source`.
         """
-
-
-# --- arguments
-# Checks of the arguments that every store takes, so that all stores refuse the same ones.
-
-
-# Ends the names of files that a local store is still writing. No store creates an object with it.
-TEMP_SUFFIX = ".tmp"
-
-# Object stores stop at 1,024 bytes with the root of the database before the name; file systems
-# at 255 bytes per part, of which a temporary file takes some more than the object.
-MAX_NAME_BYTES = 512
-MAX_PART_BYTES = 200
 
 
 def check_name(name: str) -> None:
     """Raise `InvalidRequest` unless `name` stays below the root of the database.
 
-    What a list shows passes, foreign names included, for the collector deletes those.
+    Names that a list shows pass, also those of other programs: the collector deletes these.
     """
     parts = name.split("/")
     if any(part in {"", ".", ".."} for part in parts) or "\0" in name:
@@ -217,63 +264,11 @@ def check_prefix(prefix: str) -> None:
 
 
 def byte_range(size_bytes: int, offset: int, length: int) -> tuple[int, int]:
-    """First byte and length of what `get_range` takes from an object of `size_bytes`.
+    """Return the first byte and the length that `get_range` reads of an object of `size_bytes`.
 
-    A negative `offset` counts from the end; one that reaches before the beginning means it.
+    Raises `InvalidRequest` when `length` is negative.
     """
     if length < 0:
         raise InvalidRequest("length", f"{length} is negative")
     first = max(0, size_bytes + offset) if offset < 0 else min(offset, size_bytes)
     return first, min(length, size_bytes - first)
-
-
-# --- requests
-# The requests that a process has sent to a store, by the classes in which stores charge for them.
-#
-# Whoever talks to a store counts here what goes over the wire: the pages of a list, the parts of
-# an upload, and every attempt of a request that is repeated.
-
-
-REFUSALS_MS = 1_000.0
-
-
-class RequestKind(enum.StrEnum):
-    """What a request is charged as."""
-
-    WRITE = "write"  # put, copy, part of an upload, its beginning and its end
-    LIST = "list"  # one page
-    READ = "read"  # get, ranged get, head
-    DELETE = "delete"  # of one object or of a batch
-    RECORD_WRITE = "record_write"  # insert, update or delete in a transactional store
-    RECORD_READ = "record_read"
-
-
-class RequestCounts:
-    """A number for each kind, which only grows."""
-
-    def __init__(self) -> None:
-        """Nothing was sent yet."""
-        self._counts = dict.fromkeys(RequestKind, 0)
-        self._total: RequestCounts | None = None
-        self.was_accepted = False  # the store has answered a request of this process with success
-        self.refusals_ms = REFUSALS_MS  # so long a refused request is sent again, if it was
-
-    def add(self, kind: RequestKind, count: int = 1) -> None:
-        """Count `count` requests more."""
-        self._counts[kind] += count
-        if self._total is not None:
-            self._total.add(kind, count)
-
-    def add_up_in(self, total: RequestCounts) -> None:
-        """Whatever is counted from now on is counted in `total`, too."""
-        self._total = total
-
-    @property
-    def by_kind(self) -> Mapping[RequestKind, int]:
-        """All kinds, those that were never sent included. It follows what is counted later."""
-        return MappingProxyType(self._counts)
-
-    @property
-    def total(self) -> int:
-        """Requests of all kinds."""
-        return sum(self._counts.values())

@@ -1,4 +1,10 @@
-"""A store as manifest and log use it: reads that are repeated, and claims that are resolved."""
+"""Compare-and-swap on one object: `claim`, and `CasStore`, the store as manifest and log use it.
+
+`create` has three outcomes, `claim` has two: the object of this name is ours, or a rival's. The
+rule (`server/docs/protocol.md`, "Objects"): unless the outcome of a create is plainly ours, the
+object is read and compared before any epoch is; if there is no answer, the same bytes are sent
+again.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +31,25 @@ from shalekv.store.retry import (
     Backoff,
     RetryingStore,
     RetryListener,
+    no_listener,
     repeat,
-    unheard,
 )
 
-# --- claim
-# Compare-and-swap to its end: whose object is it that has this name now?
-#
-# `create` has three outcomes and this has two. The rule (protocol, "Objects"): whatever is not
-# plainly ours is read and compared, before any epoch is; what nobody answered is tried again with
-# the same bytes.
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The object that has the name is the caller's, and durable."""
+    """The object of this name is the caller's, and durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The object that has the name is a rival's, and durable: these are its bytes.
+    """The object of this name is a rival's, and durable: these are its bytes.
 
-    If the outcome of an attempt was unknown, ours may have stood there before: collected since,
-    it made room for the rival's. Who deletes objects of this kind knows whether that can be.
+    If not `is_certain`, the outcome of an earlier attempt was unknown: our object may have been
+    created then and collected since, before the rival created its own. Whether that is possible
+    depends on when objects of this kind are collected, which the caller knows.
     """
 
     data: bytes
@@ -55,16 +57,6 @@ class Taken:
 
 
 ClaimOutcome = Claimed | Taken
-
-
-class _Unresolved(Exception):
-    """This attempt found no object to compare with."""
-
-    def __init__(self, message: str, *, problem: str, is_certain: bool) -> None:
-        """`problem` is that of the store alone; `is_certain`: it cannot have created one."""
-        super().__init__(message)
-        self.problem = problem
-        self.is_certain = is_certain
 
 
 async def claim(
@@ -75,19 +67,19 @@ async def claim(
     runtime: Runtime,
     metadata: Mapping[str, str] = NO_METADATA,
     backoff: Backoff = DEFAULT_BACKOFF,
-    listener: RetryListener = unheard,
+    listener: RetryListener = no_listener,
     may_pass: Callable[[StoreRefused], bool] = lambda _: False,
 ) -> ClaimOutcome:
-    """Create `name` with `data` unless a rival has; repeated until it is known who has it.
+    """Create `name` with `data` unless a rival has; retry until the owner of the name is known.
 
-    REQUIRES: `data` holds a write id that was drawn for this name and these bytes. Only so do
-    identical bytes mean "ours": a lost reply of our own success is no rival, and a rival that
-    writes the same is none of us.
+    REQUIRES: `data` holds a write id that was drawn for this name and these bytes. Only then do
+    identical bytes mean "ours": a lost reply to our own success is not taken for a rival, and the
+    same contents written by a rival are not taken for ours.
 
     There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
-    owner cancels when it no longer cares, and the outcome is then unknown. `listener` hears of
-    each failed attempt. Raises `StoreBroken` as `create` does: the outcome is unknown as well, and
-    as it is after `StoreRefused`, which is raised unless the refusal `may_pass`.
+    owner cancels when it no longer needs the result, and the outcome is then unknown. `listener`
+    is called after each failed attempt. Raises `StoreRefused` unless `may_pass` returns true for
+    it, and `StoreBroken` as `create` does; the outcome is unknown after both.
 
     Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
     """
@@ -106,21 +98,34 @@ async def claim(
             return Taken(outcome.data, is_certain=False)
         return outcome
 
-    def is_passing(error: Exception, _failed_attempts: int) -> bool:
+    def should_retry(error: Exception, _failed_attempts: int) -> bool:
         if isinstance(error, StoreRefused):
             return may_pass(error)
         return isinstance(error, StoreUnavailable | _Unresolved)
 
-    return await repeat(attempt, runtime, backoff, is_passing=is_passing, listener=listener)
+    return await repeat(attempt, runtime, backoff, should_retry=should_retry, listener=listener)
+
+
+class _Unresolved(Exception):
+    """An attempt to claim a name that ended without an object to compare with."""
+
+    def __init__(self, message: str, *, problem: str, is_certain: bool) -> None:
+        """`problem` is the store's part of the message.
+
+        `is_certain`: this attempt cannot have created an object.
+        """
+        super().__init__(message)
+        self.problem = problem
+        self.is_certain = is_certain
 
 
 async def _attempt(
     store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
 ) -> ClaimOutcome:
-    """One create and, unless that says it all, one read.
+    """Send one create and, unless it succeeds, one read.
 
-    A `StoreUnavailable` of the read leads to another create as well. That is harmless: an
-    object that is there is not replaced, and what is ours is recognised again.
+    After a `StoreUnavailable` of the read the create is sent again, too. That is harmless: it
+    replaces no object, and our own object is recognised by its bytes.
     """
     outcome = await store.create(name, data, metadata)
     if isinstance(outcome, Created):
@@ -128,35 +133,32 @@ async def _attempt(
     is_certain = isinstance(outcome, Exists)
     if isinstance(outcome, Unknown):
         problem = outcome.cause
-        absent = f"nobody knows whether {name} was created, and it is not there: {problem}"
+        absent = f"it is unknown whether {name} was created, and it is not there: {problem}"
     else:
         problem = absent = f"{name} existed, and was gone when it was read"
     try:
         found = await store.get(name)
     except ObjectNotFound as error:
         # Gone after `Exists` means collected, and the next attempt may create the object a
-        # second time. Nothing is lost by that. A WAL slot that a fence run took is never
-        # collected (F1), so a stalled writer fails there for ever; a collected slot lies
-        # before the run, where our write, had it landed, was replayed and counts, and where
-        # the object that we make now is never read. And of a manifest, a create proves
-        # nothing before a list shows it as the highest (F2).
+        # second time. Nothing is lost by that. A WAL slot of a fence run is never collected
+        # (F1), so a stalled writer keeps failing there. A collected slot lies before the run: if
+        # our write had been created there, it was replayed and counts, and the object that we
+        # create now is never read. For a manifest, a create proves nothing before a list shows
+        # it as the highest (F2).
         raise _Unresolved(absent, problem=problem, is_certain=is_certain) from error
     except (StoreUnavailable, StoreRefused) as error:
         raise _Unresolved(str(error), problem=error.problem, is_certain=is_certain) from error
     return Claimed() if found.data == data else Taken(found.data, is_certain)
 
 
-# --- cas
-
-
-log = structlog.get_logger()
-
-
 class CasStore:
-    """One database's store with the runtime and the settings for requests to it."""
+    """The store of one database, with the runtime and the settings for requests to it.
+
+    `claim` and `recover` change it; `reads` is the same store with reads that are retried.
+    """
 
     def __init__(self, store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
-        """`store` is asked once per attempt; `reads` repeats."""
+        """`store` sends one request for each attempt."""
         self.runtime = runtime
         self.settings = settings
         self.backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
@@ -183,10 +185,10 @@ class CasStore:
         is_patient: bool = False,
         listener: RetryListener | None = None,
     ) -> ClaimOutcome:
-        """Create `name` unless a rival has, to its end: see `shalekv.store.cas.claim`.
+        """Create `name` unless a rival has; retry until its owner is known: see `claim` above.
 
-        A refusal is repeated as `refusals` says; if `is_patient`, until somebody has mended its
-        cause. `listener` hears of failed attempts, which are logged in any case.
+        A refused request is retried as `refusals` decides; if `is_patient`, until an operator has
+        fixed the cause. Failed attempts are logged, and `listener` is called for each.
         """
 
         def failed(failed_attempts: int, error: BaseException) -> None:
@@ -208,20 +210,23 @@ class CasStore:
         return outcome
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        """Complete what crashed creates have left: see `ObjectStore.recover`."""
+        """Complete creates that crashed half-way, and log it: see `ObjectStore.recover`."""
         recovered = await self.reads.recover(is_collected)
         if recovered != Recovered():
             log.info("creates recovered", url=self.url, **asdict(recovered))
         return recovered
 
     async def pause(self, failed_attempts: int) -> None:
-        """Wait before a conflict is met again; `failed_attempts` is at least 1."""
+        """Wait before the next attempt after a conflict; `failed_attempts` is at least 1."""
         wait_ms = self.backoff.wait_ms(failed_attempts, self.runtime.random)
         await self.runtime.clock.sleep_ms(wait_ms)
 
 
 def log_retry(failed_attempts: int, error: BaseException) -> None:
-    """The listener that says in the log what is repeated, and why; less often as it goes on."""
+    """Log that a request is repeated, and why: a `RetryListener`.
+
+    Only the attempts that are powers of two are logged, so that a long outage fills no log.
+    """
     if failed_attempts & (failed_attempts - 1):  # no power of two
         return
     log.warning("store request repeated", failed_attempts=failed_attempts, error=str(error))

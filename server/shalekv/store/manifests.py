@@ -1,8 +1,12 @@
-"""The manifest in the store: find the current one, and replace it by compare-and-swap.
+"""The manifest in the store: create it, find the current one, edit it by compare-and-swap.
 
-The manifest with the highest id is current. An edit creates the next id; since a collector may
-have deleted that id and a stalled process may create it anew, an edit counts only when a list
+The manifest with the highest id is current. An edit creates the next id. A collector may have
+deleted that id, and a stalled process may create it again; so an edit counts only when a list
 sent after its create shows it as the highest, or the current manifest contains it (rule F2).
+
+`StoredManifest` is the manifest for everybody. The writer uses it through `FencedManifest` and
+the compactor through `CompactedManifest`, which check the owner at every read and edit, so that no
+caller can forget the check.
 """
 
 from __future__ import annotations
@@ -35,37 +39,39 @@ from shalekv.store.cas import CasStore, Claimed, Taken
 Edit = Callable[[Manifest], Manifest]
 Landed = Callable[[Manifest], bool]
 
+EDIT_TIMEOUT_MS = 60_000
+
 
 class StoredManifest:
     """The manifest of one database. `current` is the newest that this process has seen."""
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
+        """Start without reading: call `refresh` before `current`."""
         self._store = store
         self._workers = store.runtime.workers
         self._current: Manifest | None = None
-        # It was the current one still at this moment of lapsed time, or later.
+        # `current` was still the current manifest at this monotonic time, or later.
         self.confirmed_ms = -math.inf
 
     @property
     def current(self) -> Manifest:
-        """The newest manifest that was seen. REQUIRES: `refresh` has returned once."""
+        """The newest manifest that this process has seen. REQUIRES: `refresh` has returned once."""
         if self._current is None:
             message = "no manifest was read yet"
             raise DatabaseNotFound(message)
         return self._current
 
     async def refresh(self) -> Manifest:
-        """List, then read the manifest with the highest id.
+        """List the manifests, read the one with the highest id, and return it.
 
         Raises `DatabaseNotFound`, `CorruptObject`, `StoreUnavailable`, and `ObjectNotFound` when
-        the store lists a manifest again that it does not have.
+        the store lists twice a manifest that cannot be read.
         """
         missing: int | None = None
         other: ObjectInfo | None = None
         while True:
             asked_ms = self._store.runtime.clock.monotonic_ms()
-            # One empty list may be torn; of what was deleted, two show nothing.
+            # One empty list may be torn. After two, the database counts as deleted.
             listed = await self._highest() or await self._highest()
             if listed is None:
                 raise DatabaseNotFound(self._not_found())
@@ -78,12 +84,12 @@ class StoredManifest:
             except ObjectNotFound:
                 if highest == missing:
                     raise
-                missing = highest  # collected since the list: there is a newer one
+                missing = highest  # collected since the list, so there is a newer one
                 continue
             if not _may_be(stored.info, listed) and listed != other:
-                # Collected since the list, and created anew by a stalled process: that has no
-                # effect (rule F2), and nobody may read it. A second list would not show the old one
-                # again, unless the store tells times in two ways.
+                # Collected since the list, and created again by a stalled process: such a manifest
+                # has no effect (rule F2), and must not be read. A second list would not show the
+                # old one again, unless the store reports times in two precisions.
                 other = listed
                 continue
             manifest = self._see(await self._workers.run(decode_manifest, name, stored.data))
@@ -91,11 +97,12 @@ class StoredManifest:
             return manifest
 
     async def edit(self, edit: Edit, landed: Landed, *, retry: bool = True) -> Manifest:
-        """Apply `edit` to the current manifest until it has landed; the manifest that has it.
+        """Apply `edit` to the current manifest until it has landed; return the resulting manifest.
 
-        `landed` tells whether a manifest contains the edit. `edit` may raise to give up. Raises
-        `ManifestVersionExists` on the first conflict if not `retry`, otherwise
-        tries until it wins: callers set a deadline. Raises `DatabaseMismatch` as `check_cas_mode`.
+        `landed` says whether a manifest contains the edit; the result may be a newer manifest than
+        the one of the edit. `edit` may raise to give up. After a conflict this raises
+        `ManifestVersionExists` if not `retry`, else it retries without limit: callers set a
+        deadline. Raises `DatabaseMismatch` as `check_cas_mode` does.
         """
         conflicts = 0
         while True:
@@ -114,7 +121,7 @@ class StoredManifest:
             await self._store.pause(conflicts)
 
     def check_cas_mode(self, manifest: Manifest) -> None:
-        """Raise `DatabaseMismatch` unless this process creates objects as the database demands.
+        """Raise `DatabaseMismatch` unless this process uses the CAS mode of the database.
 
         Two modes in one database would not see each other's claims. Reading needs no mode.
         """
@@ -128,7 +135,7 @@ class StoredManifest:
         raise DatabaseMismatch(message)
 
     async def _create_next(self, current: Manifest, edited: Manifest) -> Manifest | None:
-        """Create the manifest after `current`; None: another process was first."""
+        """Create the manifest after `current`; return None if another process was first."""
         edited = replace(
             edited,
             manifest_id=current.manifest_id + 1,
@@ -140,7 +147,7 @@ class StoredManifest:
         return edited if isinstance(outcome, Claimed) else None
 
     async def _has_landed(self, edited: Manifest, landed: Landed) -> bool:
-        """Rule F2: only a list that was sent after the create can tell whether it counts."""
+        """Whether the edit counts; only a list that is sent after the create can say (rule F2)."""
         highest = await self._highest()
         if highest is not None and _id_of(highest) == edited.manifest_id:
             self._see(edited)
@@ -148,10 +155,10 @@ class StoredManifest:
         return landed(await self.refresh())
 
     def _see(self, manifest: Manifest) -> Manifest:
-        """Make `manifest` current unless a newer one was seen meanwhile; the current one.
+        """Make `manifest` current unless a newer one was seen meanwhile; return the current one.
 
-        Raises `WrongObject` when it is of another database, and `IllegalState` when the state has
-        gone back (I5).
+        Raises `WrongObject` when it belongs to another database, and `IllegalState` when the state
+        has gone back (I5).
         """
         current = self._current
         if current is not None and manifest.database_id != current.database_id:
@@ -172,9 +179,10 @@ class StoredManifest:
         return self.current
 
     async def _highest(self) -> ObjectInfo | None:
-        """The manifest with the highest id in a list that is sent now; None: there is none."""
+        """Send a list; return the manifest with the highest id in it, or None without manifests."""
         known = 0 if self._current is None else self._current.manifest_id
-        # The one that is known is listed, too: if neither it nor a newer one is there, all is gone.
+        # The list begins at the known manifest: if it shows neither that nor a newer one, all
+        # manifests are gone.
         start_after = names.manifest_name(known - 1) if known else ""
         highest: ObjectInfo | None = None
         async for info in self._store.reads.list(names.MANIFEST_FOLDER, start_after=start_after):
@@ -203,9 +211,10 @@ def _id_of(listed: ObjectInfo) -> int:
 
 
 def _may_be(read: ObjectInfo, listed: ObjectInfo) -> bool:
-    """Whether what was read is the object that was listed; some stores tell seconds in one of both.
+    """Whether the object that was read can be the one that was listed.
 
-    One that was created anew is younger by more than the age at which the other was collected.
+    Some stores report whole seconds in one of the two replies. An object that was created again
+    is younger by more than the age at which the first was collected.
     """
     first, second = read.modified_ms, listed.modified_ms
     is_as_old = first == second or first == _second(second) or second == _second(first)
@@ -217,20 +226,17 @@ def _second(time_ms: int) -> int:
 
 
 def _progress(manifest: Manifest) -> tuple[int, int]:
-    """What never goes back while one history goes on, restorations of older states excluded."""
+    """Values that never decrease, unless an older state of the database was restored."""
     return manifest.first_uncompacted_wal_id, manifest.last_compacted_seq
 
 
-# --- named
-# The manifest that a snapshot names.
-
-
 async def named_manifest(store: CasStore, seen: Manifest, snapshot_id: bytes) -> Manifest:
-    """The manifest that a snapshot in `seen` names, and so the one whose objects it keeps.
+    """Return the manifest that a snapshot in `seen` names; the snapshot keeps its objects.
 
-    An edit that creates a snapshot may return a newer manifest than the one that it made: that may
-    name objects which the snapshot does not keep, so nobody must read by it. Raises
-    `SnapshotNotFound`, `CorruptObject`, `StoreError`, and `ObjectNotFound` when it has expired.
+    An edit that creates a snapshot may return a newer manifest than the one it has created. That
+    may name objects which the snapshot does not keep, so readers of the snapshot must not use it.
+    Raises `SnapshotNotFound`, `CorruptObject`, `StoreError`, and `ObjectNotFound` when the snapshot
+    has expired.
     """
     snapshot = find_snapshot(seen, snapshot_id)
     if snapshot is None:
@@ -242,33 +248,29 @@ async def named_manifest(store: CasStore, seen: Manifest, snapshot_id: bytes) ->
     return await store.runtime.workers.run(decode_manifest, name, data)
 
 
-# --- fenced
-# The manifest as its writer sees it: every read and every edit first checks who owns it.
-#
-# Fencing is a wrapper around the stored manifest, so that no caller can forget the check.
-
-
 class FencedManifest:
-    """A `StoredManifest` that raises `Fenced` as soon as another writer owns it."""
+    """The manifest for its writer: raises `Fenced` as soon as another writer owns it.
+
+    `own` is the writer, which has won its epoch in this manifest.
+    """
 
     def __init__(self, stored: StoredManifest, own: WriterId) -> None:
-        """`own` has won its epoch in this manifest."""
         self._stored = stored
         self.own = own
 
     @property
     def current(self) -> Manifest:
-        """The newest manifest that was seen; this writer owned it."""
+        """The newest manifest that this process has seen; this writer owned it."""
         return self._stored.current
 
     async def refresh(self) -> Manifest:
-        """The newest manifest, by a list that is sent now. Raises `Fenced`."""
+        """Refresh as `StoredManifest.refresh`. Raises `Fenced`."""
         manifest = await self._stored.refresh()
         check_owner(manifest, self.own)
         return manifest
 
     async def edit(self, edit: Edit, landed: Landed) -> Manifest:
-        """As `StoredManifest.edit`, on manifests that this writer owns. Raises `Fenced`."""
+        """Edit as `StoredManifest.edit`, as long as this writer owns it. Raises `Fenced`."""
 
         def owned_edit(manifest: Manifest) -> Manifest:
             check_owner(manifest, self.own)
@@ -279,55 +281,47 @@ class FencedManifest:
         return manifest
 
 
-# --- compacted
-# The manifest as its compactor sees it: every read and every edit first checks who that is.
-
-
 class CompactedManifest:
-    """A `StoredManifest` that raises `Superseded` as soon as there is another compactor."""
+    """The manifest for its compactor: raises `Superseded` as soon as there is another compactor.
+
+    `own` is the compactor, which has won its epoch in this manifest.
+    """
 
     def __init__(self, stored: StoredManifest, own: CompactorId) -> None:
-        """`own` has won its epoch in this manifest."""
         self._stored = stored
-        self._editing = asyncio.Lock()  # edits of one process need not conflict
+        self._edit_lock = asyncio.Lock()  # edits of one process must not conflict with each other
         self.own = own
 
     @property
     def current(self) -> Manifest:
-        """The newest manifest that was seen."""
+        """The newest manifest that this process has seen."""
         return self._stored.current
 
     async def refresh(self) -> Manifest:
-        """The newest manifest, by a list that is sent now. Raises `Superseded`."""
+        """Refresh as `StoredManifest.refresh`. Raises `Superseded`."""
         manifest = await self._stored.refresh()
         check_compactor(manifest, self.own)
         return manifest
 
     async def edit(self, edit: Edit, landed: Landed) -> Manifest:
-        """As `StoredManifest.edit`, on manifests whose compactor is this. Raises `Superseded`."""
+        """Edit as `StoredManifest.edit`, while this is its compactor. Raises `Superseded`."""
 
         def own_edit(manifest: Manifest) -> Manifest:
             check_compactor(manifest, self.own)
             return edit(manifest)
 
-        async with self._editing:
+        async with self._edit_lock:
             manifest = await self._stored.edit(own_edit, landed)
         check_compactor(manifest, self.own)
         return manifest
 
 
-# --- editing
-# Edits of the manifest by processes other than the writer, with a deadline.
-
-
-EDIT_TIMEOUT_MS = 60_000
-
-
 @asynccontextmanager
 async def edit_deadline(store: CasStore, timeout_ms: int = EDIT_TIMEOUT_MS) -> AsyncIterator[None]:
-    """Bounds an edit of the manifest, which otherwise goes on until it wins.
+    """Bound an edit of the manifest, which otherwise retries until it wins.
 
-    Raises `ManifestConflict`; nobody knows then whether the edit was made.
+    For processes other than the writer. Raises `ManifestConflict` at the deadline; it is unknown
+    then whether the edit was made.
     """
     try:
         async with asyncio.timeout(timeout_ms / 1_000):
@@ -340,18 +334,14 @@ async def edit_deadline(store: CasStore, timeout_ms: int = EDIT_TIMEOUT_MS) -> A
         raise ManifestConflict(message) from None
 
 
-# --- founding
-# The first manifest of a database: whoever creates it has made the database.
-
-
 async def check_vacant(cas: CasStore) -> None:
-    """Raise `DatabaseExists` when any manifest is there: the first may have been collected."""
+    """Raise `DatabaseExists` when there is any manifest: the first may have been collected."""
     if await _manifest_ids(cas):
         raise _exists(cas)
 
 
 async def any_wal_object(cas: CasStore) -> str | None:
-    """The name of the first WAL object; None: there is none."""
+    """Return the name of the first WAL object, or None without one."""
     async for info in cas.reads.list(names.WAL_FOLDER):
         if names.parse_wal_name(info.name) is not None:
             return info.name
@@ -359,17 +349,17 @@ async def any_wal_object(cas: CasStore) -> str | None:
 
 
 async def found(cas: CasStore, manifest: Manifest) -> None:
-    """Create the database whose first manifest this is. Raises `DatabaseExists`."""
+    """Create a database by creating its first manifest. Raises `DatabaseExists`."""
     name = names.manifest_name(manifest.manifest_id)
     outcome = await cas.claim(name, encode_manifest(manifest))
-    # Another process may have created the database, and collected its first manifest, since it was
-    # looked for (F2).
+    # Since `check_vacant`, another process may have created the database and collected its first
+    # manifest (F2).
     if isinstance(outcome, Taken) or await _manifest_ids(cas) != {manifest.manifest_id}:
         raise _exists(cas)
 
 
 def remains(cas: CasStore, name: str) -> IllegalState:
-    """The error of whoever would put a database on what is left of another."""
+    """Return the error for a new database where objects of a lost one remain, such as `name`."""
     return IllegalState(
         f"{cas.url} holds {name} and no manifest: the manifests of this database are lost. "
         "Put them back, restore the database from a copy, or create one at another URL"

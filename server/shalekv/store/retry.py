@@ -1,4 +1,4 @@
-"""How long to wait before a request to a store is repeated, and a store that repeats reads.
+"""Retries of requests to a store: backoff, the policy for refusals, and a store that retries reads.
 
 Waiting and randomness come from the `Runtime`: in virtual time, the same seed waits the same.
 """
@@ -28,21 +28,21 @@ from shalekv.store.api import (
 
 T = TypeVar("T")
 
-# Told before each wait: how many attempts failed, and how the last one did.
+# Called before each wait with the number of failed attempts and the error of the last one.
 RetryListener = Callable[[int, BaseException], None]
 
 MAX_DOUBLINGS = 30  # keeps the number small when an outage lasts for days
 
 
-def unheard(_failed_attempts: int, _error: BaseException) -> None:
-    """The listener that does nothing."""
+def no_listener(_failed_attempts: int, _error: BaseException) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double from `first_ms` to `longest_ms`, each cut by a random share of its half.
+    """Waits that double from `first_ms` to `longest_ms`, each shortened at random by up to a half.
 
-    The jitter keeps processes that failed together from coming back together.
+    The jitter keeps processes that failed together from retrying together.
     """
 
     first_ms: float = 20.0
@@ -57,7 +57,7 @@ class Backoff:
             )
 
     def wait_ms(self, failed_attempts: int, random: Random) -> float:
-        """The wait after so many failed attempts, at least 1."""
+        """Draw the wait after so many failed attempts, of which there is at least one."""
         doublings = min(failed_attempts - 1, MAX_DOUBLINGS)
         full_ms = min(self.longest_ms, self.first_ms * 2.0**doublings)
         return full_ms * random.uniform(0.5, 1.0)
@@ -68,31 +68,32 @@ DEFAULT_READ_ATTEMPTS = 5
 
 
 class RefusalPolicy:
-    """Decides whether a refused request is sent again, for all who ask one store.
+    """Decides whether a refused request is sent again; one policy for all users of a store.
 
-    A store that has accepted a request of this process knows it: a refusal may pass, as while
-    credentials are replaced or a permission travels through a cluster. A store that has accepted
-    none yet refuses for good.
+    Once a store has accepted a request of this process, a later refusal may be transient: while
+    credentials are replaced, or a permission spreads through a cluster. Such a refusal is retried
+    for a while. A refusal by a store that has not accepted any request yet is final.
     """
 
     def __init__(self, sent: RequestCounts, runtime: Runtime) -> None:
-        """`sent` belongs to the store: what is set there holds for all who ask it."""
+        """`sent` belongs to the store, so that all users of the store share its state."""
         self._sent = sent
         self._clock = runtime.clock
 
     @contextmanager
     def opening(self, timeout_ms: float) -> Iterator[None]:
-        """Repeat refused requests for `timeout_ms` inside, and for a second outside."""
+        """Retry refused requests for at least `timeout_ms` inside this context."""
         sent = self._sent
-        window_ms, sent.refusals_ms = sent.refusals_ms, max(timeout_ms, sent.refusals_ms)
+        outside_ms = sent.refusal_retry_ms
+        sent.refusal_retry_ms = max(timeout_ms, outside_ms)
         try:
             yield
         finally:
-            sent.refusals_ms = window_ms
+            sent.refusal_retry_ms = outside_ms
 
     def begin(self) -> Callable[[StoreRefused], bool]:
-        """A predicate for the refusals of one request, which begins now."""
-        until_ms = self._clock.monotonic_ms() + self._sent.refusals_ms
+        """Begin a request: return the predicate that says whether to retry after a refusal."""
+        until_ms = self._clock.monotonic_ms() + self._sent.refusal_retry_ms
 
         def may_pass(error: StoreRefused) -> bool:
             is_known = self._sent.was_accepted and error.may_pass
@@ -101,7 +102,7 @@ class RefusalPolicy:
         return may_pass
 
     def accepted(self) -> None:
-        """Note that the store has accepted a request."""
+        """Record that the store has accepted a request."""
         self._sent.was_accepted = True
 
 
@@ -110,13 +111,13 @@ async def repeat(
     runtime: Runtime,
     backoff: Backoff,
     *,
-    is_passing: Callable[[Exception, int], bool],
+    should_retry: Callable[[Exception, int], bool],
     listener: RetryListener,
 ) -> T:
-    """The result of `attempt`, which is repeated as long as `is_passing` says so.
+    """Return the result of `attempt`, repeating it as long as `should_retry` returns true.
 
-    It is called with the error and the number of failed attempts. What it declines is raised as it
-    is.
+    `should_retry` gets the error and the number of failed attempts. An error that it declines is
+    raised unchanged.
     """
     failed_attempts = 0
     while True:
@@ -124,18 +125,18 @@ async def repeat(
             return await attempt()
         except Exception as error:
             failed_attempts += 1
-            if not is_passing(error, failed_attempts):
+            if not should_retry(error, failed_attempts):
                 raise
             listener(failed_attempts, error)
         await runtime.clock.sleep_ms(backoff.wait_ms(failed_attempts, runtime.random))
 
 
 class RetryingStore(ObjectStore):
-    """A store that repeats what is safe to repeat after `StoreUnavailable`, and then raises it.
+    """A store that repeats failed requests, as far as that is safe.
 
-    `StoreRefused` is repeated as `refusals` decides.
-
-    `create` is passed on as it is: what its outcome means, `shalekv.store.cas` decides.
+    The last of `attempts` that end in `StoreUnavailable` is raised. `StoreRefused` is retried as
+    `refusals` decides. `create` is sent once: `shalekv.store.cas` resolves its outcome and
+    repeats it.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class RetryingStore(ObjectStore):
         *,
         attempts: int = DEFAULT_READ_ATTEMPTS,
         backoff: Backoff = DEFAULT_BACKOFF,
-        listener: RetryListener = unheard,
+        listener: RetryListener = no_listener,
     ) -> None:
         if attempts < 1:
             raise InvalidSetting(f"{attempts} attempts at a read: there must be one at least")
@@ -174,21 +175,21 @@ class RetryingStore(ObjectStore):
         return await self._repeat(partial(self._inner.head, name))
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """As the interface says; after a failure it goes on behind the last object it showed."""
+        """List as `ObjectStore.list`; after a failure, continue behind the last yielded object."""
         failed_attempts = 0
-        is_passing = self._is_passing()
+        should_retry = self._should_retry()
         while True:
             try:
                 async for info in self._inner.list(prefix, start_after=start_after):
                     if failed_attempts:
-                        failed_attempts, is_passing = 0, self._is_passing()
+                        failed_attempts, should_retry = 0, self._should_retry()
                     start_after = info.name
                     yield info
                 self.refusals.accepted()
                 return
             except (StoreUnavailable, StoreRefused) as error:
                 failed_attempts += 1
-                if not is_passing(error, failed_attempts):
+                if not should_retry(error, failed_attempts):
                     raise
                 self._listener(failed_attempts, error)
             wait_ms = self._backoff.wait_ms(failed_attempts, self._runtime.random)
@@ -212,7 +213,7 @@ class RetryingStore(ObjectStore):
                 request,
                 self._runtime,
                 self._backoff,
-                is_passing=self._is_passing(),
+                should_retry=self._should_retry(),
                 listener=self._listener,
             )
         except ObjectNotFound:
@@ -221,15 +222,15 @@ class RetryingStore(ObjectStore):
         self.refusals.accepted()
         return result
 
-    def _is_passing(self) -> Callable[[Exception, int], bool]:
+    def _should_retry(self) -> Callable[[Exception, int], bool]:
         may_pass = self.refusals.begin()
         unanswered_count = 0
 
-        def is_passing(error: Exception, _failed_attempts: int) -> bool:
+        def should_retry(error: Exception, _failed_attempts: int) -> bool:
             nonlocal unanswered_count
             if isinstance(error, StoreUnavailable):
                 unanswered_count += 1
                 return unanswered_count < self._attempts
             return isinstance(error, StoreRefused) and may_pass(error)
 
-        return is_passing
+        return should_retry

@@ -6,7 +6,7 @@ import pytest
 
 from shalekv.errors import InvalidSetting, ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import REFUSALS_MS, Created, ObjectStore, Unknown
+from shalekv.store.api import REFUSAL_RETRY_MS, Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import Backoff, RetryingStore
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
@@ -115,7 +115,7 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
     inner.read_fates, inner.creates = [Fate.FORBIDDEN] * 99, [Fate.FORBIDDEN] * 99
     with pytest.raises(StoreRefused):
         await ask()
-    assert REFUSALS_MS / 2 < sum(clock.waits_ms[3:]) < 3 * REFUSALS_MS
+    assert REFUSAL_RETRY_MS / 2 < sum(clock.waits_ms[3:]) < 3 * REFUSAL_RETRY_MS
     clock.waits_ms.clear()
     with cas.refusals.opening(60_000), pytest.raises(StoreRefused):
         await ask()

@@ -27,7 +27,7 @@ from shalekv.store.api import (
     Unknown,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import Backoff, RefusalPolicy, RetryListener, repeat, unheard
+from shalekv.store.retry import Backoff, RefusalPolicy, RetryListener, no_listener, repeat
 from shalekv.store.two_phase.store import TwoPhaseStore
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Scratch:
         runtime: Runtime,
         settings: StoreSettings,
         effort: Effort,
-        listener: RetryListener = unheard,
+        listener: RetryListener = no_listener,
     ) -> None:
         """`stores` are views of one database, with connections of their own where that can be.
 
@@ -124,23 +124,23 @@ class Scratch:
                 attempt,
                 self.runtime,
                 self._backoff,
-                is_passing=self._is_passing(store),
+                should_retry=self._should_retry(store),
                 listener=self._listener,
             )
         except _NoAnswer as unanswered:
             raise StoreUnavailable(store.url, "create", name, str(unanswered)) from None
         return outcome, is_first
 
-    def _is_passing(self, store: ObjectStore) -> Callable[[Exception, int], bool]:
+    def _should_retry(self, store: ObjectStore) -> Callable[[Exception, int], bool]:
         may_pass = RefusalPolicy(store.sent, self.runtime).begin()
 
-        def is_passing(error: Exception, failed_attempts: int) -> bool:
+        def should_retry(error: Exception, failed_attempts: int) -> bool:
             if isinstance(error, StoreRefused):
                 return may_pass(error)
             is_unanswered = isinstance(error, StoreUnavailable | _NoAnswer)
             return is_unanswered and failed_attempts != self.effort.create_attempts
 
-        return is_passing
+        return should_retry
 
     async def created(
         self,
