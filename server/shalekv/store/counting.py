@@ -1,4 +1,4 @@
-"""A store that counts what is asked of another one: the figures that the bill is made of.
+"""A store that counts the requests to another one, by operation and folder.
 
 It costs a few microseconds for a request, so every process that serves has one.
 """
@@ -43,15 +43,15 @@ class Operation(enum.StrEnum):
 
 @dataclass(slots=True)
 class Count:
-    """What one operation came to."""
+    """Totals of one operation."""
 
     requests: int = 0  # calls begun; a list counts once, however many pages it has
-    failures: int = 0  # ... that ended without an answer: unavailable, broken, unknown
-    objects: int = 0  # ... created, read, shown by lists, asked to be deleted
+    failures: int = 0  # calls that ended without an answer: unavailable, broken, unknown
+    objects: int = 0  # objects created, read, listed, or requested to be deleted
     transferred_bytes: int = 0  # contents sent by creates and received by reads
 
     def add(self, other: Count) -> None:
-        """Count what the other one has counted, too."""
+        """Add the totals of `other`."""
         self.requests += other.requests
         self.failures += other.failures
         self.objects += other.objects
@@ -63,7 +63,7 @@ FOLDERS = tuple(name.rstrip("/") for name in (MANIFEST_FOLDER, WAL_FOLDER, LEVEL
 
 
 class CountingStore(ObjectStore):
-    """Passes everything on to `inner`, and counts; `reads` tells whether reads succeed."""
+    """Passes all calls on to `inner`, and counts them; `reads` tracks whether reads succeed."""
 
     def __init__(self, inner: ObjectStore, clock: Clock | None = None) -> None:
         self.reads = Reachability(clock or MachineClock())
@@ -78,17 +78,17 @@ class CountingStore(ObjectStore):
 
     @property
     def counts(self) -> Mapping[Operation, Count]:
-        """What each operation came to so far."""
+        """Totals of each operation so far."""
         return MappingProxyType(self._counts)
 
     @property
     def counts_by_folder(self) -> Mapping[tuple[Operation, str], Count]:
-        """The same for each folder of the database that was asked for; "": none of them alone."""
+        """Totals by operation and folder of the database; "" for no folder, or several."""
         return MappingProxyType(self._by_folder)
 
     @property
     def most_creates_in_flight(self) -> Mapping[str, int]:
-        """For each folder, the greatest number of creates that were under way at once."""
+        """For each folder, the greatest number of creates in flight at once."""
         return MappingProxyType(self._most_creates_in_flight)
 
     async def create(

@@ -1,6 +1,14 @@
-"""The calls to the operating system that local stores and caches make.
+"""Files on a local disk: the calls to the operating system, and files that survive a power cut.
 
-A test can stand below them.
+`FileSystem` makes the system calls of local stores, caches and logs; a test can replace it.
+`Disk` creates the objects of a local store in these steps. After a power cut, each step that was
+not synced may or may not have happened, whatever came before or after it:
+
+    make the folder, sync every folder above it        so that the folder survives
+    write <name>.<random>.tmp in the folder, sync it   so that no half object gets a name
+    link it to <name>                                  the compare-and-swap: one process wins
+    sync the folder                                    so that the name survives
+    remove <name>.<random>.tmp                         last: see `Disk.sync_seen`
 """
 
 from __future__ import annotations
@@ -23,14 +31,35 @@ from shalekv.store.api import Created, CreateOutcome, Exists, Unknown
 NEW_FILE_MODE = 0o666  # the umask of the process decides
 NEW_FOLDER_MODE = 0o777  # as above
 
-# 64 MiB in one write took up to five times as long as in such pieces, presumably because the page
-# cache wants larger blocks then. After each piece the thread has to wait for the GIL: not smaller.
+# Writing 64 MiB in one call took up to five times as long as in pieces of this size, presumably
+# because the page cache then needs larger blocks. The pieces are not smaller, because the thread
+# has to wait for the GIL after each.
 WRITE_BYTES_MAX = 1 << 20
+
+# Files with a second name whose folders were synced: the most that is remembered, unless one list
+# shows more; some 2 MB. A file that is forgotten costs another sync of its folder.
+SEEN_SYNCED_MAX_COUNT = 4_096
+
+# Errors of `link` after which it has done nothing; after any other the name may exist.
+_LINK_REFUSALS = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EMLINK,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EROFS,
+    }
+)
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """What the file system says about a file or folder."""
+    """Status of a file or folder."""
 
     is_file: bool  # a regular file: not a folder, link, pipe or device
     size_bytes: int
@@ -56,7 +85,7 @@ class ListedFile(NamedTuple):
 
 
 class FileLock:
-    """A file that is locked until `release`, or until nobody holds this, or the process ends."""
+    """A lock on a file. It ends with `release`, with the last reference to this, or the process."""
 
     __slots__ = ("descriptor",)
 
@@ -67,42 +96,42 @@ class FileLock:
         self.release()
 
     def release(self) -> None:
-        """Unlock it, once."""
+        """Unlock the file; another call does nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class FileSystem:
-    """The operating system's files. Every method blocks and raises what `os` raises.
+    """The operating system's files. Every method blocks and raises `OSError` as `os` does.
 
-    Paths are absolute. A descriptor that is opened here is closed with `close`.
+    Paths are absolute. The caller closes with `close` each descriptor that it opens here.
     """
 
     def create(self, path: Path) -> int:
-        """A descriptor that writes to a new, empty file; `FileExistsError` if there is one."""
+        """Open a new, empty file for writing. Raises `FileExistsError` if there is one."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return os.open(path, flags, NEW_FILE_MODE)
 
     def open(self, path: Path) -> int:
-        """A descriptor that reads a file; a symbolic link is not followed."""
-        # Without O_NONBLOCK, a pipe that somebody left in the folder would block for ever.
+        """Open a file for reading; a symbolic link is not followed."""
+        # Without O_NONBLOCK, a pipe in the folder would block forever.
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def open_update(self, path: Path) -> int:
-        """A descriptor that reads and writes an existing file; no symbolic link is followed."""
+        """Open an existing file for reading and writing; a symbolic link is not followed."""
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def open_folder(self, path: Path) -> int:
-        """A descriptor that syncs a folder."""
+        """Open a folder, to sync it."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Append some of `data`: how many bytes."""
+        """Append some of `data`; return how many bytes."""
         return os.write(descriptor, data[:WRITE_BYTES_MAX])
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        """At most `length` bytes from `offset` on; none at the end of the file."""
+        """Read at most `length` bytes from `offset`; none at the end of the file."""
         return os.pread(descriptor, length, offset)
 
     def fsync(self, descriptor: int) -> None:
@@ -113,11 +142,11 @@ class FileSystem:
             os.fsync(descriptor)
 
     def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
-        """Write some of `data` at `offset`: how many bytes."""
+        """Write some of `data` at `offset`; return how many bytes."""
         return os.pwrite(descriptor, data[:WRITE_BYTES_MAX], offset)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """Extend a file to this size with zeros, and take the space for them on the disk."""
+        """Extend a file to this size with zeros, and allocate the space for them on the disk."""
         if sys.platform == "darwin":  # which has no call for it
             zeros = memoryview(bytes(WRITE_BYTES_MAX))
             offset = os.fstat(descriptor).st_size
@@ -127,23 +156,23 @@ class FileSystem:
             os.posix_fallocate(descriptor, 0, size_bytes)
 
     def sync_data(self, descriptor: int) -> None:
-        """Make a file's bytes survive a power cut, and of its status what it takes to read them."""
+        """Make a file's bytes survive a power cut, with only the metadata needed to read them."""
         if sys.platform == "darwin":
             self.fsync(descriptor)
         else:
             os.fdatasync(descriptor)
 
     def drop_cached(self, descriptor: int) -> None:
-        """Have the next reads of a file come from the disk, where the system allows it."""
+        """Drop a file from the page cache, where the system can, so that reads go to the disk."""
         if sys.platform != "darwin":
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self, descriptor: int) -> None:
-        """Give the descriptor back."""
+        """Close a descriptor."""
         os.close(descriptor)
 
     def link(self, existing: Path, new: Path) -> None:
-        """Give a file a second name, atomically; `FileExistsError` if the name is taken."""
+        """Give a file a second name, atomically. Raises `FileExistsError` if the name is taken."""
         os.link(existing, new)
 
     def unlink(self, path: Path) -> None:
@@ -163,22 +192,22 @@ class FileSystem:
         return os.access(folder, os.W_OK)
 
     def stat(self, path: Path) -> FileStatus:
-        """What the file system says about the file of this name; a link is not followed."""
+        """Read the status of the file of this name; a symbolic link is not followed."""
         return _status(path.stat(follow_symlinks=False))
 
     def stat_folder(self, path: Path) -> FileStatus:
-        """What the file system says about a folder; a symbolic link to one is followed."""
+        """Read the status of a folder; a symbolic link to one is followed."""
         status = path.stat()
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         return _status(status)
 
     def fstat(self, descriptor: int) -> FileStatus:
-        """What the file system says about an open file."""
+        """Read the status of an open file."""
         return _status(os.fstat(descriptor))
 
     def touch(self, path: Path) -> FileStatus:
-        """Set the modification time of a file, which is made if need be, to the present."""
+        """Set the modification time of a file to the present; create it if it is missing."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, NEW_FILE_MODE)
         try:
             os.utime(descriptor)
@@ -191,11 +220,11 @@ class FileSystem:
         os.utime(descriptor)
 
     def rename(self, existing: Path, new: Path) -> None:
-        """Give a file another name, atomically; who has that name loses it."""
+        """Give a file another name, atomically; a file that had the name is replaced."""
         existing.replace(new)
 
     def append(self, path: Path, data: bytes) -> FileStatus:
-        """Add `data` to the end of an existing file, in one piece whoever else does."""
+        """Append `data` to an existing file in one piece, also beside appends of others."""
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             os.write(descriptor, data)
@@ -204,7 +233,7 @@ class FileSystem:
             os.close(descriptor)
 
     def resize(self, path: Path, size_bytes: int) -> None:
-        """Cut a file, or extend it with zeros; it is made if need be."""
+        """Cut a file to this size, or extend it with zeros; create it if it is missing."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, NEW_FILE_MODE)
         try:
             os.ftruncate(descriptor, size_bytes)
@@ -212,12 +241,12 @@ class FileSystem:
             os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
-        """What may still be allocated on the file system of a file or folder."""
+        """Return the bytes that can still be allocated on the file system of this path."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
     def try_lock(self, path: Path) -> FileLock | None:
-        """The lock of a file, which is made if need be; None: somebody else has it."""
+        """Lock a file, created if it is missing; return None if it is locked elsewhere."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, NEW_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,11 +259,11 @@ class FileSystem:
         return FileLock(descriptor)
 
     def now_ms(self) -> int:
-        """The present, by the clock that sets modification times on a disk of this machine."""
+        """Return the time, by the clock that sets modification times on disks of this machine."""
         return time.time_ns() // 1_000_000
 
     def list_files(self, path: Path) -> list[ListedFile]:
-        """The regular files in a folder, in no order; those that vanish meanwhile are left out."""
+        """List the regular files in a folder, in no order, without those that vanish meanwhile."""
         files = []
         with os.scandir(path) as entries:
             for at in entries:
@@ -246,8 +275,9 @@ class FileSystem:
         return files
 
     def list_folder(self, path: Path) -> list[FolderEntry]:
-        """The names in a folder, in no order, and read piece by piece: others may change it
-        between two pieces.
+        """List the names in a folder, in no order.
+
+        The folder is read piece by piece: others may change it between two pieces.
         """
         with os.scandir(path) as entries:
             return [FolderEntry(at.name, at.is_dir(follow_symlinks=False)) for at in entries]
@@ -267,47 +297,14 @@ def _status(status: os.stat_result) -> FileStatus:
 REAL_FILE_SYSTEM = FileSystem()
 
 
-# --- disk
-# Files that survive a power cut: the order of writes and syncs that a local store rests on.
-#
-# An object is created in these steps; after a power cut, each unsynced one may or may not have
-# happened, whatever came before or after it:
-#
-#     make the folder, sync every folder above it        so that the folder survives
-#     write <name>.<random>.tmp in the folder, sync it   so that no half object gets a name
-#     link it to <name>                                  the compare-and-swap: one process wins
-#     sync the folder                                    so that the name survives
-#     remove <name>.<random>.tmp                         last: see `sync_seen`
-
-
-# What `link` says when it did nothing; any other error leaves open whether the name exists.
-_LINK_REFUSALS = frozenset(
-    {
-        errno.EACCES,
-        errno.EDQUOT,
-        errno.EMLINK,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.ENOTDIR,
-        errno.EROFS,
-    }
-)
-# Files with a second name whose folders were synced, of which no more are kept in mind unless one
-# list shows more: some 2 MB. What is forgotten costs another sync of its folder.
-SEEN_SYNCED_MAX_COUNT = 4_096
-_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-
-
 class Disk:
-    """Creates files and folders durably, and refuses to after a failed sync.
+    """Creates files and folders durably, and refuses to write after a failed sync.
 
-    After a failed sync the kernel may have dropped the data and call it clean: a second sync
-    would succeed and mean nothing. So nothing is written any more until the process is started
-    again and reads what is really there. An error of input or output (EIO) counts the same.
-    A full disk does not where a write or a link tells it and does nothing; a file system that
-    tells it at the sync leaves nobody knowing what it kept.
+    After a failed sync the kernel may have dropped the data and marked it clean: a second sync
+    would succeed without effect. So nothing is written until the process is started again and
+    reads what is really on the disk. An I/O error (EIO) counts the same. A full disk does not, if
+    a write or a link reports it, which then has done nothing. A full disk that only the sync
+    reports counts as a failed sync, since it is unknown what was kept.
     """
 
     def __init__(self, filesystem: FileSystem, url: str) -> None:
@@ -318,12 +315,12 @@ class Disk:
         self._seen_synced: set[tuple[Path, int]] = set()
 
     def check(self, operation: str, path: Path) -> None:
-        """Raise `StoreBroken` if nothing more may be written."""
+        """Raise `StoreBroken` if nothing may be written any more."""
         if self._problem is not None:
             raise StoreBroken(self._url, operation, str(path), self._problem)
 
     def create(self, path: Path, temp_path: Path, data: bytes) -> CreateOutcome:
-        """Create a file if there is none at `path`, by way of `temp_path` in the same folder.
+        """Create a file at `path` if there is none; `temp_path` is a new name in the same folder.
 
         Raises `OSError` when nothing was created, and `StoreBroken`, after which the file may
         exist or not.
@@ -332,24 +329,24 @@ class Disk:
         folder = path.parent
         try:
             self._ensure_folder(folder)
-            # Opened before the link, so that an error in writing the link back is told to this
+            # Opened before the link, so that an error in writing the link back is reported to this
             # descriptor, and so that nothing is linked that cannot be synced.
             folder_descriptor = self._filesystem.open_folder(folder)
             try:
                 self._write(temp_path, data)
                 return self._link(temp_path, path, folder_descriptor)
             finally:
-                with contextlib.suppress(OSError):  # it says nothing about what was done
+                with contextlib.suppress(OSError):  # the outcome does not depend on it
                     self._filesystem.close(folder_descriptor)
         except OSError as error:
             if error.errno == errno.EIO:
-                self._break("create", path, _told(error), error)
-            if error.errno == errno.ENOENT:  # somebody removed the folder or the temporary file
+                self._break("create", path, _disk_unknown(error), error)
+            if error.errno == errno.ENOENT:  # the folder or the temporary file was removed
                 self._durable_folders.clear()
             raise
 
     def sync_folder(self, folder: Path) -> None:
-        """Make the present entries of a folder survive a power cut."""
+        """Make the current entries of a folder survive a power cut."""
         descriptor = self._filesystem.open_folder(folder)
         try:
             self._sync(descriptor, folder)
@@ -357,12 +354,12 @@ class Disk:
             self._filesystem.close(descriptor)
 
     def sync_seen(self, files: Mapping[Path, FileStatus]) -> None:
-        """Make files, by path, durable before they are shown to anybody.
+        """Make files, by path, durable before a reader sees them.
 
-        A creator removes the temporary name after it has synced the folder. So a file that has
-        a second name may vanish in a power cut, and whoever was told of it would see time go
-        backwards (I6): its folder is synced first. This costs nothing for all other files, and
-        for those that a backup gave a second name it happens once, as a rule.
+        A creator removes the temporary name after it has synced the folder. So a file that still
+        has a second name may vanish in a power cut, and a reader of it would later see the
+        database go back (I6): the folder of such a file is synced first. Other files cost
+        nothing. A file that has a second name because of a backup is synced once, as a rule.
         """
         linked = {(path, file.inode) for path, file in files.items() if file.links > 1}
         fresh = linked - self._seen_synced
@@ -374,7 +371,7 @@ class Disk:
             self._seen_synced |= fresh
 
     def ensure_folder(self, folder: Path) -> None:
-        """Make a folder and those above it, so that they survive a power cut."""
+        """Make a folder and those above it, durably."""
         self.check("mkdir", folder)
         self._ensure_folder(folder)
 
@@ -388,8 +385,8 @@ class Disk:
             self._ensure_folder(parent)
             self._make_folder(folder)
             status = self._filesystem.stat_folder(folder)
-        # Folders that were there before are synced too: another process may have made them a
-        # moment ago. This ends at the root of the file system.
+        # The parents of existing folders are synced too: another process may have made them a
+        # moment ago. The recursion ends at the root of the file system.
         if self._filesystem.stat_folder(parent).device == status.device:
             self._make_durable(parent)
         self._durable_folders.add(folder)
@@ -398,10 +395,10 @@ class Disk:
         try:
             self._filesystem.mkdir(folder)
         except FileExistsError:
-            return  # somebody else was faster
+            return  # another process was faster
         except FileNotFoundError as error:
             self._filesystem.stat_folder(folder.parent)  # it may have been removed meanwhile
-            # As /proc does, which exists and takes no folders.
+            # Some file systems, such as /proc, accept no new folders.
             problem = f"no folder can be made in {folder.parent}"
             raise OSError(errno.EOPNOTSUPP, problem) from error
 
@@ -410,8 +407,8 @@ class Disk:
             self.sync_folder(parent)
         except PermissionError:
             if self._filesystem.may_write(parent):
-                raise  # what is made in there cannot be made durable
-            return  # whoever made it had other rights, and long ago
+                raise  # entries of this folder cannot be made durable
+            return  # this process cannot have made it: it was made with other rights, long ago
         self._ensure_folder(parent)
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -444,8 +441,8 @@ class Disk:
             if error.errno == errno.EIO:
                 raise
             return Unknown(str(error))  # the temporary name stays: see `sync_seen`
-        # Before `Exists` too: the winner may not have got this far yet, and what it wrote is
-        # about to be read and acted upon.
+        # Before `Exists` too: the winner may not have synced yet, and the caller is about to read
+        # its object and act on it.
         self._sync(folder_descriptor, path)
         self._discard(temp_path)
         return outcome
@@ -455,10 +452,10 @@ class Disk:
         try:
             self._filesystem.fsync(descriptor)
         except OSError as error:
-            self._break("fsync", path, _told(error), error)
+            self._break("fsync", path, _disk_unknown(error), error)
 
     def _discard(self, temp_path: Path) -> None:
-        # A temporary file that stays is listed under its own name, and collected when it is old.
+        # If a temporary file stays, lists show it, and the collector deletes it when it is old.
         with contextlib.suppress(OSError):
             self._filesystem.unlink(temp_path)
 
@@ -468,5 +465,5 @@ class Disk:
         raise StoreBroken(self._url, operation, str(path), message) from error
 
 
-def _told(error: OSError) -> str:
+def _disk_unknown(error: OSError) -> str:
     return f"{error.strerror}; what is on the disk is unknown: check it, then start again"

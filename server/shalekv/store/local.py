@@ -1,8 +1,8 @@
 """An object store in a folder of a local file system, for many processes at once.
 
-An object is a file of the same name. How creating one survives a power cut is told in
-`shalekv.store.files`. The store's clock is the file system's: what it writes as the modification
-time of a file that is touched.
+An object is a file of the same name. `shalekv.store.files` describes how the creation of one
+survives a power cut. The store's clock is that of the file system: the modification time which it
+gives to a file that is touched.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from shalekv.store.api import (
 )
 from shalekv.store.files import REAL_FILE_SYSTEM, Disk, FileStatus, FileSystem, FolderEntry
 
-PAGE_NAMES = 1_000  # how many files one call of a worker looks at or deletes
+PAGE_NAMES = 1_000  # files that one call of a worker reads the status of, or deletes
 SCANS_MAX = 3  # how often a folder is read for one list while it keeps changing
-TIME_STEP_MS = 1_000  # the coarsest steps in which file systems with hard links tell times
+TIME_STEP_MS = 1_000  # coarsest resolution of times on file systems with hard links
 RANDOM_BITS = 64  # in the name of a temporary file; a clash would only mean another attempt
 READS_OF_ONE = frozenset({"get", "get_range", "head"})
 CLOCK_FILE = "clock"  # beside the folders of objects, and so in no list
 
-# What opening a name says when it is no file: nothing, below a file, a link, a socket, too long.
-# What no repetition mends, and what does.
-_TO_MEND: Mapping[int, str] = MappingProxyType(
+# Errors that no retry fixes, and what does.
+_ADVICE: Mapping[int, str] = MappingProxyType(
     {
         errno.EACCES: "this user must be able to read and write there",
         errno.EPERM: "the system lets nobody write there",
@@ -56,16 +55,17 @@ _TO_MEND: Mapping[int, str] = MappingProxyType(
         errno.ELOOP: "choose a path without such links",
     }
 )
+# Errors of `open` when the name is no file: missing, below a file, a link, a socket, too long.
 NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 
 Names = tuple[str, ...]
 
 
 class LocalStore(ObjectStore):
-    """A store in the folder `root`, an absolute path; it is made when it is first written to.
+    """A store in the folder `root`, an absolute path, which the first write creates.
 
-    A list shows every file, also those of others and the temporary ones that a crash left, so
-    that a collector can remove them. User metadata is not kept.
+    A list shows every file, also those of other programs and temporary ones that a crash left
+    behind, so that a collector can delete them. User metadata is not kept.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class LocalStore(ObjectStore):
             page = names[:PAGE_NAMES]
             found, missing = await self._runtime.workers.run(self._page, page)
             if missing - gone:
-                # Whoever lists may have stood still since the names were read, until all of them
-                # were deleted and others took their places. A page shows what was there at one
-                # moment: that an object which is always replaced is there at all, and which is the
-                # newest (rule F2).
+                # This process may have stalled since the names were read, until all of them were
+                # deleted and replaced by others. A page must show the state at one moment: that
+                # there is a manifest at all although it is always replaced, and which is the newest
+                # (rule F2).
                 gone |= missing
                 names = await self._runtime.workers.run(self._names, prefix, last)
                 continue
@@ -144,12 +144,12 @@ class LocalStore(ObjectStore):
         return Recovered()
 
     async def close(self) -> None:
-        """Nothing is held between calls; the workers belong to the runtime."""
+        """Do nothing: no file stays open between calls, and the workers belong to the runtime."""
 
-    # What follows blocks, and runs in workers.
+    # The methods below block, and run in workers.
 
     def _create(self, name: str, temp_name: str, data: bytes) -> CreateOutcome:
-        with self._told_as("create", name):
+        with self._store_errors("create", name):
             return self._disk.create(self._path(name), self._path(temp_name), data)
 
     def _get(self, name: str) -> StoredObject:
@@ -169,7 +169,7 @@ class LocalStore(ObjectStore):
     def _names(self, prefix: str, start_after: str) -> Names:
         found: set[str] = set()
         folders = [prefix]
-        with self._told_as("list", prefix):
+        with self._store_errors("list", prefix):
             while folders:
                 folder = folders.pop()
                 try:
@@ -182,34 +182,33 @@ class LocalStore(ObjectStore):
         return tuple(sorted((at for at in found if os.fsencode(at) > first), key=os.fsencode))
 
     def _entries(self, folder: Path) -> set[FolderEntry]:
-        """All that was in the folder at one moment, and perhaps some that was there before or
-        after.
+        """Return all entries of the folder at one moment, and maybe some from before or after it.
 
-        A folder is read piece by piece. Whoever stands still between two pieces may miss an object
-        that was deleted from a later one, and the object that took its place as well, when that
-        came into an earlier one. So what changed while it was read is read again, and all that any
-        time has shown counts. The time of the last change tells, unless it is so recent that
-        another change would not move it.
+        A folder is read piece by piece. A process that stalls between two pieces may miss an
+        object that is deleted from a later piece and also its successor, if that appears in an
+        earlier piece. So a folder that has changed meanwhile is read again, at most `SCANS_MAX`
+        times, and the entries of all scans count. The folder's modification time shows a change,
+        unless it is so recent that another change would not move it.
         """
         found: set[FolderEntry] = set()
         for scan in range(SCANS_MAX):
             changed_ms = self._filesystem.stat_folder(folder).modified_ms
-            is_told = scan > 0 or changed_ms < self._filesystem.now_ms() - TIME_STEP_MS
+            shows_changes = scan > 0 or changed_ms < self._filesystem.now_ms() - TIME_STEP_MS
             found.update(self._filesystem.list_folder(folder))
-            if is_told and self._filesystem.stat_folder(folder).modified_ms == changed_ms:
+            if shows_changes and self._filesystem.stat_folder(folder).modified_ms == changed_ms:
                 break
         return found
 
     def _page(self, names: Names) -> tuple[tuple[ObjectInfo, ...], frozenset[str]]:
-        """What is known of these files, and which objects were deleted since they were named."""
+        """Read the status of these files; also return the objects that are no longer there."""
         files: dict[str, FileStatus] = {}
         missing: set[str] = set()
-        with self._told_as("list", names[0]):
+        with self._store_errors("list", names[0]):
             for name in names:
                 try:
                     status = self._filesystem.stat(self._path(name))
                 except (FileNotFoundError, NotADirectoryError):
-                    if not name.endswith(TEMP_SUFFIX):  # which come and go with every create
+                    if not name.endswith(TEMP_SUFFIX):  # these come and go with every create
                         missing.add(name)
                     continue
                 if status.is_file:
@@ -220,10 +219,10 @@ class LocalStore(ObjectStore):
 
     def _delete(self, names: Names) -> None:
         self._disk.check("delete", self._path(names[0]))
-        # The second name of a file says that its folder may not be synced (`Disk.sync_seen`):
-        # it goes after the folder was.
+        # The second name of a file says that its folder may not be synced (`Disk.sync_seen`), so
+        # it is removed after the folder was synced.
         temporary = {_folder(name) for name in names if name.endswith(TEMP_SUFFIX)}
-        with self._told_as("delete", names[0]):
+        with self._store_errors("delete", names[0]):
             self._sync_folders(temporary)
             for name in names:
                 try:
@@ -237,10 +236,10 @@ class LocalStore(ObjectStore):
             try:
                 self._disk.sync_folder(self._path(folder))
             except (FileNotFoundError, NotADirectoryError):
-                continue  # and so there was nothing in it
+                continue  # without a folder, there was nothing to delete
 
     def _now_ms(self) -> int:
-        with self._told_as("touch", CLOCK_FILE):
+        with self._store_errors("touch", CLOCK_FILE):
             self._disk.ensure_folder(self._root)
             return self._filesystem.touch(self._path(CLOCK_FILE)).modified_ms
 
@@ -249,7 +248,7 @@ class LocalStore(ObjectStore):
         while length > 0:
             part = self._filesystem.pread(descriptor, length, first)
             if not part:
-                break  # somebody cut the file: the checksums inside it will tell
+                break  # the file was cut meanwhile: the checksums inside it will show that
             parts.append(part)
             first += len(part)
             length -= len(part)
@@ -258,7 +257,7 @@ class LocalStore(ObjectStore):
     @contextmanager
     def _opened(self, operation: str, name: str) -> Iterator[tuple[int, FileStatus]]:
         path = self._path(name)
-        with self._told_as(operation, name):
+        with self._store_errors(operation, name):
             descriptor = self._filesystem.open(path)
             try:
                 status = self._filesystem.fstat(descriptor)
@@ -270,7 +269,8 @@ class LocalStore(ObjectStore):
                 self._filesystem.close(descriptor)
 
     @contextmanager
-    def _told_as(self, operation: str, name: str) -> Iterator[None]:
+    def _store_errors(self, operation: str, name: str) -> Iterator[None]:
+        """Raise each `OSError` as a `StoreError`."""
         try:
             yield
         except OSError as error:
@@ -278,7 +278,7 @@ class LocalStore(ObjectStore):
                 problem = "no object has this name"
                 raise ObjectNotFound(self.url, operation, name, problem) from error
             problem = error.strerror or str(error)
-            advice = _TO_MEND.get(error.errno or 0)
+            advice = _ADVICE.get(error.errno or 0)
             if advice is not None:
                 raise StoreRefused(self.url, operation, name, f"{problem}: {advice}") from error
             raise StoreUnavailable(self.url, operation, name, problem) from error

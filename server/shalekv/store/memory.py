@@ -1,7 +1,7 @@
 """An object store in the memory of one process: for trials, tests and the simulation.
 
-It reads no clock of its own, starts no thread and never waits, so that what runs on it depends
-on its arguments alone.
+It reads no clock of its own, starts no thread and never waits, so its behaviour depends on the
+arguments alone.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from shalekv.store.api import (
 )
 
 PAGE_NAMES = 1_000  # as many as object stores answer at once
-_ABOVE_ALL = "\x7f"  # no name has it: a prefix with this comes after all names that begin with it
+_ABOVE_ALL = "\x7f"  # in no name: a prefix with this sorts after all names that begin with it
 
 
 class MemoryObjects:
     """The objects of one database, shared by all stores that are opened on it."""
 
     def __init__(self) -> None:
-        """Without objects."""
+        """Start without objects."""
         self._by_name: dict[str, StoredObject] = {}
         self._names: list[str] = []  # sorted; these are ASCII, so this is their order by bytes
 
     def add(self, added: StoredObject) -> bool:
-        """Add an object; False if there is one with its name."""
+        """Add an object; return False if there is one with its name."""
         name = added.info.name
         if name in self._by_name:
             return False
@@ -52,12 +52,12 @@ class MemoryObjects:
         return True
 
     def replace(self, added: StoredObject) -> None:
-        """Add an object in the place of the one that has its name, if there is one."""
+        """Add an object, replacing one of the same name."""
         self.remove(added.info.name)
         self.add(added)
 
     def find(self, name: str) -> StoredObject | None:
-        """The object with this name."""
+        """Return the object with this name, or None."""
         return self._by_name.get(name)
 
     def remove(self, name: str) -> None:
@@ -66,7 +66,7 @@ class MemoryObjects:
             del self._names[bisect_left(self._names, name)]
 
     def page(self, prefix: str, after: str) -> tuple[ObjectInfo, ...]:
-        """The first objects whose names begin with `prefix` and come after `after`."""
+        """Return the first objects whose names begin with `prefix` and sort after `after`."""
         first = max(bisect_right(self._names, after), bisect_left(self._names, prefix))
         last = bisect_left(self._names, prefix + _ABOVE_ALL, first)
         names = self._names[first : min(last, first + PAGE_NAMES)]
@@ -77,15 +77,15 @@ _NAMED: dict[str, MemoryObjects] = {}
 
 
 def named_objects(name: str) -> MemoryObjects:
-    """The objects of ``memory://name``: the same ones for all who ask in this process."""
+    """Return the objects of ``memory://name``: one set for each name in this process."""
     return _NAMED.setdefault(name, MemoryObjects())
 
 
 class MemoryStore(PlainStore):
     """A store whose objects end with the process.
 
-    `clock_ms` is the store's clock: milliseconds since the Unix epoch, never going back.
-    Stores that are given the same `objects` are views of one database.
+    `clock_ms` is the store's clock: milliseconds since the Unix epoch, never decreasing.
+    Stores with the same `objects` are views of one database.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class MemoryStore(PlainStore):
         return Recovered()
 
     async def close(self) -> None:
-        """Nothing is held: the objects live on for whoever opens them again."""
+        """Do nothing: the objects stay, for other stores with the same `objects`."""
 
     def _new(self, name: str, data: bytes, metadata: Mapping[str, str]) -> StoredObject:
         info = ObjectInfo(name, len(data), self._clock_ms())
