@@ -49,7 +49,7 @@ from shalekv.protocol.membership import Member
 from shalekv.server.election.elector import parse_place
 from shalekv.server.requests import PageToken, decode_page_token
 from shalekv.store.api import RequestKind
-from shalekv.store.disk_cache_folder import CachedPart, from_file, to_file
+from shalekv.store.disk_cache_folder import CachedPart, decode_part, encode_part
 from shalekv.store.url import parse_url
 from shalekv.v1 import kv_pb2
 from shalekv_client import SessionToken
@@ -246,9 +246,9 @@ DECODERS = (
     ),
     Decoder(
         name="part of the cache on disk",
-        covers=(from_file,),
-        decode=lambda data: from_file(PART, data),
-        samples=[to_file(PART, b"eleven here")],
+        covers=(decode_part,),
+        decode=lambda data: decode_part(PART, data),
+        samples=[encode_part(PART, b"eleven here")],
         errors=(),
         refused=None,
         is_sealed=True,

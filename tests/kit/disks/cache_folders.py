@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shalekv.settings import MIB
 from shalekv.store.disk_cache import DiskCache
-from shalekv.store.disk_cache_folder import FOLDER, CachedPart, is_ours, on_disk
+from shalekv.store.disk_cache_folder import FOLDER, CachedPart, is_ours, size_on_disk
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 
@@ -57,5 +57,5 @@ def taken_bytes(path: Path) -> int:
     taken = 0
     for at in files(path):
         with suppress(FileNotFoundError):
-            taken += on_disk(at.stat().st_size)
+            taken += size_on_disk(at.stat().st_size)
     return taken

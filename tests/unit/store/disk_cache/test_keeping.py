@@ -219,8 +219,8 @@ def test_a_cut_frees_enough_and_keeps_what_is_newer(
 ) -> None:
     """All that is asked for if there is so much, at most a file too much, and the oldest first."""
     ages = aged(files, classes_max)
-    cut = ages.cut(wanted_bytes)
-    taken = [cut.takes(*file) for file in files]
+    eviction = ages.eviction(wanted_bytes)
+    taken = [eviction.includes(*file) for file in files]
     total_bytes = sum(size for _, size in files)
     freed_bytes = sum(size for (_, size), gone in zip(files, taken, strict=True) if gone)
     assert ages.total_bytes == total_bytes
@@ -237,5 +237,5 @@ def test_memory_is_bounded() -> None:
     """However many times there are, only so many classes are told apart, of even lengths."""
     ages = aged([(number * 1_000, 1) for number in range(100_000)], 1_000)
     assert 100_000 * 1_000 / ages.class_ms <= 1_000
-    cut = ages.cut(50_000)
-    assert abs(cut.from_ms - 50_000_000) <= ages.class_ms
+    eviction = ages.eviction(50_000)
+    assert abs(eviction.from_ms - 50_000_000) <= ages.class_ms
