@@ -1,7 +1,8 @@
-"""The credentials of a client: found, and renewed, before a request is made of them.
+"""Credentials and region of botocore clients; keeps their secrets out of errors and logs.
 
-botocore would do both while it signs. What fails then looks like the store's own answer, though
-nothing was sent to the store; and a client that has found none would never look again.
+Credentials are found and renewed before each request. botocore would do both while it signs: a
+failure would then look like an answer of the store, though nothing was sent to the store, and a
+client that has found no credentials would never look for them again.
 """
 
 from __future__ import annotations
@@ -13,19 +14,45 @@ from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
 from botocore import exceptions as boto
 
-# --- discretion
-# Keeps secrets out of logs and of errors.
+DEFAULT_REGION = "us-east-1"
 
+# Where a region comes from without a setting. botocore reads only AWS_DEFAULT_REGION; the other
+# SDKs of Amazon read AWS_REGION.
+REGION_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
+
+# Errors of the configuration. They are raised before anything is sent, until somebody fixes it.
+CONFIGURATION = (
+    boto.ConfigNotFound,
+    boto.ConfigParseError,
+    boto.InvalidConfigError,
+    boto.InvalidRegionError,
+    boto.NoAuthTokenError,
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+    boto.UnknownCredentialError,
+)
+# The program or the token file for credentials is missing: a retry does not help.
+_NO_SOURCE = (FileNotFoundError, PermissionError)
+# Transient errors, with a status of 4xx, of a service that issues credentials.
+_TRANSIENT_CODES = frozenset(
+    "IDPCommunicationError RequestLimitExceeded RequestThrottled RequestTimeout "
+    "RequestTimeoutException SlowDown Throttling ThrottlingException TooManyRequests "
+    "TooManyRequestsException".split()
+)
 
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_%-]{16,}")  # may be a key, a signature or a part of a query
 _MESSAGE_CHARACTERS = 200
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Below INFO, botocore logs requests with their signatures and tokens: that is never wanted.
+    """Raise the log levels of botocore, and drop tracebacks from its logs of credentials.
 
-    Nor is what it says of credentials at INFO, in each process: that it has found some. And the
-    traceback of a source that failed ends with whatever that has said.
+    Below INFO, botocore logs requests with their signatures and tokens. At INFO, it logs in each
+    process that it has found credentials, which is only noise. The traceback of a source of
+    credentials that failed ends with the output of that source, which may be a secret.
     """
     for name in ("botocore", "aiobotocore"):
         for logger, least in (
@@ -43,47 +70,17 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def masked(message: str) -> str:
-    """The beginning of what a server says, without what may be a secret."""
+    """Return the beginning of a server's message, with everything masked that may be a secret."""
     return _TOKEN.sub("***", message)[:_MESSAGE_CHARACTERS]
 
 
 def named(error: Exception) -> str:
-    """The kind of an error; its text may hold what a URL or a process has said."""
+    """Return the kind of an error in words. Its text is left out: it may hold a secret."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
 
 
-# --- aws_credentials
-
-
-# Raised before anything is sent, until somebody mends the configuration.
-CONFIGURATION = (
-    boto.ConfigNotFound,
-    boto.ConfigParseError,
-    boto.InvalidConfigError,
-    boto.InvalidRegionError,
-    boto.NoAuthTokenError,
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.ProfileNotFound,
-    boto.SSOError,
-    boto.TokenRetrievalError,
-    boto.UnknownCredentialError,
-)
-# A program or a token for credentials that is not there will not come by itself.
-_NO_SOURCE = (FileNotFoundError, PermissionError)
-# 4xx of a service that gives out credentials, and that may pass.
-_PASSING_CODES = frozenset(
-    "IDPCommunicationError RequestLimitExceeded RequestThrottled RequestTimeout "
-    "RequestTimeoutException SlowDown Throttling ThrottlingException TooManyRequests "
-    "TooManyRequestsException".split()
-)
-
-# What a source says may be no JSON, lack a key, have a time that is none, or be too old: botocore
-# passes on whatever it runs into then.
-
-
 class CredentialsFailed(Exception):
-    """There are no credentials that are good now, because of `cause`. Nothing was sent."""
+    """There are no valid credentials, because of `cause`. Nothing was sent to the store."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(type(cause).__name__)
@@ -91,16 +88,16 @@ class CredentialsFailed(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether it may be different the next time, though nobody has mended anything."""
+        """Whether a retry may succeed although nobody has fixed anything."""
         if isinstance(self.cause, boto.ClientError):
             status, code = _answered(self.cause)
-            return not 400 <= status < 500 or code in _PASSING_CODES  # noqa: PLR2004
+            return not 400 <= status < 500 or code in _TRANSIENT_CODES  # noqa: PLR2004
         return not isinstance(self.cause, (*CONFIGURATION, *_NO_SOURCE))
 
-    def told(self, place: object) -> str:
-        """What is wrong with the credentials for `place`, and what to do, in words of our own.
+    def describe(self, place: object) -> str:
+        """Say what is wrong with the credentials for `place`, and what to do.
 
-        What the source has said may be a secret.
+        The text is our own, since the message of the source may hold a secret.
         """
         if isinstance(self.cause, CONFIGURATION):
             return not_configured(self.cause, place)
@@ -114,7 +111,7 @@ class CredentialsFailed(Exception):
 
 
 def not_configured(error: Exception, place: object) -> str:
-    """What to do about `error`, one of `CONFIGURATION`."""
+    """Say what to do about `error`, one of `CONFIGURATION`."""
     is_none = isinstance(error, boto.NoCredentialsError)
     why = "no credentials were found" if is_none else named(error)
     return (
@@ -129,10 +126,14 @@ def _answered(error: boto.ClientError) -> tuple[int, str]:
 
 
 async def find_credentials(session: AioSession) -> AioCredentials:
-    """Those that clients of `session` will use; raises `CredentialsFailed`."""
+    """Find the credentials that clients of `session` will use. Raises `CredentialsFailed`.
+
+    The reply of a source may be no JSON, lack a key, have an invalid time, or be expired. botocore
+    then raises any kind of error.
+    """
     try:
         found: AioCredentials | None = await session.get_credentials()
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - see the docstring
         raise CredentialsFailed(error) from None
     if found is None:
         raise CredentialsFailed(boto.NoCredentialsError())
@@ -140,21 +141,11 @@ async def find_credentials(session: AioSession) -> AioCredentials:
 
 
 async def renew_credentials(credentials: AioCredentials) -> None:
-    """Have them good for a while, which takes a request when they are old.
+    """Make sure that credentials stay valid for a while; this takes a request when they are old.
 
-    Raises `CredentialsFailed`.
+    Raises `CredentialsFailed`, for any error as in `find_credentials`.
     """
     try:
         await credentials.get_frozen_credentials()
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - see the docstring
         raise CredentialsFailed(error) from None
-
-
-# --- region
-# Where a region comes from when no setting names one.
-
-
-DEFAULT_REGION = "us-east-1"
-
-# botocore looks at AWS_DEFAULT_REGION alone; every other kit of Amazon's knows AWS_REGION.
-REGION_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}

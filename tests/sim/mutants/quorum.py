@@ -30,50 +30,58 @@ from shalekv.server.safekeeper.membership_status import Held, MembershipStatus
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog
-from shalekv.store.two_phase.store import Abandoning, Creating, Repair, TwoPhaseStore, _Again
+from shalekv.store.two_phase.store import (
+    Repair,
+    SourceDeleter,
+    TwoPhaseCreate,
+    TwoPhaseStore,
+    _Retry,
+)
 from shalekv.write.quorum import opening
 from shalekv.write.quorum.links import DatabasePlace, Links, TailPiece
 from tests.sim.planting import mutant
 
 
-async def commit_first(self: Creating, own: CreateRecord) -> CreateOutcome:
+async def commit_first(self: TwoPhaseCreate, own: CreateRecord) -> CreateOutcome:
     try:
         is_ours = await self._records.commit(own)
         await self._plain.copy(own.source, own.destination.name)
     except ObjectNotFound:
-        return await self._without_source(own)
+        return await self._resolve_missing_source(own)
     except (StoreUnavailable, StoreRefused) as error:
         return Unknown(str(error))
-    await self._completing.discard(own.source)
+    await self._completer.discard(own.source)
     return Created() if is_ours else Unknown("")
 
 
-async def believe_in_copy(_self: Creating, _own: CreateRecord, _cause: str) -> CreateOutcome:
+async def believe_in_copy(_self: TwoPhaseCreate, _own: CreateRecord, _cause: str) -> CreateOutcome:
     """A copy without an answer is taken for one that was made."""
     return Created()
 
 
-async def believe_in_insert(_self: Creating, _own: CreateRecord, _cause: str) -> None:
+async def believe_in_insert(_self: TwoPhaseCreate, _own: CreateRecord, _cause: str) -> None:
     """An insert without an answer is taken for one that was made."""
 
 
-async def help_nobody(_self: Creating, record: CreateRecord | None) -> Exists | _Again:
+async def help_nobody(_self: TwoPhaseCreate, record: CreateRecord | None) -> Exists | _Retry:
     """The object of an open record is not made before it is said to exist."""
-    return Exists() if record is not None else _Again(None)
+    return Exists() if record is not None else _Retry(None)
 
 
-async def take_over_the_living(_self: Creating, record: CreateRecord | None) -> Exists | _Again:
+async def take_over_the_living(
+    _self: TwoPhaseCreate, record: CreateRecord | None
+) -> Exists | _Retry:
     """A record is taken over although it could be completed."""
     if record is not None and record.is_committed:
         return Exists()
-    return _Again(record)
+    return _Retry(record)
 
 
 async def records_first(self: TwoPhaseStore, names: Iterable[str]) -> None:
     doomed = tuple(names)
     temporary = [name for name in doomed if parse_temporary_name(name) is not None]
     if temporary:
-        await Abandoning(self._plain, self._records, self._runtime.random).delete(temporary)
+        await SourceDeleter(self._plain, self._records, self._runtime.random).delete(temporary)
     created = [name for name in doomed if parse_temporary_name(name) is None]
     await self._records.delete_committed([Destination(self.url, name) for name in created])
     await self._plain.delete(created)
@@ -92,27 +100,29 @@ async def complete_nothing(self: Repair) -> Recovered:
 TWO_PHASE = (
     mutant(
         "two phases: commit before the copy",
-        (Creating, "_carry_out", commit_first),
+        (TwoPhaseCreate, "_carry_out", commit_first),
         seeds=20,
     ),
     mutant(
         "two phases: take an unanswered copy for made",
-        (Creating, "_without_answer", believe_in_copy),
+        (TwoPhaseCreate, "_resolve_copy", believe_in_copy),
         seeds=20,
         hint=1,
     ),
     mutant(
         "two phases: take an unanswered insert for made",
-        (Creating, "_resolve", believe_in_insert),
+        (TwoPhaseCreate, "_resolve_record", believe_in_insert),
         seeds=20,
         hint=1,
     ),
     mutant(
-        "two phases: do not help whoever is first", (Creating, "_give_way", help_nobody), seeds=20
+        "two phases: do not help whoever is first",
+        (TwoPhaseCreate, "_help_rival", help_nobody),
+        seeds=20,
     ),
     mutant(
         "two phases: take over from the living",
-        (Creating, "_give_way", take_over_the_living),
+        (TwoPhaseCreate, "_help_rival", take_over_the_living),
         seeds=20,
     ),
     mutant("two phases: delete records first", (TwoPhaseStore, "delete", records_first), seeds=20),
@@ -123,7 +133,7 @@ TWO_PHASE = (
     ),
     mutant(
         "two phases: recover nothing",
-        (Repair, "recover", complete_nothing),
+        (Repair, "run", complete_nothing),
         seeds=40,
         hint=6,
     ),

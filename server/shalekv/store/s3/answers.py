@@ -1,7 +1,7 @@
-"""What became of a request that did not succeed, and what its user can do about it.
+"""The outcome of a failed request to S3, and what a user can do about it.
 
-The problem is told in words of our own: a server's message may hold the key, and the headers of
-a request do hold signatures and tokens.
+Errors are described in our own words: a server's message may hold the key, and the headers of a
+request hold signatures and tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from shalekv.store.aws_credentials import (
     not_configured,
 )
 
-# --- advice
-# What to do about a refusal, by the code that the store gave it.
-
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
-    """Where requests go, as it may stand in an error."""
+    """The destination of requests, as errors may show it."""
 
     bucket: str
     endpoint: str  # of the provider, or the configured one
@@ -44,7 +41,7 @@ class S3Place:
         return f"bucket {self.bucket} at {self.endpoint}"
 
 
-# What a permission for an operation is called, in policies of Amazon's kind.
+# Names of the permissions for each operation, in policies as Amazon writes them.
 _PERMISSIONS: Final = {
     "create": "s3:PutObject and s3:AbortMultipartUpload",
     "put": "s3:PutObject and s3:AbortMultipartUpload",
@@ -54,7 +51,7 @@ _PERMISSIONS: Final = {
     "abort": "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload",
 }
 _READING: Final = "s3:GetObject and s3:ListBucket"
-# Operations whose name does not do in a sentence.
+# Operations whose name is no verb for a sentence.
 _DOING: Final = {"now": "ask for the time"}
 
 _DENIED: Final = "these credentials may not {operation} in {place}: they need {permissions}"
@@ -90,7 +87,7 @@ REFUSALS: Final = {
     "MethodNotAllowed": "{place} does not allow to {operation}: is it an S3 server and bucket?",
 }
 
-# Refusals of any request, whoever sends it: the URL or the endpoint is wrong.
+# Refusals of every request, with any credentials: the URL or the endpoint is wrong.
 MISPLACED: Final = frozenset(
     {
         "NoSuchBucket",
@@ -104,7 +101,7 @@ MISPLACED: Final = frozenset(
 
 
 def refusal(code: str, place: S3Place, operation: str, region: str | None = None) -> str:
-    """The problem, and what to do. `region` is that of the bucket, where the store has told."""
+    """Describe a refusal and what to do. `region` is that of the bucket, if the store named it."""
     return REFUSALS[code].format(
         operation=_DOING.get(operation, operation),
         place=place,
@@ -114,10 +111,7 @@ def refusal(code: str, place: S3Place, operation: str, region: str | None = None
     )
 
 
-# --- answers
-
-
-# All that botocore and aiohttp raise when a request fails.
+# All errors that botocore and aiohttp raise when a request fails.
 FAILURES = (
     boto.BotoCoreError,
     boto.ClientError,
@@ -130,44 +124,45 @@ FAILURES = (
 
 
 class RequestOutcome(enum.Enum):
-    """What is known of the request."""
+    """Outcome of a failed request."""
 
     ABSENT = "absent"  # no object has the name
     EXISTS = "exists"  # the condition did not hold
-    BEHIND_THE_END = "behind the end"  # the object is there, and has no such range
-    NOT_APPLIED = "not applied"  # it was not sent, or could not be: it may pass
-    UNCERTAIN = "uncertain"  # it may have been applied, or may be yet
-    REFUSED = "refused"  # not applied, and it will not pass by itself
+    BEHIND_THE_END = "behind the end"  # the object exists, but not this range
+    NOT_APPLIED = "not applied"  # it was not sent, or could not take effect; a retry may succeed
+    UNCERTAIN = "uncertain"  # it may have been applied, or may be later
+    REFUSED = "refused"  # not applied, and a retry alone does not help
 
 
 _CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
-# 4xx that may pass: the request came broken, late, too often, or beside another one.
-_PASSING_CODES = frozenset(
+# Transient errors, with a status of 4xx: the request was damaged, late, one of too many, or in
+# conflict with another one.
+_TRANSIENT_CODES = frozenset(
     "BadDigest ConditionalRequestConflict IDPCommunicationError IncompleteBody OperationAborted "
     "RequestThrottled "
     "RequestTimeout RequestTimeoutException SlowDown Throttling ThrottlingException "
     "TooManyRequests XAmzContentChecksumMismatch XAmzContentSHA256Mismatch".split()
 )
-# What a 404 about an object says; a reply to HEAD says its number alone. Any other 404 that has a
-# code is about something else that is missing, such as a user. One without a code is that of a
-# proxy which finds no server behind it: no news of the object, which may be there.
+# Codes of a 404 about an object; a reply to HEAD has only the status. A 404 with another code is
+# about something else that is missing, such as a user. One without a code comes from a proxy that
+# finds no server behind it: the object may exist.
 _NO_OBJECT = frozenset({"NoSuchKey", "NoSuchUpload", "NotFound"})
 _NO_CODE = frozenset({"", "404"})
-_PASSING_STATUSES = frozenset({408, 409, 425, 429})
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 _NOT_IMPLEMENTED = 501
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A verdict and its reason."""
+    """The outcome of a failed request, and its reason."""
 
     verdict: RequestOutcome
     problem: str
-    may_pass: bool = False  # a refusal, of a store that may know better later
+    may_pass: bool = False  # of a refusal: it may be transient
 
     def error(self, store: str, operation: str, name: str) -> StoreError:
-        """What a caller is told who cannot use the verdict itself."""
+        """Return the error for callers that make no use of the verdict."""
         match self.verdict:
             case RequestOutcome.ABSENT:
                 return ObjectNotFound(store, operation, name, "no object has this name")
@@ -186,7 +181,7 @@ class Failed(Exception):
 
 
 def judge(error: Exception, place: S3Place, operation: str) -> FailedRequest:
-    """What `error`, one of `FAILURES`, says of a request of `operation`."""
+    """Judge a request of `operation` that raised `error`, one of `FAILURES`."""
     if isinstance(error, CredentialsFailed):
         return _judge_credentials(error, place)
     if isinstance(error, boto.ClientError):
@@ -198,16 +193,19 @@ def judge(error: Exception, place: S3Place, operation: str) -> FailedRequest:
 
 
 def _judge_credentials(error: CredentialsFailed, place: S3Place) -> FailedRequest:
-    """Nothing was sent to the store: what was answered is of another service."""
-    told = error.told(place)
+    """Judge a failure of the credentials: nothing was sent to the store.
+
+    If there was an answer, it came from the service that issues credentials.
+    """
+    problem = error.describe(place)
     if isinstance(error.cause, CONFIGURATION):
-        return _not_configured(told)
+        return _not_configured(problem)
     verdict = RequestOutcome.NOT_APPLIED if error.may_pass else RequestOutcome.REFUSED
-    return FailedRequest(verdict, told, may_pass=True)
+    return FailedRequest(verdict, problem, may_pass=True)
 
 
-def _not_configured(told: str) -> FailedRequest:
-    return FailedRequest(RequestOutcome.REFUSED, f"{told}, or use --anonymous")
+def _not_configured(problem: str) -> FailedRequest:
+    return FailedRequest(RequestOutcome.REFUSED, f"{problem}, or use --anonymous")
 
 
 def _judge_connection(error: Exception, place: S3Place) -> FailedRequest:
@@ -225,16 +223,16 @@ def _judge_connection(error: Exception, place: S3Place) -> FailedRequest:
         return FailedRequest(RequestOutcome.NOT_APPLIED, problem)
     if isinstance(error, (boto.ReadTimeoutError, asyncio.TimeoutError)):
         return FailedRequest(RequestOutcome.UNCERTAIN, f"{place.endpoint} did not answer in time")
-    told = f"{place.endpoint} broke off the request: {named(cause)}"
+    broke_off = f"{place.endpoint} broke off the request: {named(cause)}"
     return FailedRequest(
-        RequestOutcome.UNCERTAIN, f"{told}. If it always does: is it an S3 server?"
+        RequestOutcome.UNCERTAIN, f"{broke_off}. If it always does: is it an S3 server?"
     )
 
 
 def judge_reply(
     reply: Mapping[str, Any], place: S3Place, operation: str, *, is_head: bool = False
 ) -> FailedRequest:
-    """What an error that the store answered says, `reply` being as botocore parses it."""
+    """Judge an error that the store has answered; `reply` is as botocore parses it."""
     details = reply.get("Error", {})
     metadata = reply.get("ResponseMetadata", {})
     code = str(details.get("Code", ""))
@@ -250,14 +248,14 @@ def judge_reply(
     if is_head and status == 404 and code in _NO_CODE:  # noqa: PLR2004
         return FailedRequest(RequestOutcome.ABSENT, f"{place.endpoint} answered {status}")
     if not is_head and status == 500 and code in {"", "500"}:  # noqa: PLR2004
-        # botocore makes one of a success that is no XML, such as a page for people.
+        # botocore turns a success without XML, such as a page for people, into this error.
         problem = f"{place.endpoint} answered 500, or what S3 never does: is it an S3 server?"
         return FailedRequest(RequestOutcome.UNCERTAIN, problem)
     return _judge_status(status, code, str(details.get("Message", "")), place, operation)
 
 
 def judge_part(details: Mapping[str, Any], place: S3Place, operation: str) -> FailedRequest:
-    """What an error about one object of many says, in a reply that is a success as a whole."""
+    """Judge the error about one object of a batch, in a reply that is a success as a whole."""
     code = str(details.get("Code", ""))
     if code in REFUSALS:
         problem = refusal(code, place, operation)
@@ -269,32 +267,32 @@ def judge_part(details: Mapping[str, Any], place: S3Place, operation: str) -> Fa
 def _judge_status(
     status: int, code: str, message: str, place: S3Place, operation: str
 ) -> FailedRequest:
-    told = f"{place.endpoint} answered {status}" + (f" {code}" if code != str(status) else "")
+    answer = f"{place.endpoint} answered {status}" + (f" {code}" if code != str(status) else "")
     if status == 412:  # noqa: PLR2004 - the numbers of HTTP are their names
-        return FailedRequest(RequestOutcome.EXISTS, told)
+        return FailedRequest(RequestOutcome.EXISTS, answer)
     if status == 404 and code in _NO_OBJECT:  # noqa: PLR2004
-        return FailedRequest(RequestOutcome.ABSENT, told)
+        return FailedRequest(RequestOutcome.ABSENT, answer)
     if status == 416:  # noqa: PLR2004
-        return FailedRequest(RequestOutcome.BEHIND_THE_END, told)
+        return FailedRequest(RequestOutcome.BEHIND_THE_END, answer)
     if status == 404 and code in _NO_CODE:  # noqa: PLR2004
         return FailedRequest(
-            RequestOutcome.UNCERTAIN, f"{told}, and not as S3 does: is it an S3 server?"
+            RequestOutcome.UNCERTAIN, f"{answer}, and not as S3 does: is it an S3 server?"
         )
-    if code in _PASSING_CODES or status in _PASSING_STATUSES or 300 <= status < 400:  # noqa: PLR2004
-        return FailedRequest(RequestOutcome.UNCERTAIN, told)
+    if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or 300 <= status < 400:  # noqa: PLR2004
+        return FailedRequest(RequestOutcome.UNCERTAIN, answer)
     if status == _NOT_IMPLEMENTED:
         problem = (
-            f"{told}: it lacks what {operation} needs. A store without conditional writes is used "
-            "with --cas two_phase"
+            f"{answer}: it lacks what {operation} needs. A store without conditional writes is "
+            "used with --cas two_phase"
         )
         return FailedRequest(RequestOutcome.REFUSED, problem)
     if status in {401, 403}:
-        problem = f"{told}. {refusal('AccessDenied', place, operation)}"
+        problem = f"{answer}. {refusal('AccessDenied', place, operation)}"
         return FailedRequest(RequestOutcome.REFUSED, problem, may_pass=True)
     if 400 <= status < 500:  # noqa: PLR2004
         said = masked(message)
-        return FailedRequest(RequestOutcome.REFUSED, f"{told}: {said}" if said else told)
-    return FailedRequest(RequestOutcome.UNCERTAIN, told)
+        return FailedRequest(RequestOutcome.REFUSED, f"{answer}: {said}" if said else answer)
+    return FailedRequest(RequestOutcome.UNCERTAIN, answer)
 
 
 def _skew(headers: Mapping[str, str]) -> str:
@@ -302,13 +300,13 @@ def _skew(headers: Mapping[str, str]) -> str:
         store_s = parsedate_to_datetime(headers.get("date", "")).timestamp()
     except ValueError:
         return "the clock of this machine is wrong by too much for the store: set it, as NTP does"
-    # The clock that signed: botocore takes the same one.
+    # botocore signs by the same clock.
     ahead_s = round(time.time() - store_s)
     side = "ahead of" if ahead_s > 0 else "behind"
     return f"the clock of this machine is {abs(ahead_s)} s {side} the store's: set it, as NTP does"
 
 
 def _cause(error: Exception) -> Exception:
-    """What aiohttp raised, where botocore hides it."""
+    """Return the error of aiohttp where botocore wraps one, else `error`."""
     inner = getattr(error, "kwargs", {}).get("error")
     return inner if isinstance(inner, Exception) else error

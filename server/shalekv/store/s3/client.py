@@ -1,8 +1,13 @@
-"""botocore's client, set up the way stores need it and shared by all stores of a process.
+"""botocore's client of S3, configured for stores and shared by all stores of a process.
 
-One client for a configuration and event loop: its pool bounds the connections of the process, and
-credentials are fetched once. It is made when the first request needs it and closed with the last
-store that used it.
+There is one client for each configuration and event loop: its pool bounds the connections of the
+process, and credentials are fetched once. It is opened by the first request and closed with the
+last store that uses it.
+
+Each request goes over the wire once, is counted, and fails after a bounded silence. aiohttp by
+itself would repeat a request when a kept connection turns out to be dead, and follow redirections.
+For a conditional PUT neither is harmless: the second copy would find the object of the first and
+report a rival, and would not be counted among the requests that are charged for.
 """
 
 from __future__ import annotations
@@ -46,20 +51,26 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
 
 
-# --- headers
-# What requests say beyond what botocore makes them say, and what it must not do to them.
-
-
 TIGRIS_HOSTS = (".tigris.dev", ".storage.dev")
+CLOCK_LEAP_MS = 60_000  # the most that a reply's time may be ahead of the replies before it
+SLICE_BYTES = 256 * 1024  # bytes that are given to the transport at once
+KEEPALIVE_S = 30  # silence after which the kernel probes whether the other end is still there
+KEEPALIVE_PROBES = 4
+IDLE_S = 12.0  # how long an idle connection is kept: Amazon closes it after some 20 seconds
+
+Body = bytes | memoryview
+
+# Stores that share the client count for themselves: the counts are those of the current task.
+_counted: ContextVar[tuple[RequestCounts, RequestKind] | None] = ContextVar("counted", default=None)
 
 
 def is_tigris(url: str) -> bool:
-    """Whether the host of `url` is one of Tigris's, which wants the bucket in it."""
+    """Whether the host of `url` is one of Tigris's, which needs the bucket in the host name."""
     return f".{urlsplit(url).hostname or ''}".endswith(TIGRIS_HOSTS)
 
 
 def register_headers(client: S3Client) -> None:
-    """Have `client` call the functions below before it signs."""
+    """Have `client` call the three functions below before it signs."""
     events = client.meta.events
     events.register("before-call.s3", _stay_in_region)
     events.register("before-call.s3", _be_consistent)
@@ -67,95 +78,72 @@ def register_headers(client: S3Client) -> None:
 
 
 def _stay_in_region(context: dict[str, Any], **_: Any) -> None:
-    # A bucket in another region: botocore would ask where it is and send the request again, for
-    # every process that was configured wrongly, uncounted. So: it was redirected already.
+    # For a bucket in another region, botocore would request its region and send the request again,
+    # uncounted, in every process with the wrong configuration. Marked as redirected, it does not.
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _be_consistent(params: dict[str, Any], **_: Any) -> None:
-    # Tigris answers from the nearest copy, which may be behind, unless it is asked not to.
+    # Without this header, Tigris answers from the nearest copy, which may be behind.
     if is_tigris(params["url"]):
         params["headers"]["X-Tigris-Consistent"] = "true"
 
 
 def _add_md5(params: dict[str, Any], **_: Any) -> None:
-    # The one request that must have a checksum. All servers take an MD5, as S3 once demanded;
-    # botocore's CRC-32 instead is refused by many: "Missing required header: Content-MD5".
+    # This is the only request that must have a checksum. All servers accept an MD5, as S3 once
+    # demanded; many refuse botocore's CRC-32: "Missing required header: Content-MD5".
     digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
     params["context"].get("checksum", {}).pop("request_algorithm", None)
 
 
-# --- clock
-# The time of a store by the headers of its replies, which one server's wrong clock cannot move.
-
-
-# What a reply may be ahead of the replies before it.
-LEAP_MS = 60_000
-
-
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    told_ms: int
-    heard_at_ms: float  # by the monotonic clock of this process
+    """The time in a reply of the store, and when the reply came."""
+
+    store_ms: int
+    received_at_ms: float  # by the monotonic clock of this process
 
     def ahead_of_ms(self, earlier: _Reading) -> float:
         """How much more time has passed for the store than here since `earlier`."""
-        passed_ms = self.heard_at_ms - earlier.heard_at_ms
-        return self.told_ms - earlier.told_ms - passed_ms
+        passed_ms = self.received_at_ms - earlier.received_at_ms
+        return self.store_ms - earlier.store_ms - passed_ms
 
 
 class StoreClock:
-    """The latest time that a store told. It never goes back, so it must not leap ahead either.
+    """The latest time in the replies of a store. It never goes back.
 
-    What is deleted, and which leases are over, is decided by it for the life of the process.
+    Therefore it must not leap ahead either, when one server has a wrong clock: for the life of the
+    process, this clock decides what is deleted and which leases have ended.
     """
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
+        """Start without a reading."""
         self._latest: _Reading | None = None
         self._doubted: _Reading | None = None
 
-    def heard(self, told_ms: int, heard_at_ms: float) -> int | None:
-        """The store's time after a reply that told `told_ms`; None if that is not believed yet.
+    def observe(self, store_ms: int, received_at_ms: float) -> int | None:
+        """Return the store's time after a reply with `store_ms`; None if that is in doubt.
 
-        A leap is believed when the next reply agrees with it: the store's clock was set, or this
-        machine slept, and its monotonic clock with it.
+        A leap is accepted when the next reply agrees with it: the store's clock was set, or this
+        machine was suspended, and its monotonic clock with it.
         """
-        told = _Reading(told_ms, heard_at_ms)
+        reading = _Reading(store_ms, received_at_ms)
         doubted, self._doubted = self._doubted, None
         if self._latest is None:
-            self._latest = told
-        leaps = told.ahead_of_ms(self._latest) > LEAP_MS
-        if leaps and (doubted is None or abs(told.ahead_of_ms(doubted)) > LEAP_MS):
-            self._doubted = told
+            self._latest = reading
+        leaps = reading.ahead_of_ms(self._latest) > CLOCK_LEAP_MS
+        if leaps and (doubted is None or abs(reading.ahead_of_ms(doubted)) > CLOCK_LEAP_MS):
+            self._doubted = reading
             return None
-        if told_ms >= self._latest.told_ms:
-            self._latest = told
-        return self._latest.told_ms
-
-
-# --- wire
-# How a request of botocore goes over the wire: once, counted, and never silent for long.
-#
-# aiohttp repeats what it takes for harmless when a kept connection turns out to be dead, and it
-# follows redirections. Here a conditional PUT is neither: its second copy would meet the first
-# one's object and report a rival, or bypass the count of what is paid for.
-
-
-SLICE_BYTES = 256 * 1024  # what is handed to the transport at once
-KEEPALIVE_S = 30  # of silence, after which the kernel asks whether the other end is still there
-KEEPALIVE_PROBES = 4
-
-Body = bytes | memoryview
-
-# The client is shared by stores that count for themselves: a request belongs to whose task it is.
-_counted: ContextVar[tuple[RequestCounts, RequestKind] | None] = ContextVar("counted", default=None)
+        if store_ms >= self._latest.store_ms:
+            self._latest = reading
+        return self._latest.store_ms
 
 
 @contextmanager
 def counted_as(counts: RequestCounts, kind: RequestKind) -> Iterator[None]:
-    """Count what this task sends to the store inside as `kind` in `counts`."""
+    """Count requests that this task sends inside the context as `kind` in `counts`."""
     token = _counted.set((counts, kind))
     try:
         yield
@@ -164,7 +152,7 @@ def counted_as(counts: RequestCounts, kind: RequestKind) -> Iterator[None]:
 
 
 def kept_alive_socket(address: AddrInfoType) -> socket.socket:
-    """A socket that notices when the other end is gone, long before two hours have passed."""
+    """Create a socket that detects a dead peer, well before the default of two hours."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -179,12 +167,12 @@ def kept_alive_socket(address: AddrInfoType) -> socket.socket:
 
 
 class OneAttempt(AIOHTTPSession):
-    """What carries botocore's requests: each is sent once, and counted."""
+    """The HTTP session of botocore: sends each request once, and counts it."""
 
     _timeout: ClientTimeout
 
     async def send(self, request: Any) -> Any:
-        """The reply; raises botocore's `HTTPClientError`."""
+        """Send a request and return the reply. Raises botocore's `HTTPClientError`."""
         counted = _counted.get()
         if counted is not None:
             counts, kind = counted
@@ -198,7 +186,7 @@ class OneAttempt(AIOHTTPSession):
 
 
 class _Sender:
-    """The one method of a session of aiohttp that botocore's requests need."""
+    """The one method of aiohttp's session that botocore needs, without redirections."""
 
     def __init__(self, session: ClientSession, silence_s: float | None) -> None:
         self._session = session
@@ -210,10 +198,10 @@ class _Sender:
 
 
 class _SlicedBody(Payload):
-    """Bytes that are sent slice by slice, so that others run between, without being copied.
+    """Bytes that are sent slice by slice, without a copy, so that other tasks run in between.
 
-    aiohttp watches over silence only while it waits for the reply; whoever stops reading what it
-    is sent would hold the request for ever.
+    aiohttp has a timeout only while it waits for the reply: a server that stops reading the body
+    would block the request forever. So each slice has a timeout.
     """
 
     def __init__(self, data: Body, silence_s: float | None) -> None:
@@ -231,15 +219,9 @@ class _SlicedBody(Payload):
                 await writer.write(self._view[first : first + SLICE_BYTES])
 
 
-# --- client
-
-
-IDLE_S = 12.0  # how long a connection is kept: Amazon closes what is idle for some 20 seconds
-
-
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What tells clients apart."""
+    """Configuration of a client; stores with equal options share one."""
 
     endpoint_url: str
     region: str
@@ -252,7 +234,7 @@ class ClientOptions:
 
     @classmethod
     def of(cls, settings: StoreSettings) -> ClientOptions:
-        """Those in `settings`; raises `InvalidSetting`."""
+        """Return the options in `settings`. Raises `InvalidSetting`."""
         _check_endpoint(settings.endpoint_url)
         return cls(
             endpoint_url=settings.endpoint_url.rstrip("/"),
@@ -272,7 +254,7 @@ def _check_endpoint(endpoint_url: str) -> None:
     try:
         parts = urlsplit(endpoint_url)
         is_server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number
+    except ValueError:  # the port is not a number
         raise InvalidSetting("endpoint_url is not a URL: write https://HOST:PORT") from None
     if "@" in parts.netloc:
         raise InvalidSetting(
@@ -284,25 +266,25 @@ def _check_endpoint(endpoint_url: str) -> None:
 
 
 class SharedClient:
-    """A client, how many stores use it, and the time that its servers tell."""
+    """A client, the number of stores that use it, and the clock of its servers."""
 
     def __init__(self, options: ClientOptions) -> None:
-        """Nothing is opened yet."""
+        """Open nothing yet."""
         self.options = options
         self.users = 0
         self.clock = StoreClock()
         self._stack = AsyncExitStack()
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._client: S3Client | None = None
         self._credentials: AioCredentials | None = None
 
     async def opened(self, workers: Workers) -> S3Client:
-        """The client, ready to sign. Whoever comes first opens it, the others wait for that.
+        """Return the client, with valid credentials; the first call opens it.
 
-        Raises `CredentialsFailed` and the errors of botocore. Nothing was sent then.
+        Raises `CredentialsFailed` and the errors of botocore; nothing was sent then.
         """
         if self._client is None:
-            async with self._opening:
+            async with self._open_lock:
                 if self._client is None:
                     self._client = await self._open(workers)
         if self._credentials is not None:
@@ -315,11 +297,12 @@ class SharedClient:
 
     async def _open(self, workers: Workers) -> S3Client:
         keep_secrets_out_of_logs()
-        profile = self.options.aws_profile or None  # then the environment has no say
+        profile = self.options.aws_profile or None  # if set, it overrides the environment
         session = AioSession(session_vars=REGION_VARIABLES, profile=profile)
-        # A third of a second of reading JSON, which would hold up everything else here.
+        # Parsing the JSON takes a third of a second, which would block the event loop.
         await workers.run(_read_models, session)
-        if not self.options.anonymous:  # a client that was made without any would never look again
+        if not self.options.anonymous:
+            # A client that is created without credentials would never look for them again.
             self._credentials = await find_credentials(session)
         region = self.options.region or session.get_config_variable("region") or DEFAULT_REGION
         client: S3Client = await self._stack.enter_async_context(
@@ -338,16 +321,16 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientOptions, Shared
 _shared = WeakKeyDictionary()
 
 
-def lease(options: ClientOptions) -> SharedClient:
-    """The client of this process for `options`; to be given back by `give_back`."""
+def acquire_client(options: ClientOptions) -> SharedClient:
+    """Return the client of this event loop for `options`; the caller must `release_client` it."""
     clients = _shared.setdefault(asyncio.get_running_loop(), {})
     client = clients.setdefault(options, SharedClient(options))
     client.users += 1
     return client
 
 
-async def give_back(client: SharedClient) -> None:
-    """The end of a lease, which closes the client if it was the last."""
+async def release_client(client: SharedClient) -> None:
+    """Give up the use of a client; the last user closes it."""
     client.users -= 1
     if client.users == 0:
         del _shared[asyncio.get_running_loop()][client.options]
@@ -356,7 +339,7 @@ async def give_back(client: SharedClient) -> None:
 
 @cache
 def _models() -> Loader:
-    """What botocore knows of Amazon's services: read once in a process."""
+    """Return the loader of botocore's service models, which are read once in a process."""
     return create_loader()
 
 
@@ -367,8 +350,8 @@ def _read_models(session: AioSession) -> None:
 
 def _config(options: ClientOptions) -> AioConfig:
     extra: dict[str, Any] = {"signature_version": UNSIGNED} if options.anonymous else {}
-    # Otherwise as the profile says, or else by botocore's rule: the bucket is in the host at
-    # Amazon, and in the path where an endpoint is given.
+    # Without either of the two options, the profile decides, or else botocore's rule: the bucket is
+    # in the host name at Amazon, and in the path where an endpoint is given.
     if options.path_style:
         extra["s3"] = {"addressing_style": "path"}
     elif is_tigris(options.endpoint_url):
@@ -377,14 +360,15 @@ def _config(options: ClientOptions) -> AioConfig:
         connect_timeout=options.connect_timeout_ms / 1000.0,
         read_timeout=options.request_timeout_ms / 1000.0,
         max_pool_connections=options.connections_max,
-        # Repeating is decided above the store, where each attempt is signed and counted anew.
+        # Retries are made above the store, where each attempt is signed and counted.
         retries={"mode": "standard", "total_max_attempts": 1},
-        # By default botocore sends CRCs of its own choice, in trailers over TLS, and wants them
-        # back. R2 knows some of them, older MinIO and SeaweedFS and Ceph none, and refuse. What
-        # is sent is protected all the same: its SHA-256 is signed. What is read has checksums
-        # inside. Tests of names and types are ours, and it takes no memoryview.
+        # By default botocore sends CRCs of its own choice, in trailers over TLS, and expects them
+        # in replies. R2 knows some of them; older MinIO, SeaweedFS and Ceph know none and refuse.
+        # Requests are protected without them, since the SHA-256 of the body is signed. Objects
+        # that are read have checksums inside.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
+        # Names and types are checked here; botocore's validation accepts no memoryview.
         parameter_validation=False,
         http_session_cls=OneAttempt,
         connector_args={"keepalive_timeout": IDLE_S, "socket_factory": kept_alive_socket},

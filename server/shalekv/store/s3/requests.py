@@ -1,4 +1,8 @@
-"""The requests about one object, each as a call of botocore's client."""
+"""Requests to S3, each a call of botocore's client that is sent once, counted, and judged.
+
+`Calls` sends them for one store. The functions make requests about one object, lists, and
+deletions of many objects.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,13 @@ from shalekv.store.s3.answers import (
     judge,
     judge_part,
 )
-from shalekv.store.s3.client import ClientOptions, SharedClient, counted_as, give_back, lease
+from shalekv.store.s3.client import (
+    ClientOptions,
+    SharedClient,
+    acquire_client,
+    counted_as,
+    release_client,
+)
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -35,88 +45,81 @@ if TYPE_CHECKING:
     )
 
 
-# --- calls
-# Calls of one store over the client that it shares: sent once, counted, and judged.
-
-
 T = TypeVar("T")
 
 Call = Callable[["S3Client"], Awaitable[T]]
 
+CONTENT_TYPE = "application/octet-stream"
+NOT_THERE = frozenset({"NoSuchKey", "InvalidRange"})
+PAGE_NAMES = 1_000  # the most that S3 answers at once
+
 
 class Calls:
-    """Sends the calls of the store of `place` and counts them in `sent`."""
+    """Sends the calls of one store over the shared client, and counts them in `sent`."""
 
     def __init__(
         self, place: S3Place, options: ClientOptions, runtime: Runtime, sent: RequestCounts
     ) -> None:
-        """Nothing is opened before the first call."""
+        """Open nothing yet: the first call acquires the client."""
         self._place = place
         self._options = options
         self._runtime = runtime
         self._sent = sent
-        self._lease: SharedClient | None = None
+        self._acquired: SharedClient | None = None
         self._is_closed = False
 
     async def attempt(self, kind: RequestKind, operation: str, call: Call[T]) -> T:
-        """The result of ``call(client)``, which sends one request; raises `Failed`."""
+        """Return the result of ``call(client)``, which sends one request. Raises `Failed`."""
         try:
-            client = await self._leased().opened(self._runtime.workers)
+            client = await self._client().opened(self._runtime.workers)
             with counted_as(self._sent, kind):
                 return await call(client)
         except FAILURES as error:
-            # The cause is not chained: its text is the server's, or a whole URL.
+            # The cause is not chained: its text is the server's, or has a whole URL.
             raise Failed(judge(error, self._place, operation)) from None
 
     def judge_part(self, details: Mapping[str, Any], operation: str) -> FailedRequest:
-        """What an error about one object of many says."""
+        """Judge the error about one object of a batch."""
         return judge_part(details, self._place, operation)
 
     def clock_ms(self, reply: Mapping[str, Any]) -> int:
-        """The store's time by the header of a reply, in whole seconds; it never goes back.
+        """Return the store's time by the header of a reply, in whole seconds; it never goes back.
 
-        Raises `Failed` when there is no such header, or when it tells too much more than others.
+        Raises `Failed` when there is no such header, or when it is far ahead of earlier replies.
         """
         date = reply["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         try:
-            told_ms = int(parsedate_to_datetime(date).timestamp()) * 1000
+            store_ms = int(parsedate_to_datetime(date).timestamp()) * 1000
         except ValueError:
             problem = f"{self._place.endpoint} puts no Date into its replies, as HTTP demands"
             raise Failed(FailedRequest(RequestOutcome.REFUSED, problem)) from None
-        now_ms = self._leased().clock.heard(told_ms, self._runtime.clock.monotonic_ms())
+        now_ms = self._client().clock.observe(store_ms, self._runtime.clock.monotonic_ms())
         if now_ms is None:
             problem = f"a reply of {self._place.endpoint} is far ahead of its clock: ask again"
             raise Failed(FailedRequest(RequestOutcome.UNCERTAIN, problem))
         return now_ms
 
     async def close(self) -> None:
-        """Give the client back."""
+        """Release the client."""
         self._is_closed = True
-        leased, self._lease = self._lease, None
-        if leased is not None:
-            await give_back(leased)
+        acquired, self._acquired = self._acquired, None
+        if acquired is not None:
+            await release_client(acquired)
 
-    def _leased(self) -> SharedClient:
-        if self._lease is None:
+    def _client(self) -> SharedClient:
+        if self._acquired is None:
             if self._is_closed:
                 raise RuntimeError(f"the store of {self._place} is used after it was closed")
-            self._lease = lease(self._options)
-        return self._lease
-
-
-# --- requests
-
-
-CONTENT_TYPE = "application/octet-stream"
-NOT_THERE = frozenset({"NoSuchKey", "InvalidRange"})
+            self._acquired = acquire_client(self._options)
+        return self._acquired
 
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """What a store answered about an object, or a part of it if `is_part`."""
+    """Reply about an object; if `is_part`, about a range of it."""
 
     data: bytes
-    size_bytes: int  # of what was asked for: after a HEAD, of the object
+    size_bytes: int  # of `data`; after a HEAD, of the object
     modified_ms: int
     metadata: Mapping[str, str]
     is_part: bool
@@ -128,11 +131,11 @@ def put(
     metadata: Mapping[str, str],
     condition: Mapping[str, str],
 ) -> Call[None]:
-    """Make `data` the object `target`, which is bucket and key."""
+    """Write `data` as the object `target`: bucket and key."""
 
     async def call(client: S3Client) -> None:
-        # Of bytes, botocore makes a file, and for files it waits for the server's "100 Continue":
-        # another round trip in every commit. Memory it leaves as it is.
+        # botocore turns bytes into a file, and for files it waits for the server's "100 Continue":
+        # another round trip in every commit. It leaves a memoryview as it is.
         options: dict[str, Any] = {**target, **condition, "Body": memoryview(data)}
         check_stored(
             await client.put_object(**options, Metadata=dict(metadata), ContentType=CONTENT_TYPE)
@@ -145,7 +148,7 @@ def copy(bucket: str, source: str, destination: str) -> Call[None]:
     """Copy an object inside the store, with its metadata."""
 
     async def call(client: S3Client) -> None:
-        # An error that comes when the status 200 was sent already is one to botocore as well.
+        # botocore also raises an error that the server reports after it has sent the status 200.
         reply = await client.copy_object(
             Bucket=bucket,
             Key=destination,
@@ -158,7 +161,7 @@ def copy(bucket: str, source: str, destination: str) -> Call[None]:
 
 
 def get(bucket: str, key: str, wanted: str = "") -> Call[FoundObject]:
-    """Read an object, or the range of it that `wanted` is in the words of HTTP."""
+    """Read an object, or the range `wanted` of it, written as in HTTP."""
 
     async def call(client: S3Client) -> FoundObject:
         options: dict[str, Any] = {"Range": wanted} if wanted else {}
@@ -177,7 +180,7 @@ def get(bucket: str, key: str, wanted: str = "") -> Call[FoundObject]:
 
 
 def head(bucket: str, key: str) -> Call[FoundObject]:
-    """Ask for what `get` tells, without the bytes."""
+    """Read what `get` returns, without the bytes."""
 
     async def call(client: S3Client) -> FoundObject:
         reply = await client.head_object(Bucket=bucket, Key=key)
@@ -193,9 +196,9 @@ def head(bucket: str, key: str) -> Call[FoundObject]:
 
 
 def time_of_day(bucket: str, key: str) -> Call[Mapping[str, Any]]:
-    """A reply that has the time in its header, to a question about an object that is not there.
+    """Request an object that does not exist, and return the reply, which has the time in a header.
 
-    It is a GET, since a reply to HEAD does not say that there is no bucket.
+    It is a GET, since the reply to a HEAD does not say when the bucket is missing.
     """
 
     async def call(client: S3Client) -> Mapping[str, Any]:
@@ -205,7 +208,7 @@ def time_of_day(bucket: str, key: str) -> Call[Mapping[str, Any]]:
             if error.response["Error"].get("Code") not in NOT_THERE:
                 raise
             return error.response
-        async with reply["Body"] as body:  # somebody has made it
+        async with reply["Body"] as body:  # the object exists after all
             await body.read()
         return reply
 
@@ -213,9 +216,9 @@ def time_of_day(bucket: str, key: str) -> Call[Mapping[str, Any]]:
 
 
 def check_stored(reply: Mapping[str, Any]) -> None:
-    """Raise `Failed` unless the reply to an upload or a copy is that of a store: it has an ETag.
+    """Raise `Failed` unless the reply to an upload or a copy has an ETag, as a store's reply has.
 
-    A success that a proxy tells in its place, or a reply that was cut to nothing, is no answer.
+    A success that a proxy reports in its place, or a truncated reply, is no answer.
     """
     if not reply.get("ETag"):
         problem = "a success without an ETag: another server than the store's answered"
@@ -230,19 +233,12 @@ def _modified_ms(reply: Mapping[str, Any]) -> int:
     return int(moment.timestamp()) * 1000
 
 
-# --- listing
-# Lists of an S3 bucket, page by page.
-
-
-PAGE_NAMES = 1_000  # the most that S3 answers at once
-
-
 async def list_objects(
     calls: Calls, bucket: str, root: str, prefix: str, start_after: str
 ) -> AsyncIterator[ObjectInfo]:
-    """The objects below `prefix` behind `start_after`, both relative to `root`, as are the names.
+    """List the objects below `prefix` that sort after `start_after`, page by page.
 
-    `root` is "" or ends in a slash. Raises `Failed`.
+    Both are relative to `root`, as are the names. `root` is "" or ends in a slash. Raises `Failed`.
     """
     start: dict[str, Any] = {"StartAfter": root + start_after} if start_after else {}
     while True:
@@ -261,7 +257,7 @@ async def list_objects(
 
 async def _page(client: S3Client, options: dict[str, Any]) -> ListObjectsV2OutputTypeDef:
     page = await client.list_objects_v2(**options)
-    # Whatever a proxy answers in the place of a list would be a list of nothing.
+    # The reply of a proxy would otherwise be taken for an empty list.
     if "IsTruncated" not in page:
         raise _no_page("did not say whether it is whole: another server than the store's answered")
     return page
@@ -278,27 +274,24 @@ def _infos(contents: list[ObjectTypeDef], root: str) -> Iterator[ObjectInfo]:
             check_name(name)
         except InvalidRequest:
             continue  # a folder that a web console made, such as wal/: no object of a database
-        # Some servers list milliseconds and leave them out elsewhere; all agree on seconds.
+        # Some servers report milliseconds only in lists; all report seconds everywhere.
         modified_ms = int(entry["LastModified"].timestamp()) * 1000
         yield ObjectInfo(name, entry["Size"], modified_ms)
 
 
-# --- deleting
-# Deleting many objects of an S3 bucket by one request.
-
-
 @dataclass(frozen=True, slots=True)
 class NotDeleted:
-    """An object that is still there, and why."""
+    """An object that was not deleted, and why."""
 
     key: str
     failure: FailedRequest
 
 
 async def delete_batch(calls: Calls, bucket: str, keys: Sequence[str]) -> NotDeleted | None:
-    """Delete at most 1,000 objects. None if all are gone, else one that is not.
+    """Delete at most 1,000 objects; return None if all are gone, else one that is not.
 
-    A refusal of any stands for all: it has to be mended, while the others may pass.
+    If any was refused, one of these is returned: a refusal must be fixed, while other failures may
+    be transient.
     """
 
     async def call(client: S3Client) -> DeleteObjectsOutputTypeDef:

@@ -1,7 +1,7 @@
-"""An object store in a bucket that is reached by S3's protocol.
+"""An object store in a bucket of S3, or of a server with S3's protocol.
 
-`create` is one PutObject with ``If-None-Match: *``; SSTs of the levels that are large are uploaded
-in parts, and the condition stands on the request that completes the upload.
+`create` is one PutObject with ``If-None-Match: *``. Large SSTs of the levels are uploaded in parts
+instead, and the request that completes the upload carries the condition.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from shalekv.store.s3.requests import Calls, delete_batch, list_objects
 from shalekv.store.s3.uploads import Parts, Upload, abort_stale_uploads
 from shalekv.store.url import BucketUrl
 
-DELETED_AT_ONCE = 1_000  # the most that S3 takes
+DELETE_BATCH = 1_000  # the most that S3 accepts
 IF_ABSENT: Mapping[str, str] = MappingProxyType({"IfNoneMatch": "*"})
 ALWAYS: Mapping[str, str] = MappingProxyType({})
-LOOK_FOR_UPLOADS_MS = 3_600_000
-NO_OBJECT = "clock"  # beside the folders of objects; asked for to hear what time it is
+UPLOAD_CHECK_INTERVAL_MS = 3_600_000
+NO_OBJECT = "clock"  # beside the folders of objects; requested only for the time in the reply
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class S3Store(PlainStore):
     """A store in `place`. Stores of one configuration share a client and its connections."""
 
     def __init__(self, place: BucketUrl, runtime: Runtime, settings: StoreSettings) -> None:
-        """Touches nothing. Raises `InvalidSetting` when no client can be made of `settings`."""
+        """Open nothing yet. Raises `InvalidSetting` when `settings` describe no valid client."""
         options = ClientOptions.of(settings)
         self.url = str(place)
         self.sent = RequestCounts()
@@ -65,9 +65,9 @@ class S3Store(PlainStore):
         self._multipart_bytes = settings.multipart_bytes
         self._abort_age_ms = 1_000 * settings.multipart_abort_age_s
         self._clock = runtime.clock
-        self._next_look_ms = -math.inf
-        told = S3Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
-        self._calls = Calls(told, options, runtime, self.sent)
+        self._next_upload_check_ms = -math.inf
+        shown = S3Place(place.bucket, options.endpoint_url or "Amazon S3", options.region)
+        self._calls = Calls(shown, options, runtime, self.sent)
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
@@ -81,7 +81,7 @@ class S3Store(PlainStore):
                     return Exists()
                 case (
                     RequestOutcome.UNCERTAIN | RequestOutcome.ABSENT
-                ):  # no store answers that to a create
+                ):  # no store answers ABSENT to a create
                     return Unknown(failed.failure.problem)
                 case _:
                     raise failed.failure.error(self.url, "create", name) from None
@@ -89,7 +89,7 @@ class S3Store(PlainStore):
 
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
         check_new_name(name)
-        with self._told_as("put", name):
+        with self._store_errors("put", name):
             await self._upload("put", name, data, metadata, ALWAYS)
 
     async def copy(self, source: str, destination: str) -> None:
@@ -105,7 +105,7 @@ class S3Store(PlainStore):
 
     async def get(self, name: str) -> StoredObject:
         check_name(name)
-        with self._told_as("get", name):
+        with self._store_errors("get", name):
             call = requests.get(self._bucket, self._key(name))
             found = await self._calls.attempt(RequestKind.READ, "get", call)
         info = ObjectInfo(name, len(found.data), found.modified_ms)
@@ -117,9 +117,9 @@ class S3Store(PlainStore):
         if length == 0:
             await self._head("get_range", name)
             return b""
-        # The end of an object is asked for whole: where it begins is not known before.
+        # A range from the end has no length in HTTP: the whole rest is requested, and cut below.
         wanted = f"bytes={offset}" if offset < 0 else f"bytes={offset}-{offset + length - 1}"
-        with self._told_as("get_range", name):
+        with self._store_errors("get_range", name):
             try:
                 call = requests.get(self._bucket, self._key(name), wanted)
                 found = await self._calls.attempt(RequestKind.READ, "get_range", call)
@@ -129,7 +129,7 @@ class S3Store(PlainStore):
                 raise
         if found.is_part:
             return found.data[:length]
-        first, taken = byte_range(len(found.data), offset, length)  # it knows no ranges
+        first, taken = byte_range(len(found.data), offset, length)  # the server ignored the range
         return found.data[first : first + taken]
 
     async def head(self, name: str) -> ObjectInfo:
@@ -138,7 +138,7 @@ class S3Store(PlainStore):
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         check_prefix(prefix)
-        with self._told_as("list", prefix):
+        with self._store_errors("list", prefix):
             found = list_objects(self._calls, self._bucket, self._root, prefix, start_after)
             async for info in found:
                 yield info
@@ -147,25 +147,25 @@ class S3Store(PlainStore):
         doomed = list(dict.fromkeys(names))
         for name in doomed:
             check_name(name)
-        for first in range(0, len(doomed), DELETED_AT_ONCE):
-            batch = [self._key(name) for name in doomed[first : first + DELETED_AT_ONCE]]
-            with self._told_as("delete", doomed[first]):
+        for first in range(0, len(doomed), DELETE_BATCH):
+            batch = [self._key(name) for name in doomed[first : first + DELETE_BATCH]]
+            with self._store_errors("delete", doomed[first]):
                 failed = await delete_batch(self._calls, self._bucket, batch)
             if failed is not None:
                 name = failed.key.removeprefix(self._root)
                 raise failed.failure.error(self.url, "delete", name)
 
     async def now_ms(self) -> int:
-        with self._told_as("now", NO_OBJECT):
+        with self._store_errors("now", NO_OBJECT):
             call = requests.time_of_day(self._bucket, self._key(NO_OBJECT))
             return self._calls.clock_ms(await self._calls.attempt(RequestKind.READ, "now", call))
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        """As the interface says. Uploads are looked for once an hour, and only by collectors."""
+        """Abort abandoned multipart uploads, at most once an hour, and only for collectors."""
         clock_ms = self._clock.monotonic_ms()
-        if is_collected is nothing_is_collected or clock_ms < self._next_look_ms:
+        if is_collected is nothing_is_collected or clock_ms < self._next_upload_check_ms:
             return Recovered()
-        self._next_look_ms = clock_ms + LOOK_FOR_UPLOADS_MS
+        self._next_upload_check_ms = clock_ms + UPLOAD_CHECK_INTERVAL_MS
         before_ms = await self.now_ms() - self._abort_age_ms
         prefix = self._root + LEVELS_FOLDER
         try:
@@ -173,7 +173,7 @@ class S3Store(PlainStore):
                 self._calls, self._bucket, prefix, before_ms=before_ms
             )
         except Failed as failed:
-            # Parts that stay cost money and nothing else: no reason not to collect.
+            # Parts that stay cost only money, so the collection goes on.
             error = failed.failure.error(self.url, "abort", LEVELS_FOLDER)
             log.warning("stale uploads are left", problem=str(error))
             return Recovered()
@@ -201,25 +201,26 @@ class S3Store(PlainStore):
 
     async def _head(self, operation: str, name: str) -> ObjectInfo:
         key = self._key(name)
-        with self._told_as(operation, name):
+        with self._store_errors(operation, name):
             try:
                 call = requests.head(self._bucket, key)
                 found = await self._calls.attempt(RequestKind.READ, operation, call)
             except Failed as failed:
                 if failed.failure.verdict not in {RequestOutcome.ABSENT, RequestOutcome.REFUSED}:
                     raise
-                # A reply to HEAD has no body that says why. One to GET has: no bucket is no
-                # missing object, and each refusal has a remedy of its own.
+                # The reply to a HEAD has no body with the reason; that to a GET has one. The reason
+                # tells a missing bucket from a missing object, and the kinds of refusals apart.
                 why = requests.get(self._bucket, key, "bytes=0-0")
                 await self._calls.attempt(RequestKind.READ, operation, why)
-                raise  # it is there by now, which is too late
+                raise  # the object was created between HEAD and GET: the HEAD counts
         return ObjectInfo(name, found.size_bytes, found.modified_ms)
 
     def _key(self, name: str) -> str:
         return self._root + name
 
     @contextmanager
-    def _told_as(self, operation: str, name: str) -> Iterator[None]:
+    def _store_errors(self, operation: str, name: str) -> Iterator[None]:
+        """Raise each `Failed` as a `StoreError`."""
         try:
             yield
         except Failed as failed:

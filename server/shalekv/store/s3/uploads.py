@@ -1,8 +1,9 @@
-"""Uploads in parts: for large SSTs, which a single request would send over one connection.
+"""Multipart uploads, for large SSTs, which a single request would send over one connection.
 
-Nothing exists before the upload is completed, by a request that carries the condition. Until then
-every failure means that nothing was created. An upload that is not completed is aborted, because
-its parts are paid for.
+The object does not exist before the upload is completed, by a request that carries the condition.
+Until then every failure means that nothing was created. An upload that is not completed is aborted,
+because its parts are charged for. A process that is killed during an upload leaves it behind, and
+no list of objects shows it: `abort_stale_uploads` aborts such uploads.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
     )
 
 
-PARTS_MAX = 10_000  # of S3
-ABORT_S = 10.0  # after which an upload is left to the bucket's rule for incomplete ones
+PARTS_MAX = 10_000  # limit of S3
+ABORT_S = 10.0  # timeout, after which the upload is left to the bucket's rule or the collector
+ABORT_OPERATION = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How large parts are, and how many are sent at once."""
+    """Size of the parts, and how many are sent at once."""
 
     part_bytes: int
     uploads_max: int
@@ -41,7 +43,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One upload: `target` is bucket and key, `condition` what completing it demands."""
+    """One upload to `target` (bucket and key); the request that completes it has `condition`."""
 
     calls: Calls
     operation: str
@@ -50,19 +52,19 @@ class Upload:
     metadata: Mapping[str, str]
 
     async def run(self, data: bytes, parts: Parts) -> None:
-        """Make `data` the object; raises `Failed`."""
-        upload_id = await self._begun()
+        """Upload `data`. Raises `Failed`."""
+        upload_id = await self._begin()
         try:
             try:
-                done = await self._sent_parts(upload_id, data, parts)
+                done = await self._send_parts(upload_id, data, parts)
             except Failed as failed:
                 raise Failed(_nothing_created(failed)) from None
             await self._complete(upload_id, done)
         except BaseException:
-            await _to_its_end(self._abort(upload_id))
+            await _run_to_end(self._abort(upload_id))
             raise
 
-    async def _begun(self) -> str:
+    async def _begin(self) -> str:
         async def begin(client: S3Client) -> str:
             reply = await client.create_multipart_upload(
                 **self.target,
@@ -79,7 +81,7 @@ class Upload:
         except Failed as failed:
             raise Failed(_nothing_created(failed)) from None
 
-    async def _sent_parts(
+    async def _send_parts(
         self, upload_id: str, data: bytes, parts: Parts
     ) -> list[CompletedPartTypeDef]:
         done: list[CompletedPartTypeDef] = []
@@ -87,14 +89,14 @@ class Upload:
         waiting = _slices(data, parts.part_bytes)
 
         async def send_some() -> None:
-            for number, part in waiting:  # shared: each takes what nobody has taken
+            for number, part in waiting:  # shared by the tasks: each part goes to one of them
                 if failures:
                     return
                 call = partial(self._send, upload_id=upload_id, number=number, part=part)
                 try:
                     done.append({"PartNumber": number, "ETag": await self._attempt(call)})
                 except Failed as failed:
-                    # The others are not cancelled: a part that arrives behind the abort stays.
+                    # The others are not cancelled: a part that arrives after the abort would stay.
                     failures.append(failed)
 
         async with asyncio.TaskGroup() as tasks:
@@ -105,7 +107,7 @@ class Upload:
         return sorted(done, key=lambda part: part["PartNumber"])
 
     async def _send(self, client: S3Client, upload_id: str, number: int, part: memoryview) -> str:
-        # The stubs know bytes and files; what sends it takes slices of memory (see `wire`).
+        # The type stubs allow bytes and files; the transport accepts a memoryview (see `client`).
         options: dict[str, Any] = {"PartNumber": number, "UploadId": upload_id, "Body": part}
         reply = await client.upload_part(**self.target, **options)
         check_stored(reply)
@@ -125,7 +127,7 @@ class Upload:
             await self._attempt(complete)
         except Failed as failed:
             if failed.failure.verdict is RequestOutcome.ABSENT:
-                # No such upload: somebody aborted it, or a server completed it and forgot.
+                # No such upload: it was aborted, or the server has completed and forgotten it.
                 raise Failed(replace(failed.failure, verdict=RequestOutcome.UNCERTAIN)) from None
             raise
 
@@ -133,7 +135,7 @@ class Upload:
         async def abort(client: S3Client) -> None:
             await client.abort_multipart_upload(**self.target, UploadId=upload_id)
 
-        # Why the upload failed is what its caller has to know, not that of this as well.
+        # The caller needs the error of the upload, not that of the abort.
         with suppress(Failed, TimeoutError):
             async with asyncio.timeout(ABORT_S):
                 await self._attempt(abort)
@@ -143,7 +145,7 @@ class Upload:
 
 
 def _slices(data: bytes, part_bytes: int) -> Iterator[tuple[int, memoryview]]:
-    """Numbers, from 1, and contents of the parts."""
+    """Iterate over the numbers, from 1, and the contents of the parts."""
     size = max(part_bytes, -(-len(data) // PARTS_MAX))
     view = memoryview(data)
     for number, first in enumerate(range(0, len(data), size), start=1):
@@ -151,39 +153,30 @@ def _slices(data: bytes, part_bytes: int) -> Iterator[tuple[int, memoryview]]:
 
 
 def _nothing_created(failed: Failed) -> FailedRequest:
-    """The failure, when the request was none that could have created the object."""
+    """Return the failure of a request that could not have created the object."""
     if failed.failure.verdict is RequestOutcome.REFUSED:
         return failed.failure
     return replace(failed.failure, verdict=RequestOutcome.NOT_APPLIED)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for `work`, which bounds itself, even when this task is cancelled meanwhile."""
+async def _run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for `work`, which has a timeout, even when this task is cancelled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work)
         while not task.done():
             try:
-                await asyncio.wait({task})  # which leaves the task alone when it is cancelled
+                await asyncio.wait({task})  # does not cancel `task` when it is cancelled itself
             except asyncio.CancelledError as error:
                 cancelled = error
     if cancelled is not None:
         raise cancelled
 
 
-# --- stale_uploads
-# Aborts uploads in parts that were begun long ago and never completed: their parts are paid for.
-#
-# A process that is killed in the middle of an upload leaves one. No list of objects shows it.
-
-
-OPERATION = "abort"
-
-
 async def abort_stale_uploads(calls: Calls, bucket: str, prefix: str, *, before_ms: int) -> int:
-    """Abort what was begun before this time, by the store's clock, below a prefix; how many.
+    """Abort uploads below `prefix` that were begun before this time; return how many.
 
-    Raises `Failed`.
+    `before_ms` is a time of the store's clock. Raises `Failed`.
     """
     aborted = 0
     async for upload in _uploads(calls, bucket, prefix):
@@ -191,10 +184,10 @@ async def abort_stale_uploads(calls: Calls, bucket: str, prefix: str, *, before_
             continue
         target = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
         try:
-            await calls.attempt(RequestKind.WRITE, OPERATION, partial(_abort, target=target))
+            await calls.attempt(RequestKind.WRITE, ABORT_OPERATION, partial(_abort, target=target))
         except Failed as failed:
-            if failed.failure.verdict is not RequestOutcome.ABSENT:  # completed, or aborted, since
-                raise
+            if failed.failure.verdict is not RequestOutcome.ABSENT:
+                raise  # an absent upload was completed or aborted since the list
         else:
             aborted += 1
     return aborted
@@ -204,9 +197,10 @@ async def _uploads(calls: Calls, bucket: str, prefix: str) -> AsyncIterator[Mult
     start: dict[str, str] = {}
     while True:
         options = {"Bucket": bucket, "Prefix": prefix, **start}
-        page = await calls.attempt(RequestKind.LIST, OPERATION, partial(_page, options=options))
+        call = partial(_page, options=options)
+        page = await calls.attempt(RequestKind.LIST, ABORT_OPERATION, call)
         for upload in page.get("Uploads", []):
-            if upload["Key"].startswith(prefix):  # some servers list more than they are asked for
+            if upload["Key"].startswith(prefix):  # some servers ignore the prefix
                 yield upload
         if not page.get("IsTruncated", False):
             return

@@ -5,8 +5,8 @@
     source        the name of the temporary object
     committed     whether the destination has been made
 
-So that all records of one database can be read without those of others. Reads are strongly
-consistent; each change is one conditional request, sent once: whoever waits repeats it.
+With these keys, all records of one database can be read without those of others. Reads are
+strongly consistent. Each change is one conditional request, sent once: the caller repeats it.
 """
 
 from __future__ import annotations
@@ -66,16 +66,12 @@ if TYPE_CHECKING:
     from types_aiobotocore_dynamodb.type_defs import TableDescriptionTypeDef
 
 
-# --- dynamodb_errors
-# What an error of DynamoDB, or of the way there, says about the request that it answers.
-
-
 class NoAnswer(Exception):
-    """Something else than an answer of DynamoDB; the text is in words of our own."""
+    """A reply that is no answer of DynamoDB, or none in time. The text is our own."""
 
-    def __init__(self, problem: str, answer: StatementOutcome) -> None:
+    def __init__(self, problem: str, outcome: StatementOutcome) -> None:
         super().__init__(problem)
-        self.answer = answer
+        self.outcome = outcome
 
 
 FAILURES = (
@@ -89,34 +85,45 @@ FAILURES = (
 )
 
 SERVER_ERROR = 500
+REQUEST_ID = "x-amzn-requestid"  # in each answer of DynamoDB
 CONFLICT = "ConditionalCheckFailedException"
-PASSING = frozenset(
+TRANSIENT = frozenset(
     {
         "LimitExceededException",
         "ProvisionedThroughputExceededException",
         "RequestLimitExceeded",
         "ResourceInUseException",
-        "ResourceNotFoundException",  # the table is being made, or was deleted
+        "ResourceNotFoundException",  # the table is being created, or was deleted
         "SlowDown",
         "ThrottlingException",
         "TransactionConflictException",
     }
 )
 NEVER_SENT = (ConnectTimeoutError, ProxyConnectionError)
-# aiobotocore says EndpointConnectionError of a connection that was cut, too: its cause tells.
+# aiobotocore raises EndpointConnectionError also for a connection that was cut: its cause differs.
 NO_CONNECTION = (ClientConnectorError, socket.gaierror)
 MISSING = (*CONFIGURATION, NoRegionError, ParamValidationError)
+_FORBIDDEN = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+
+POLL_MS = 200.0
+POLLS_MAX = 300  # a minute: creating a table takes some seconds
+KEYS = {"HASH": "database", "RANGE": "destination"}
+
+PARALLEL_DELETES = 16
+# Placeholders, since several of these names are reserved words.
+SOURCE = {"#source": "source"}
+COMMITTED = {"#committed": "committed"}
 
 
-def answer_in(error: Exception) -> StatementOutcome:
-    """What `error`, one of `FAILURES`, says about the request that it was raised by.
+def outcome_of(error: Exception) -> StatementOutcome:
+    """Return what `error`, one of `FAILURES`, says about the request that raised it.
 
-    A failure on the way may have come before or after the request was sent: nobody knows.
+    After a failure of the connection it is unknown whether the request was sent.
     """
     if isinstance(error, CredentialsFailed):
         return StatementOutcome.NOT_DONE if error.may_pass else StatementOutcome.REFUSED
     if isinstance(error, NoAnswer):
-        return error.answer
+        return error.outcome
     if isinstance(error, MISSING):
         return StatementOutcome.REFUSED
     if isinstance(error, NEVER_SENT) or isinstance(_cause(error), NO_CONNECTION):
@@ -128,13 +135,13 @@ def answer_in(error: Exception) -> StatementOutcome:
         return StatementOutcome.UNKNOWN
     if code == CONFLICT:
         return StatementOutcome.CONFLICT
-    return StatementOutcome.NOT_DONE if code in PASSING else StatementOutcome.REFUSED
+    return StatementOutcome.NOT_DONE if code in TRANSIENT else StatementOutcome.REFUSED
 
 
-def problem_in(error: Exception, place: str) -> str:
-    """What is wrong, in words of our own: those of others may hold tokens and signatures."""
+def problem_of(error: Exception, place: str) -> str:
+    """Describe an error in our own words: the original may hold tokens and signatures."""
     if isinstance(error, CredentialsFailed):
-        return error.told(place)
+        return error.describe(place)
     if isinstance(error, NoAnswer):
         return str(error)
     if isinstance(error, CONFIGURATION):
@@ -157,37 +164,29 @@ def _answered(error: ClientError) -> tuple[int, str]:
 
 
 def _cause(error: Exception) -> Exception:
-    """What aiohttp raised, where botocore hides it."""
+    """Return the error of aiohttp where botocore wraps one, else `error`."""
     inner = error.kwargs.get("error") if isinstance(error, BotoCoreError) else None
     return inner if isinstance(inner, Exception) else error
 
 
-# --- dynamodb_client
-# botocore's client of DynamoDB, opened when it is first needed, with credentials that are good.
-
-
-REQUEST_ID = "x-amzn-requestid"  # in each answer of DynamoDB
-_FORBIDDEN = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-
-
 class DynamoClient:
-    """A client, and the credentials that it signs with."""
+    """botocore's client of DynamoDB, opened on first use, and its credentials."""
 
     def __init__(self, settings: StoreSettings) -> None:
-        """Nothing is opened yet."""
+        """Open nothing yet."""
         self._settings = settings
         self._stack = AsyncExitStack()
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._client: DynamoDBClient | None = None
         self._credentials: AioCredentials | None = None
 
     async def opened(self) -> DynamoDBClient:
-        """The client, ready to sign. Whoever comes first opens it, the others wait for that.
+        """Return the client, with valid credentials; the first call opens it.
 
-        Raises `CredentialsFailed` and the errors of botocore. Nothing was sent then.
+        Raises `CredentialsFailed` and the errors of botocore; nothing was sent then.
         """
         if self._client is None:
-            async with self._opening:
+            async with self._open_lock:
                 if self._client is None:
                     self._client = await self._open()
         if self._credentials is not None:
@@ -202,7 +201,7 @@ class DynamoClient:
         keep_secrets_out_of_logs()
         profile = self._settings.aws_profile or None
         session = AioSession(session_vars=REGION_VARIABLES, profile=profile)
-        # A client that was made without any would never look again.
+        # A client that is created without credentials would never look for them again.
         self._credentials = await find_credentials(session)
         region = self._settings.region or session.get_config_variable("region")
         config = AioConfig(
@@ -226,32 +225,24 @@ class DynamoClient:
 def _check_answer(response_dict: dict[str, Any], **_: Any) -> None:
     """Raise `NoAnswer` unless DynamoDB has answered.
 
-    botocore makes a success without any content of whatever a proxy answers with a 200: a record
-    that was inserted, or one that is not there.
+    botocore treats any reply of a proxy with status 200 as a success without content: as a record
+    that was inserted, or one that does not exist.
     """
     if REQUEST_ID in response_dict["headers"]:
         return
     status = response_dict["status_code"]
-    answer = StatementOutcome.REFUSED if status in _FORBIDDEN else StatementOutcome.UNKNOWN
+    outcome = StatementOutcome.REFUSED if status in _FORBIDDEN else StatementOutcome.UNKNOWN
     problem = f"answered {status}, and not as DynamoDB does: is this its address, or a proxy's?"
-    raise NoAnswer(problem, answer)
-
-
-# --- dynamodb_table
-# Makes the table of records in DynamoDB where there is none.
-
-
-POLL_MS = 200.0
-POLLS_MAX = 300  # a minute: making a table takes some seconds
-KEYS = {"HASH": "database", "RANGE": "destination"}
+    raise NoAnswer(problem, outcome)
 
 
 async def ensure_table(
     opened: Callable[[], Awaitable[DynamoDBClient]], table: str, clock: Clock
 ) -> None:
-    """Returns when the table can be used. Raises `FAILURES`, and `InvalidSetting`.
+    """Create the table if there is none, and wait until it can be used.
 
-    `opened` gives a client whose credentials are good.
+    `opened` returns a client with valid credentials. Raises `FAILURES`, and `InvalidSetting` if it
+    is a table of something else.
     """
     for _ in range(POLLS_MAX):
         client = await opened()
@@ -308,17 +299,8 @@ def _code(error: ClientError) -> str:
     return error.response.get("Error", {}).get("Code", "")
 
 
-# --- dynamodb
-
-
-DELETES_AT_ONCE = 16
-# Several of these are reserved words.
-SOURCE = {"#source": "source"}
-COMMITTED = {"#committed": "committed"}
-
-
 class DynamoRecords(RecordStore):
-    """The records in one table, which is made when it is first needed."""
+    """The records in one table, which is created when it is first needed."""
 
     def __init__(self, table: str, runtime: Runtime, settings: StoreSettings) -> None:
         self.url = f"dynamodb://{table}"
@@ -350,17 +332,17 @@ class DynamoRecords(RecordStore):
                 ReturnValuesOnConditionCheckFailure="ALL_OLD",
             )
         except FAILURES as error:
-            answer = answer_in(error)
-            if answer is StatementOutcome.UNKNOWN:
-                return InsertUnknown(f"{self.url}: {problem_in(error, self.url)}")
-            if answer is not StatementOutcome.CONFLICT:
+            outcome = outcome_of(error)
+            if outcome is StatementOutcome.UNKNOWN:
+                return InsertUnknown(f"{self.url}: {problem_of(error, self.url)}")
+            if outcome is not StatementOutcome.CONFLICT:
                 raise self._error(error, "insert", str(record.destination)) from None
             return await self._occupied(record, error)
         return Inserted()
 
     async def _occupied(self, record: CreateRecord, error: Exception) -> Occupied:
         item = error.response.get("Item") if isinstance(error, ClientError) else None
-        if item:  # servers that are not Amazon's leave it out
+        if item:  # servers other than Amazon's leave it out
             return Occupied(_record(record.destination.database, item))
         found = await self.find(record.destination)
         if found is None:
@@ -412,7 +394,7 @@ class DynamoRecords(RecordStore):
                 ExpressionAttributeValues={":old": {"S": record.source}, **values},
             )
         except FAILURES as error:
-            if answer_in(error) is StatementOutcome.CONFLICT:
+            if outcome_of(error) is StatementOutcome.CONFLICT:
                 return False
             raise self._error(error, operation, str(record.destination)) from None
         return True
@@ -428,7 +410,7 @@ class DynamoRecords(RecordStore):
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:
         is_committed = "#committed = :true", COMMITTED, {":true": {"BOOL": True}}
         remaining = iter(destinations)
-        while some := [*islice(remaining, DELETES_AT_ONCE)]:
+        while some := [*islice(remaining, PARALLEL_DELETES)]:
             ended = await asyncio.gather(
                 *(self._delete(each, *is_committed) for each in some), return_exceptions=True
             )
@@ -449,7 +431,7 @@ class DynamoRecords(RecordStore):
                 ExpressionAttributeValues=values,
             )
         except FAILURES as error:
-            if answer_in(error) is not StatementOutcome.CONFLICT:
+            if outcome_of(error) is not StatementOutcome.CONFLICT:
                 raise self._error(error, "delete", str(destination)) from None
 
     async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
@@ -478,15 +460,15 @@ class DynamoRecords(RecordStore):
         await self._client.close()
 
     async def _ready(self, kind: RequestKind) -> DynamoDBClient:
-        """The client, for one request of `kind`; raises `FAILURES` when there can be none."""
+        """Count one request of `kind`, and return the client for it. Raises `FAILURES`."""
         await self.ensure_schema()
         client = await self._client.opened()
         self.sent.add(kind)
         return client
 
     def _error(self, error: Exception, operation: str, name: str) -> StoreError:
-        problem = problem_in(error, self.url)
-        if answer_in(error) is not StatementOutcome.REFUSED:
+        problem = problem_of(error, self.url)
+        if outcome_of(error) is not StatementOutcome.REFUSED:
             return StoreUnavailable(self.url, operation, name, problem)
         return StoreRefused(self.url, operation, name, problem, may_pass=True)
 

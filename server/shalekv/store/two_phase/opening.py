@@ -1,4 +1,10 @@
-"""Opens the records that the settings name. A driver is imported when it is wanted."""
+"""Opens the records that the settings name, and checks that they belong to the database.
+
+A driver is imported only when it is needed. Records in a wrong table would exclude no rival,
+without any error, and since tables are created on demand, a misspelt name looks like a new table.
+The check: the current manifest is never collected, so in a database that was created in two phases
+its record exists.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +43,15 @@ DRIVERS = {
     "postgres": ("postgresql+asyncpg", "postgres"),
 }
 CONNECTIONS_MAX = 8  # to a database; records are small, and servers allow few connections
+RECHECKS_MAX = 3  # a manifest may be superseded and collected between the list and the record
 _TABLE = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 _WITH_TLS = {"tls": ["on"]}
 
 
 def open_records(runtime: Runtime, settings: StoreSettings) -> RecordStore:
-    """The records at `settings.records_url`. Nothing is connected yet.
+    """Open the records at `settings.records_url`, without connecting yet.
 
-    Raises `InvalidSetting`, which never quotes the URL: it may hold a password.
+    Raises `InvalidSetting`, whose text never has the URL, which may hold a password.
     """
     if not settings.records_url:
         raise InvalidSetting(
@@ -119,7 +126,11 @@ def _sql(parts: SplitResult, port: int | None, settings: StoreSettings) -> Recor
 
 
 def _sqlite_path(parts: SplitResult) -> Path:
-    """Absolute: two processes in two folders would take two files for one, and see no conflict."""
+    """Return the path of an SQLite URL, which must be absolute.
+
+    With a relative path, processes in two working directories would use two files, and see no
+    conflict.
+    """
     names = [name for name in unquote(parts.path).split("/") if name]
     wrong = parts.netloc or parts.query or parts.fragment or parts.path.endswith("/")
     if wrong or not names or {".", ".."} & {*names} or "\0" in parts.path:
@@ -141,49 +152,39 @@ def _missing(scheme: str, extra: str) -> InvalidSetting:
     )
 
 
-# --- belonging
-# Whether records belong to a database: a wrong table would exclude nobody, and say nothing.
-#
-# The current manifest is never collected, so in a database that was created in two phases its
-# record is there. Tables are made on demand, so that a misspelt name looks like a new one.
-
-
-LOOKS_MAX = 3  # a manifest may be superseded and collected between the list and the record
-
-
 class OwnedStore(TwoPhaseStore):
-    """A two-phase store that makes sure of its records before it changes anything, once."""
+    """A two-phase store that checks its records once, before the first change."""
 
     def __init__(self, plain: PlainStore, records: RecordStore, runtime: Runtime) -> None:
         super().__init__(plain, records, runtime)
-        self._is_sure = False
-        self._checking = asyncio.Lock()
+        self._is_checked = False
+        self._check_lock = asyncio.Lock()
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
-        """As the interface says; raises `StoreRefused` when the records are another database's."""
-        await self._make_sure()
+        """Create as `ObjectStore.create`; raise `StoreRefused` if the records are not its own."""
+        await self._check_once()
         return await super().create(name, data, metadata)
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        """As `create`."""
-        await self._make_sure()
+        """Repair as `ObjectStore.recover`; raise `StoreRefused` as `create` does."""
+        await self._check_once()
         return await super().recover(is_collected)
 
-    async def _make_sure(self) -> None:
-        if self._is_sure:
+    async def _check_once(self) -> None:
+        if self._is_checked:
             return
-        async with self._checking:
-            if not self._is_sure:
-                await check_belonging(self.plain, self.records)
-                self._is_sure = True
+        async with self._check_lock:
+            if not self._is_checked:
+                await check_ownership(self.plain, self.records)
+                self._is_checked = True
 
 
-async def check_belonging(plain: PlainStore, records: RecordStore) -> None:
-    """Raise `StoreRefused` if there is a database, and `records` are not those of its creates."""
+async def check_ownership(plain: PlainStore, records: RecordStore) -> None:
+    """Raise `StoreRefused` if there is a database, and `records` lack its newest manifest."""
     newest = await _newest_manifest(plain)
-    for _ in range(LOOKS_MAX):
+    for _ in range(RECHECKS_MAX):
         if newest is None or await records.find(Destination(plain.url, newest)) is not None:
             return
         seen, newest = newest, await _newest_manifest(plain)

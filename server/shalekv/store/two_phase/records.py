@@ -1,7 +1,8 @@
-"""What two-phase compare-and-swap asks of a transactional store: a record for each destination.
+"""The interface of transactional stores for two-phase compare-and-swap, and one in memory.
 
-Every change is one conditional statement, durable when it is answered, and every read sees all
-changes that were answered before it was sent. Destinations and sources are compared by their bytes.
+A record exists for each destination. Every change is one conditional statement, durable when it is
+answered, and every read sees all changes that were answered before it was sent. Destinations and
+sources are compared by their bytes.
 """
 
 from __future__ import annotations
@@ -15,23 +16,16 @@ from dataclasses import dataclass, replace
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import RequestCounts, RequestKind
 
-# --- answers
-# What the error of a transactional store says about the request that it answers.
+PAGE_RECORDS = 1_000
 
 
 class StatementOutcome(enum.Enum):
-    """What became of a statement."""
+    """Outcome of a statement that failed, by the error of the transactional store."""
 
-    UNKNOWN = "nobody knows"
-    NOT_DONE = "not carried out; the next time it may be"
-    REFUSED = "not carried out, and it will not be"
-    CONFLICT = "not carried out: the key is there"
-
-
-# --- records
-
-
-PAGE_RECORDS = 1_000
+    UNKNOWN = "unknown whether it was carried out"
+    NOT_DONE = "not carried out; a retry may succeed"
+    REFUSED = "not carried out; a retry fails again"
+    CONFLICT = "not carried out: the key exists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +35,14 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """This record was there, and this call inserted nothing."""
+    """This record existed before, and this call inserted nothing."""
 
     record: CreateRecord
 
 
 @dataclass(frozen=True, slots=True)
 class InsertUnknown:
-    """No answer. The record may be there, may appear later, or may never: compare sources."""
+    """No answer. The record may exist, may appear later, or may never: compare sources."""
 
     cause: str
 
@@ -59,13 +53,13 @@ InsertOutcome = Inserted | Occupied | InsertUnknown
 class RecordStore(abc.ABC):
     """The records of any number of databases.
 
-    Every method may raise `StoreRefused`: nothing was done, and somebody has to mend something
-    first. `StoreUnavailable` says of `insert` that nothing was inserted, and of the other changes
-    that they may have been made, or may be made later: read to find out.
+    Every method may raise `StoreRefused`: nothing was done, and an operator must fix the cause
+    first. When `insert` raises `StoreUnavailable`, nothing was inserted. When another change
+    raises it, the change may have been made, or may be made later: read to find out.
     """
 
-    url: str  # without credentials: it stands in logs and errors
-    sent: RequestCounts  # whoever opens the store may have it count elsewhere
+    url: str  # without credentials: it appears in logs and errors
+    sent: RequestCounts  # the two-phase store replaces it by that of its objects
 
     @abc.abstractmethod
     async def ensure_schema(self) -> None:
@@ -77,17 +71,21 @@ class RecordStore(abc.ABC):
 
     @abc.abstractmethod
     async def find(self, destination: Destination) -> CreateRecord | None:
-        """The record of `destination`."""
+        """Return the record of `destination`, or None."""
 
     @abc.abstractmethod
     async def commit(self, record: CreateRecord) -> bool:
-        """Mark as committed the record of this destination if it names this source, and if so."""
+        """Mark the record of this destination as committed if it names this source.
+
+        Return whether it does.
+        """
 
     @abc.abstractmethod
     async def take_over(self, record: CreateRecord, source: str) -> bool:
-        """Have the record of this destination name `source` instead of the source it names here.
+        """Replace the source of `record` by `source`.
 
-        False: it names another one, is committed, or is gone.
+        Return False, and change nothing, if the stored record names another source, is committed,
+        or is gone.
         """
 
     @abc.abstractmethod
@@ -96,13 +94,13 @@ class RecordStore(abc.ABC):
 
     @abc.abstractmethod
     async def delete_committed(self, destinations: Iterable[Destination]) -> None:
-        """Delete the records of `destinations`, but for those that are not committed."""
+        """Delete the records of `destinations` that are committed."""
 
     @abc.abstractmethod
     def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
-        """The records of a database by the bytes of their names, read page by page.
+        """List the records of a database in the order of the bytes of their names, page by page.
 
-        Records that come and go meanwhile are in it, or not.
+        Records that are inserted or deleted meanwhile may be missing or included.
         """
 
     @abc.abstractmethod
@@ -110,15 +108,11 @@ class RecordStore(abc.ABC):
         """Release connections. The store must not be used afterwards."""
 
 
-# --- memory
-# Records in the memory of one process, for tests.
-
-
 Table = dict[Destination, CreateRecord]
 
 
 class MemoryRecords(RecordStore):
-    """Records that end with the process. Stores that are given the same table share it."""
+    """Records in the memory of one process, for tests. Stores with the same `table` share it."""
 
     def __init__(self, *, table: Table | None = None) -> None:
         self.url = "memory://records"
@@ -126,7 +120,7 @@ class MemoryRecords(RecordStore):
         self._table = {} if table is None else table
 
     async def ensure_schema(self) -> None:
-        """There is none."""
+        """Do nothing: there is no table to create."""
 
     async def insert(self, record: CreateRecord) -> InsertOutcome:
         self.sent.add(RequestKind.RECORD_WRITE)
@@ -187,4 +181,4 @@ class MemoryRecords(RecordStore):
                     yield record
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

@@ -1,4 +1,17 @@
-"""Records in a table of an SQL database: SQLite, MySQL, MariaDB or PostgreSQL."""
+"""Records in a table of an SQL database: SQLite, MySQL, MariaDB or PostgreSQL.
+
+    shalekv_records
+      database      the URL of the store        these two are the primary key
+      destination   the name of the object
+      source        the name of the temporary object in the same database
+      committed     whether the destination has been made
+
+Keys compare by their bytes in every database: a collation for letters could take two databases,
+or two objects, for one.
+
+Connections are set up so that an answered change is durable and visible to all. Every statement is
+a transaction of its own: its condition and its change are one step, and no older snapshot is read.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +64,10 @@ from shalekv.store.two_phase.records import (
     StatementOutcome,
 )
 
-# --- sql_errors
-# What an error of an SQL database says about the statement that it answers.
-#
-# The databases number their errors, each in its own way. Whatever is not known to be an answer
-# counts as none: the statement may have been carried out, or may still be.
+log = structlog.get_logger()
 
-
+# The databases number their errors, each in its own way. An error that is not known to be an
+# answer counts as none: the statement may have been carried out, or may still be.
 SQLITE_NOT_DONE = frozenset({5, 6, 13})  # busy, locked, disk full
 SQLITE_REFUSED = frozenset({1, 3, 8, 14, 23, 26})  # no such table, permission, read-only, no file
 
@@ -73,9 +83,34 @@ POSTGRES_UNKNOWN = ("08", "57P", "40003", "58", "XX")
 # Authorization, no such database, syntax or permission, read-only.
 POSTGRES_REFUSED = ("28", "3D", "3F", "42", "25006")
 
+SQLITE_BUSY_MS = 10_000
+RECYCLE_S = 1_800  # before firewalls and servers drop idle connections
 
-def answer_in(error: BaseException) -> StatementOutcome:
-    """What `error` says about the statement that it was raised by."""
+# InnoDB allows 3,072 bytes for a key. The longest URL has a folder in which every character is
+# escaped: 5 + 222 + 1 + 3 * 400. Names end at 512 bytes.
+DATABASE_BYTES = 1_500
+NAME_BYTES = 640
+TABLE_NAME = "shalekv_records"
+
+# Settings of servers, and the values with which a commit survives a power cut.
+DURABLE = {
+    "mysql": ("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit", "1"),
+    "postgresql": ("SHOW fsync", "on"),
+}
+
+DELETE_BATCH = 200
+INSERTS_MAX = 4
+CHECK_URL = "Check the place and the credentials in records_url"
+IS_IT_UP = "Is it up, and its address in records_url right?"
+
+# Errors that drivers raise when a connection is lost, beside those of SQLAlchemy.
+FAILURES = (SQLAlchemyError, OSError, EOFError, RuntimeError, AttributeError)
+
+T = TypeVar("T")
+
+
+def outcome_of(error: BaseException) -> StatementOutcome:
+    """Return what `error` says about the statement that raised it."""
     if isinstance(error, IntegrityError):
         return StatementOutcome.CONFLICT
     original = error.orig if isinstance(error, DBAPIError) else error
@@ -113,20 +148,9 @@ def _mysql(code: int) -> StatementOutcome:
     return StatementOutcome.REFUSED if code in MYSQL_REFUSED else StatementOutcome.NOT_DONE
 
 
-# --- sql_engines
-# Connections to SQL databases on which what was answered is durable, and seen by all.
-#
-# Every statement is a transaction of its own: its condition and its change are one step, and no
-# snapshot lives on that an older read began.
-
-
-SQLITE_BUSY_MS = 10_000
-RECYCLE_S = 1_800  # before firewalls and servers drop what is idle
-
-
 @dataclass(frozen=True, slots=True)
 class SqlPlace:
-    """Where a database is. `driver` is a name of SQLAlchemy's."""
+    """Address of an SQL database. `driver` is a name of SQLAlchemy's."""
 
     driver: str
     host: str = ""
@@ -149,7 +173,7 @@ class SqlPlace:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the connections to a database."""
+    """Limits of the connections to a database."""
 
     connections_max: int
     connect_timeout_ms: int
@@ -157,12 +181,12 @@ class Limits:
 
 
 def open_engine(place: SqlPlace, limits: Limits) -> AsyncEngine:
-    """Raises `ImportError` when the driver is not installed. Nothing is connected yet."""
+    """Open an engine, without connecting yet. Raises `ImportError` without the driver."""
     engine = create_async_engine(
         _url(place),
         isolation_level="AUTOCOMMIT",
         hide_parameters=True,
-        # One writer at a time is all that SQLite has: others would poll for their turn.
+        # SQLite has one writer at a time: others would poll.
         pool_size=limits.connections_max if place.path is None else 1,
         max_overflow=0,
         pool_timeout=limits.request_timeout_ms / 1_000,
@@ -193,7 +217,7 @@ def _connect_args(place: SqlPlace, limits: Limits) -> dict[str, Any]:
     encryption = {"ssl": ssl.create_default_context()} if place.is_encrypted else {}
     match place.driver.partition("+")[0]:
         case "postgresql":
-            # The server may have been told to answer before a commit is on its disk.
+            # The server may be configured to answer before a commit is on its disk.
             durable = {"server_settings": {"synchronous_commit": "on"}}
             return {"timeout": timeout_s, **durable, **encryption}
         case "mysql":
@@ -212,27 +236,8 @@ def _prepare_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:
         cursor.close()
 
 
-# --- sql_table
-# The table of records in SQL, with keys that compare by their bytes in every database.
-#
-#     shalekv_records
-#       database      the URL of the store        these two are the primary key
-#       destination   the name of the object
-#       source        the name of the temporary object in the same database
-#       committed     whether the destination has been made
-#
-# A collation that knows letters would take two databases, or two objects, for one.
-
-
-# InnoDB has 3,072 bytes for a key. The longest URL has a folder of which all is escaped:
-# 5 + 222 + 1 + 3 * 400. Names end at 512 bytes.
-DATABASE_BYTES = 1_500
-NAME_BYTES = 640
-TABLE_NAME = "shalekv_records"
-
-
 class Bytewise(TypeDecorator[Any]):
-    """ASCII text that compares and orders by its bytes, spaces at its end included."""
+    """ASCII text that compares and orders by its bytes, including spaces at its end."""
 
     impl = Text
     cache_ok = True
@@ -242,7 +247,7 @@ class Bytewise(TypeDecorator[Any]):
         self.max_bytes = max_bytes
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Bytes where no text compares by them alone; the collation C in PostgreSQL."""
+        """Choose bytes in MySQL and MariaDB, text with the collation C in PostgreSQL."""
         if dialect.name in {"mysql", "mariadb"}:
             return dialect.type_descriptor(VARBINARY(self.max_bytes))
         if dialect.name == "postgresql":
@@ -250,13 +255,13 @@ class Bytewise(TypeDecorator[Any]):
         return dialect.type_descriptor(Text())
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | bytes | None:
-        """What the driver is given."""
+        """Convert a value for the driver."""
         if value is not None and dialect.name in {"mysql", "mariadb"}:
             return value.encode("ascii")
         return value
 
     def process_result_value(self, value: str | bytes | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """What the driver answers, as text."""
+        """Convert the driver's value to text."""
         return value.decode("ascii") if isinstance(value, bytes) else value
 
 
@@ -272,36 +277,24 @@ RECORDS = Table(
 )
 
 
-# --- sql_schema
-# Makes the table of records where there is none, and looks whether the server forgets commits.
-
-
-log = structlog.get_logger()
-
-# Settings of servers, and what they must be for a commit to survive a power cut.
-DURABLE = {
-    "mysql": ("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit", "1"),
-    "postgresql": ("SHOW fsync", "on"),
-}
-
-
 async def prepare(connection: AsyncConnection, url: str) -> None:
-    """See to it that the table is there; raises what SQLAlchemy does.
+    """Create the table if there is none, and warn if the server can lose commits.
 
-    Who may not create tables can use one that an administrator has made.
+    A user without the permission to create tables can use one that an administrator has made.
+    Raises the errors of SQLAlchemy.
     """
     if not await _has_table(connection):
         try:
             await connection.execute(CreateTable(RECORDS, if_not_exists=True))
         except DBAPIError:
-            # Two that create it at once: PostgreSQL tells one of them of a duplicate.
+            # When two processes create it at once, PostgreSQL reports a duplicate to one of them.
             if not await _has_table(connection):
                 raise
     await _warn_unless_durable(connection, url)
 
 
 async def _has_table(connection: AsyncConnection) -> bool:
-    # Not by reading the catalogue: whoever may not read the table must hear so.
+    # The table is read instead of the catalogue, so that a missing permission is an error.
     try:
         await connection.execute(select(RECORDS).limit(1))
     except DBAPIError as error:
@@ -332,33 +325,19 @@ async def _warn_unless_durable(connection: AsyncConnection, url: str) -> None:
         )
 
 
-# --- sql
-
-
-DELETED_AT_ONCE = 200
-INSERTS_MAX = 4
-CHECK_URL = "Check the place and the credentials in records_url"
-IS_IT_UP = "Is it up, and its address in records_url right?"
-
-# What drivers raise besides what SQLAlchemy makes of it, when a connection goes away under them.
-FAILURES = (SQLAlchemyError, OSError, EOFError, RuntimeError, AttributeError)
-
-T = TypeVar("T")
-
-
 class _Failed(Exception):
     """A statement, or the connection for it, failed."""
 
-    def __init__(self, answer: StatementOutcome, problem: str) -> None:
+    def __init__(self, outcome: StatementOutcome, problem: str) -> None:
         super().__init__(problem)
-        self.answer = answer
+        self.outcome = outcome
 
 
 class SqlRecords(RecordStore):
-    """The records in the table `shalekv_records`, which is made when it is first needed."""
+    """The records in the table `shalekv_records`, which is created when it is first needed."""
 
     def __init__(self, place: SqlPlace, limits: Limits) -> None:
-        """Raises `ImportError` when the driver is not installed."""
+        """Connect to nothing yet. Raises `ImportError` when the driver is not installed."""
         self.url = place.shown
         self.sent = RequestCounts()
         self._password = place.password
@@ -373,7 +352,7 @@ class SqlRecords(RecordStore):
             if self._is_prepared:
                 return
             try:
-                await self._to_its_end(self._prepare())
+                await self._run_to_end(self._prepare())
             except _Failed as failed:
                 raise self._error(failed, "prepare", RECORDS.name) from failed
             self._is_prepared = True
@@ -393,9 +372,9 @@ class SqlRecords(RecordStore):
             try:
                 await self._change(statement)
             except _Failed as failed:
-                if failed.answer is StatementOutcome.UNKNOWN:
+                if failed.outcome is StatementOutcome.UNKNOWN:
                     return InsertUnknown(f"{self.url}: {failed}")
-                if failed.answer is not StatementOutcome.CONFLICT:
+                if failed.outcome is not StatementOutcome.CONFLICT:
                     raise self._error(failed, "insert", str(record.destination)) from failed
             else:
                 return Inserted()
@@ -443,8 +422,8 @@ class SqlRecords(RecordStore):
         for each in destinations:
             by_database[each.database].append(each.name)
         for database, names in by_database.items():
-            for first in range(0, len(names), DELETED_AT_ONCE):
-                await self._delete(database, names[first : first + DELETED_AT_ONCE])
+            for first in range(0, len(names), DELETE_BATCH):
+                await self._delete(database, names[first : first + DELETE_BATCH])
 
     async def _delete(self, database: str, names: Sequence[str]) -> None:
         statement = (
@@ -485,22 +464,22 @@ class SqlRecords(RecordStore):
         await self.ensure_schema()
         self.sent.add(RequestKind.RECORD_READ)
         try:
-            return [*await self._to_its_end(self._execute(statement))]
+            return [*await self._run_to_end(self._execute(statement))]
         except _Failed as failed:
             raise self._error(failed, operation, name) from failed
 
     async def _changed(self, operation: str, record: CreateRecord, statement: Executable) -> bool:
-        """Whether the statement met its record."""
+        """Execute a change; return whether a record fulfilled its conditions."""
         try:
             return (await self._change(statement)).rowcount > 0
         except _Failed as failed:
             raise self._error(failed, operation, str(record.destination)) from failed
 
     async def _change(self, statement: Executable) -> CursorResult[Any]:
-        """Raises `_Failed`."""
+        """Execute a change. Raises `_Failed`."""
         await self.ensure_schema()
         self.sent.add(RequestKind.RECORD_WRITE)
-        return await self._to_its_end(self._execute(statement))
+        return await self._run_to_end(self._execute(statement))
 
     async def _execute(self, statement: Executable) -> CursorResult[Any]:
         async with self._connected() as connection:
@@ -508,35 +487,35 @@ class SqlRecords(RecordStore):
             assert isinstance(result, CursorResult)
             return result
 
-    async def _to_its_end(self, statement: Coroutine[Any, Any, T]) -> T:
-        """What it comes to. Whoever is cancelled stops waiting, and the statement goes on.
+    async def _run_to_end(self, statement: Coroutine[Any, Any, T]) -> T:
+        """Run a statement that continues when the caller is cancelled; return its result.
 
         Drivers lose a connection whose statement is cancelled, or worse.
         """
         task = asyncio.create_task(statement)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(_look_at)
+        task.add_done_callback(_retrieve_exception)
         return await asyncio.shield(task)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncConnection]:
-        """A connection; to get none means that nothing was sent."""
+        """Open a connection. Raises `_Failed` if there is none; nothing was sent then."""
         connection = self._engine.connect()
         try:
             await self._timed(connection.start())
         except _Failed as failed:
-            refused = failed.answer is StatementOutcome.REFUSED
+            refused = failed.outcome is StatementOutcome.REFUSED
             advice = CHECK_URL if refused else IS_IT_UP
-            answer = StatementOutcome.REFUSED if refused else StatementOutcome.NOT_DONE
-            raise _Failed(answer, f"{failed}. {advice}") from failed
+            outcome = StatementOutcome.REFUSED if refused else StatementOutcome.NOT_DONE
+            raise _Failed(outcome, f"{failed}. {advice}") from failed
         try:
             yield connection
         finally:
             await connection.close()
 
     async def _timed(self, request: Any) -> Any:
-        """What `request` comes to within the time limit; raises `_Failed`."""
+        """Return the result of `request` within the time limit. Raises `_Failed`."""
         limit_ms = self._limits.request_timeout_ms
         timeout = asyncio.timeout(limit_ms / 1_000)
         try:
@@ -545,15 +524,15 @@ class SqlRecords(RecordStore):
         except FAILURES as error:
             if timeout.expired():
                 raise _Failed(StatementOutcome.UNKNOWN, f"no answer within {limit_ms} ms") from None
-            # From None: what led to it may quote the password, which tracebacks would show.
-            raise _Failed(answer_in(error), self._said(error)) from None
+            # From None: the cause may quote the password, which tracebacks would show.
+            raise _Failed(outcome_of(error), self._message(error)) from None
 
-    def _said(self, error: BaseException) -> str:
+    def _message(self, error: BaseException) -> str:
         text = str(getattr(error, "orig", None) or error) or type(error).__name__
         return text.replace(self._password, "***") if self._password else text
 
     def _error(self, failed: _Failed, operation: str, name: str) -> StoreError:
-        kind = StoreRefused if failed.answer is StatementOutcome.REFUSED else StoreUnavailable
+        kind = StoreRefused if failed.outcome is StatementOutcome.REFUSED else StoreUnavailable
         return kind(self.url, operation, name, str(failed))
 
 
@@ -563,7 +542,7 @@ def _is(destination: Destination) -> ColumnElement[bool]:
     )
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Nobody may be waiting any more for what it raised."""
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Mark the exception of a task as retrieved: its caller may be gone."""
     if not task.cancelled():
         task.exception()

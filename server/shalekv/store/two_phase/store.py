@@ -1,7 +1,20 @@
 """A store with compare-and-swap in two phases, over one that has no conditional writes.
 
-What stands where after any crash, and what each process does about it, is told in
-`shalekv.protocol.two_phase`; the steps of a create in `shalekv.store.two_phase.store`.
+A create takes five steps:
+
+    1  put the object under a temporary name, the source
+    2  insert a record: destination, source, not committed     this decides who wins
+    3  copy the source to the destination                      the create has succeeded after this
+    4  mark the record as committed
+    5  delete the source
+
+Any process may take the steps 3 to 5 in the place of the one that has taken step 2, at any time
+and concurrently with others. `shalekv.protocol.two_phase` has the table of decisions: what may be
+stored after any crash, and what each process does about it. Rule S, which is described there, is
+kept by putting a new source for every attempt to enter one into the record.
+
+`TwoPhaseCreate` runs the five steps, `RecordCompleter` the last three of them for any record,
+`SourceDeleter` deletes temporary objects, and `Repair` completes what crashes have left.
 """
 
 from __future__ import annotations
@@ -40,44 +53,38 @@ from shalekv.store.api import (
 )
 from shalekv.store.two_phase.records import Inserted, InsertUnknown, Occupied, RecordStore
 
-# --- sources
-# Names of sources: temporary objects of two-phase compare-and-swap.
-
+log = structlog.get_logger()
 
 UUID_VERSION = 4
+ATTEMPTS_MAX = 4  # each of them lost to another process that was quicker
+BATCH_RECORDS = 1_000
 
 
 def new_source(random: Random, destination: Destination, checksum: int) -> str:
-    """A name that no attempt ever had: two that drew the same would destroy what one of them put.
+    """Draw a name for a source, which no other attempt may ever have.
 
-    That is why the checksum of the object is in it as well (seed 000).
+    Two attempts with the same name would overwrite each other's source. Therefore the name has the
+    checksum of the object in addition to a random UUID.
     """
     uuid = UUID(bytes=random.randbytes(UUID_BYTES), version=UUID_VERSION)
     return temporary_name(destination.name, uuid.bytes, checksum)
 
 
 def no_source(random: Random, destination: Destination) -> str:
-    """The same, for an object that nobody will ever put."""
+    """Draw the name of a source that no process will ever put."""
     return new_source(random, destination, checksum=0)
 
 
-# --- completing
-# Completes the create of whoever entered its source into a record: helping, and recovery.
-
-
-log = structlog.get_logger()
-
-
 class Completion(enum.Enum):
-    """What the completion of an open record came to."""
+    """Outcome of the completion of an open record."""
 
-    DONE = "the destination is there, and the record says so"
+    DONE = "the destination exists, and the record is committed"
     DEAD = "source and destination are both gone"
-    CHANGED = "the record was taken over, or forgotten, meanwhile: look again"
+    CHANGED = "the record was taken over or deleted meanwhile: read it again"
 
 
-class Completing:
-    """Steps 3 to 5 of a create, for anybody's record and any number of times."""
+class RecordCompleter:
+    """Takes the steps 3 to 5 of a create, for the record of any process, any number of times."""
 
     def __init__(self, plain: PlainStore, records: RecordStore) -> None:
         self._plain = plain
@@ -86,18 +93,20 @@ class Completing:
     async def complete(self, record: CreateRecord) -> Completion:
         """Complete an open record. Raises `StoreUnavailable` and `StoreRefused`.
 
-        To copy once more is harmless: as long as the record stands, its source is the one thing
-        that is ever copied there, and it never changes.
+        Copying once more is harmless: as long as the record exists, only its source is ever copied
+        to the destination, and the source never changes.
         """
         try:
             await self._plain.copy(record.source, record.destination.name)
         except ObjectNotFound:
-            # Looked for in this order: a source goes after its record is committed, and that is
-            # after the destination is there. So what somebody else completes never looks dead.
+            # The destination is checked after the source: a source is deleted after its record was
+            # committed, which is after the destination exists. So a record that another process
+            # completes never appears dead.
             if not await self.is_there(record.destination):
                 return Completion.DEAD
         except StoreUnavailable:
-            # Some servers fail when the source goes while they copy it: then this is done.
+            # Some servers fail when the source is deleted while they copy it: then another process
+            # has completed the record.
             if await self._records.find(record.destination) != replace(record, is_committed=True):
                 raise
             return Completion.DONE
@@ -107,7 +116,7 @@ class Completing:
         return Completion.DONE
 
     async def is_there(self, destination: Destination) -> bool:
-        """Whether the destination has its object."""
+        """Whether the object exists."""
         try:
             await self._plain.head(destination.name)
         except ObjectNotFound:
@@ -115,9 +124,9 @@ class Completing:
         return True
 
     async def discard(self, source: str) -> None:
-        """Delete a source that no record will name any more (rule S).
+        """Delete a source that no record can name any more (rule S).
 
-        If that fails, the collector finds the source when it is old.
+        If that fails, the collector deletes the source when it is old.
         """
         try:
             await self._plain.delete([source])
@@ -125,45 +134,39 @@ class Completing:
             log.info("temporary object left to the collector", error=str(error))
 
 
-# --- abandoning
-# Deletes temporary objects: rule S of `shalekv.protocol.two_phase`.
-#
-# Whoever put one may have been stalled since then, and would go on in the very moment in which it
-# is deleted: enter it into the record, and copy. So it is kept out while it is deleted, by a
-# record that is committed or one that names a source which never was. When it is gone, nobody can
-# copy it any more, and that record is withdrawn. Who wants the destination meanwhile takes it
-# over.
+class SourceDeleter:
+    """Deletes temporary objects of one database by rule S of `shalekv.protocol.two_phase`.
 
-
-ATTEMPTS_MAX = 4
-
-
-class Abandoning:
-    """Deletes temporary objects of one database."""
+    The process that put a source may have stalled since then, and continue at the moment of the
+    deletion: enter the source into the record, and copy it. So the source is kept out of the
+    record during its deletion: the record either is committed, or is a barrier, which names a
+    source that never existed. Once the source is gone, no process can copy it, and the barrier is
+    withdrawn. A process that wants to create the destination meanwhile takes the barrier over.
+    """
 
     def __init__(self, plain: PlainStore, records: RecordStore, random: Random) -> None:
         self._plain = plain
         self._records = records
         self._random = random
-        self._completing = Completing(plain, records)
+        self._completer = RecordCompleter(plain, records)
 
     async def delete(self, sources: Sequence[str]) -> None:
-        """Delete them. Raises `StoreUnavailable`; then some may be deleted.
+        """Delete sources. Raises `StoreUnavailable`; some may be deleted then.
 
-        One that a record names is what a crash has left: it is completed. REQUIRES: they have been
-        seen, in a list: what is put later is not meant.
+        A source that a record names was left by a crash: its create is completed first. REQUIRES:
+        a list has shown the sources; sources that are put later are not covered.
         """
-        barriers = [await self._bar(source) for source in sources]
+        barriers = [await self._block(source) for source in sources]
         await self._plain.delete(sources)
         for barrier in barriers:
             if barrier is not None:
                 await self._records.withdraw(barrier)
 
-    async def _bar(self, source: str) -> CreateRecord | None:
-        """Keep `source` out of the record for good, or by a record that is returned."""
+    async def _block(self, source: str) -> CreateRecord | None:
+        """Keep `source` out of the record; return the barrier, or None if the record is final."""
         parsed = parse_temporary_name(source)
         if parsed is None or not parsed.destination.isascii():
-            return None  # we never put it
+            return None  # not a source of ours
         destination = Destination(self._plain.url, parsed.destination)
         for _ in range(ATTEMPTS_MAX):
             record = await self._records.find(destination)
@@ -172,13 +175,13 @@ class Abandoning:
                     return None
             completion = Completion.DEAD
             if record is not None:
-                completion = await self._completing.complete(record)
+                completion = await self._completer.complete(record)
             if completion is Completion.DONE:
                 return None
             barrier = CreateRecord(destination, no_source(self._random, destination))
             if completion is Completion.DEAD and await self._enter(barrier, record):
                 return barrier
-        problem = f"the record of {destination.name} changed {ATTEMPTS_MAX} times under our hands"
+        problem = f"the record of {destination.name} changed {ATTEMPTS_MAX} times during the delete"
         raise StoreUnavailable(self._plain.url, "delete", source, problem)
 
     async def _enter(self, barrier: CreateRecord, dead: CreateRecord | None) -> bool:
@@ -187,34 +190,32 @@ class Abandoning:
         return await self._records.take_over(dead, barrier.source)
 
 
-# --- recovering
-# Recovery: completes what crashed creates have left, and forgets what was collected.
-#
-# It may run at any time, in any number of processes, while creates go on: whatever it does to a
-# record, the record's owner could be doing in the same moment.
-
-
-BATCH_RECORDS = 1_000
-
-
 class Repair:
-    """One recovery of one database."""
+    """Completes creates that crashed half-way, and deletes records of collected objects.
+
+    It may run at any time, in any number of processes, beside creates: each change that it makes
+    to a record is one that the owner of the record could make at the same moment.
+    """
 
     def __init__(self, plain: PlainStore, records: RecordStore, is_collected: IsCollected) -> None:
         self._plain = plain
         self._records = records
         self._is_collected = is_collected
-        self._completing = Completing(plain, records)
+        self._completer = RecordCompleter(plain, records)
 
-    async def recover(self) -> Recovered:
-        """As `ObjectStore.recover` says. Who knows nothing of collected names sees open records."""
+    async def run(self) -> Recovered:
+        """Repair as `ObjectStore.recover` says.
+
+        Without an `is_collected` of the caller, only open records are read.
+        """
         completed = unfinished = 0
         async for record in self._records.list(self._plain.url, uncommitted_only=True):
-            match await self._completing.complete(record):
+            match await self._completer.complete(record):
                 case Completion.DONE:
                     completed += 1
                 case Completion.DEAD if self._is_collected(record.destination.name):
-                    # Nobody can complete it, and nobody will miss it: so it can be forgotten.
+                    # It cannot be completed, and nothing needs the object: once committed, the
+                    # record can be deleted.
                     await self._records.commit(record)
                 case Completion.DEAD:
                     unfinished += 1
@@ -223,7 +224,7 @@ class Repair:
         return Recovered(completed, unfinished, forgotten, aborted)
 
     async def _forget(self) -> int:
-        """Delete the records of objects that were collected and are gone."""
+        """Delete the records of objects that were collected and no longer exist."""
         forgotten = 0
         batch: list[CreateRecord] = []
         async for record in self._records.list(self._plain.url, uncommitted_only=False):
@@ -235,7 +236,11 @@ class Repair:
         return forgotten + (await self._forget_gone(batch) if batch else 0)
 
     async def _forget_gone(self, batch: list[CreateRecord]) -> int:
-        """REQUIRES: all were seen committed before: an object that is made now is not missed."""
+        """Delete those of the records whose objects do not exist; return how many.
+
+        REQUIRES: all were read as committed before this call, so that an object cannot be created
+        by one of them after it was found missing.
+        """
         by_folder: dict[str, list[CreateRecord]] = defaultdict(list)
         for record in batch:
             by_folder[record.destination.name.rpartition("/")[0]].append(record)
@@ -248,12 +253,12 @@ class Repair:
         return len(gone)
 
     async def _there(self, folder: str, names: list[str]) -> set[str]:
-        """Which of these objects are there: one page of a list tells of a thousand."""
-        if not folder:  # a list is of a folder
+        """Return which of these objects exist; one page of a list answers for a thousand."""
+        if not folder:  # only folders can be listed
             return {name for name in names if await self._is_there(name)}
         first, last = min(names), max(names)
         there = set()
-        # All that begins with a name comes after what the name itself begins with.
+        # A name sorts after each of its own prefixes.
         async for info in self._plain.list(f"{folder}/", start_after=first[:-1]):
             if info.name > last:
                 break
@@ -261,49 +266,32 @@ class Repair:
         return there.intersection(names)
 
     async def _is_there(self, name: str) -> bool:
-        return await self._completing.is_there(Destination(self._plain.url, name))
-
-
-# --- creating
-# One create in two phases: the seed's five steps, and what to do when a rival is met on the way.
-#
-#     1  put the object under a temporary name, the source
-#     2  insert a record: destination, source, not committed     it decides who wins
-#     3  copy the source to the destination                      success is told after this
-#     4  mark the record as committed
-#     5  delete the source
-#
-# Anybody may take the steps 3 to 5 in the place of whoever has taken the second, at any time and
-# at once with others. What a record says is read off the table in `shalekv.protocol.two_phase`;
-# rule S, which stands there, is kept by putting a source anew for every chance to enter it.
-
-
-# each of them lost to somebody who was quicker
+        return await self._completer.is_there(Destination(self._plain.url, name))
 
 
 @dataclass(frozen=True, slots=True)
-class _Doubt:
-    """The source may enter the record later: it must stay, and nothing is decided."""
+class _Undecided:
+    """The source may enter the record later: it must stay, and the outcome is unknown."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """The source will never enter the record, of which this is known; None: it was gone."""
+    """The source can never enter the record. `record` is the one that was found, if any."""
 
     record: CreateRecord | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
-    """Another attempt may win: by taking `dead` over, or by an insert."""
+class _Retry:
+    """Another attempt may win: by a take-over of the `dead` record, or by an insert."""
 
     dead: CreateRecord | None
 
 
-class Creating:
-    """Creates one object. `new_source` draws a temporary name that nobody ever had."""
+class TwoPhaseCreate:
+    """Creates one object. `new_source` draws a temporary name that was never used before."""
 
     def __init__(
         self,
@@ -314,40 +302,45 @@ class Creating:
     ) -> None:
         self._plain = plain
         self._records = records
-        self._completing = Completing(plain, records)
+        self._completer = RecordCompleter(plain, records)
         self._destination = destination
         self._new_source = new_source
 
-    async def create(self, data: bytes, metadata: Mapping[str, str]) -> CreateOutcome:
-        """As `ObjectStore.create` says. Whatever it raises, nothing was created."""
+    async def run(self, data: bytes, metadata: Mapping[str, str]) -> CreateOutcome:
+        """Create as `ObjectStore.create`. If this raises, nothing was created."""
         dead: CreateRecord | None = None
         for _ in range(ATTEMPTS_MAX):
             outcome = await self._attempt(data, metadata, dead)
-            if not isinstance(outcome, _Again):
+            if not isinstance(outcome, _Retry):
                 return outcome
             dead = outcome.dead
-        problem = f"its record changed {ATTEMPTS_MAX} times under our hands"
+        problem = f"its record changed {ATTEMPTS_MAX} times during the create"
         raise StoreUnavailable(self._plain.url, "create", self._destination.name, problem)
 
     async def _attempt(
         self, data: bytes, metadata: Mapping[str, str], dead: CreateRecord | None
-    ) -> CreateOutcome | _Again:
-        """REQUIRES: `dead` was read before this call, which puts the source (rule S)."""
+    ) -> CreateOutcome | _Retry:
+        """Try once, with a new source.
+
+        REQUIRES: `dead` was read before this call, which puts the source (rule S).
+        """
         own = CreateRecord(self._destination, self._new_source())
         await self._plain.put(own.source, data, metadata)
         try:
             entered = await self._enter(own, dead)
             if isinstance(entered, _Lost):
-                outcome = await self._give_way(entered.record)
-                await self._completing.discard(own.source)
+                outcome = await self._help_rival(entered.record)
+                await self._completer.discard(own.source)
                 return outcome
         except (StoreUnavailable, StoreRefused):
-            await self._completing.discard(own.source)
+            await self._completer.discard(own.source)
             raise
         return Unknown(entered.cause) if entered is not None else await self._carry_out(own)
 
-    async def _enter(self, own: CreateRecord, dead: CreateRecord | None) -> _Doubt | _Lost | None:
-        """Step 2. None: the record is ours. What it raises says that the source never enters."""
+    async def _enter(
+        self, own: CreateRecord, dead: CreateRecord | None
+    ) -> _Undecided | _Lost | None:
+        """Take step 2. None: the record is ours. If this raises, the source can never enter it."""
         if dead is not None:
             return await self._take_over(own, dead)
         match await self._records.insert(own):
@@ -356,92 +349,96 @@ class Creating:
             case Occupied(record):
                 return None if record.source == own.source else _Lost(record)
             case InsertUnknown(cause):
-                return await self._resolve(own, cause)
+                return await self._resolve_record(own, cause)
 
-    async def _take_over(self, own: CreateRecord, dead: CreateRecord) -> _Doubt | _Lost | None:
+    async def _take_over(self, own: CreateRecord, dead: CreateRecord) -> _Undecided | _Lost | None:
         try:
             is_ours = await self._records.take_over(dead, own.source)
         except StoreUnavailable as error:
-            return await self._resolve(own, str(error))
+            return await self._resolve_record(own, str(error))
         return None if is_ours else _Lost(await self._records.find(self._destination))
 
-    async def _resolve(self, own: CreateRecord, cause: str) -> _Doubt | None:
-        """After a lost reply: is the record ours?
+    async def _resolve_record(self, own: CreateRecord, cause: str) -> _Undecided | None:
+        """After a lost reply: read whether the record is ours.
 
-        One that is not proves nothing: ours may have been there before and have been forgotten, or
-        may still come. So the caller is told that it is unknown, which it is.
+        Another record proves nothing: ours may have existed before and have been deleted since, or
+        may still be inserted. So the outcome is unknown then.
         """
         try:
             found = await self._records.find(self._destination)
         except (StoreUnavailable, StoreRefused) as error:
-            return _Doubt(f"{cause}; {error}")
+            return _Undecided(f"{cause}; {error}")
         is_ours = standing(found, own.source) in {SourceStatus.OURS, SourceStatus.OURS_DONE}
-        return None if is_ours else _Doubt(cause)
+        return None if is_ours else _Undecided(cause)
 
-    async def _give_way(self, record: CreateRecord | None) -> Exists | _Again:
-        """Help whoever has the record, so that the object is there when we say so."""
+    async def _help_rival(self, record: CreateRecord | None) -> Exists | _Retry:
+        """Complete the record of a rival, so that the object exists when this returns `Exists`."""
         if record is None:
-            return _Again(None)
+            return _Retry(None)
         if record.is_committed:
             return Exists()
-        match await self._completing.complete(record):
+        match await self._completer.complete(record):
             case Completion.DONE:
                 return Exists()
             case Completion.DEAD:
-                return _Again(record)
+                return _Retry(record)
             case Completion.CHANGED:
-                return _Again(None)
+                return _Retry(None)
 
     async def _carry_out(self, own: CreateRecord) -> CreateOutcome:
-        """Steps 3 to 5. From here on the create may succeed without us: nothing is raised."""
+        """Take the steps 3 to 5. From here on others may complete the create: this never raises."""
         try:
             await self._plain.copy(own.source, own.destination.name)
         except ObjectNotFound:
-            return await self._without_source(own)
+            return await self._resolve_missing_source(own)
         except (StoreUnavailable, StoreRefused) as error:
-            return await self._without_answer(own, str(error))
+            return await self._resolve_copy(own, str(error))
         try:
             is_ours = await self._records.commit(own)
         except (StoreUnavailable, StoreRefused):
-            return Created()  # the source has to stay for whoever commits in our place
-        await self._completing.discard(own.source)
+            return Created()  # the source must stay for the process that commits in our place
+        await self._completer.discard(own.source)
         return Created() if is_ours else Unknown("its record changed while it was copied")
 
-    async def _without_source(self, own: CreateRecord) -> CreateOutcome:
-        """Somebody has completed it in our place, or has deleted the source before step 2."""
+    async def _resolve_missing_source(self, own: CreateRecord) -> CreateOutcome:
+        """Find the outcome when the source is gone.
+
+        Another process has completed the create in our place, or has deleted the source before
+        step 2.
+        """
         try:
             found = await self._records.find(own.destination)
-            is_there = await self._completing.is_there(own.destination)
+            is_there = await self._completer.is_there(own.destination)
             match standing(found, own.source):
                 case SourceStatus.OURS_DONE if is_there:
                     return Created()
                 case SourceStatus.OURS if not is_there:
-                    await self._records.withdraw(own)  # it is dead, and in everybody's way
+                    await self._records.withdraw(own)  # it is dead, and would block other creates
         except (StoreUnavailable, StoreRefused) as error:
             return Unknown(str(error))
-        # Also when the record is another's now: ours may have been the object before that.
+        # Also when the record is a rival's now: our object may have existed before that.
         return Unknown(f"the temporary object {own.source} is gone")
 
-    async def _without_answer(self, own: CreateRecord, cause: str) -> CreateOutcome:
-        """The copy may land later. Somebody else may have completed it, and this made it fail."""
+    async def _resolve_copy(self, own: CreateRecord, cause: str) -> CreateOutcome:
+        """Find the outcome when the copy was not answered; it may still take effect later.
+
+        Another process may have completed the create, which can make our copy fail.
+        """
         try:
             found = await self._records.find(own.destination)
             is_done = standing(found, own.source) is SourceStatus.OURS_DONE
-            if is_done and await self._completing.is_there(own.destination):
+            if is_done and await self._completer.is_there(own.destination):
                 return Created()
         except (StoreUnavailable, StoreRefused) as error:
             return Unknown(f"{cause}; {error}")
         return Unknown(cause)
 
 
-# --- store
-
-
 class TwoPhaseStore(ObjectStore):
-    """`plain`, with a `create` that `records` decide. It owns both, and closes them.
+    """The store `plain` with a `create` that `records` decide. It owns both, and closes them.
 
-    Lists show temporary objects too: a collector deletes them when they are old, which may be done
-    at any time.
+    Lists show temporary objects too: a collector deletes them when they are old. Deleting them is
+    safe at any time.
     """
 
     cas_mode = CasMode.TWO_PHASE
@@ -456,24 +453,25 @@ class TwoPhaseStore(ObjectStore):
 
     @property
     def plain(self) -> PlainStore:
-        """The store of the objects, for whoever checks whether it is fit."""
+        """The store of the objects, for checks of the store."""
         return self._plain
 
     @property
     def records(self) -> RecordStore:
-        """The records that decide, likewise."""
+        """The records that decide, for checks of the store."""
         return self._records
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
-        """As the interface says. It tries steps 4 and 5 before it returns; they may fail."""
+        """Create as `ObjectStore.create`. The steps 4 and 5 are tried first, and may fail."""
         check_new_name(name)
         if parse_temporary_name(name) is not None:
             raise InvalidRequest("name", f"{name!r} is that of a temporary object")
         destination = Destination(self.url, name)
         draw = partial(new_source, self._runtime.random, destination, crc32c(data))
-        return await Creating(self._plain, self._records, destination, draw).create(data, metadata)
+        create = TwoPhaseCreate(self._plain, self._records, destination, draw)
+        return await create.run(data, metadata)
 
     async def get(self, name: str) -> StoredObject:
         return await self._plain.get(name)
@@ -488,17 +486,17 @@ class TwoPhaseStore(ObjectStore):
         return self._plain.list(prefix, start_after=start_after)
 
     async def delete(self, names: Iterable[str]) -> None:
-        """As the interface says: objects first, then their records.
+        """Delete objects first, then their records.
 
-        A crash in between leaves records that `recover` forgets. In the other order a stalled
-        writer could insert its record again, and overwrite what is there.
+        A crash in between leaves records that `recover` deletes. In the other order a stalled
+        writer could insert its record again, and overwrite an existing object.
         """
         doomed = tuple(names)
         for name in doomed:
             check_name(name)
         temporary = [name for name in doomed if parse_temporary_name(name) is not None]
         if temporary:
-            await Abandoning(self._plain, self._records, self._runtime.random).delete(temporary)
+            await SourceDeleter(self._plain, self._records, self._runtime.random).delete(temporary)
         created = [name for name in dict.fromkeys(doomed) if parse_temporary_name(name) is None]
         if not created:
             return
@@ -510,7 +508,7 @@ class TwoPhaseStore(ObjectStore):
         return await self._plain.now_ms()
 
     async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        return await Repair(self._plain, self._records, is_collected).recover()
+        return await Repair(self._plain, self._records, is_collected).run()
 
     async def close(self) -> None:
         try:

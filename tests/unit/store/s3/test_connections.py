@@ -12,7 +12,7 @@ from shalekv.errors import InvalidSetting, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Unknown
 from shalekv.store.aws_credentials import keep_secrets_out_of_logs
-from shalekv.store.s3.client import ClientOptions, give_back, lease
+from shalekv.store.s3.client import ClientOptions, acquire_client, release_client
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.s3.opening import MIB, URL, new_store, opened
 from tests.kit.s3.scripted_server import Reply, Request, found, scripted, stored
@@ -152,25 +152,25 @@ def options(**settings: object) -> ClientOptions:
 
 async def test_stores_share_a_client() -> None:
     """The same configuration has one client, another has another; the last one closes it."""
-    one, other = lease(options()), lease(options())
-    third = lease(options(region="eu-north-1"))
+    one, other = acquire_client(options()), acquire_client(options())
+    third = acquire_client(options(region="eu-north-1"))
     assert one is other
     assert one is not third
     client = await one.opened(InlineWorkers())
     assert await other.opened(InlineWorkers()) is client
-    await give_back(one)
-    assert lease(options()) is other
-    await give_back(other)
-    await give_back(other)
-    await give_back(third)
-    fresh = lease(options())
+    await release_client(one)
+    assert acquire_client(options()) is other
+    await release_client(other)
+    await release_client(other)
+    await release_client(third)
+    fresh = acquire_client(options())
     assert fresh is not other
-    await give_back(fresh)
+    await release_client(fresh)
 
 
 async def test_it_is_opened_once() -> None:
     """However many ask at once, one client is made; one who is cancelled harms none."""
-    shared = lease(options())
+    shared = acquire_client(options())
     first = asyncio.create_task(shared.opened(InlineWorkers()))
     others = [asyncio.create_task(shared.opened(InlineWorkers())) for _ in range(5)]
     await asyncio.sleep(0)
@@ -178,7 +178,7 @@ async def test_it_is_opened_once() -> None:
     clients = await asyncio.gather(*others)
     assert len({id(client) for client in clients}) == 1
     await asyncio.gather(first, return_exceptions=True)
-    await give_back(shared)
+    await release_client(shared)
 
 
 async def test_closing() -> None:
@@ -236,11 +236,11 @@ async def test_regions(
 )
 async def test_where_requests_go(settings: dict[str, object], url: str) -> None:
     """The bucket is in the host at Amazon and Tigris, and in the path elsewhere or if asked."""
-    shared = lease(options(**{"endpoint_url": "", **settings}))
+    shared = acquire_client(options(**{"endpoint_url": "", **settings}))
     client = await shared.opened(InlineWorkers())
     signed = await client.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
     assert signed.partition("?")[0] == url
-    await give_back(shared)
+    await release_client(shared)
 
 
 def test_logs_below_info_are_closed() -> None:

@@ -16,7 +16,7 @@ from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Recovered, RequestKind
 from shalekv.store.retry import RetryingStore
-from shalekv.store.s3.client import LEAP_MS, StoreClock, _be_consistent
+from shalekv.store.s3.client import CLOCK_LEAP_MS, StoreClock, _be_consistent
 from shalekv.store.s3.store import S3Store
 from shalekv.store.url import BucketUrl, Provider
 from tests.kit.inline_runtime import InlineClock, inline_runtime
@@ -227,8 +227,8 @@ class ToldTimes:
         # A store whose clock was set, or a machine that slept, is held up by one request.
         [(0, 0, True), (HOUR_MS, 1, False), (HOUR_MS + 1_000, 1_000, True)],
         # What has passed here has passed there; and clocks differ a bit.
-        [(0, 0, True), (9 * HOUR_MS + LEAP_MS, 9 * HOUR_MS, True)],
-        [(0, 0, True), (9 * HOUR_MS + LEAP_MS + 1_000, 9 * HOUR_MS, False)],
+        [(0, 0, True), (9 * HOUR_MS + CLOCK_LEAP_MS, 9 * HOUR_MS, True)],
+        [(0, 0, True), (9 * HOUR_MS + CLOCK_LEAP_MS + 1_000, 9 * HOUR_MS, False)],
     ],
 )
 def test_what_is_believed(heard: list[tuple[int, int, bool]]) -> None:
@@ -236,7 +236,7 @@ def test_what_is_believed(heard: list[tuple[int, int, bool]]) -> None:
     clock = StoreClock()
     for told_ms, at_ms, is_believed in heard:
         expected = NOON_MS + told_ms if is_believed else None
-        assert clock.heard(NOON_MS + told_ms, float(at_ms)) == expected
+        assert clock.observe(NOON_MS + told_ms, float(at_ms)) == expected
 
 
 async def test_a_reply_that_is_far_ahead() -> None:
