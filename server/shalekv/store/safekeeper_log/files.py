@@ -1,9 +1,10 @@
-"""Calls to the file system that logs rest on; after a failed one nothing is written any more.
+"""The file system for logs of members; after a failed change nothing is written any more.
 
-After a failed sync the kernel may have dropped the data and call it clean: another sync would
-succeed and mean nothing. A write that failed has left nobody knows what. So both end the process,
-and the next one reads what is really there. The taking of space may fail: nothing rests on a file
-that was never used. So may reading: what cannot be read is lost, as if its bits had rotted.
+After a failed sync the kernel may have dropped the data and marked it clean: another sync would
+succeed without effect. A failed write leaves unknown contents. So both end the process, and the
+next one reads what is really on the disk. The allocation of space may fail, since no record rests
+on a file that was never used. A read may fail, too: an unreadable part counts as lost, as if its
+bits had rotted.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from typing import NoReturn
 from shalekv.errors import LogDamaged, StoreBroken
 from shalekv.store.files import FileSystem, ListedFile
 
-# What says that there is no room: on the disk, or for another file.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+# Errors that say that there is no space on the disk, or for another file.
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 class Files:
-    """The files of all members of a node, which share the fate of their disk.
+    """The files of all members of a node: if the disk fails for one, it fails for all.
 
     Everything blocks, and may be called by several threads.
     """
 
     def __init__(self, filesystem: FileSystem, name: str, *, free_bytes_min: int = 0) -> None:
-        """`name` is what errors call the disk. So much of it is to be left free."""
+        """`name` is the disk's name in errors. At least `free_bytes_min` of it is left free."""
         self.filesystem = filesystem
         self._free_bytes_min = free_bytes_min
         self._name = name
         self._problem: str | None = None
 
     def check(self, operation: str, path: Path) -> None:
-        """Raise `StoreBroken` if nothing more may be written."""
+        """Raise `StoreBroken` if nothing may be written any more."""
         if self._problem is not None:
             raise StoreBroken(self._name, operation, str(path), self._problem)
 
-    def give_up(self, operation: str, path: Path, problem: str) -> NoReturn:
-        """Have everything fail from now on."""
+    def fail(self, operation: str, path: Path, problem: str) -> NoReturn:
+        """Raise `StoreBroken`, and refuse all changes from now on."""
         message = f"nothing is written any more since {operation} of {path}: {problem}"
         self._problem = self._problem or message
         raise StoreBroken(self._name, operation, str(path), message)
 
     @contextmanager
     def changing(self, operation: str, path: Path) -> Iterator[None]:
-        """Whatever fails in here leaves the disk unknown."""
+        """Treat any `OSError` in this context as a failure of the disk: see `fail`."""
         self.check(operation, path)
         try:
             yield
@@ -56,15 +57,15 @@ class Files:
             problem = (
                 f"{error.strerror}; what is on the disk is unknown: check it, then start again"
             )
-            self.give_up(operation, path, problem)
+            self.fail(operation, path, problem)
 
     def open(self, path: Path) -> OpenFile:
-        """A file to read and to write. Raises `FileNotFoundError`."""
+        """Open a file to read and to write. Raises `FileNotFoundError`."""
         with self._reading("open", path):
             return OpenFile(self, path, self.filesystem.open_update(path))
 
     def read(self, path: Path, offset: int, length: int) -> bytes:
-        """Bytes of a file, fewer at its end. Raises `FileNotFoundError`, `LogDamaged`."""
+        """Read bytes of a file, fewer at its end. Raises `FileNotFoundError`, `LogDamaged`."""
         with self._reading_bytes(path):
             descriptor = self.filesystem.open(path)
             try:
@@ -73,7 +74,7 @@ class Files:
                 self.filesystem.close(descriptor)
 
     def allocate(self, path: Path, size_bytes: int) -> bool:
-        """Make a file of zeros that has its space on the disk; False: there is no room.
+        """Create a file of zeros with allocated space; return False if there is no space.
 
         Neither it nor its name is durable.
         """
@@ -81,7 +82,7 @@ class Files:
         try:
             descriptor = self.filesystem.create(path)
         except OSError as error:
-            self._excuse("allocate", path, error)
+            self._check_full("allocate", path, error)
             return False
         try:
             try:
@@ -89,14 +90,14 @@ class Files:
             finally:
                 self.filesystem.close(descriptor)
         except OSError as error:
-            with contextlib.suppress(OSError):  # found and removed at the next start
+            with contextlib.suppress(OSError):  # the next start finds and removes it
                 self.filesystem.unlink(path)
-            self._excuse("allocate", path, error)
+            self._check_full("allocate", path, error)
             return False
         return True
 
     def leaves_enough(self, folder: Path, size_bytes: int) -> bool:
-        """Whether enough of the disk stays free when so much more of it is taken."""
+        """Whether enough of the disk stays free when `size_bytes` more of it are used."""
         if not self._free_bytes_min:
             return True
         with self._reading("statvfs", folder):
@@ -109,7 +110,7 @@ class Files:
             self.filesystem.rename(existing, new)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with self.changing("unlink", path), contextlib.suppress(FileNotFoundError):
             self.filesystem.unlink(path)
 
@@ -128,12 +129,12 @@ class Files:
                 self.filesystem.close(descriptor)
 
     def list_files(self, folder: Path) -> list[ListedFile]:
-        """The files in a folder, by name."""
+        """List the files in a folder, by name."""
         with self._reading("list", folder):
             return sorted(self.filesystem.list_files(folder))
 
     def list_folders(self, folder: Path) -> list[str]:
-        """The names of the folders in a folder, in order."""
+        """List the names of the folders in a folder, in order."""
         with self._reading("list", folder):
             entries = self.filesystem.list_folder(folder)
         return sorted(entry.name for entry in entries if entry.is_folder)
@@ -149,13 +150,14 @@ class Files:
             length -= len(piece)
         return b"".join(pieces)
 
-    def _excuse(self, operation: str, path: Path, error: OSError) -> None:
-        if error.errno not in _NO_ROOM:
-            self.give_up(operation, path, str(error.strerror))
+    def _check_full(self, operation: str, path: Path, error: OSError) -> None:
+        """Fail for good unless `error` only says that there is no space."""
+        if error.errno not in _NO_SPACE:
+            self.fail(operation, path, str(error.strerror))
 
     @contextmanager
     def _reading_bytes(self, path: Path) -> Iterator[None]:
-        """A sector that is lost concerns one member."""
+        """Raise `LogDamaged` for an unreadable sector, which concerns only one member."""
         try:
             yield
         except OSError as error:
@@ -169,7 +171,7 @@ class Files:
             yield
         except OSError as error:
             if error.errno == errno.EIO:
-                self.give_up(operation, path, "the disk cannot read it")
+                self.fail(operation, path, "the disk cannot read it")
             raise
 
 
@@ -177,24 +179,24 @@ class OpenFile:
     """A file that is read and written in place. It is used by one thread at a time."""
 
     def __init__(self, files: Files, path: Path, descriptor: int) -> None:
-        """`Files.open` makes it."""
+        """Use `Files.open` instead."""
         self.path = path
         self._files = files
         self._descriptor = descriptor
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
+        """Length of the file."""
         with self._files._reading("stat", self.path):  # noqa: SLF001  (two halves of one thing)
             return self._files.filesystem.fstat(self._descriptor).size_bytes
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of it, fewer at its end. Raises `LogDamaged`."""
+        """Read bytes, fewer at the end of the file. Raises `LogDamaged`."""
         with self._files._reading_bytes(self.path):  # noqa: SLF001
             return self._files._pread(self._descriptor, offset, length)  # noqa: SLF001
 
     def write(self, offset: int, data: bytes) -> None:
-        """Overwrite bytes; they need not be durable."""
+        """Write bytes at `offset`; they are durable after `sync`."""
         with self._files.changing("write", self.path):
             unwritten = memoryview(data)
             while unwritten:
@@ -202,33 +204,33 @@ class OpenFile:
                 unwritten = unwritten[count:]
                 offset += count
 
-    def reserve(self, size_bytes: int) -> bool:
-        """See to it that the space of its first bytes is there; False: there is no room."""
+    def allocate(self, size_bytes: int) -> bool:
+        """Allocate the space of the first `size_bytes`; return False if there is no space."""
         self._files.check("allocate", self.path)
         try:
             self._files.filesystem.allocate(self._descriptor, size_bytes)
         except OSError as error:
-            self._files._excuse("allocate", self.path, error)  # noqa: SLF001
+            self._files._check_full("allocate", self.path, error)  # noqa: SLF001
             return False
         return True
 
     def sync(self) -> None:
-        """Make its bytes durable."""
+        """Make the file's bytes durable."""
         with self._files.changing("fdatasync", self.path):
             self._files.filesystem.sync_data(self._descriptor)
 
-    def settle(self) -> None:
-        """Make durable what is left from an earlier process, and read from the disk from now on.
+    def sync_and_drop_cache(self) -> None:
+        """Sync writes of an earlier process, and drop the page cache, so that reads use the disk.
 
-        What a failed sync has dropped may still be in memory, and look as if it were written.
+        Bytes that a failed sync has dropped may still be in the page cache as if they were written.
         """
         self.sync()
-        with contextlib.suppress(OSError):  # a wish; a disk that cannot read will say so
+        with contextlib.suppress(OSError):  # optional; a failing disk is detected by reads
             self._files.filesystem.drop_cached(self._descriptor)
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # what counts was synced
+            with contextlib.suppress(OSError):  # everything that matters was synced
                 self._files.filesystem.close(descriptor)

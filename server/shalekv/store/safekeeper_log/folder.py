@@ -1,11 +1,11 @@
 """The data folder of a safekeeper: one process at a time, and a folder for each member.
 
-lock                                 locked by the process that uses the folder
-<database id, 32 hex digits>         the log of a member (see `shalekv.store.safekeeper_log.log`)
-<database id>.quarantined-<n>        one that nobody knew what it had promised
-<database id>.retired-<n>            one that no manifest named any more, with records that were not
-                                     archived
-<database id>.new, .removed          half made, half deleted: deleted at the next start
+lock                             locked by the process that uses the folder
+<database id, 32 hex digits>     the log of a member (see `shalekv.store.safekeeper_log.log`)
+<database id>.quarantined-<n>    a log whose promise could not be read
+<database id>.retired-<n>        a log of a former member, which no manifest names any more,
+with records that were not archived
+<database id>.new, .removed      half created, half deleted: the next start deletes them
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
 
 SEGMENT_BYTES = 64 << 20
 LOCK_NAME = "lock"
+NEW_SUFFIX = ".new"
 REMOVED_SUFFIX = ".removed"
 _MEMBER = re.compile(r"[0-9a-f]{32}")
 
@@ -38,7 +39,7 @@ class DataFolder:
     """The members of one node. Everything blocks."""
 
     def __init__(self, path: Path, lock: FileLock, files: Files, segment_bytes: int) -> None:
-        """`open` makes it."""
+        """Use `open` instead."""
         self.path = path
         self.files = files
         self._lock = lock
@@ -53,11 +54,11 @@ class DataFolder:
         free_bytes_min: int = 0,
         filesystem: FileSystem = REAL_FILE_SYSTEM,
     ) -> DataFolder:
-        """Lock the folder, an absolute path, which is made if need be.
+        """Lock the folder, an absolute path; create it if it is missing.
 
         No segment is allocated that would leave less than `free_bytes_min` of the disk free.
 
-        Raises `StoreRefused` when another process has it, or it cannot be made or written.
+        Raises `StoreRefused` when another process has it, or it cannot be created or written.
         """
         try:
             Disk(filesystem, str(path)).ensure_folder(path)
@@ -71,10 +72,10 @@ class DataFolder:
         return cls(path, lock, files, segment_bytes)
 
     def open_logs(self) -> tuple[list[MemberLog], list[Path]]:
-        """The logs of all members, and the folders that were set aside just now.
+        """Open the logs of all members; also return the folders that were quarantined now.
 
-        A folder is set aside when nobody can tell any more what its member has promised: then the
-        node has no such member. Raises `StoreRefused` when a log belongs to another user.
+        A folder is quarantined when the promise of its member cannot be read: the node then has no
+        such member. Raises `StoreRefused` when a log belongs to another user.
         """
         logs: list[MemberLog] = []
         set_aside: list[Path] = []
@@ -98,15 +99,15 @@ class DataFolder:
         return logs, set_aside
 
     def create(self, identity: MemberIdentity) -> MemberLog:
-        """A new member with an empty log, durably.
+        """Create a member with an empty log, durably.
 
-        Raises `FileExistsError` when the database has one here, and `LogFull`.
+        Raises `FileExistsError` when the database has a member here, and `LogFull`.
         """
         folder = self.path / identity.database_id.hex()
         return create_log(self.files, folder, identity, segment_bytes=self._segment_bytes)
 
     def remove(self, log: MemberLog) -> None:
-        """Delete a member for good."""
+        """Delete a member and its log."""
         log.close()
         removed = log.folder.with_name(log.folder.name + REMOVED_SUFFIX)
         delete_folder(self.files, removed)
@@ -115,12 +116,12 @@ class DataFolder:
         delete_folder(self.files, removed)
 
     def set_aside(self, log: MemberLog) -> Path:
-        """Keep the records of a member that is none any more: where they are from now on."""
+        """Retire the log of a former member, keeping its records; return its new path."""
         log.close()
         return self._set_aside(log.folder, "retired")
 
     def close(self) -> None:
-        """Unlock it. The logs must be closed before."""
+        """Unlock the folder. REQUIRES: the logs were closed before."""
         self._lock.release()
 
     def _open(self, folder: Path) -> MemberLog:
@@ -140,7 +141,7 @@ class DataFolder:
 
 
 def _problem(path: Path, error: OSError) -> str:
-    """Why the folder cannot be used, and what mends that."""
+    """Say why the folder cannot be used, and what to do about it."""
     uid, gid = os.geteuid(), os.getegid()
     match error.errno:
         case errno.EACCES | errno.EPERM if path.exists():
@@ -160,17 +161,10 @@ def _problem(path: Path, error: OSError) -> str:
     return f"it cannot be written: {error.strerror}: {advice}"
 
 
-# --- opening
-# Makes the log of a member, and finds it again when a process starts.
-
-
-NEW_SUFFIX = ".new"
-
-
 def create_log(
     files: Files, folder: Path, identity: MemberIdentity, *, segment_bytes: int
 ) -> MemberLog:
-    """Make an empty log, durably. Blocks.
+    """Create an empty log, durably. Blocks.
 
     Raises `FileExistsError` when there is a folder of this name, and `LogFull`.
     """
@@ -197,10 +191,11 @@ def create_log(
 
 
 def open_log(files: Files, folder: Path, *, segment_bytes: int) -> MemberLog:
-    """Find a log again. Blocks. Raises `CorruptObject` when nobody knows what it has promised.
+    """Open an existing log. Blocks. Raises `CorruptObject` when its promise cannot be read.
 
-    If records were lost that may have been acknowledged, it is damaged, durably, and its files are
-    left as they are until it is reset. If not, what was not written to its end is cut.
+    If records were lost that may have been acknowledged, the log is marked as damaged, durably, and
+    its files are left as they are until it is reset. If not, the rest of an incomplete write is
+    cut.
     """
     files.sync_folder(folder)  # a file that an earlier process deleted must not come back
     control = ControlFile.open(files, folder)
@@ -218,14 +213,14 @@ def open_log(files: Files, folder: Path, *, segment_bytes: int) -> MemberLog:
             if path.name.endswith(SPARE_SUFFIX):
                 files.unlink(path)
         return log
-    _mend(files, folder, scanned)
+    _cut_leftovers(files, folder, scanned)
     log.continue_segment()
     log.note_bound()
     return log
 
 
 def delete_folder(files: Files, folder: Path) -> None:
-    """Delete a folder of files, if it is there."""
+    """Delete a folder of files, if it exists."""
     try:
         found = files.list_files(folder)
     except FileNotFoundError:
@@ -235,8 +230,8 @@ def delete_folder(files: Files, folder: Path) -> None:
     files.rmdir(folder)
 
 
-def _mend(files: Files, folder: Path, scanned: Scanned) -> None:
-    """Cut durably what is not part of the log: files first, then bytes."""
+def _cut_leftovers(files: Files, folder: Path, scanned: Scanned) -> None:
+    """Durably delete everything that is not part of the log: files first, then bytes."""
     for path in scanned.leftovers:
         files.unlink(path)
     if scanned.leftovers:

@@ -1,4 +1,7 @@
-"""Where the records of a log stand: eight bytes for each, and some for each object and segment."""
+"""Index of the positions of a log's records, in memory.
+
+It takes eight bytes for each record, and some for each object and segment.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from shalekv.protocol.quorum_records import LogEnd, Record
 
 
 def frame_bytes(record: Record) -> int:
-    """What a record takes in a segment."""
+    """Return the size of a record in a segment."""
     return HEADER_BYTES + len(record.payload)
 
 
 class LogSegment:
-    """A file of records that follow each other, and where each of them begins."""
+    """A file of consecutive records, and the offset and checksum of each."""
 
     __slots__ = ("checksums", "end", "first_lsn", "offsets", "path", "size_bytes")
 
     def __init__(self, path: Path, first_lsn: int, size_bytes: int) -> None:
-        """Without records; the file has `size_bytes`."""
+        """Start without records; the file has `size_bytes`."""
         self.path = path
         self.first_lsn = first_lsn
         self.size_bytes = size_bytes
@@ -35,16 +38,16 @@ class LogSegment:
 
     @property
     def next_lsn(self) -> int:
-        """That of the record that would follow."""
+        """The lsn of the next record."""
         return self.first_lsn + len(self.offsets)
 
     @property
-    def room_bytes(self) -> int:
-        """What is left of it."""
+    def free_bytes(self) -> int:
+        """Free space at its end."""
         return self.size_bytes - self.end
 
     def add(self, record: Record) -> int:
-        """The next record: where it begins."""
+        """Append a record; return its offset."""
         offset = self.end
         self.offsets.append(offset)
         self.checksums.append(record.checksum)
@@ -52,7 +55,7 @@ class LogSegment:
         return offset
 
     def cut(self, next_lsn: int) -> None:
-        """Forget the records from this one on."""
+        """Remove the records from `next_lsn` on."""
         kept = next_lsn - self.first_lsn
         if kept < len(self.offsets):
             self.end = self.offsets[kept]
@@ -60,13 +63,13 @@ class LogSegment:
             del self.checksums[kept:]
 
     def offset_of(self, lsn: int) -> int:
-        """Where a record begins; of the next one, where it would."""
+        """Return the offset of a record, or of the next one."""
         number = lsn - self.first_lsn
         return self.offsets[number] if number < len(self.offsets) else self.end
 
 
 class RecordRun(NamedTuple):
-    """Records that stand side by side in one file."""
+    """Consecutive records in one file."""
 
     path: Path
     offset: int
@@ -82,17 +85,17 @@ class Index:
     base: LogEnd
     last: LogEnd
     segments: list[LogSegment]
-    _wal_ids: array[int]  # of objects that have records here, rising
+    _wal_ids: array[int]  # of objects that have records here, ascending
     _wal_lsns: array[int]  # the first record of each
 
     @classmethod
     def empty(cls, base: LogEnd) -> Index:
-        """Without segments."""
+        """Create an index without segments, for a log that begins behind `base`."""
         return cls(base, base, [], array("Q"), array("Q"))
 
     @property
     def size_bytes(self) -> int:
-        """Of all frames behind the base."""
+        """Bytes of all frames behind the base."""
         return sum(segment.end - self._begin(segment) for segment in self.segments)
 
     def _begin(self, segment: LogSegment) -> int:
@@ -101,19 +104,19 @@ class Index:
         return segment.offset_of(max(self.base.lsn + 1, segment.first_lsn))
 
     def note(self, record: Record) -> None:
-        """The next record, which its segment has, is there."""
+        """Record that the next record was added to its segment."""
         self.last = record.mark
         if not self._wal_ids or self._wal_ids[-1] != record.wal_id:
             self._wal_ids.append(record.wal_id)
             self._wal_lsns.append(record.lsn)
 
     def first_lsn_of(self, wal_id: int) -> int:
-        """The first record of this object or a later one; the next lsn if none does."""
+        """Return the first lsn of this object or a later one; without any, the next lsn."""
         at = bisect_left(self._wal_ids, wal_id)
         return self._wal_lsns[at] if at < len(self._wal_ids) else self.last.lsn + 1
 
     def cut(self, last: LogEnd) -> list[LogSegment]:
-        """Forget what is behind `last`: the segments that go whole."""
+        """Remove the records behind `last`; return the segments that are removed as a whole."""
         self.last = last
         kept = bisect_right(self._wal_lsns, last.lsn)
         del self._wal_ids[kept:]
@@ -125,11 +128,11 @@ class Index:
         return gone
 
     def before(self, base: LogEnd) -> list[LogSegment]:
-        """The segments that hold nothing behind `base`; the last of all is not counted."""
+        """Return the segments without records behind `base`, except the last segment of all."""
         return [s for s in self.segments[:-1] if s.next_lsn <= base.lsn + 1]
 
     def trim(self, base: LogEnd, gone: Sequence[LogSegment]) -> None:
-        """Have the log begin behind `base`, without these segments."""
+        """Move the begin of the log behind `base`, without the segments `gone`."""
         self.base = base
         self.segments = [segment for segment in self.segments if segment not in gone]
         passed = max(0, bisect_right(self._wal_lsns, base.lsn))
@@ -137,7 +140,10 @@ class Index:
         del self._wal_lsns[:passed]
 
     def plan(self, first_lsn: int, last_lsn: int, bytes_max: int) -> list[RecordRun]:
-        """What to read for records from `first_lsn` on; the first is in it whatever its size."""
+        """Return the runs to read for records from `first_lsn` on, up to `bytes_max`.
+
+        The first record is included whatever its size.
+        """
         runs: list[RecordRun] = []
         left_bytes = bytes_max
         for segment in self.segments:
@@ -164,7 +170,10 @@ class Index:
 
     @staticmethod
     def _fitting(segment: LogSegment, first_lsn: int, next_lsn: int, end: int) -> int:
-        """The first lsn, up to `next_lsn`, whose predecessor does not end up to `end`."""
+        """Return the highest lsn up to `next_lsn` that begins at or before the offset `end`.
+
+        All records from `first_lsn` up to its predecessor fit; if none does, it is `first_lsn`.
+        """
         low, high = first_lsn, next_lsn
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,13 +1,12 @@
-"""The log of one member, in a folder of its own.
+"""The log of one member of a quorum, in a folder of its own.
 
-    control                     who it is, its promise and health, and where the log begins
-    synced                      how much of the log was durable at least
+    control                     identity, promise and health of the member, begin of the log
+    synced                      lower bound of the durable part of the log
     <first lsn, 20 digits>.log  a segment: a head, frames of records, zeros
-    <number>.spare              a file that has its space, for the next segment
+    <number>.spare              an allocated file, for the next segment
 
-What changes the files is called by one thread at a time (the `Syncer`); reading may go on beside
-it. The space of a record is allocated before it is written: `has_room` tells, and a full disk never
-breaks a log.
+One thread at a time (the `Syncer`) changes the files; others may read meanwhile. The space of a
+record is allocated before it is written (see `has_room`), so a full disk never breaks a log.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ from shalekv.store.safekeeper_log.files import Files, OpenFile
 from shalekv.store.safekeeper_log.index import Index, LogSegment, RecordRun, frame_bytes
 from shalekv.store.safekeeper_log.scan import SEGMENT_SUFFIX, segment_name
 from shalekv.store.safekeeper_log.slots import ControlFile, SyncedFile
-from shalekv.store.safekeeper_log.space import Space
+from shalekv.store.safekeeper_log.space import SpareFiles
 
 WRITE_BYTES = 1 << 20  # records are written together up to this
 
 
 class MemberLog:
-    """Files of one member. What blocks is marked so: it runs in workers.
+    """The log of one member. Methods that block are marked below: they run in workers.
 
-    `recovered` is what was found when it was opened.
+    `recovered` is the state that was found on opening.
     """
 
     def __init__(
@@ -67,56 +66,56 @@ class MemberLog:
         *,
         problem: str | None,
     ) -> None:
-        """`opening.open_log` and `opening.create_log` make it."""
+        """Use `folder.open_log` or `folder.create_log` instead."""
         self.folder = folder
         self.recovered = recovered
-        self.problem = problem  # what was found of lost records; None: nothing
+        self.problem = problem  # how records were found lost or damaged; None: not at all
         self._files = files
         self._control = control
         self._synced = synced
-        self._space = Space(files, folder, segment_bytes)
-        self._lock = Lock()  # held for a moment only: over the index
+        self._space = SpareFiles(files, folder, segment_bytes)
+        self._lock = Lock()  # guards the index, and is held only briefly
         self._index = index
-        self._changes = 0  # what was read may have been moved or deleted, if this has moved on
+        self._changes = 0  # if this has grown, what was read meanwhile may be cut or deleted
         self._open: OpenFile | None = None  # the last segment
-        self._is_dirty = False  # something was written and not synced
+        self._is_dirty = False  # there are writes that were not synced
         self._durable_lsn = index.last.lsn
         self._committed_lsn = recovered.committed_lsn
 
-    # What does not block.
+    # These do not block.
 
     @property
     def identity(self) -> MemberIdentity:
-        """Who it is."""
+        """Identity of the member."""
         return self._control.control.identity
 
     @property
     def durable_lsn(self) -> int:
-        """The end of what is durable: for `acceptor.flushed`."""
+        """The last durable record, for `acceptor.flushed`."""
         return self._durable_lsn
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all records that were not trimmed, with their headers."""
+        """Bytes of all records after the base, with their headers."""
         with self._lock:
             return self._index.size_bytes
 
     @property
     def wants_spare(self) -> bool:
-        """Whether more than half of the allocated space is used, of a log that is in use."""
+        """Whether the log has segments, and more than half of the allocated space is used."""
         return bool(self._index.segments) and self._space.wants_spare
 
     def has_room(self, records: Sequence[Record]) -> bool:
-        """Whether there is allocated space for these, behind all that was submitted. At once.
+        """Whether there is allocated space for these records after everything submitted so far.
 
-        False: ask `Syncer.make_room`, which allocates.
+        Returns at once. If it is False, call `Syncer.make_room`, which allocates.
         """
         return self._space.fits(map(frame_bytes, records))
 
     def first_lsn_of(self, wal_id: int) -> int:
-        """The first record that goes into this object or a later one; the next lsn if none does.
+        """Return the lsn of the first record of this object or a later one, else the next lsn.
 
-        Raises `RecordTrimmed` when records of the object may be gone.
+        Raises `RecordTrimmed` when records of the object may have been trimmed.
         """
         with self._lock:
             base = self._index.base
@@ -125,18 +124,18 @@ class MemberLog:
             return self._index.first_lsn_of(wal_id)
 
     def submitted(self, effects: Sequence[Effect]) -> None:
-        """Count on these in `has_room`; `apply` follows, in the same order."""
+        """Reserve space for these effects in `has_room`; `apply` must follow, in the same order."""
         sizes = [frame_bytes(r) for e in effects if isinstance(e, Write) for r in e.records]
         changes = sum(isinstance(effect, Truncate | Reset) for effect in effects)
         self._space.submit(sizes, changes)
 
-    # What blocks, and may run in any thread.
+    # This blocks, and may run in any thread.
 
     def read(self, first_lsn: int, last_lsn: int, bytes_max: int) -> list[Record]:
-        """Records from `first_lsn` on, up to `last_lsn`, verified; durable or not.
+        """Read and verify records from `first_lsn` up to `last_lsn`, durable or not.
 
-        As many as fit `bytes_max` with their headers, but at least one; none if the log ends
-        before `first_lsn`. Raises `RecordTrimmed`, `CorruptObject` when the disk has changed
+        Returns as many as fit `bytes_max` with their headers, but at least one; none if the log
+        ends before `first_lsn`. Raises `RecordTrimmed`, `CorruptObject` when the disk has changed
         bytes, and `LogDamaged` when it has lost them or a file.
         """
         while True:
@@ -153,18 +152,18 @@ class MemberLog:
                 if self._changes == changes:
                     raise LogDamaged(f"{error.filename} is gone") from error
 
-    # What blocks, and runs in one thread at a time.
+    # These block, and run in one thread at a time.
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Do effects in order; all of it is durable then. Nothing may be submitted elsewhere."""
+        """Apply effects in order, durably. REQUIRES: nothing else is submitted meanwhile."""
         self.submitted(effects)
         self.apply(effects)
         self.flush()
 
     def apply(self, effects: Sequence[Effect]) -> None:
-        """Do effects in order; what was written is durable after a `flush`.
+        """Apply effects in order; what they write is durable after a `flush`.
 
-        They were `submitted` before. A `Reply` is left to the caller.
+        REQUIRES: they were `submitted` before. A `Reply` is left to the caller.
         """
         self._files.check("write", self.folder)
         for effect in effects:
@@ -183,7 +182,7 @@ class MemberLog:
                     pass
 
     def flush(self) -> None:
-        """Make all that was written durable."""
+        """Make everything that was written durable."""
         if self._is_dirty and self._open is not None:
             self._open.sync()
             self._is_dirty = False
@@ -191,7 +190,7 @@ class MemberLog:
             self._synced.note(self._bound())
 
     def make_room(self, sizes: Sequence[int]) -> bool:
-        """Allocate space for frames of these sizes; False: the disk is full."""
+        """Allocate space for frames of these sizes; return False if the disk is full."""
         return self._space.make_room(sizes)
 
     def prepare(self) -> None:
@@ -200,10 +199,10 @@ class MemberLog:
             self._space.allocate()
 
     def trim(self, base: LogEnd) -> None:
-        """Have the log begin behind `base`, a record of it; whole segments before it are deleted.
+        """Move the begin of the log behind `base`, a record of it; delete segments before it.
 
-        It is durable before anything is deleted. As long as nothing is, the next start finds the
-        records again.
+        Only whole segments are deleted, after the new base is durable. If none can be deleted, the
+        base is not stored, and the next start finds the records again.
         """
         if base.lsn <= self._index.base.lsn:
             return
@@ -221,16 +220,16 @@ class MemberLog:
         self._space.freed()
 
     def close(self) -> None:
-        """Give the files back. What was not flushed need not be there at the next start."""
+        """Close the files. Writes that were not flushed may be missing at the next start."""
         if self._open is not None:
             self._open.close()
-        with contextlib.suppress(Exception):  # a hint only, and the disk may be broken
+        with contextlib.suppress(Exception):  # the note is optional, and the disk may be broken
             self._synced.note(self._bound())
         self._control.close()
         self._synced.close()
 
     def continue_segment(self) -> None:
-        """Open the last segment for what comes, if there is one; behind its end are zeros."""
+        """Open the last segment for new records, if there is one; behind its end are zeros."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -238,12 +237,12 @@ class MemberLog:
             return
         segment = self._index.segments[-1]
         self._open = self._files.open(segment.path)
-        if not self._open.reserve(segment.size_bytes):
+        if not self._open.allocate(segment.size_bytes):
             segment.size_bytes = segment.end
-        self._space.reopened(segment.room_bytes)
+        self._space.reopened(segment.free_bytes)
 
     def note_bound(self) -> None:
-        """Have the next start miss what is durable now."""
+        """Write the durable bound, so that the next start detects the loss of durable records."""
         self._synced.note(self._bound())
 
     def _bound(self) -> Synced:
@@ -269,10 +268,10 @@ class MemberLog:
         self._control.save(replace(control, committed_lsn=committed_lsn))
 
     def _truncate(self, last: LogEnd) -> None:
-        """Cut the log; the bound first, then later segments, then the bytes (CE5, CE11).
+        """Cut the log: first the bound, then later segments, then the bytes (CE5, CE11).
 
-        In this order, whatever survives of it is a log that was cut somewhere behind `last`, and
-        does not look like one that has lost records.
+        With this order, whatever a power cut leaves is a log that was cut somewhere behind `last`,
+        and not mistaken for one that has lost records.
         """
         self._durable_lsn = min(self._durable_lsn, last.lsn)
         self._committed_lsn = min(self._committed_lsn, last.lsn)
@@ -283,7 +282,9 @@ class MemberLog:
         self._synced.lower(self._bound())
         if self._control.control.committed_lsn > last.lsn:
             self._save_control(self._control.control)
-        for segment in reversed(gone):  # one by one: the head of a later one would be missed
+        # Last segment first, each synced: the head of a later one says that those before it must be
+        # there.
+        for segment in reversed(gone):
             self._files.unlink(segment.path)
             self._files.sync_folder(self.folder)
         self.continue_segment()
@@ -296,12 +297,12 @@ class MemberLog:
         self._settle()
 
     def _end_of_segment(self, last: LogEnd) -> int:
-        """The end of what was written in the segment that `last` is in."""
+        """Return the end of the writes in the segment of `last`."""
         kept = [s.end for s in self._index.segments if s.first_lsn <= last.lsn]
         return kept[-1] if kept else HEAD_BYTES
 
     def _reset(self, base: LogEnd) -> None:
-        """Begin a log behind `base`: segments of the generation before are none of it."""
+        """Begin a new log behind `base`; its new generation excludes older segments."""
         self._durable_lsn = base.lsn
         self._committed_lsn = min(self._committed_lsn, base.lsn)
         with self._lock:
@@ -320,7 +321,7 @@ class MemberLog:
 
     def _settle(self) -> None:
         segments = self._index.segments
-        self._space.settled(segments[-1].room_bytes if segments else 0)
+        self._space.settled(segments[-1].free_bytes if segments else 0)
 
     def _write(self, records: Sequence[Record]) -> None:
         if self._control.control.health is LogHealth.DAMAGED:
@@ -344,7 +345,7 @@ class MemberLog:
         self._put(batch)
 
     def _put(self, batch: Sequence[Record]) -> None:
-        """Write records into the open segment, which has room."""
+        """Write records into the open segment, which has the space."""
         if not batch or self._open is None:
             return
         segment = self._index.segments[-1]
@@ -358,12 +359,16 @@ class MemberLog:
             self._space.written(frame_bytes(record))
 
     def _begin_segment(self, first_lsn: int, size: int) -> None:
-        """Go on in a spare. What is before is synced first: its head says so at the next start."""
+        """Make a spare file the open segment, for a frame of `size` bytes.
+
+        The segment before is synced first: at the next start, the head of the new one says that all
+        records before it were durable.
+        """
         self.flush()
         path = self.folder / segment_name(first_lsn)
         spare = self._space.take(size)
         if spare is None:
-            self._files.give_up("write", path, "there is no room, and nobody asked before")
+            self._files.fail("write", path, "no space was allocated for it before")
         capacity_bytes, spare_path = spare
         if self._open is not None:
             self._open.close()
@@ -376,29 +381,28 @@ class MemberLog:
         self._files.sync_folder(self.folder)
         with self._lock:
             if self._index.segments and self._index.segments[-1].first_lsn == first_lsn:
-                self._index.segments.pop()  # empty, and too small: its name was taken over
+                self._index.segments.pop()  # empty, and too small: the new one has its name
             self._index.segments.append(LogSegment(path, first_lsn, HEAD_BYTES + capacity_bytes))
         self._space.opened(capacity_bytes)
 
 
 def clear(file: OpenFile, begin: int, end: int) -> None:
-    """Overwrite bytes with zeros where they are not; their space is kept."""
+    """Overwrite bytes with zeros where they are not; their space stays allocated."""
     for offset in range(begin, end, WRITE_BYTES):
         length = min(WRITE_BYTES, end - offset)
         try:
             is_clear = not file.read(offset, length).strip(b"\0")
-        except LogDamaged:  # it may be one that was to be cut
+        except LogDamaged:  # an unreadable part may be one that is to be cut
             is_clear = False
         if not is_clear:
             file.write(offset, bytes(length))
 
 
-# --- reading
-# Reads records back, and believes none that is not what was written there.
-
-
 def read_run(files: Files, run: RecordRun) -> list[Record]:
-    """The records of a run. Raises `CorruptObject`, and `FileNotFoundError`. Blocks."""
+    """Read the records of a run, and verify that they are what was written there. Blocks.
+
+    Raises `CorruptObject`, `LogDamaged` and `FileNotFoundError`.
+    """
     data = files.read(run.path, run.offset, run.size_bytes)
     name, offset, records = str(run.path), 0, []
     for lsn, checksum in enumerate(run.checksums, run.first_lsn):

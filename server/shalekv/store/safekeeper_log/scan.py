@@ -1,10 +1,10 @@
-"""What is found in the segments of a log when a process starts.
+"""Scan of the segments of a log when a process starts.
 
-The log is the chain of records behind its base, as far as it goes. It must go at least as far as
-was durable once: what says so are the synced file, the committed records in the control file, the
-base itself, and the head of each segment, since none is begun before the one in front is synced.
-If it does not, records were lost that may have been acknowledged, and the log is damaged. What is
-behind the chain otherwise is the rest of a write that nobody was told of.
+The log is the chain of consecutive records behind its base. It must reach at least to the last
+record that is known to have been durable, by the synced file, the committed lsn in the control
+file, the base itself, and the head of each segment (none is begun before the previous one is
+synced). If it does not, records were lost that may have been acknowledged, and the log is damaged.
+Anything else behind the chain is the rest of a write that was never acknowledged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def segment_name(first_lsn: int) -> str:
 
 @dataclass(slots=True)
 class Scanned:
-    """What was found."""
+    """Result of a scan."""
 
     index: Index
     shape: LogShape
@@ -45,7 +45,7 @@ class Scanned:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     path: Path
-    head: SegmentHead | None  # None: it is none
+    head: SegmentHead | None  # None: it cannot be read, or is not valid
     problem: str | None = None  # why the disk cannot read it
 
     @property
@@ -54,7 +54,7 @@ class _Candidate:
 
 
 def scan(files: Files, folder: Path, control: Control, synced: Synced | None) -> Scanned:
-    """Read the log in a folder. Changes nothing. Blocks."""
+    """Read the log in a folder, without changing it. Blocks."""
     index = Index.empty(control.base)
     scanned = Scanned(index, LogShape(control.base))
     candidates = list(_candidates(files, folder, control, scanned.leftovers))
@@ -77,7 +77,7 @@ def scan(files: Files, folder: Path, control: Control, synced: Synced | None) ->
 def _candidates(
     files: Files, folder: Path, control: Control, leftovers: list[Path]
 ) -> Iterator[_Candidate]:
-    """The segments that may be part of the log, in order."""
+    """Iterate over the segments that may be part of the log, in order; collect leftovers."""
     for entry in files.list_files(folder):
         path = folder / entry.name
         if entry.name.endswith(SPARE_SUFFIX):
@@ -96,7 +96,7 @@ def _candidates(
             continue
         is_ours = head.member_id == control.identity.member_id
         if not is_ours or head.generation != control.generation:
-            leftovers.append(path)  # of a log that was reset since
+            leftovers.append(path)  # of a log before a reset
         elif segment_name(head.first_lsn) == entry.name:
             yield _Candidate(path, head)
         else:
@@ -109,13 +109,13 @@ def _is_segment(name: str) -> bool:
 
 
 def _drop_trimmed(candidates: list[_Candidate], base: LogEnd, leftovers: list[Path]) -> None:
-    """Leave out what ends before the base: it is deleted, or was about to be."""
+    """Remove the segments that end before the base: they were about to be deleted."""
     while len(candidates) > 1 and candidates[1].named_lsn <= base.lsn + 1:
         leftovers.append(candidates.pop(0).path)
 
 
 def _floor(control: Control, synced: Synced | None, candidates: list[_Candidate]) -> LogEnd:
-    """The last record that must be there."""
+    """Return the last record that must exist."""
     lsns = [control.base.lsn, control.committed_lsn]
     lsns += [each.head.first_lsn - 1 for each in candidates if each.head is not None]
     if synced is not None and synced.generation == control.generation:
@@ -134,7 +134,7 @@ class _Chain:
         self._last: LogEnd | None = None  # the last record that was read, also before the base
 
     def take(self, candidate: _Candidate) -> bool:
-        """Read a segment, if it goes on with the log."""
+        """Read a segment if it continues the log; return whether it does."""
         head, index = candidate.head, self._scanned.index
         if head is None:
             return False
@@ -147,7 +147,7 @@ class _Chain:
             self._last = self._base
         file = self._files.open(candidate.path)
         try:
-            file.settle()
+            file.sync_and_drop_cache()
             segment = LogSegment(candidate.path, head.first_lsn, file.size_bytes)
             index.segments.append(segment)
             self._read(file, segment)
@@ -176,11 +176,11 @@ class _Chain:
     def _frames(self, file: OpenFile, segment: LogSegment) -> Iterator[Record]:
         try:
             yield from frames(file, segment.size_bytes)
-        except LogDamaged as error:  # what cannot be read may have been acknowledged
+        except LogDamaged as error:  # unreadable records may have been acknowledged
             self.problem = str(error)
 
     def contradiction(self, synced: Synced) -> str | None:
-        """Whether the record that was noted as durable is another one."""
+        """Return a problem if the record at the durable bound is not the one that was synced."""
         if synced.lsn == self._base.lsn:
             checksum = self._base.checksum
         elif synced.lsn < self._base.lsn:
@@ -195,7 +195,7 @@ class _Chain:
 
 
 def frames(file: OpenFile, size_bytes: int) -> Iterator[Record]:
-    """The records of a segment, as far as they can be read."""
+    """Iterate over the records of a segment, up to the first that is not valid."""
     name, offset = str(file.path), HEAD_BYTES
     window, begin = b"", offset
     while offset + HEADER_BYTES <= size_bytes:

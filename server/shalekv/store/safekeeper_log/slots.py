@@ -1,17 +1,17 @@
-"""The small files of a member: two slots each, so that one is always whole.
+"""The small files of a member, `control` and `synced`: two slots each, so that one is always whole.
 
-They are written once in full when the member is made, and overwritten in place from then on: this
-works on a full disk.
+They are written once in full when the member is created, and overwritten in place from then on:
+this works on a full disk.
 
-The control file is saved slot by slot, each with a sync: whatever happens meanwhile, one slot holds
-what was saved before or what is saved now. Afterwards both hold the same, so that a slot whose bits
-rot does not bring an older promise back.
+The control file is saved slot by slot, each with a sync: at any moment, one slot holds either the
+previous or the new contents. Afterwards both slots are equal, so that bit rot in one of them does
+not bring an older promise back.
 
-The synced file is written after each sync of the log, without a sync of its own: it says at least
-how much of the log was durable once. If the log is found to be shorter, records were lost. A power
-cut may leave any of what was written there since its last sync. Each says no more than is there,
-since it is lowered, with a sync, before the log is cut; and the log needs none of it, since its
-records were synced before anybody was told.
+The synced file is written after each sync of the log, without a sync of its own: it is a lower
+bound of what was durable. If the log is found to be shorter, records were lost. A power cut may
+leave any of the bounds that were written since the last sync of this file. None of them is too
+high, because the bound is lowered, with a sync, before the log is cut. One that is too low is
+harmless, since records are synced before they are acknowledged.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from shalekv.store.safekeeper_log.files import Files, OpenFile
 
 CONTROL_NAME = "control"
 SYNCED_NAME = "synced"
-SLOT_OFFSETS = (0, 4096)  # apart, so that no failure to write one touches the other
+SLOT_OFFSETS = (0, 4096)  # in different pages, so that a failed write of one spares the other
 FILE_BYTES = SLOT_OFFSETS[-1] + 4096
-RETRY_AFTER_MS = 10_000  # somebody has to make room
-NOTHING = Synced(generation=0, sequence=0, lsn=0, checksum=0, committed_lsn=0)  # of no log
+RETRY_AFTER_MS = 10_000  # an operator has to free space
+EMPTY = Synced(generation=0, sequence=0, lsn=0, checksum=0, committed_lsn=0)  # of no log
 
 
 class ControlFile:
-    """What must be durable but for the records. Everything blocks."""
+    """The durable state of a member besides its records. Everything blocks."""
 
     def __init__(self, file: OpenFile, control: Control) -> None:
-        """`create` and `open` make it."""
+        """Use `create` or `open` instead."""
         self._file = file
         self.control = control
 
     @classmethod
     def create(cls, files: Files, folder: Path, control: Control) -> ControlFile:
-        """Write a new one, durably but for its name. Raises `LogFull` when there is no room."""
-        file = _created(files, folder / CONTROL_NAME, encode_control(control))
+        """Create the file, durably except for its name. Raises `LogFull` without space."""
+        file = _create(files, folder / CONTROL_NAME, encode_control(control))
         return cls(file, control)
 
     @classmethod
     def open(cls, files: Files, folder: Path) -> ControlFile:
-        """What was saved last. Raises `CorruptObject` when nobody can tell."""
+        """Open the file, with the last saved state. Raises `CorruptObject` without a whole slot."""
         try:
-            file = _opened(files, folder / CONTROL_NAME)
+            file = _open(files, folder / CONTROL_NAME)
         except FileNotFoundError as error:
             raise Truncated(str(folder / CONTROL_NAME), 0, "the file, which is gone") from error
         data = _read(file)
@@ -79,11 +79,11 @@ class ControlFile:
         return opened
 
     def save(self, control: Control) -> None:
-        """Make this durable."""
+        """Save `control` durably."""
         self.control = replace(control, sequence=self.control.sequence + 1)
         data = encode_control(self.control)
         stored = _read(self._file)
-        # The slot that holds what was saved before is overwritten last.
+        # The slot with the latest contents is overwritten last.
         order = sorted(SLOT_OFFSETS, key=lambda at: _control_sequence(stored, at))
         for offset in order:
             self._file.write(offset, data)
@@ -95,26 +95,26 @@ class ControlFile:
 
 
 class SyncedFile:
-    """A lower bound of what was durable. Everything blocks."""
+    """A lower bound of the durable part of the log. Everything blocks."""
 
     def __init__(self, file: OpenFile, synced: Synced | None) -> None:
-        """`create` and `open` make it."""
+        """Use `create` or `open` instead."""
         self._file = file
-        self.synced = synced  # None: it was lost, and nobody can tell what was durable
+        self.synced = synced  # None: it was lost, and it is unknown what was durable
         self._sequence = synced.sequence if synced else 0
 
     @classmethod
     def create(cls, files: Files, folder: Path) -> SyncedFile:
-        """Make an empty one, durably but for its name."""
-        return cls(_created(files, folder / SYNCED_NAME, encode_synced(NOTHING)), NOTHING)
+        """Create an empty file, durably except for its name. Raises `LogFull` without space."""
+        return cls(_create(files, folder / SYNCED_NAME, encode_synced(EMPTY)), EMPTY)
 
     @classmethod
     def open(cls, files: Files, folder: Path) -> SyncedFile:
-        """What was noted last."""
+        """Open the file and read the last bound; create it if it is missing."""
         try:
-            file = _opened(files, folder / SYNCED_NAME)
+            file = _open(files, folder / SYNCED_NAME)
         except FileNotFoundError:
-            return cls(_created(files, folder / SYNCED_NAME, b""), None)
+            return cls(_create(files, folder / SYNCED_NAME, b""), None)
         data = _read(file)
         slots = []
         for offset in SLOT_OFFSETS:
@@ -128,7 +128,7 @@ class SyncedFile:
         return cls(file, max(slots, key=lambda slot: slot.sequence, default=None))
 
     def note(self, synced: Synced) -> None:
-        """What is durable now. This is not, and need not be: an older note says less."""
+        """Write the bound, without a sync: an older bound, being lower, is safe."""
         self._sequence += 1
         self.synced = replace(synced, sequence=self._sequence)
         data = encode_synced(self.synced)
@@ -136,7 +136,7 @@ class SyncedFile:
             self._file.write(offset, data)
 
     def lower(self, synced: Synced) -> None:
-        """As `note`, and durably: an older one would say too much."""
+        """Write a lower bound durably: an older bound would be too high."""
         self.note(synced)
         self._file.sync()
 
@@ -145,25 +145,25 @@ class SyncedFile:
         self._file.close()
 
 
-def _created(files: Files, path: Path, slot: bytes) -> OpenFile:
+def _create(files: Files, path: Path, slot: bytes) -> OpenFile:
     if not files.allocate(path, FILE_BYTES):
         raise LogFull(f"no room on the disk for {path}", retry_after_ms=RETRY_AFTER_MS)
     file = files.open(path)
-    # All of it is written, so that nothing has to be allocated when it is overwritten.
+    # The whole file is written, so that overwriting it allocates nothing.
     file.write(0, b"".join(slot.ljust(SLOT_OFFSETS[1], b"\0") for _ in SLOT_OFFSETS))
     file.sync()
     return file
 
 
-def _opened(files: Files, path: Path) -> OpenFile:
+def _open(files: Files, path: Path) -> OpenFile:
     file = files.open(path)
-    file.settle()
-    file.reserve(FILE_BYTES)  # if it was cut; what is missing shows in its slots
+    file.sync_and_drop_cache()
+    file.allocate(FILE_BYTES)  # if it was cut; its slots then show what is missing
     return file
 
 
 def _read(file: OpenFile) -> bytes:
-    """Both slots; one that the disk cannot read is zeros, which are no slot."""
+    """Read both slots; an unreadable one is replaced by zeros, which are no valid slot."""
     data = b""
     for offset in SLOT_OFFSETS:
         with contextlib.suppress(LogDamaged):

@@ -1,11 +1,11 @@
-"""One sync for many appends: what the members of a node submit is performed together.
+"""Group commit of the members of a node: one sync for many appends.
 
     room = log.has_room(records) or await syncer.make_room(log, records)
     state, effects = step(state, stream, message, has_room=room)  # no await between the two
     durable = syncer.submit(log, effects)                         # queued, in this order
     flushed_lsn = await durable                                   # then the reply may be sent
 
-While a batch is on its way to the disk, the next one gathers.
+While one batch is written to the disk, the next one collects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Effects:
 class _MakeRoom:
     log: MemberLog
     sizes: Sequence[int]
-    done: Future[int]  # 1: there is room
+    done: Future[int]  # 1: there is space; 0: the disk is full
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,24 +49,24 @@ _Job = _Effects | _MakeRoom | _Trim
 @dataclass(slots=True)
 class _Queue:
     jobs: list[_Job] = field(default_factory=list)
-    error: BaseException | None = None  # why nothing is performed any more
+    error: BaseException | None = None  # why no more jobs are accepted
 
 
 class Syncer:
-    """Performs what is submitted for all members of a node, with one worker at a time.
+    """Performs the jobs for all members of a node, with one worker at a time.
 
-    `run` must be a task of the owner's group. When it has ended, a batch may still be on its way:
-    the workers are closed before the logs are.
+    `run` must be a task of the owner's group. When it has ended, a worker may still write a batch:
+    the owner closes the workers before the logs.
     """
 
     def __init__(self, workers: Workers) -> None:
-        """Nothing is performed before `run`."""
+        """Perform nothing before `run`."""
         self._workers = workers
         self._queue = _Queue()
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Perform what is submitted, until it is cancelled.
+        """Perform submitted jobs until cancelled.
 
         Raises `StoreBroken` when the disk has failed: the process must end.
         """
@@ -83,22 +83,23 @@ class Syncer:
             raise
 
     def submit(self, log: MemberLog, effects: Sequence[Effect]) -> Future[int]:
-        """Queue effects; when it is done, all of it is durable: the log's `durable_lsn`.
+        """Queue effects; the future is done when they are durable, with the log's `durable_lsn`.
 
-        Those of one log are done in the order of the calls. A `Reply` is left to the caller, and a
-        `Commit` is noted as a hint for the next start. Cancelling the future changes nothing. It
-        raises `StoreBroken` when the disk has failed: nothing may be acknowledged then.
+        Effects of one log are applied in the order of the calls. A `Reply` is left to the caller,
+        and `CommittedUpTo` is kept as a hint for the next start. Cancelling the future does not
+        stop the effects. The future raises `StoreBroken` when the disk has failed: the caller must
+        not acknowledge anything then.
         """
         log.submitted(effects)
         return self._add(_Effects(log, effects, _future()))
 
     async def make_room(self, log: MemberLog, records: Sequence[Record]) -> bool:
-        """Allocate space for records behind all that was submitted; False: the disk is full."""
+        """Allocate space for records after all that was submitted; False: the disk is full."""
         sizes = [frame_bytes(record) for record in records]
         return bool(await self._add(_MakeRoom(log, sizes, _future())))
 
     async def trim(self, log: MemberLog, base: LogEnd) -> None:
-        """Trim a log, in order with what was submitted."""
+        """Trim a log, after everything submitted before."""
         await self._add(_Trim(log, base, _future()))
 
     def _add(self, job: _Job) -> Future[int]:
@@ -129,19 +130,19 @@ class Syncer:
 
 
 def _perform(batch: Sequence[_Job]) -> list[int]:
-    """Do it all, then sync each log once: the results. Blocks."""
-    rooms = {}
+    """Perform all jobs, then sync each log once; return the results. Blocks."""
+    has_space = {}
     for job in batch:
         match job:
             case _Effects():
                 job.log.apply(job.effects)
             case _MakeRoom():
-                rooms[job] = job.log.make_room(job.sizes)
+                has_space[job] = job.log.make_room(job.sizes)
             case _Trim():
                 job.log.trim(job.base)
     for log in {job.log: None for job in batch}:
         log.flush()
-    return [rooms[job] if isinstance(job, _MakeRoom) else job.log.durable_lsn for job in batch]
+    return [has_space[job] if isinstance(job, _MakeRoom) else job.log.durable_lsn for job in batch]
 
 
 def _prepare(logs: Sequence[MemberLog]) -> None:

@@ -15,7 +15,7 @@ from shalekv.store.files import FileSystem
 from shalekv.store.safekeeper_log.folder import DataFolder
 from shalekv.store.safekeeper_log.index import frame_bytes
 from shalekv.store.safekeeper_log.log import MemberLog
-from shalekv.store.safekeeper_log.space import SegmentSpace
+from shalekv.store.safekeeper_log.space import SpaceAccounting
 from tests.kit.disks.failing import FailingFileSystem
 from tests.kit.disks.member_logs import (
     ALL,
@@ -148,7 +148,7 @@ def test_a_member_needs_room(tmp_path: Path) -> None:
 
 def test_room_counts_what_was_submitted() -> None:
     """Room that is spoken for is not given twice; a spare is taken when the open one ends."""
-    room = SegmentSpace()
+    room = SpaceAccounting()
     room.open_bytes = 100
     assert room.fits([60, 40])
     assert not room.fits([60, 41])
