@@ -1,8 +1,9 @@
-"""Where checks of a store work: names that nobody else uses, remembered and deleted at the end.
+"""The objects of checks of a store: unused names, which are recorded and deleted at the end.
 
-They lie in one folder beside those of the database, which no role looks into. A name begins with
-a number that was drawn for the run, so that several may verify one store at once. What has to be
-in a folder of the database is no name of ours there, and the collector deletes it if we could not.
+They are in one folder beside those of the database, which no role reads. Each name begins with a
+number that is drawn for the run, so that several processes can verify one store at once. Some
+checks need an object in a folder of the database: its name is none that a database uses, so that
+the collector deletes it if the check could not.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from shalekv.store.two_phase.store import TwoPhaseStore
 T = TypeVar("T")
 
 FOLDER = "verify/"
-OWN = "verify-"  # begins the names, so that they are known for what they are in any folder
+OWN = "verify-"  # prefix of the names, by which they are recognised in any folder
 RANDOM_BITS = 64  # in the names of a run
-AT_ONCE = 32  # objects that are created at once where many are needed
+PARALLEL_CREATES = 32  # where many objects are needed
 
 
-class NotKept(Exception):
-    """The store does not keep what a check asks for."""
+class StoreViolation(Exception):
+    """The store does not fulfil the requirement of a check."""
 
     def __init__(self, operation: str, name: str, problem: str) -> None:
         super().__init__(f"{operation} {name}: {problem}")
@@ -49,21 +50,21 @@ class NotKept(Exception):
 
 
 class _NoAnswer(Exception):
-    """Nobody knows whether the object was created."""
+    """It is unknown whether the object was created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is tried."""
+    """Extent of the checks."""
 
     racers: int = 8  # creates of one name at once
-    rounds: int = 50  # names that are raced for
+    rounds: int = 50  # races, each for another name
     large_object_bytes: int = 64 << 20
-    create_attempts: int | None = 8  # until a store that does not answer is given up; None: never
+    create_attempts: int | None = 8  # attempts while the store does not answer; None: no limit
 
 
 class Scratch:
-    """Names to work on, and the stores to do it with."""
+    """Names for the objects of checks, and the stores on which they run."""
 
     def __init__(
         self,
@@ -73,9 +74,9 @@ class Scratch:
         effort: Effort,
         listener: RetryListener = no_listener,
     ) -> None:
-        """`stores` are views of one database, with connections of their own where that can be.
+        """`stores` are views of one database, each with its own connections where possible.
 
-        `listener` hears of creates that are repeated.
+        `listener` is called for creates that are repeated.
         """
         self.stores = stores
         self.reads = [CasStore(store, runtime, settings).reads for store in stores]
@@ -87,11 +88,11 @@ class Scratch:
         self._names: list[str] = []
 
     def reader(self, number: int) -> ObjectStore:
-        """One of the views, whose reads are repeated; any number will do."""
+        """Return one of the views, with retries of reads; `number` is taken modulo their count."""
         return self.reads[number % len(self.reads)]
 
     def name(self, label: str, *, folder: str = FOLDER) -> str:
-        """A name that is deleted at the end. REQUIRES: `label` was not given before."""
+        """Return a new name, which is deleted at the end. REQUIRES: `label` was not used before."""
         name = f"{folder}{self.own}{label}"
         self._names.append(name)
         return name
@@ -104,9 +105,10 @@ class Scratch:
         *,
         at: int = 0,
     ) -> tuple[CreateOutcome, bool]:
-        """`create`, repeated until the store answers; and whether the first attempt was answered.
+        """Create an object, retrying until the store answers.
 
-        If it was not, `Exists` may mean our own, and an attempt may yet land after a delete.
+        Returns the outcome, and whether the first attempt was answered. If it was not, `Exists` may
+        mean our own object, and an attempt may still take effect after a delete.
         """
         store = self.stores[at % len(self.stores)]
         is_first = True
@@ -151,7 +153,7 @@ class Scratch:
         at: int = 0,
         folder: str = FOLDER,
     ) -> str:
-        """The name of a new object, of which no create is still under way."""
+        """Create an object; return its name, of which no create can be in flight any more."""
         attempt = 0
         while True:
             name = self.name(f"{label}~{attempt}" if attempt else label, folder=folder)
@@ -159,18 +161,18 @@ class Scratch:
             if is_first and isinstance(outcome, Created):
                 return name
             if is_first:
-                raise NotKept("create", name, "says that an object exists which nobody made")
+                raise StoreViolation("create", name, "says that an object exists which nobody made")
             attempt += 1
 
     async def created_many(self, names: Sequence[str]) -> None:
-        """Make an object of each of these names, which `name` has given, some at a time."""
-        for first in range(0, len(names), AT_ONCE):
-            some = names[first : first + AT_ONCE]
+        """Create an object for each of these names, which come from `name`, some at a time."""
+        for first in range(0, len(names), PARALLEL_CREATES):
+            some = names[first : first + PARALLEL_CREATES]
             await all_of([self._put(name, at) for at, name in enumerate(some)])
 
     async def _put(self, name: str, at: int) -> None:
         store = self.stores[at % len(self.stores)]
-        if isinstance(store, TwoPhaseStore):  # in one request; who wins is looked at elsewhere
+        if isinstance(store, TwoPhaseStore):  # one request is enough: other checks cover races
             await store.plain.put(name, name.encode())
         else:
             await self.answered(name, name.encode(), at=at)
@@ -178,9 +180,9 @@ class Scratch:
     async def listed(
         self, label: str = "", *, at: int = 0, start_after: str = "", folder: str = FOLDER
     ) -> list[ObjectInfo]:
-        """What a list shows of the objects of this run whose label begins so, in its order."""
+        """List the objects of this run whose label begins with `label`, in the store's order."""
         own = f"{folder}{self.own}{label}"
-        before = own[:-1]  # an object may have the label itself for its name
+        before = own[:-1]  # the name of an object may be the label itself
         found = self.reader(at).list(folder, start_after=start_after or before)
         return [
             info
@@ -189,12 +191,12 @@ class Scratch:
         ]
 
     async def clear(self) -> Sequence[str]:
-        """Delete all that was made here; the names of what is still there, or may be."""
+        """Delete all objects of this run; return the names of those that may still exist."""
         if not self._names:
             return []
         try:
             await self.delete_all()
-            # Of a create that was cancelled, and ended only now; and temporary ones of two phases.
+            # Objects of cancelled creates that ended only now, and temporary two-phase objects.
             late = await self._remaining()
             if late:
                 await self.reader(0).delete(late)
@@ -205,9 +207,9 @@ class Scratch:
             return late
 
     async def delete_all(self) -> None:
-        """Delete all that was made here. Raises the errors of the store."""
+        """Delete all objects of this run. Raises the errors of the store."""
         await self.reader(0).delete(self._names)
-        if self.stores[0].cas_mode is CasMode.TWO_PHASE:  # whose records outlive the objects
+        if self.stores[0].cas_mode is CasMode.TWO_PHASE:  # its records outlive the objects
             await self.reader(0).recover(lambda name: name.partition("/")[2].startswith(self.own))
 
     async def _remaining(self) -> list[str]:
@@ -221,9 +223,9 @@ class Scratch:
 
 
 async def all_of(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of requests that are sent at once; if one fails, its error, when all have ended.
+    """Run requests in parallel and return their results; raise the first error when all have ended.
 
-    None is left under way, which might make an object after all were deleted.
+    No request is left in flight, since it might create an object after all were deleted.
     """
     results = await asyncio.gather(*requests, return_exceptions=True)
     for result in results:
@@ -236,7 +238,7 @@ async def all_of(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 async def stores_of(
     open_one: Callable[[], ObjectStore], count: int
 ) -> AsyncIterator[list[ObjectStore]]:
-    """So many views of one database, closed at the end."""
+    """Open `count` views of one database; close them at the end."""
     stores: list[ObjectStore] = []
     try:
         stores.extend(open_one() for _ in range(count))

@@ -1,4 +1,4 @@
-"""What a check of a store is, and what it comes to."""
+"""A check of a store, its verdict, and the guarantees of a database that rest on the checks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from shalekv.store.verify.scratch import Scratch
 
 @dataclass(frozen=True, slots=True)
 class CheckPassed:
-    """The store keeps it."""
+    """The store fulfils the requirement."""
 
-    seen: str = ""  # how much was looked at, where that is not plain
+    seen: str = ""  # how much was checked, where that is not obvious
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The store does not keep it, and that is allowed."""
+    """The store does not have an optional feature, which is reported."""
 
     remark: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The store does not keep it, and must."""
+    """The store violates the requirement."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """The store did not answer, or refused: whether it keeps it is not known."""
+    """The store did not answer, or refused: whether it fulfils the requirement is unknown."""
 
     problem: str
 
@@ -41,23 +41,19 @@ Verdict = CheckPassed | Told | CheckFailed | Unanswered
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that a store must keep.
+    """A requirement on a store, and the function that checks it.
 
-    `run` works below the scratch folder, and raises `NotKept` or the errors of the store.
+    `run` uses the names of its `Scratch`, and raises `StoreViolation` or the errors of the store.
     """
 
     name: str
     proves: str
-    lost: str  # the guarantee of the database that rests on it
+    lost: str  # the guarantee of the database that is lost without it
     run: Callable[[Scratch], Awaitable[CheckPassed | Told]]
 
 
-# --- guarantees
-# What a database guarantees, and what happens without it: told of a store that is unfit.
-#
-# Each begins with the guarantee and its number in docs/protocol.md.
-
-
+# Guarantees of a database, each with its number in server/docs/protocol.md and the consequence of
+# its loss. They are shown when a store is unfit.
 ONE_WINNER = (
     "one winner per slot of the log and per manifest (I3, I5): two writers would both believe that "
     "they won, and acknowledged writes would be lost"

@@ -1,4 +1,8 @@
-"""Runs checks of a store, one after another, and clears up behind them."""
+"""All checks of a store: each with the guarantee that rests on it, their run, and the short form.
+
+`verification` runs all checks, one after another, and deletes their objects. `check_fit` is the
+short form, of some 23 requests, before a store is used for a new database.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,9 @@ from shalekv.settings import StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import log_retry
 from shalekv.store.verify import races, reads
-from shalekv.store.verify import reads as listing
-from shalekv.store.verify import reads as moments
 from shalekv.store.verify.races import race, refused
 from shalekv.store.verify.reads import gone, now_ms, shown
-from shalekv.store.verify.scratch import Effort, NotKept, Scratch, stores_of
+from shalekv.store.verify.scratch import Effort, Scratch, StoreViolation, stores_of
 from shalekv.store.verify.verdict import (
     DURABLE,
     IN_ORDER,
@@ -32,9 +34,9 @@ from shalekv.store.verify.verdict import (
     Verdict,
 )
 
-# --- checks
-# All checks of a store: what each proves, and which guarantee rests on it.
-
+# The extent of the short form.
+RACERS = 4
+ROUNDS = 3
 
 NATIVE_CHECKS: Sequence[Check] = (
     Check(
@@ -65,20 +67,20 @@ NATIVE_CHECKS: Sequence[Check] = (
         "list-after-write",
         "lists show at once what was created, and no more what was deleted",
         NO_GAP,
-        listing.list_after_write,
+        reads.list_after_write,
     ),
-    Check("list-order", "lists are in the order of the names' bytes", IN_ORDER, listing.order),
+    Check("list-order", "lists are in the order of the names' bytes", IN_ORDER, reads.order),
     Check(
         "list-start-after",
         "lists begin behind the name they are told",
         IN_ORDER,
-        listing.start_after,
+        reads.start_after,
     ),
     Check(
         "list-paging",
         "lists of more than 1,000 names are complete, wherever they begin",
         NO_GAP,
-        listing.paging,
+        reads.paging,
     ),
     Check("ranged-reads", "ranges are exact at the edges of objects", WHOLE, reads.ranges),
     Check("empty-object", "objects without bytes exist", ONE_WINNER, reads.empty_object),
@@ -92,7 +94,7 @@ NATIVE_CHECKS: Sequence[Check] = (
         "store-clock",
         "the store tells its time, by which it dates its objects, and does not go back",
         TIMELY,
-        moments.clock,
+        reads.clock,
     ),
     Check(
         "metadata",
@@ -104,7 +106,7 @@ NATIVE_CHECKS: Sequence[Check] = (
 
 
 def checks_of(mode: CasMode) -> Sequence[Check]:
-    """What a store must keep whose creates are decided in this way."""
+    """Return the checks of a store with this CAS mode."""
     if mode is CasMode.NATIVE:
         return NATIVE_CHECKS
     from shalekv.store.verify.two_phase import TWO_PHASE_CHECKS  # noqa: PLC0415 - loads its stores
@@ -112,12 +114,9 @@ def checks_of(mode: CasMode) -> Sequence[Check]:
     return (*NATIVE_CHECKS, *TWO_PHASE_CHECKS)
 
 
-# --- verify
-
-
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check came to."""
+    """A check and its verdict."""
 
     check: Check
     verdict: Verdict
@@ -126,21 +125,21 @@ class CheckResult:
 class StoreVerification:
     """The checks of one store."""
 
-    def __init__(self, ground: Scratch) -> None:
-        self._ground = ground
-        self.checks: Sequence[Check] = checks_of(ground.stores[0].cas_mode)
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self.checks: Sequence[Check] = checks_of(scratch.stores[0].cas_mode)
 
     async def findings(self) -> AsyncIterator[CheckResult]:
-        """What each check came to. Raises the errors of a store that cannot be reached at all."""
-        await self._ground.listed()
-        await self._ground.reader(0).recover()  # asks the records, where there are any
+        """Run the checks; yield the result of each. Raises the errors of an unreachable store."""
+        await self._scratch.listed()
+        await self._scratch.reader(0).recover()  # sends a request to the records, if there are any
         for check in self.checks:
             yield CheckResult(check, await self._verdict(check))
 
     async def _verdict(self, check: Check) -> Verdict:
         try:
-            return await check.run(self._ground)
-        except NotKept as found:
+            return await check.run(self._scratch)
+        except StoreViolation as found:
             return CheckFailed(str(found))
         except ObjectNotFound as error:
             return CheckFailed(str(error))
@@ -156,58 +155,51 @@ async def verification(
     effort: Effort,
     left: Callable[[Sequence[str]], None],
 ) -> AsyncIterator[StoreVerification]:
-    """Checks of the store that `open_one` opens, each time with connections of its own.
+    """Prepare checks of the store that `open_one` opens, each time with its own connections.
 
-    What they make is deleted at the end, however it comes; `left` hears what could not be.
+    Their objects are deleted at the end, also after an error; `left` is called with the names of
+    those that could not be deleted.
     """
     async with stores_of(open_one, effort.racers) as stores:
-        ground = Scratch(stores, runtime, settings, effort)
+        scratch = Scratch(stores, runtime, settings, effort)
         try:
-            yield StoreVerification(ground)
+            yield StoreVerification(scratch)
         finally:
-            # A cancelled create may still be on its way in another thread, or at the server.
-            remaining = await ground.clear()
+            # A cancelled create may still be in flight, in another thread or at the server.
+            remaining = await scratch.clear()
             if remaining:
                 left(remaining)
 
 
-# --- fit
-# The short form of the checks: some 23 requests, before a store is trusted with a database.
-
-
-RACERS = 4
-ROUNDS = 3
-
-
 async def check_fit(store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
-    """Raise `StoreUnfit` where the store shows that it does not keep what a database rests on.
+    """Raise `StoreUnfit` if the store violates a requirement, by a short form of the checks.
 
-    It is waited for as long as it takes to be answered, as when the first manifest is claimed. What
-    is made is deleted again.
+    There is no limit on retries while the store does not answer, as when the first manifest is
+    claimed. The objects of the checks are deleted.
     """
     effort = Effort(racers=RACERS, rounds=ROUNDS, create_attempts=None)
-    ground = Scratch([store], runtime, settings, effort, log_retry)
+    scratch = Scratch([store], runtime, settings, effort, log_retry)
     guarantee = ONE_WINNER
     try:
-        name, is_over = await refused(ground)
+        name, is_over = await refused(scratch)
         for number in range(ROUNDS):
-            await race(ground, ground.name(f"race-{number}"), at=0)
+            await race(scratch, scratch.name(f"race-{number}"), at=0)
         guarantee = NO_GAP
-        await shown(ground, name)
+        await shown(scratch, name)
         guarantee = NOT_BACK
-        await ground.reader(0).delete([name])
+        await scratch.reader(0).delete([name])
         if is_over:
-            await gone(ground, name, at=0)
+            await gone(scratch, name, at=0)
         guarantee = TIMELY
-        await now_ms(ground, at=0)
-    except NotKept as found:
+        await now_ms(scratch, at=0)
+    except StoreViolation as found:
         raise _unfit(store, found, guarantee) from found
     finally:
-        with suppress(StoreError):  # what stays is told by its name, and disturbs nobody
-            await ground.delete_all()
+        with suppress(StoreError):  # objects that stay are recognised by their names, and harmless
+            await scratch.delete_all()
 
 
-def _unfit(store: ObjectStore, found: NotKept, guarantee: str) -> StoreUnfit:
+def _unfit(store: ObjectStore, found: StoreViolation, guarantee: str) -> StoreUnfit:
     is_native = store.cas_mode is CasMode.NATIVE
     other = ", or --cas two_phase" if is_native and guarantee is ONE_WINNER else ""
     return StoreUnfit(
