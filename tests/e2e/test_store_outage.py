@@ -159,7 +159,7 @@ async def test_folders_that_hold_no_database(processes: Processes, folder: str) 
     assert await failed.exited(within_s=ENDS_WITHIN_S) == ExitCode.STORE, failed.report()
     last = failed.lines()[-1]
     assert last["reason"] == "STORE_REFUSED"
-    assert "choose another folder" in last["problem"] or "a file stands" in last["problem"]
+    assert "choose another folder" in last["problem"] or "there is a file" in last["problem"]
 
 
 async def test_one_refusal(processes: Processes, bucket: TroubledBucket) -> None:

@@ -47,9 +47,9 @@ CLOCK_FILE = "clock"  # beside the folders of objects, and so in no list
 _ADVICE: Mapping[int, str] = MappingProxyType(
     {
         errno.EACCES: "this user must be able to read and write there",
-        errno.EPERM: "the system lets nobody write there",
+        errno.EPERM: "the system allows no writes there",
         errno.EROFS: "mount it for writing, or choose another folder",
-        errno.ENOTDIR: "a file stands where the folder must be",
+        errno.ENOTDIR: "there is a file where the folder must be",
         errno.EOPNOTSUPP: "choose another folder",
         errno.ENAMETOOLONG: "choose a shorter path",
         errno.ELOOP: "choose a path without such links",

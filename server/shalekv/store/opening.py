@@ -1,7 +1,7 @@
-"""Opens the store at a URL, with the compare-and-swap that the settings choose.
+"""Opens the store at a URL, with the CAS mode of the settings.
 
-What a kind of store needs is imported when one is opened: a process on a folder loads no client
-of any cloud.
+The modules of a kind of store are imported when one is opened: a process on a local folder loads
+no cloud client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, Provider, parse_url
 
 
 def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
-    """The store at `url`. It is not touched yet; raises `InvalidUrl` and `InvalidSetting`."""
+    """Open the store at `url` without sending a request. Raises `InvalidUrl`, `InvalidSetting`."""
     store = _open(url, runtime, settings)
     if settings.cas is CasChoice.NATIVE:
         if settings.records_url:
@@ -31,7 +31,7 @@ def open_store(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectSto
             f"{store.url} has conditional writes: --cas two_phase and records_url are for s3:// "
             "stores without them"
         )
-    from shalekv.store.two_phase.opening import (  # noqa: PLC0415 (brings drivers)
+    from shalekv.store.two_phase.opening import (  # noqa: PLC0415 (loads drivers)
         OwnedStore,
         open_records,
     )
@@ -56,5 +56,5 @@ def _open(url: str, runtime: Runtime, settings: StoreSettings) -> ObjectStore:
 
 
 def _wall_clock_ms() -> int:
-    # The clock of a store, and not of what runs on it: that waits on `runtime.clock`.
+    # This is the clock of the store. Its users have `runtime.clock`.
     return time.time_ns() // 1_000_000

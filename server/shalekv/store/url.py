@@ -1,4 +1,4 @@
-"""The URL of a database: what it may look like, and what it says."""
+"""Parses the URL of a database."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EXAMPLES = (
     "(a folder) or memory://trial (gone when the process ends)"
 )
 UNCHARGED_SCHEMES = ("file://", "memory://")  # of stores that charge nothing for a request
-MAX_FOLDER_BYTES = 400  # with the longest name of an object, below what all stores take
+MAX_FOLDER_BYTES = 400  # together with the longest name of an object, all stores accept it
 
-# What Amazon, Google and Azure have in common, and what servers of one's own add to it.
+# Names that Amazon, Google and Azure have in common, and those that self-hosted servers allow too.
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}[A-Za-z0-9]")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9._~!$'()*+,;=@: -]+")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -39,7 +39,7 @@ class MemoryUrl:
 
 
 class Provider(enum.StrEnum):
-    """Who keeps a bucket, by the scheme of its URLs."""
+    """The provider of a bucket, by the scheme of its URLs."""
 
     S3 = "s3"
     GOOGLE = "gs"
@@ -48,14 +48,14 @@ class Provider(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BucketUrl:
-    """``s3://bucket/folder`` and the like: a folder of a bucket, or all of it if that is ""."""
+    """``s3://bucket/folder`` and the like; the folder "" is the whole bucket."""
 
     provider: Provider
     bucket: str
     folder: str  # without a slash at its ends
 
     def __str__(self) -> str:
-        """As it is written, with % where a character is none of a URL."""
+        """The URL, with characters percent-encoded where needed."""
         path = f"/{quote(self.folder)}" if self.folder else ""
         return f"{self.provider}://{self.bucket}{path}"
 
@@ -64,7 +64,7 @@ DatabaseUrl = FileUrl | MemoryUrl | BucketUrl
 
 
 def parse_url(text: str) -> DatabaseUrl:
-    """What `text` points at; raises `InvalidUrl`, which says how to write it."""
+    """Parse a URL. Raises `InvalidUrl`, which says how to write it."""
     if not text:
         raise InvalidUrl(f"the URL of the database is empty: write {EXAMPLES}")
     if not text.isprintable() or text != text.strip():
@@ -94,7 +94,7 @@ def _refuse_extras(parts: SplitResult, text: str) -> None:
     shown = _without_secrets(text)
     if "@" in parts.netloc:
         raise InvalidUrl(
-            f"{shown}: credentials do not belong in a URL, which stands in logs: "
+            f"{shown}: credentials do not belong in a URL, which appears in logs: "
             "take them from the environment"
         )
     if "?" in text or "#" in text:
@@ -139,7 +139,7 @@ def _bucket_url(provider: Provider, parts: SplitResult) -> BucketUrl:
 
 
 def _path_names(parts: SplitResult) -> list[str]:
-    """The parts of the path between slashes, without empty ones."""
+    """Split the path at slashes, without empty parts. Raises `InvalidUrl`."""
     shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
     try:
         path = unquote(parts.path, errors="strict")
@@ -166,6 +166,6 @@ def _memory_url(parts: SplitResult) -> MemoryUrl:
 
 
 def _without_secrets(text: str) -> str:
-    """`text` without what may be a password or a token: user, query and fragment."""
+    """Remove user, query and fragment, which may hold a password or a token."""
     shown = re.split(r"[?#]", text, maxsplit=1)[0]
     return re.sub(r"(?<=://)[^/]*@", "", shown)

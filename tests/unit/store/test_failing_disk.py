@@ -172,7 +172,7 @@ async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
     ("error", "told"),
     [
         (errno.EROFS, "Read-only file system: mount it for writing"),
-        (errno.EPERM, "Operation not permitted: the system lets nobody"),
+        (errno.EPERM, "Operation not permitted: the system allows no writes"),
         (errno.ENOENT, "no folder can be made in .*: choose another folder"),
     ],
 )
@@ -192,7 +192,7 @@ async def test_folders_that_cannot_be_made(
 async def test_a_file_in_the_place_of_a_folder(store: LocalStore, tmp_path: Path) -> None:
     """A file where a folder should be is told, stays, and is nothing to wait for."""
     (tmp_path / "database" / "levels").write_bytes(b"a file")
-    with pytest.raises(StoreRefused, match="Not a directory: a file stands"):
+    with pytest.raises(StoreRefused, match="Not a directory: there is a file"):
         await store.create("levels/1.sst", b"")
     assert [info.name for info in await gathered(store.list("levels/"))] == []
 

@@ -1,13 +1,13 @@
-"""What a failed request to Google or Azure came to.
+"""The outcome of a failed request to Google or Azure.
 
 obstore has few classes of errors: a list without permission, a range behind the end and a server
-that is down are all `GenericError`, and a 409 of whatever meaning is `AlreadyExistsError`. What
-really happened stands in the text: the message, and behind "Debug source:" the error as Rust
-prints it, where each field has a line of its own. Names and replies are quoted there, line ends
-and all, so that nothing in them passes for a field.
+that is down are all `GenericError`, and a 409 of any meaning is `AlreadyExistsError`. The text of
+the error has the details: the message, and after "Debug source:" the error as Rust prints it, with
+each field on a line of its own. Names and replies are quoted there, including line ends, so that
+no part of them can be mistaken for a field.
 
-None of that text goes into our errors, for it shows addresses and replies, in which tokens and
-signatures may stand: only the status and the store's word for the problem do.
+None of that text goes into our errors, because it shows addresses and replies, which may hold
+tokens and signatures. Only the status and the store's code for the problem do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from obstore.exceptions import InvalidPathError
 from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavailable
 from shalekv.store.api import Exists, Unknown
 
-# A field of Rust's text. The first `kind` is obstore's own, what it holds has others.
+# Fields of Rust's text. The first `kind` is obstore's own; nested errors have others.
 _STATUS = re.compile(r"^ +(?:status: |code: \")(\d{3})\"?,$", re.MULTILINE)  # code: in a batch
 _KIND = re.compile(r"^ +kind: (\w+),$", re.MULTILINE)
 _TOKEN = re.compile(r"^ +source: (?:Token\w+|FederatedTokenFile|AzureCli\w*)\b", re.MULTILINE)
@@ -31,7 +31,7 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>|\\\"(?:reason|error)\\\": ?\\\"(\w{
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound", "ResourceNotFound"})
 _READS_OF_ONE = frozenset({"get", "get_range", "head"})
 _REFUSED_FROM, _REFUSED_BELOW = 300, 500
-_PASSING = frozenset({408, 409, 412, 429})  # of those in between: time may mend them
+_TRANSIENT = frozenset({408, 409, 412, 429})  # statuses in between after which a retry may succeed
 
 _CLOCK = " and this machine's clock"
 _BAD_NAME = "InvalidPath"
@@ -59,36 +59,36 @@ class RequestFailure:
     """One failed request."""
 
     status: int | None = None  # of the reply; None: there was none
-    code: str = ""  # what the store calls the problem
-    kind: str = ""  # of what went wrong on the way, as obstore calls it
-    is_of_token: bool = False  # it was the request for a token: that for the object was not sent
+    code: str = ""  # the store's code of the problem
+    kind: str = ""  # obstore's kind of a failure without a reply
+    is_of_token: bool = False  # the request for a token failed: that for the object was not sent
 
     @property
     def is_refusal(self) -> bool:
-        """Somebody has to mend something before a repetition can help."""
+        """Whether an operator must fix something before a retry can succeed."""
         if self.kind == _BAD_NAME:
             return True
         if self.is_of_token and self.status is None:
             return self.kind == ""  # no request: a file or a program that cannot be read
-        if self.status is None or self.status in _PASSING:
+        if self.status is None or self.status in _TRANSIENT:
             return False
         return _REFUSED_FROM <= self.status < _REFUSED_BELOW
 
     @property
     def is_of_object(self) -> bool:
-        """It is the object that was not found, and not the bucket."""
+        """Whether the object was not found, and not the bucket."""
         if self.status != HTTPStatus.NOT_FOUND or self.is_of_token:
             return False
         return self.code not in _NO_BUCKET
 
     @property
     def is_behind_the_end(self) -> bool:
-        """The object is there, and the range begins behind its end."""
+        """Whether the object exists, and the range begins behind its end."""
         return self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and not self.is_of_token
 
     @property
     def problem(self) -> str:
-        """What to tell, without secrets."""
+        """Description for an error, without secrets."""
         if self.status is None:
             what = _SILENCES.get(self.kind, f"the connection failed ({self.kind or 'no detail'})")
         else:
@@ -101,7 +101,7 @@ class RequestFailure:
 
 
 def read_failure(error: Exception) -> RequestFailure:
-    """What obstore's `error` tells."""
+    """Parse an error of obstore."""
     if isinstance(error, TimeoutError):
         return RequestFailure(kind="Timeout")
     if isinstance(error, (InvalidPathError, ValueError)):
@@ -120,13 +120,13 @@ def read_failure(error: Exception) -> RequestFailure:
     if isinstance(error, FileNotFoundError) and found.status is None:
         return RequestFailure(HTTPStatus.NOT_FOUND)  # of one object in a batch
     if _START_TOO_LARGE.search(fields):
-        # Azurite sends an empty part where it should refuse, and obstore refuses that.
+        # Azurite sends an empty part instead of a refusal, and obstore raises this error then.
         return RequestFailure(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
     return found
 
 
 def create_outcome(failure: RequestFailure) -> Exists | Unknown | None:
-    """What a failed create came to; None: nothing was created, so raise `store_error`."""
+    """Return the outcome of a failed create; None: nothing was created, so raise `store_error`."""
     if failure.is_of_token or failure.kind == "Connect":
         return None
     is_azures = failure.status == HTTPStatus.CONFLICT and failure.code == "BlobAlreadyExists"
@@ -138,7 +138,7 @@ def create_outcome(failure: RequestFailure) -> Exists | Unknown | None:
 
 
 def store_error(failure: RequestFailure, store: str, operation: str, name: str) -> StoreError:
-    """The error to raise for a failed request."""
+    """Return the error to raise for a failed request."""
     if failure.is_of_object and operation in _READS_OF_ONE:
         return ObjectNotFound(store, operation, name, "no object has this name")
     if not failure.is_refusal:

@@ -1,7 +1,7 @@
 """Opens a bucket of Google or a container of Azure, with the credentials of the environment.
 
-obstore reads those itself when a client is made: GOOGLE_* and what `gcloud` leaves for Google,
-AZURE_* for Azure, or the identity of the machine. Settings go before the environment.
+obstore reads these itself when a client is created: GOOGLE_* and the files of `gcloud` for Google,
+AZURE_* for Azure, or the identity of the machine. Settings override the environment.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ VARIABLES = {
         "credential"
     ),
 }
-NO_RETRIES: RetryConfig = {"max_retries": 0}  # whoever uses the store repeats, and counts
-NEVER = timedelta(days=365)  # the store ends requests itself: it knows how much they transfer
+NO_RETRIES: RetryConfig = {"max_retries": 0}  # retries are made above the store, and counted
+NEVER = timedelta(days=365)  # the store has timeouts of its own, by the size of the transfer
 
 
 def open_bucket(
     place: BucketUrl,
-    runtime: Runtime,  # noqa: ARG001  (as others are opened: obstore has threads of its own)
+    runtime: Runtime,  # noqa: ARG001  (as for other stores: obstore has threads of its own)
     settings: StoreSettings,
 ) -> ObjectStore:
-    """The store at `place`. It is not touched yet; raises `InvalidSetting`."""
+    """Open the store at `place` without sending a request. Raises `InvalidSetting`."""
     _check_endpoint(settings.endpoint_url)
     try:
         from obstore.exceptions import BaseError  # noqa: PLC0415  (an extra, see the next lines)
@@ -66,7 +66,7 @@ def open_bucket(
     try:
         client = _google(place, settings) if is_google else _azure(place, settings)
     except (BaseError, OSError, ValueError):
-        # What obstore says of it may show a part of what it could not read: a key.
+        # The error of obstore is not shown: it may quote part of a key that it could not read.
         raise InvalidSetting(
             f"{place}: the credentials cannot be used: "
             f"check {VARIABLES[place.provider]} in the environment"
@@ -94,7 +94,7 @@ def _google(place: BucketUrl, settings: StoreSettings) -> GCSStore:
         config=config,
         client_options=_client_options(settings),
         retry_config=NO_RETRIES,
-        # Writes ask for a token even if nothing is to be signed (object_store 0.14).
+        # Writes request a token even if nothing is signed (object_store 0.14).
         credential_provider=_no_token if settings.anonymous else None,
     )
 

@@ -1,4 +1,9 @@
-"""A store in a bucket of Google or a container of Azure."""
+"""An object store in a bucket of Google or a container of Azure.
+
+`Bucket` sends each request once, counts it, and limits connections and time. obstore repeats
+nothing here: retries are made above the store, so that each attempt is counted and signed again.
+It also has no limit on connections, and no timeout that depends on the size of a transfer.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +44,20 @@ if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta, PutMode, PutResult
 
 
-# --- bucket
-# The requests to a bucket of Google or a container of Azure: each sent once, counted and limited.
-#
-# obstore repeats nothing here: whoever uses a store repeats, so that each attempt is counted and
-# signed anew. It doesn't limit connections either, nor tell a slow upload from a dead one: that
-# is done here.
+SLOWEST_BYTES_PER_S = 1024 * 1024  # adds to the timeout of a request with a body
+CLOCK_OBJECT = "clock"  # beside the folders of objects, and so in no list
+STANDARD = frozenset(  # attributes that are no user metadata
+    {
+        "Cache-Control",
+        "Content-Disposition",
+        "Content-Encoding",
+        "Content-Language",
+        "Content-Type",
+        "Storage-Class",
+    }
+)
 
-
-SLOWEST_BYTES_PER_S = 1024 * 1024  # a transfer may take so much longer than a small request
-
-# How obstore says that a request failed, and what is raised here when one took too long.
+# Errors of obstore when a request failed, and the error of `Bucket` when one took too long.
 Failed = (BaseError, FileNotFoundError, ValueError, TimeoutError)
 
 
@@ -67,8 +75,8 @@ class Bucket:
     ) -> None:
         """The provider lists `page_names` at once, and deletes `batch_names`.
 
-        `proves` tells of what an upload came to whether only the provider says so. obstore goes
-        where a 303 sends it, with a GET, and takes whatever that finds for a success.
+        `proves` says whether the reply to an upload has what only the provider sends. This is
+        needed because obstore follows a 303 with a GET, and takes any answer to that for a success.
         """
         self.page_names = page_names
         self.batch_names = batch_names
@@ -79,9 +87,9 @@ class Bucket:
         self._timeout_s = settings.request_timeout_ms / 1000.0
 
     async def put(self, key: str, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> bool:
-        """Upload an object; whether the answer is that of the store, and so proves it.
+        """Upload an object; return whether the reply is proven to be the provider's.
 
-        Not in parts: those could have no condition, and be many requests.
+        It is one request: an upload in parts could have no condition.
         """
         async with self._sending(RequestKind.WRITE), self._in_time(len(data)):
             result = await obstore.put_async(
@@ -95,7 +103,7 @@ class Bucket:
         return self._proves(result)
 
     async def read(self, key: str, span: tuple[int, int] | None) -> tuple[GetResult, bytes]:
-        """What is said about an object, and its bytes: those from one to before another, or all."""
+        """Read an object, or the bytes from `span[0]` to before `span[1]`; also its metadata."""
         async with self._sending(RequestKind.READ):
             async with self._in_time():
                 found = await obstore.get_async(
@@ -106,14 +114,15 @@ class Bucket:
                 return found, bytes(await found.bytes_async())
 
     async def head(self, key: str) -> ObjectMeta:
-        """What is said about an object."""
+        """Read the metadata of an object."""
         async with self._sending(RequestKind.READ), self._in_time():
             return await obstore.head_async(self._client, key)
 
     async def list(self, folder: str, after: str | None) -> AsyncIterator[Sequence[ObjectMeta]]:
-        """What lies in a folder, page by page.
+        """List a folder, page by page.
 
-        A page behind a full one is counted even if there is none: only obstore knows.
+        After a full page one more request is counted, even if there is no other page: only obstore
+        knows.
         """
         pages = obstore.list(self._client, folder, offset=after, chunk_size=self.page_names)
         is_last = False
@@ -132,7 +141,7 @@ class Bucket:
             await obstore.delete_async(self._client, keys)
 
     def close(self) -> None:
-        """The connections end with the client."""
+        """Drop the client, and with it the connections."""
         del self._client
 
     @asynccontextmanager
@@ -145,26 +154,10 @@ class Bucket:
         return asyncio.timeout(self._timeout_s + transferred_bytes / SLOWEST_BYTES_PER_S)
 
 
-# --- store
-
-
-CLOCK_OBJECT = "clock"  # beside the folders of objects, and so in no list
-STANDARD = frozenset(  # attributes that are no user metadata
-    {
-        "Cache-Control",
-        "Content-Disposition",
-        "Content-Encoding",
-        "Content-Language",
-        "Content-Type",
-        "Storage-Class",
-    }
-)
-
-
 class ObstoreStore(ObjectStore):
-    """A store at `place`, which is a folder of `bucket` or all of it.
+    """A store at `place`: a folder of `bucket`, or the whole bucket.
 
-    Times are whole seconds: Azure has no others, and Google tells milliseconds in lists alone.
+    Times are whole seconds: Azure has no others, and Google has milliseconds only in lists.
     """
 
     def __init__(self, place: BucketUrl, bucket: Bucket) -> None:
@@ -201,7 +194,7 @@ class ObstoreStore(ObjectStore):
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
         check_name(name)
         if offset < 0 or length <= 0:
-            # Azure has no ranges that count from the end, and no store has empty ones.
+            # Azure has no ranges from the end, and no provider has empty ranges.
             info = await self._head("get_range", name)
             offset, length = byte_range(info.size_bytes, offset, length)
         if length == 0:
@@ -228,8 +221,8 @@ class ObstoreStore(ObjectStore):
             async for page in self._bucket.list(self._key(prefix[:-1]), after):
                 for meta in page:
                     name = meta["path"].removeprefix(self._folder)
-                    # Servers that do not know where Azure's lists may begin show all names; and
-                    # obstore cuts the slash from a name that ends in one, as a console's folders.
+                    # Servers without Azure's `startFrom` list all names. A folder that a console
+                    # has made ends in a slash, which obstore cuts.
                     if name.startswith(prefix) and name.encode() > first:
                         yield _info(name, meta)
         except Failed as error:
@@ -250,11 +243,12 @@ class ObstoreStore(ObjectStore):
                 raise error
 
     async def now_ms(self) -> int:
-        """The time of an object that is overwritten for it: obstore shows no `Date` of a reply.
+        """Read the clock: overwrite an object and read its time.
 
-        Google takes about one write of the same object per second, and answers 429 to more. That
-        becomes `StoreUnavailable`, and whoever reads the clock repeats it a little later. To ask
-        for the object's time instead would be wrong: what was created since may be newer.
+        obstore does not show the `Date` of a reply. Google accepts about one write of the same
+        object per second, and answers 429 to more. That becomes `StoreUnavailable`, which the
+        caller retries a little later. Reading the time of the object without a write would be
+        wrong: other objects that were created since may be newer.
         """
         try:
             await self._bucket.put(self._key(CLOCK_OBJECT), b"", NO_METADATA, "overwrite")
@@ -287,7 +281,7 @@ class ObstoreStore(ObjectStore):
         if not failure.is_of_object:
             return store_error(failure, self.url, "delete", names[0])
         if len(names) > 1:
-            # One of them was gone before, and nobody says what became of the others.
+            # One of them was already gone, and the reply says nothing about the others.
             errors = [await self._delete((name,)) for name in names]
             return next((error for error in errors if error is not None), None)
         return None

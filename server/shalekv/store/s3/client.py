@@ -258,7 +258,7 @@ def _check_endpoint(endpoint_url: str) -> None:
         raise InvalidSetting("endpoint_url is not a URL: write https://HOST:PORT") from None
     if "@" in parts.netloc:
         raise InvalidSetting(
-            "endpoint_url has credentials in it, and it stands in logs: take them from the "
+            "endpoint_url has credentials in it, and it appears in logs: take them from the "
             "environment"
         )
     if not is_server or parts.query or parts.fragment:

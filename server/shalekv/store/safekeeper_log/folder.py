@@ -149,7 +149,7 @@ def _problem(path: Path, error: OSError) -> str:
         case errno.EACCES | errno.EPERM:
             advice = f"create it for this user (install -d -o {uid} -g {gid} {path})"
         case errno.ENOTDIR:
-            advice = "a file stands where the folder must be"
+            advice = "there is a file where the folder must be"
         case errno.EROFS:
             advice = "mount a writable volume there, or choose another folder with --data"
         case errno.ENOSPC | errno.EDQUOT:

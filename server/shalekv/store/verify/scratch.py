@@ -161,7 +161,9 @@ class Scratch:
             if is_first and isinstance(outcome, Created):
                 return name
             if is_first:
-                raise StoreViolation("create", name, "says that an object exists which nobody made")
+                raise StoreViolation(
+                    "create", name, "says that an object exists which was never created"
+                )
             attempt += 1
 
     async def created_many(self, names: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_made_is_told(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"")
     with pytest.raises(
-        StoreRefused, match=r"safekeeper: .*cannot be written: Not a directory: a file stands"
+        StoreRefused, match=r"safekeeper: .*cannot be written: Not a directory: there is a file"
     ):
         opened(path)
 
