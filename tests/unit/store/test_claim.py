@@ -1,4 +1,4 @@
-"""A claim ends with the truth about who has a name, whatever replies were lost on the way."""
+"""A claim ends with the true owner of a name, whatever replies were lost."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ONCE = [f"create {NAME}", f"get {NAME}"]
 async def test_what_a_claim_asks(
     creates: list[Fate], outcome: ClaimOutcome, log: list[str], *, is_taken: bool
 ) -> None:
-    """A create that is answered needs no read; others are read, and sent again while it is absent,
-    after a wait, with the same metadata.
+    """A create that is answered with success needs no read. After any other outcome the object is
+    read, and while it is absent the create is sent again, after a wait, with the same metadata.
     """
     store, clock, metadata = ScriptedStore(), InlineClock(), {"writer_epoch": "3"}
     if is_taken:
@@ -80,7 +80,7 @@ async def test_an_object_that_is_collected_meanwhile() -> None:
 
 
 async def test_a_broken_store_ends_a_claim() -> None:
-    """`StoreBroken` is not tried again, neither at once nor after an unknown outcome."""
+    """`StoreBroken` is not retried, neither at once nor after an unknown outcome."""
     store = ScriptedStore()
     store.creates = [Fate.REQUEST_LOST, Fate.BROKEN]
     with pytest.raises(StoreBroken):
@@ -92,7 +92,7 @@ async def test_a_broken_store_ends_a_claim() -> None:
 
 
 async def test_a_claim_does_not_give_up_and_can_be_cancelled() -> None:
-    """A claim outlasts any outage; its owner can end it, and the store stays usable."""
+    """A claim outlasts any outage; its owner can cancel it, and the store stays usable."""
     store, long_enough = ScriptedStore(), asyncio.Event()
 
     class Patience(InlineClock):
@@ -114,7 +114,9 @@ async def test_a_claim_does_not_give_up_and_can_be_cancelled() -> None:
 
 
 async def test_waits_double_within_limits_and_repeat_with_the_seed() -> None:
-    """Waits grow from the first to the longest, equal for a seed; each is told with its cause."""
+    """Waits grow from the first to the longest and are equal for a seed; the listener gets the
+    cause of each.
+    """
     heard: list[tuple[int, str]] = []
     clocks = [InlineClock() for _ in range(3)]
     for clock, seed in zip(clocks, (1, 1, 2), strict=True):

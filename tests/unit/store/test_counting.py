@@ -1,4 +1,4 @@
-"""The counting store counts what is asked of the store below it."""
+"""The counting store counts the calls to the store below it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_every_operation_is_counted() -> None:
 
 
 async def test_close_is_passed_on() -> None:
-    """It is no request."""
+    """Closing is passed on and is no request."""
     closed: list[bool] = []
 
     class Inner(ScriptedStore):
@@ -53,7 +53,7 @@ async def test_close_is_passed_on() -> None:
 
 
 async def test_failures_are_requests_without_an_answer() -> None:
-    """Refused and unknown requests are failures, and over; "there is none" is an answer."""
+    """Refused and unknown requests are failures, and have ended; a missing object is an answer."""
     inner = ScriptedStore()
     store = CountingStore(inner)
     inner.creates = [Fate.REPLY_LOST, Fate.REFUSED]
@@ -72,7 +72,7 @@ async def test_failures_are_requests_without_an_answer() -> None:
 
 
 async def test_creates_in_flight_are_counted_by_folder() -> None:
-    """The greatest number of creates under way at once is kept for each folder."""
+    """The greatest number of creates in flight at once is kept for each folder."""
     held = HeldStore(folder="")
     store = CountingStore(held)
     arrived = 0

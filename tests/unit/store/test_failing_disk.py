@@ -1,4 +1,4 @@
-"""What a local store says and does when calls to the disk fail."""
+"""Outcomes and errors of a local store when calls to the disk fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disk() -> FailingFileSystem:
 
 @pytest.fixture
 async def store(tmp_path: Path, disk: FailingFileSystem) -> LocalStore:
-    """A store with one object, whose folders are made and known to be durable."""
+    """A store with one object, whose folders exist and are known to be durable."""
     opened = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
     assert await opened.create("wal/0.sst", b"zero") == Created()
     return opened
@@ -42,9 +42,9 @@ async def names(store: LocalStore) -> list[str]:
 async def test_a_failed_sync_breaks_the_store(
     store: LocalStore, disk: FailingFileSystem, tmp_path: Path, error: int, after: int
 ) -> None:
-    """After a failed sync nothing is written any more, even if the disk seems to be well, and an
-    object whose folder was not synced is not read; another process, whose own sync works, finds
-    out, and recognises it.
+    """After a failed sync nothing is written any more, even if the disk seems to work again, and an
+    object whose folder was not synced is not read. Another process, whose own sync works, reads the
+    object and recognises it.
     """
     disk.fail("fsync", error, after=after)
     with pytest.raises(StoreBroken):
@@ -72,7 +72,7 @@ async def test_a_failed_sync_breaks_the_store(
 async def test_a_full_disk_is_told_and_passes(
     tmp_path: Path, disk: FailingFileSystem, call: str, error: int
 ) -> None:
-    """When there is no room, nothing is created or left behind, and later it can be."""
+    """On a full disk nothing is created or left behind, and later creates succeed."""
     store = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
     for after in (0, 3) if call == "write" else (0,):
         disk.fail(call, error, after=after)
@@ -114,8 +114,8 @@ async def test_what_breaks_the_store(
 async def test_a_link_that_failed(
     store: LocalStore, disk: FailingFileSystem, error: int, *, is_known: bool
 ) -> None:
-    """An error that leaves open whether the link was made is an unknown outcome; a temporary file
-    that a collector removed meanwhile is not, and is made again.
+    """An error that leaves open whether the link was made is an unknown outcome. A temporary file
+    that a collector removed meanwhile is not: the create can be repeated.
     """
     disk.fail("link", error)
     if is_known:
@@ -145,7 +145,7 @@ async def test_an_unremovable_temporary_file_is_no_failure(
 async def test_reads_that_fail_can_be_repeated(
     store: LocalStore, disk: FailingFileSystem, call: str
 ) -> None:
-    """A read that fails is unavailable, not missing and not empty, and breaks nothing."""
+    """A failed read is unavailable, not missing and not empty, and breaks nothing."""
     disk.fail(call, errno.EIO)
     with pytest.raises(StoreUnavailable):
         await store.get("wal/0.sst")
@@ -157,7 +157,7 @@ async def test_reads_that_fail_can_be_repeated(
 
 
 async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
-    """A file that is shorter than the system said is read to its end, and not for ever."""
+    """A file that is shorter than its status says is read to its end, and the read ends."""
 
     class Boasting(FailingFileSystem):
         def fstat(self, descriptor: int) -> FileStatus:
@@ -179,7 +179,7 @@ async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
 async def test_folders_that_cannot_be_made(
     tmp_path: Path, disk: FailingFileSystem, error: int, told: str
 ) -> None:
-    """What no repetition mends is a refusal, so that a creation ends instead of waiting."""
+    """An error that no retry fixes is a refusal, so that a creation ends instead of waiting."""
     store = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
     disk.fail("mkdir", error)
     with pytest.raises(StoreRefused, match=told) as raised:
@@ -190,7 +190,7 @@ async def test_folders_that_cannot_be_made(
 
 
 async def test_a_file_in_the_place_of_a_folder(store: LocalStore, tmp_path: Path) -> None:
-    """A file where a folder should be is told, stays, and is nothing to wait for."""
+    """A file in the place of a folder is reported as a refusal, and stays."""
     (tmp_path / "database" / "levels").write_bytes(b"a file")
     with pytest.raises(StoreRefused, match="Not a directory: there is a file"):
         await store.create("levels/1.sst", b"")
@@ -201,7 +201,7 @@ async def test_a_file_in_the_place_of_a_folder(store: LocalStore, tmp_path: Path
 async def test_folders_that_may_not_be_opened(
     tmp_path: Path, disk: FailingFileSystem, *, may_write: bool
 ) -> None:
-    """A folder above that may be neither opened nor written to needs no sync of ours."""
+    """A folder above that can be neither opened nor written to needs no sync."""
     store = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
     await store.now_ms()
     other = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
@@ -215,7 +215,7 @@ async def test_folders_that_may_not_be_opened(
 
 
 async def test_a_missing_folder_is_made_again(store: LocalStore, tmp_path: Path) -> None:
-    """When somebody removes the folder of a running store, later creates make it again."""
+    """When the folder of a running store is removed, later creates make it again."""
     for path in (tmp_path / "database" / "wal").iterdir():
         path.unlink()
     (tmp_path / "database" / "wal").rmdir()

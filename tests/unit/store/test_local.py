@@ -21,7 +21,7 @@ from tests.kit.inline_runtime import finish, inline_runtime
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The folder of the database, which is not made yet."""
+    """The folder of the database, which does not exist yet."""
     return tmp_path / "a" / "b"
 
 
@@ -39,8 +39,8 @@ def names(store: LocalStore, prefix: str = "wal/", start_after: str = "") -> lis
 
 
 async def test_an_object_is_a_file(store: LocalStore, root: Path) -> None:
-    """An object is a file of its name with its bytes, and nothing is left beside it; reading,
-    listing and deleting in a database that is not there make no folder.
+    """An object is a file with its name and bytes, and nothing is left beside it. Reading, listing
+    and deleting in a missing database create no folder.
     """
     assert names(store) == []
     with pytest.raises(ObjectNotFound):
@@ -54,7 +54,7 @@ async def test_an_object_is_a_file(store: LocalStore, root: Path) -> None:
 
 
 def test_foreign_files_are_shown_and_can_be_deleted(store: LocalStore, root: Path) -> None:
-    """A list shows the files of others, of any name, so that a collector can delete them."""
+    """A list shows files of other programs, of any name, so that a collector can delete them."""
     finish(store.create("wal/1.sst", b""))
     foreign = [
         *(b"README", b"1.sst.0123.tmp", b".hidden", b"\xff\xfe", b"a\nb", 255 * b"x"),
@@ -73,7 +73,7 @@ def test_foreign_files_are_shown_and_can_be_deleted(store: LocalStore, root: Pat
 
 
 def test_only_files_are_objects(store: LocalStore, root: Path, tmp_path: Path) -> None:
-    """Folders, links, pipes and sockets are neither shown nor read, and never waited for."""
+    """Folders, links, pipes and sockets are neither listed nor read, and never block."""
     finish(store.create("wal/1.sst", b""))
     (root / "wal" / "folder").mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -102,7 +102,7 @@ def test_a_linked_folder_is_followed(store: LocalStore, root: Path, tmp_path: Pa
 
 
 class Overtaken(FileSystem):
-    """While a list stands still behind the names, others replace every object."""
+    """While a list stalls after it has read the names, others replace every object."""
 
     def __init__(self, steps: list[tuple[str, str]]) -> None:
         """Each step is a name that goes, and the one that has come before it goes."""
@@ -119,8 +119,8 @@ class Overtaken(FileSystem):
 
 @pytest.mark.parametrize("kept", [[], ["1"]], ids=["nothing-else", "beside-an-old-one"])
 def test_a_page_is_of_one_moment(root: Path, kept: list[str]) -> None:
-    """However often the newest object is replaced while a list is under way, the list shows one
-    that was the newest at some moment of it; never none, and no older one as if that were last.
+    """However often the newest object is replaced during a list, the list shows one that was the
+    newest at some moment of it. It never shows none, and never an older one as the last.
     """
     filesystem = Overtaken([("2", "3"), ("3", "4")])
     (root / "wal").mkdir(parents=True)
@@ -131,8 +131,8 @@ def test_a_page_is_of_one_moment(root: Path, kept: list[str]) -> None:
 
 
 async def test_a_taken_temporary_name_is_left_alone(root: Path) -> None:
-    """A temporary name is drawn from the runtime; a file that has it is never written to: it may
-    be an object's second name.
+    """A temporary name is drawn from the runtime. An existing file of that name is never written
+    to: it may be an object's second name.
     """
     disk = FailingFileSystem()
     disk.fail("unlink", errno.EACCES)
@@ -147,8 +147,8 @@ async def test_a_taken_temporary_name_is_left_alone(root: Path) -> None:
 
 
 async def test_syncs_are_few(root: Path) -> None:
-    """Once its folder is known, an object costs one sync of the file and one of the folder; one
-    with a second name, as some backups make them, costs one sync more, and not one a read.
+    """Once its folder is known, an object costs one sync of the file and one of the folder. One
+    with a second name, as some backups make them, costs one sync more, and not one for each read.
     """
     disk = FailingFileSystem()
     store = LocalStore(root, inline_runtime(), filesystem=disk)
@@ -172,7 +172,9 @@ async def test_syncs_are_few(root: Path) -> None:
 async def test_second_names_that_were_seen_are_bounded(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was forgotten costs another sync; a list that shows more of them costs no more."""
+    """A second name that was forgotten costs another sync; a list with more of them than the bound
+    costs no more.
+    """
     monkeypatch.setattr(shalekv.store.files, "SEEN_SYNCED_MAX_COUNT", 3)
     disk = FailingFileSystem()
     store = LocalStore(root, inline_runtime(), filesystem=disk)
@@ -194,6 +196,6 @@ async def test_second_names_that_were_seen_are_bounded(
 
 @pytest.mark.parametrize("root", [Path("data"), Path("./data"), Path("/data/../etc")])
 def test_the_folder_is_absolute(root: Path) -> None:
-    """A folder that depends on where the process was started is refused."""
+    """A relative path, which depends on the working directory, is refused."""
     with pytest.raises(InvalidUrl):
         LocalStore(root, inline_runtime())

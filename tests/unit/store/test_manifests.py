@@ -36,7 +36,7 @@ from tests.kit.store import FaultyStore, HeldStore, Request
 
 
 def stored_in(store: ObjectStore) -> StoredManifest:
-    """The manifest in `store`, of which nothing was read yet."""
+    """The manifest in `store`, before the first read."""
     return StoredManifest(CasStore(store, yielding_runtime(), StoreSettings()))
 
 
@@ -45,7 +45,7 @@ def raised_epoch(manifest: Manifest) -> Manifest:
 
 
 async def test_nothing_there_is_no_database() -> None:
-    """An empty folder is an error that says so, and so is asking before reading."""
+    """An empty folder is an error that says so, and so is `current` before the first read."""
     stored = stored_in(Database().store)
     with pytest.raises(DatabaseNotFound, match="no manifest"):
         await stored.refresh()
@@ -55,7 +55,7 @@ async def test_nothing_there_is_no_database() -> None:
 
 @pytest.mark.parametrize("empty_lists", [1, 2])
 async def test_two_lists_tell_that_a_database_was_deleted(empty_lists: int) -> None:
-    """One empty list beside a database that was there is no reason to end."""
+    """One empty list of a database that existed does not end its use; a second one does."""
     database = await Database.created()
     left = 0
 
@@ -76,7 +76,7 @@ async def test_two_lists_tell_that_a_database_was_deleted(empty_lists: int) -> N
 
 
 async def test_manifest_of_another_database_is_told() -> None:
-    """A manifest that follows ours and belongs to another database is not believed."""
+    """A manifest with a higher id that belongs to another database is an error."""
     database = await Database.created()
     stored = stored_in(database.store)
     await stored.refresh()
@@ -86,8 +86,8 @@ async def test_manifest_of_another_database_is_told() -> None:
 
 
 async def test_state_that_went_back_is_told() -> None:
-    """A process that has seen more than the manifest knows now does not go on with another
-    history: somebody has put an older state in place of the database.
+    """A process that has seen a later state than the manifest shows now stops: an older state was
+    put in place of the database.
     """
     database = await Database.created()
     stored = stored_in(database.store)
@@ -101,8 +101,8 @@ async def test_state_that_went_back_is_told() -> None:
 
 @pytest.mark.parametrize("is_replaced", [True, False])
 async def test_listed_manifest_is_gone(*, is_replaced: bool) -> None:
-    """When it was collected, there is a newer one: list again. A store that lists it again and
-    never has it is not asked for ever.
+    """If a listed manifest was collected, there is a newer one, and the process lists again. A
+    store that lists a manifest repeatedly without having it is not asked forever.
     """
     database = await Database.created()
 
@@ -121,7 +121,9 @@ async def test_listed_manifest_is_gone(*, is_replaced: bool) -> None:
 
 
 async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
-    """When ours is not the highest any more, the current manifest tells whether it counts (F2)."""
+    """If the own manifest is no longer the highest, the current one shows whether the edit counts
+    (F2).
+    """
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     stored = stored_in(store)
@@ -137,8 +139,8 @@ async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
 
 @pytest.mark.parametrize("told_s", [False, True], ids=["milliseconds", "seconds"])
 async def test_manifest_that_was_made_anew_since_the_list_is_not_read(*, told_s: bool) -> None:
-    """What a stalled process puts where a collected manifest stood is nobody's state (F2); and a
-    store that tells whole seconds in its replies to reads is not taken for such.
+    """A manifest that a stalled process creates in the place of a collected one is not used (F2). A
+    store whose replies to reads have whole seconds is not mistaken for such a case.
     """
     database = await Database.created()
     await database.edit(raised_epoch)
@@ -151,7 +153,9 @@ async def test_manifest_that_was_made_anew_since_the_list_is_not_read(*, told_s:
 
 
 class Recycling(MemoryStore):
-    """Reads take so long that others may go on, collect, and a stalled one create again."""
+    """Reads take so long that others can continue and collect, and a stalled process can create
+    again.
+    """
 
     def __init__(self, database: Database, *, told_s: bool) -> None:
         self.now_ms_told = 1_500
@@ -177,7 +181,9 @@ class Recycling(MemoryStore):
 
 
 async def test_edit_at_a_recycled_id_does_not_count() -> None:
-    """A manifest created where a collected one stood is no success: the edit is made again (F2)."""
+    """A manifest created in the place of a collected one is no success: the edit is
+    repeated (F2).
+    """
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     stored = stored_in(store)
@@ -198,7 +204,7 @@ async def test_edit_at_a_recycled_id_does_not_count() -> None:
 
 
 async def test_what_was_seen_does_not_go_back() -> None:
-    """A read that is overtaken by a newer one does not make the older manifest current again."""
+    """A read that a newer one overtakes does not make the older manifest current again."""
     database = await Database.created()
     await database.edit(raised_epoch)
     asked, answer = asyncio.Event(), asyncio.Event()
@@ -219,7 +225,9 @@ async def test_what_was_seen_does_not_go_back() -> None:
 
 
 async def test_edit_may_give_up() -> None:
-    """What an edit raises on the manifest that it finds is raised, and nothing is written."""
+    """An error that the edit raises for the manifest that it gets is raised, and nothing is
+    written.
+    """
     database = await Database.created()
 
     def refuse(_: Manifest) -> Manifest:
@@ -240,7 +248,7 @@ SNAPSHOT_COUNT = 1_000
 
 
 class WatchedWorkers(ThreadWorkers):
-    """Threads that note what was run in them."""
+    """Threads that record the functions that run in them."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -282,7 +290,7 @@ def large_manifest(random: Random) -> Manifest:
 
 
 async def test_a_large_manifest_is_edited_by_four_requests_and_off_the_loop() -> None:
-    """Reading, editing and writing costs list, get, create, list; coding is left to workers."""
+    """An edit costs list, get, create and list; encoding and decoding run in workers."""
     random = Random(1)
     store = CountingStore(MemoryStore(lambda: 0, name="large"))
     data = encode_manifest(large_manifest(random))

@@ -12,8 +12,8 @@ from tests.kit.inline_runtime import finish, gathered
 
 
 def test_views_share_objects_and_not_clocks() -> None:
-    """Stores on the same objects are one database, each with the clock that it was given, which is
-    read once for each object; what was given to a create is kept as it was.
+    """Stores on the same objects are one database, each with its own clock, which is read once for
+    each object. Data and metadata of a create are copied.
     """
     objects, moments, metadata = MemoryObjects(), count(100), {"writer_epoch": "1"}
     early = MemoryStore(lambda: next(moments), objects=objects)
@@ -30,7 +30,9 @@ def test_views_share_objects_and_not_clocks() -> None:
 
 @pytest.mark.parametrize("size", [PAGE_NAMES - 1, PAGE_NAMES, PAGE_NAMES + 1])
 def test_lists_around_a_page(size: int) -> None:
-    """A list ends where it should, and shows what is created behind the page that it shows."""
+    """A list ends at its last object, and shows objects that are created behind the current
+    page.
+    """
     store = MemoryStore(lambda: 0)
     names = [f"wal/{number:06d}" for number in range(size)]
     for name in [*names, "waa/1", "wb/1"]:

@@ -1,4 +1,4 @@
-"""What a local store told anybody survives a power cut, and each sync is there for a reason."""
+"""What a local store has reported survives a power cut, and each of its syncs is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FATAL_CALLS = ("mkdir", "fsync", "link", "link", "link")
 
 
 class PowerCut(Exception):
-    """Ends a program at its next step: it was killed, or the machine is off."""
+    """Ends a program at its next step: it was killed, or the machine lost power."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class _Runner:
 
 
 class Turnstile:
-    """Runs programs that call `step` before whatever others could see of them."""
+    """Runs programs that call `step` before each action that others can see."""
 
     def __init__(self, random: Random, steps_to_cut: int) -> None:
         self._random = random
@@ -78,7 +78,7 @@ class Turnstile:
         self._steps_left -= 1
 
     def run(self, programs: Sequence[Callable[[], None]]) -> None:
-        """Run all programs to their end or to the cut; raises what else one of them raised."""
+        """Run all programs to their end or to the cut; raise any other error of theirs."""
         runners = [self._runner(program) for program in programs]
         threads = [threading.Thread(target=self._run_one, args=(at,)) for at in runners]
         for thread in threads:
@@ -115,7 +115,7 @@ class Turnstile:
 
 @dataclass(slots=True)
 class Told:
-    """What the processes know."""
+    """What the processes know from replies."""
 
     attempted: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     created: Counter[str] = field(default_factory=Counter)
@@ -125,7 +125,7 @@ class Told:
 
 
 def power_cut(number: int, wrap: Callable[[FileSystem], FileSystem]) -> list[str]:
-    """Run processes into a power cut; everything that is not as they were told, in words.
+    """Run processes into a power cut; return each contradiction to what they know, in words.
 
     `wrap` is put between each process and the disk.
     """
@@ -227,7 +227,7 @@ def _problems(store: LocalStore, told: Told) -> list[str]:
 @pytest.mark.parametrize("first", [0, pytest.param(CUTS, marks=pytest.mark.soak)])
 @pytest.mark.timeout(600)
 def test_what_was_told_survives(first: int) -> None:
-    """After a power cut, acknowledged objects are there and whole, and no half object is."""
+    """After a power cut, acknowledged objects exist and are whole, and no half object exists."""
     for number in range(first, CUTS_OF_SOAK if first else CUTS):
         problems = power_cut(number, ForwardingFileSystem)
         assert not problems, f"cut {number}: {problems}"
@@ -235,12 +235,12 @@ def test_what_was_told_survives(first: int) -> None:
 
 @pytest.mark.parametrize("omitted", MUTANTS)
 def test_every_sync_is_needed(omitted: str) -> None:
-    """A store that leaves out one of its syncs breaks a promise, and the trial notices."""
+    """A store without one of its syncs breaks a guarantee, and the trial notices."""
     assert any(power_cut(number, MUTANTS[omitted]) for number in range(CUTS_OF_MUTANTS))
 
 
 class Killer:
-    """Kills the process that makes calls to a disk after its first one called `fatal`."""
+    """Kills the process that makes calls to a disk after its first call named `fatal`."""
 
     def __init__(self) -> None:
         self.fatal = ""
@@ -254,9 +254,9 @@ class Killer:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_removing_a_temporary_name_keeps_its_object(seed: int) -> None:
-    """A collector that removes the temporary name of an object first makes the object durable.
+    """A collector that removes the temporary name of an object makes the object durable first.
 
-    Else the object would look durable, and be read, and be gone after a power cut.
+    Otherwise the object would look durable, be read, and be gone after a power cut.
     """
     killer = Killer()
     disk = CrashingDisk(killer)
@@ -286,7 +286,7 @@ class LinksWithoutAnswer(ForwardingFileSystem):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_unknown_object_is_made_durable_by_its_reader(seed: int) -> None:
-    """An object that an unknown outcome left behind survives a power cut once it was read."""
+    """An object of a create with an unknown outcome survives a power cut once it was read."""
     disk = CrashingDisk()
     store = LocalStore(ROOT, inline_runtime(seed), filesystem=LinksWithoutAnswer(disk))
     assert isinstance(finish(store.create("wal/1", b"ours")), Unknown)

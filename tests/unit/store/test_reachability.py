@@ -1,4 +1,4 @@
-"""Outages as an operator is told of them: from when on, for how long, and why."""
+"""Outages as they are reported to an operator: since when, for how long, and why."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def failure(problem: str) -> StoreUnavailable:
 
 
 def test_an_outage_is_told_after_a_while() -> None:
-    """From the beginning of the first request that failed, with the last problem, until one is
-    answered.
+    """An outage lasts from the beginning of the first failed request, with the last problem, until
+    a request is answered.
     """
     clock = HandClock()
     requests = Reachability(clock)
@@ -47,7 +47,7 @@ def test_an_outage_is_told_after_a_while() -> None:
 
 
 def test_silence_is_an_outage() -> None:
-    """A request without an answer counts, but not while others are answered."""
+    """A request without an answer counts as an outage, but not while others are answered."""
     clock = HandClock()
     requests = Reachability(clock)
     silent = requests.begin()
@@ -64,7 +64,9 @@ def test_silence_is_an_outage() -> None:
 
 
 def test_problems_are_told_from_the_first_on() -> None:
-    """Who asks for less than an outage hears what has been going on for milliseconds."""
+    """A caller with a shorter threshold than that of an outage gets problems that have lasted only
+    milliseconds.
+    """
     clock = HandClock()
     requests = Reachability(clock)
     assert requests.trouble(0) is None
@@ -78,7 +80,9 @@ def test_problems_are_told_from_the_first_on() -> None:
 
 
 async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
-    """Also when a read behind it says, truthfully, that no object is there."""
+    """The reported problem is that of the create, also when a later read says, truthfully, that
+    there is no object.
+    """
     store, told = ScriptedStore(), list[str]()
     store.creates = [Fate.REQUEST_LOST]
     cas = CasStore(store, inline_runtime(), StoreSettings())
@@ -95,8 +99,8 @@ async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
 
 
 async def test_a_store_that_counts_knows_of_its_reads() -> None:
-    """Failures and refusals are trouble; an object that is not there is an answer, and what writes
-    meet says nothing of reads.
+    """Failures and refusals of reads are trouble; a missing object is an answer, and errors of
+    writes are not counted for reads.
     """
     clock, inner = HandClock(), ScriptedStore()
     store = CountingStore(inner, clock)

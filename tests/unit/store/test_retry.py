@@ -1,4 +1,4 @@
-"""Reads that fail for a moment are repeated, a bounded number of times."""
+"""Reads that fail temporarily are repeated, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def read(store: ObjectStore, kind: str) -> object:
 
 @pytest.mark.parametrize("kind", READS)
 async def test_a_read_is_repeated(inner: ScriptedStore, kind: str) -> None:
-    """A read that is refused fewer times than there are attempts gives its result, after waits
-    that are told; one that always is raises what the store raised.
+    """A read that fails fewer times than there are attempts returns its result, and the listener is
+    called for each wait. One that always fails raises the store's error.
     """
     clock, heard = InlineClock(), list[int]()
     store = RetryingStore(
@@ -65,9 +65,9 @@ async def test_a_read_is_repeated(inner: ScriptedStore, kind: str) -> None:
 
 
 async def test_a_list_goes_on_where_it_failed(inner: ScriptedStore) -> None:
-    """A list that fails again and again in between shows each object once.
+    """A list with several failures in between shows each object once.
 
-    Failures count in a row: an object that is shown proves that the store is back.
+    Only failures in a row count: an object that is shown proves that the store is back.
     """
     store = RetryingStore(inner, inline_runtime(), attempts=2)
     inner.read_fates = [Fate.REFUSED, Fate.ANSWERED] * len(NAMES)
@@ -75,7 +75,9 @@ async def test_a_list_goes_on_where_it_failed(inner: ScriptedStore) -> None:
 
 
 async def test_what_is_not_repeated(inner: ScriptedStore) -> None:
-    """A missing object is told at once, and a create is never repeated, whatever becomes of it."""
+    """A missing object is reported at once, and a create is never repeated, whatever its
+    outcome.
+    """
     clock = InlineClock()
     store = RetryingStore(inner, inline_runtime(clock=clock))
     with pytest.raises(ObjectNotFound):
@@ -92,7 +94,9 @@ async def test_what_is_not_repeated(inner: ScriptedStore) -> None:
 async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
     inner: ScriptedStore, kind: str
 ) -> None:
-    """Once the store has accepted a request of this process, and while the time for it lasts."""
+    """A refusal is retried once the store has accepted a request of this process, and only for a
+    limited time.
+    """
     clock = InlineClock()
     cas = CasStore(inner, inline_runtime(clock=clock), StoreSettings())
     names = iter("abcdef")
@@ -123,7 +127,7 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
 
 
 async def test_deletes_take_any_names(inner: ScriptedStore) -> None:
-    """Names that can be gone through only once are all deleted, also by a repetition."""
+    """Names from an iterator are all deleted, also when the delete is repeated."""
     store = RetryingStore(inner, inline_runtime())
     inner.fail("delete")
     await store.delete(name for name in NAMES[:4])
@@ -133,8 +137,8 @@ async def test_deletes_take_any_names(inner: ScriptedStore) -> None:
 
 @pytest.mark.parametrize(("first_ms", "longest_ms"), [(0, 1), (-1, 1), (2, 1)])
 def test_waits_must_grow(first_ms: float, longest_ms: float) -> None:
-    """A backoff that could spin or shrink is refused, and so are no attempts at all; after an
-    outage of any length the wait is the longest one, and no overflow.
+    """A backoff that could spin or shrink is refused, and so are zero attempts. After an outage of
+    any length the wait is the longest one, without an overflow.
     """
     with pytest.raises(InvalidSetting):
         Backoff(first_ms=first_ms, longest_ms=longest_ms)

@@ -1,4 +1,4 @@
-"""Lists of a folder that others change while whoever reads it stands still."""
+"""Lists of a folder that others change while the listing process is stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NEW = [f"new{number:02}" for number in range(40)]
 
 
 class StopsInside(FileSystem):
-    """Stops its process (SIGSTOP) when the kernel has told it the first piece of a folder, once."""
+    """Stops its process (SIGSTOP) once, after the kernel has returned the first piece of a
+    folder.
+    """
 
     def __init__(self, *, then_stop: bool) -> None:
         self.then_stop = then_stop
@@ -37,7 +39,7 @@ class StopsInside(FileSystem):
 
 
 def placed(folder: Path, names: Iterable[str]) -> list[str]:
-    """The names of files that are made, in the order in which the kernel tells them."""
+    """The names of created files, in the order in which the kernel lists them."""
     for name in names:
         (folder / name).touch()
     return [entry.name for entry in os.scandir(folder) if entry.name in names]
@@ -49,8 +51,8 @@ def listed(root: Path, filesystem: FileSystem) -> list[str]:
 
 
 def test_a_process_that_is_stopped_inside_a_list_misses_no_successor(tmp_path: Path) -> None:
-    """The object that it would have read last is deleted while it stands still, and the one that
-    takes its place comes where it has read already: it does not miss both.
+    """The object that the list would read last is deleted while the process is stopped, and its
+    successor appears in a piece that was already read: the list does not miss both.
     """
     folder = tmp_path / "wal"
     folder.mkdir()
@@ -83,7 +85,7 @@ def test_a_process_that_is_stopped_inside_a_list_misses_no_successor(tmp_path: P
 def test_a_folder_is_read_twice_only_if_it_may_have_changed(
     tmp_path: Path, age_ms: int, scans: int
 ) -> None:
-    """One that was not changed for a while is read once: lists are in the way of edits."""
+    """A folder that was not changed for a while is read once, since lists delay edits."""
     folder, filesystem = tmp_path / "wal", StopsInside(then_stop=False)
     folder.mkdir()
     placed(folder, ["1"])

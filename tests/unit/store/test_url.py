@@ -1,4 +1,4 @@
-"""The URL of a database is taken as it is meant, or refused with a word on how to write it."""
+"""The URL of a database is parsed as intended, or refused with advice on how to write it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECRET = "hunter2"
     ],
 )
 def test_good_urls(text: str, expected: DatabaseUrl) -> None:
-    """A URL that says where a database is is understood."""
+    """A valid URL of a database is parsed."""
     assert parse_url(text) == expected
 
 
@@ -91,7 +91,7 @@ def test_good_urls(text: str, expected: DatabaseUrl) -> None:
     ],
 )
 def test_bad_urls(text: str, advice: str) -> None:
-    """A URL that says something else is refused, with a message that helps."""
+    """Any other URL is refused, with a message that says how to write it."""
     with pytest.raises(InvalidUrl) as raised:
         parse_url(text)
     assert advice in str(raised.value)
@@ -118,12 +118,12 @@ def test_secrets_are_refused_and_not_repeated(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["s3://bucket", "gs://bucket/a/b%20c", "az://container/x"])
 def test_a_bucket_url_leads_to_itself(text: str) -> None:
-    """What a bucket URL is shown as is the URL that leads there."""
+    """The text of a bucket URL is parsed to the same URL."""
     assert str(parse_url(text)) == text
 
 
 async def test_a_file_url_opens_a_folder(tmp_path: Path) -> None:
-    """A folder of any name is opened, and the store's URL leads to it again."""
+    """A folder of any name can be opened, and the store's URL leads to it again."""
     folder = tmp_path / "100% of a?b#c é"
     store = LocalStore(folder, inline_runtime())
     await store.create("wal/1", b"x")
@@ -135,7 +135,7 @@ async def test_a_file_url_opens_a_folder(tmp_path: Path) -> None:
 
 
 def test_opening_touches_nothing(tmp_path: Path) -> None:
-    """To open a store makes no folder: a mistyped URL leaves no trace."""
+    """Opening a store creates no folder: a mistyped URL leaves no trace."""
     open_store(f"file://{tmp_path}/none", inline_runtime(), StoreSettings())
     assert list(tmp_path.iterdir()) == []
 

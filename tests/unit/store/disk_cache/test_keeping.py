@@ -1,4 +1,4 @@
-"""What is kept on disk is found again, within the bound, and nothing that is damaged is served."""
+"""Parts on disk are found again, within the bound, and no damaged part is served."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def set_age(path: Path, seconds: int) -> None:
 
 
 async def test_parts_survive_a_restart(tmp_path: Path) -> None:
-    """What one process has kept, also what waits to be written, the next one finds: bytes of any
-    length, around a page and above a write, counters and what is held.
+    """The next process finds all parts of the one before, also those that were still queued: parts
+    of any length, around a page and larger than a write, with the counters and the bytes held.
     """
     parts = [part(n, size) for n, size in enumerate((8_000, 1, 4_035, 4_036, 4_037, 1_100_000))]
     first = open_cache(tmp_path, bytes_max=64 * MIB)
@@ -50,7 +50,7 @@ async def test_parts_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_another_range_sst_or_database_is_another_part(tmp_path: Path) -> None:
-    """A part goes by database, SST, offset and length: nothing else that is alike finds it."""
+    """A part is found only by its database, SST, offset and length."""
     cache = open_cache(tmp_path)
     wanted = part(1)
     await kept(cache, wanted)
@@ -67,7 +67,7 @@ async def test_another_range_sst_or_database_is_another_part(tmp_path: Path) -> 
 
 async def test_damaged_files_are_not_served(tmp_path: Path) -> None:
     """A file with any bit flipped, of another length, or under the name of another part is a miss;
-    it is deleted, and counted.
+    it is deleted and counted.
     """
     cache, wanted, other = open_cache(tmp_path), part(3, 40), part(4, 40)
     await kept(cache, wanted)
@@ -97,7 +97,7 @@ async def test_damaged_files_are_not_served(tmp_path: Path) -> None:
 
 
 async def test_the_bound_holds_after_every_write(tmp_path: Path) -> None:
-    """However large the parts, the files of a lone process never take more than the bound."""
+    """For parts of any size, the files of a single process never exceed the bound."""
     cache, random = open_cache(tmp_path), Random(5)
     await kept(cache)
     for number in range(500):
@@ -112,7 +112,7 @@ async def test_the_bound_holds_after_every_write(tmp_path: Path) -> None:
 
 
 async def test_a_smaller_bound_frees_what_is_too_much(tmp_path: Path) -> None:
-    """A process that starts with a smaller bound brings the folder below it."""
+    """A process that starts with a smaller bound evicts until the folder is below it."""
     await kept(open_cache(tmp_path, bytes_max=4 * MIB), *(part(n) for n in range(300)))
     assert taken_bytes(tmp_path) > BYTES_MAX
     cache = open_cache(tmp_path)
@@ -122,7 +122,7 @@ async def test_a_smaller_bound_frees_what_is_too_much(tmp_path: Path) -> None:
 
 
 async def test_what_is_used_stays(tmp_path: Path) -> None:
-    """Of parts that are equally old those that were read since the last scan are not deleted."""
+    """Of equally old parts, those that were read since the last scan are not evicted."""
     cache = open_cache(tmp_path)
     hot = [part(number) for number in range(20)]
     await kept(cache, *hot)
@@ -137,7 +137,7 @@ async def test_what_is_used_stays(tmp_path: Path) -> None:
 
 
 async def test_a_use_is_noted_once_between_scans(tmp_path: Path) -> None:
-    """Reading a file again and again changes it once, so a hit does not write to the disk."""
+    """Repeated reads of a file change it once, so that a hit does not write to the disk."""
     cache = open_cache(tmp_path)
     await kept(cache, part(1))
     (path,) = files(tmp_path)
@@ -152,7 +152,7 @@ async def test_a_use_is_noted_once_between_scans(tmp_path: Path) -> None:
 
 
 async def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    """Whatever else stands in the folder is neither deleted nor counted."""
+    """Other files in the folder are neither deleted nor counted."""
     (tmp_path / "precious").write_bytes(bytes(2 * MIB))
     cache = open_cache(tmp_path)
     await kept(cache, part(1))
@@ -185,7 +185,9 @@ async def test_what_a_dead_writer_left_goes(tmp_path: Path) -> None:
 
 
 async def test_large_parts_are_not_kept(tmp_path: Path) -> None:
-    """A part that is more than a small share of the bound is not worth all that it pushes out."""
+    """A part larger than a small share of the bound is not kept, since it would evict too many
+    others.
+    """
     cache = open_cache(tmp_path)
     await kept(cache, part(1, BYTES_MAX // 32 - HEADER_BYTES), part(2, BYTES_MAX // 32))
     assert await finds(cache, part(1, BYTES_MAX // 32 - HEADER_BYTES))
@@ -193,7 +195,7 @@ async def test_large_parts_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_waiting_parts_take_bounded_memory(tmp_path: Path) -> None:
-    """While nothing is written, parts wait up to a bound; more are dropped."""
+    """While nothing is written, parts are queued up to a bound, and further ones are dropped."""
     cache = open_cache(tmp_path, bytes_max=64 * MIB)
     count = 2 * PENDING_BYTES_MAX // 8_000
     for number in range(count):
@@ -206,7 +208,7 @@ FILES = st.lists(st.tuples(st.integers(0, 10**13), st.integers(1, 1_000)), max_s
 
 
 def aged(files: Sequence[tuple[int, int]], classes_max: int) -> Ages:
-    """The ages of files, each a time and a size."""
+    """The ages of files, each given by time and size."""
     ages = Ages(classes_max)
     for used_ms, size_bytes in files:
         ages.add(used_ms, size_bytes)
@@ -217,7 +219,9 @@ def aged(files: Sequence[tuple[int, int]], classes_max: int) -> Ages:
 def test_a_cut_frees_enough_and_keeps_what_is_newer(
     files: list[tuple[int, int]], classes_max: int, wanted_bytes: int
 ) -> None:
-    """All that is asked for if there is so much, at most a file too much, and the oldest first."""
+    """An eviction frees the requested bytes if there are as many, at most one file more, and the
+    oldest files first.
+    """
     ages = aged(files, classes_max)
     eviction = ages.eviction(wanted_bytes)
     taken = [eviction.includes(*file) for file in files]
@@ -234,7 +238,9 @@ def test_a_cut_frees_enough_and_keeps_what_is_newer(
 
 
 def test_memory_is_bounded() -> None:
-    """However many times there are, only so many classes are told apart, of even lengths."""
+    """For any number of distinct times, the number of classes is bounded, and their widths are
+    equal.
+    """
     ages = aged([(number * 1_000, 1) for number in range(100_000)], 1_000)
     assert 100_000 * 1_000 / ages.class_ms <= 1_000
     eviction = ages.eviction(50_000)

@@ -1,4 +1,4 @@
-"""Caches share a folder while others damage it: nothing wrong is served."""
+"""Caches share a folder while others damage it: no wrong bytes are served."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FLIPS, CUTS, UNLINKS, SWAPS = 0.4, 0.6, 0.8, 0.98  # the rest deletes a folder
 
 
 def shared_part(number: int) -> CachedPart:
-    """One of those that all caches use: some of a page, some of many."""
+    """One of the parts that all caches use: some smaller than a page, some of many pages."""
     return part(number, 500 + 67 * number)
 
 
 def damage(path: Path, random: Random) -> None:
-    """Do to the folder what must not be noticed but as misses."""
+    """Damage the folder in a way that must only cause misses."""
     found = files(path)
     if not found:
         return
@@ -64,7 +64,7 @@ def damage(path: Path, random: Random) -> None:
 
 
 async def hammer(cache: DiskCache, path: Path, random: Random, rounds: int) -> None:
-    """Find parts, most of them those that others use too, keep what is not there, and damage."""
+    """Find parts that mostly others use too, keep the missing ones, and damage files."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(cache.run())
         for number in range(rounds):
@@ -80,8 +80,8 @@ async def hammer(cache: DiskCache, path: Path, random: Random, rounds: int) -> N
 @pytest.mark.parametrize("rounds", [600, pytest.param(40_000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(900)
 async def test_a_damaged_folder_is_shared(tmp_path: Path, rounds: int) -> None:
-    """Caches with threads of their own, and what flips, cuts, swaps and deletes: all that is found
-    is right.
+    """Several caches with their own threads run while bits are flipped and files are cut, swapped
+    and deleted: everything that is found is right.
     """
     workers = [ThreadWorkers(2) for _ in range(CACHES)]
     randoms = [random_of(f"{tmp_path.name} {number}") for number in range(CACHES)]

@@ -1,4 +1,4 @@
-"""A disk that refuses, and a folder that vanishes, cost hits and nothing else."""
+"""Errors of the disk and deletions of the folder cost hits and nothing else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ REFUSALS = [
 async def test_a_disk_that_refuses_switches_writing_off(
     tmp_path: Path, call: str, error: int
 ) -> None:
-    """Nothing is raised; it is logged once; nothing is written for a while, and then again."""
+    """An error of the disk is not raised and is logged once; nothing is written for a while, and
+    then again.
+    """
     filesystem, clock = FailingFileSystem(), InlineClock()
     cache = open_cache(tmp_path, clock=clock, filesystem=filesystem)
     filesystem.fail(call, error)
@@ -73,7 +75,7 @@ async def test_a_disk_that_refuses_switches_writing_off(
 
 @pytest.mark.parametrize("call", ["open", "pread"])
 async def test_files_that_cannot_be_read_are_misses(tmp_path: Path, call: str) -> None:
-    """An error of the disk is a miss that is counted as an error; the file stays."""
+    """A read error of the disk is a miss that is counted as an error; the file stays."""
     filesystem = FailingFileSystem()
     cache = open_cache(tmp_path, filesystem=filesystem)
     await kept(cache, part(1))
@@ -85,7 +87,7 @@ async def test_files_that_cannot_be_read_are_misses(tmp_path: Path, call: str) -
 
 
 async def test_a_read_only_folder_still_serves(tmp_path: Path) -> None:
-    """What is there is found although nothing can be changed, uses not noted either."""
+    """Parts are found although nothing can be changed, not even the time of their use."""
     await kept(open_cache(tmp_path), part(1))
     filesystem = FailingFileSystem()
     for call in ("create", "append", "touch", "touch_open", "rename", "unlink", "mkdir"):
@@ -105,7 +107,9 @@ async def test_a_read_only_folder_still_serves(tmp_path: Path) -> None:
 
 
 async def test_the_folder_may_be_deleted_at_any_time(tmp_path: Path) -> None:
-    """Without the folder, a shard, the tally, the lock or a file: misses, and it goes on."""
+    """Without the folder, a shard, the tally, the lock or a file there are misses, and the cache
+    goes on.
+    """
     path = tmp_path / "cache"
     cache, number = open_cache(path), 0
     for vanishes in ("", FOLDER, "shard", "file", f"{FOLDER}/tally", f"{FOLDER}/lock"):
@@ -126,7 +130,9 @@ async def test_the_folder_may_be_deleted_at_any_time(tmp_path: Path) -> None:
 
 
 async def test_the_bound_holds_although_the_tally_was_deleted_or_cut(tmp_path: Path) -> None:
-    """Without a tally the folder is looked at; with a wrong one it is in the end."""
+    """Without a tally the folder is scanned; after a wrong tally the bound holds again in
+    the end.
+    """
     cache = open_cache(tmp_path)
     tally = tmp_path / FOLDER / "tally"
     await kept(cache, *(part(number) for number in range(110)))
@@ -142,7 +148,7 @@ async def test_the_bound_holds_although_the_tally_was_deleted_or_cut(tmp_path: P
 
 
 class GatedFileSystem(FileSystem):
-    """Does not return from the call that is named before the gate is open."""
+    """Blocks in the named call until the gate is open."""
 
     def __init__(self, gated: str) -> None:
         self._gated = gated
@@ -176,7 +182,7 @@ def gated(path: Path, call: str) -> tuple[DiskCache, GatedFileSystem, ThreadWork
 
 
 async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
-    """While the first scan goes on, parts are found and taken; they are written afterwards."""
+    """During the first scan parts are found and accepted; they are written afterwards."""
     await kept(open_cache(tmp_path), part(1))
     cache, filesystem, workers = gated(tmp_path, "list_files")
     async with asyncio.TaskGroup() as tasks:
@@ -194,7 +200,7 @@ async def test_a_start_waits_for_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stopped_in", ["list_files", "try_lock"])
 async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: str) -> None:
-    """A process that is stopped while it scans leaves no lock: the next one scans."""
+    """A process that is cancelled during a scan leaves no lock: the next one scans."""
     stopped, filesystem, workers = gated(tmp_path, stopped_in)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(stopped.run())
@@ -212,7 +218,7 @@ async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: 
 
 
 async def test_a_damaged_part_that_waits_to_be_written_is_forgotten(tmp_path: Path) -> None:
-    """It is not found any more, and never written; what waits beside it is."""
+    """A damaged part in the queue is no longer found and never written; other queued parts are."""
     cache = open_cache(tmp_path)
     for each in (part(1), part(2)):
         cache.keep(each, data_of(each))

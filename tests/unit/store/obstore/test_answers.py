@@ -1,4 +1,6 @@
-"""What each answer of Google and Azure means for a create and for a read, which ask once."""
+"""The meaning of each answer of Google and Azure for a create and for a read, which are
+sent once.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def open_at(provider: Provider, endpoint: str, **settings: int) -> ObjectStore:
 async def opened(
     provider: Provider, answer: Answer, **settings: int
 ) -> AsyncIterator[tuple[ObjectStore, list[Request]]]:
-    """The store on a server that answers so, and what that was asked."""
+    """A store on a server with the given answers, and the requests that the server got."""
     async with scripted(answer) as server:
         store = open_at(provider, server.endpoint, **settings)
         try:
@@ -78,7 +80,7 @@ async def silence(_: Request) -> Reply:
 
 
 async def create(provider: Provider, answer: Answer, **settings: int) -> CreateOutcome:
-    """The outcome of a create that is answered so; it is asked once."""
+    """The outcome of a create with this answer; it is sent once."""
     async with opened(provider, answer, **settings) as (store, requests):
         try:
             return await store.create(NAME, b"data")
@@ -87,7 +89,7 @@ async def create(provider: Provider, answer: Answer, **settings: int) -> CreateO
 
 
 async def failure(provider: Provider, call: str, answer: Answer, **settings: int) -> StoreError:
-    """The error of a call that is answered so, which is sent once."""
+    """The error of a call with this answer; it is sent once."""
     async with opened(provider, answer, **settings) as (store, requests):
         with pytest.raises(StoreError) as raised:
             await CALLS[call](store)
@@ -106,7 +108,7 @@ async def failure(provider: Provider, call: str, answer: Answer, **settings: int
     ],
 )
 async def test_plain_outcomes(provider: Provider, reply: Reply, expected: CreateOutcome) -> None:
-    """What each provider says of a name that was free, or is taken."""
+    """The answer of each provider for a free name is `Created`, for a taken one `Exists`."""
     assert await create(provider, lambda _: reply) == expected
 
 
@@ -135,7 +137,9 @@ async def test_a_doubtful_answer_is_unknown(
 
 @BOTH
 async def test_nothing_is_created_elsewhere(provider: Provider) -> None:
-    """An upload that is answered with another page to look at did not create the object there."""
+    """An upload that is answered with a redirection did not create the object at the other
+    address.
+    """
     replies = [said(303, Location="/elsewhere"), said(200)]
     async with opened(provider, lambda _: replies.pop(0)) as (store, _):
         assert isinstance(await store.create(NAME, b"data"), Unknown)
@@ -150,8 +154,8 @@ async def test_nothing_is_created_elsewhere(provider: Provider) -> None:
     ],
 )
 async def test_a_refusal_is_certain(provider: Provider, status: int, told: str) -> None:
-    """After a refusal nothing exists, and to repeat the request is no use; nothing is sent on to
-    another address.
+    """After a refusal no object exists and a retry does not help; no request is sent to another
+    address.
     """
     reply = refused(status, "Sorry") if status >= 400 else said(status, Location="/elsewhere")
     with pytest.raises(StoreRefused, match=rf"create wal/1.sst: .*{told}"):
@@ -160,7 +164,7 @@ async def test_a_refusal_is_certain(provider: Provider, status: int, told: str) 
 
 @BOTH
 async def test_what_was_not_applied(provider: Provider) -> None:
-    """What is refused for its rate, or for want of a connection, may be repeated."""
+    """A request that was refused for its rate, or had no connection, may be retried."""
     with pytest.raises(StoreUnavailable, match="429"):
         await create(provider, lambda _: refused(429, "SlowDown"))
     with socket.socket() as unheard:
@@ -193,7 +197,7 @@ async def test_failures(provider: Provider, reply: Reply | None, kind: type[Stor
 
 @BOTH
 async def test_silence(provider: Provider) -> None:
-    """A request that is not answered in its time is given up; all wait at the same time."""
+    """A request without an answer times out; many of them wait in parallel."""
     outcome, *errors = await asyncio.gather(
         create(provider, silence, request_timeout_ms=2_500),
         *(failure(provider, call, silence, request_timeout_ms=2_500) for call in CALLS),
@@ -207,7 +211,7 @@ async def test_silence(provider: Provider) -> None:
     [(Provider.GOOGLE, "NoSuchBucket"), (Provider.AZURE, "ContainerNotFound")],
 )
 async def test_missing_objects_and_missing_buckets(provider: Provider, code: str) -> None:
-    """A name that no object has is not found; a bucket that is missing is no missing object."""
+    """A missing object is reported as not found; a missing bucket is another error."""
     for call in READS:
         error = await failure(provider, call, lambda _: refused(404, "NoSuchKey"))
         assert isinstance(error, ObjectNotFound)
@@ -227,7 +231,7 @@ def batch(*statuses: int) -> Reply:
 
 
 async def test_a_batch_with_a_missing_name_is_sent_one_by_one() -> None:
-    """Where one name of a batch is gone, the others are deleted for certain, or it is an error."""
+    """If one name of a batch is missing, the others are certainly deleted, or it is an error."""
     replies = [batch(404, 403), batch(404), batch(202), batch(404, 403), batch(404), batch(403)]
     async with opened(Provider.AZURE, lambda _: replies.pop(0)) as (store, requests):
         await store.delete(["wal/1", "wal/2"])
@@ -237,7 +241,7 @@ async def test_a_batch_with_a_missing_name_is_sent_one_by_one() -> None:
 
 
 async def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No part of an error, and of what is printed of it, shows credentials or what was signed."""
+    """No error, and no output of it, shows credentials or signatures."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=2021-12-02&sig=S1GNATURE")
     detail = {"AuthenticationErrorDetail": "signed S1GNATURE with TH1S"}
@@ -250,7 +254,7 @@ async def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_clock_never_goes_back() -> None:
-    """When the store's clock is set back, that of the process stands still."""
+    """When the store's clock is set back, the clock that the process reads stays where it was."""
     earlier = said(Last_Modified="Wed, 31 Dec 2025 23:00:00 GMT")
     replies = [said(), said(), said(), earlier]
     async with opened(Provider.GOOGLE, lambda _: replies.pop(0)) as (store, requests):
@@ -259,7 +263,7 @@ async def test_the_clock_never_goes_back() -> None:
 
 
 async def test_connections_are_bounded() -> None:
-    """No more requests than connections are under way at once, and all are answered."""
+    """At most as many requests as connections are in flight at once, and all are answered."""
     at_once, most, gate = 0, 0, asyncio.Event()
 
     async def answer(_: Request) -> Reply:
@@ -288,8 +292,8 @@ def listed(*keys: str) -> Reply:
 
 
 async def test_what_is_not_listed() -> None:
-    """What stands for a folder is no object, nor is what a server shows from before the start; a
-    name that nobody can ask for makes the list an error.
+    """A placeholder of a folder is not listed, nor are names before the start of the list that a
+    server shows. A name that obstore cannot request makes the list an error.
     """
     page = listed("database/wal/", "database/wal/1", "database/wal/2", "database/wal/3")
     async with opened(Provider.GOOGLE, lambda _: page) as (store, _):

@@ -20,7 +20,7 @@ from tests.unit.store.obstore.test_answers import BOTH, open_at
 
 @pytest.mark.parametrize(("provider", "extra"), [("gs", "gcs"), ("az", "azure")])
 def test_a_missing_package(provider: str, extra: str) -> None:
-    """Without obstore, a bucket is not opened, and the error says what to install."""
+    """Without obstore a bucket is not opened, and the error says what to install."""
     program = (
         "import sys; sys.modules['obstore'] = None\n"
         "from shalekv.runtime import Runtime\n"
@@ -42,7 +42,7 @@ def test_a_missing_package(provider: str, extra: str) -> None:
     ["localhost:4443", "ftp://host", "http://", "https://me:pass@host", "https://host/?sig=pass"],
 )
 def test_bad_endpoints(provider: Provider, endpoint: str) -> None:
-    """An endpoint that is no plain address is refused, and what may be a secret is not told."""
+    """An endpoint that is no plain address is refused, and the error shows no secret."""
     with pytest.raises(InvalidSetting, match="endpoint_url") as raised:
         open_at(provider, endpoint)
     assert "pass" not in str(raised.value)
@@ -65,8 +65,8 @@ def test_bad_endpoints(provider: Provider, endpoint: str) -> None:
 def test_credentials_that_are_none(
     monkeypatch: pytest.MonkeyPatch, provider: Provider, variable: str, value: str, told: str
 ) -> None:
-    """Without an account, and with credentials that cannot be read, a bucket is not opened; the
-    error names the variable, and tells no key.
+    """Without an account, or with credentials that cannot be read, a bucket is not opened. The
+    error names the variable and shows no key.
     """
     monkeypatch.setenv(variable, value)
     if not value:
@@ -100,7 +100,7 @@ async def test_keys_of_the_environment_are_used() -> None:
 async def test_a_token_that_is_not_issued(
     monkeypatch: pytest.MonkeyPatch, status: int | None, kind: type[Exception], told: str
 ) -> None:
-    """Without a token nothing was created: the error is of the credentials, and certain."""
+    """Without a token nothing was created: the error is about the credentials, and certain."""
     answer = json.dumps({"error": "invalid_grant", "error_description": "S3CRET"})
     async with scripted(lambda _: Reply(status or 201, answer.encode())) as server:
         variables = {"ACCOUNT_NAME": "account", "CLIENT_ID": "id", "TENANT_ID": "tenant"}

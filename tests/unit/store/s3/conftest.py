@@ -1,4 +1,4 @@
-"""Credentials that no test finds anywhere else, and that no message may show."""
+"""Credentials for tests, which no message may show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKEN = "sentinelSessionToken0123456789"
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that has these, and nothing of the machine's own."""
+    """An environment with these credentials, and nothing of the machine's own."""
     forget_aws(monkeypatch)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)

@@ -1,4 +1,4 @@
-"""What each answer of a server means for a create and for a read; none shows a secret."""
+"""The meaning of each answer of a server for a create and for a read; none shows a secret."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def failure(s3: S3Store, call: str) -> StoreError:
 
 
 def gossip(request: Request) -> str:
-    """A message that repeats all that the request said of its sender."""
+    """A message that repeats everything that the request said about its sender."""
     signed = request.headers.get("authorization", "")
     return f"{ACCESS_KEY} {SECRET_KEY} {TOKEN} {signed} ?X-Amz-Signature={signed[-64:]}"
 
@@ -89,7 +89,7 @@ def assert_discreet(text: str) -> None:
 
 @pytest.mark.parametrize(("status", "code", "advice"), FOR_GOOD)
 async def test_refusals_say_what_to_do(status: int, code: str, advice: str) -> None:
-    """What does not pass by itself is refused at once, with store, operation, bucket, remedy."""
+    """A refusal that no retry fixes is raised at once, with store, operation, bucket and remedy."""
     async with scripted(lambda _: refused(status, code)) as server, opened(server.endpoint) as s3:
         for call in ("create", "get"):
             error = await failure(s3, call)
@@ -104,7 +104,7 @@ async def test_refusals_say_what_to_do(status: int, code: str, advice: str) -> N
 
 
 async def test_no_permission() -> None:
-    """Whoever lacks a permission is told which one each operation needs."""
+    """A refusal for a missing permission names the permission that each operation needs."""
     denied = refused(403, "AccessDenied")
     async with scripted(lambda _: denied) as server, opened(server.endpoint) as s3:
         for call in ("create", "get", "get_range", "head", "list", "delete", "now"):
@@ -117,7 +117,9 @@ async def test_no_permission() -> None:
 
 @pytest.mark.parametrize(("status", "code"), PASSING)
 async def test_what_may_pass(status: int, code: str) -> None:
-    """What may pass leaves a create unknown, and a read to be repeated; nothing repeats it here."""
+    """After a transient error a create is unknown and a read may be retried; the store itself does
+    not retry.
+    """
     async with scripted(lambda _: refused(status, code)) as server, opened(server.endpoint) as s3:
         outcome = await s3.create(NAME, b"x")
         assert isinstance(outcome, Unknown)
@@ -130,7 +132,9 @@ async def test_what_may_pass(status: int, code: str) -> None:
 
 
 async def test_preconditions() -> None:
-    """412 means that the object exists; even a 404 of S3's own is none that a create passes on."""
+    """412 means that the object exists; even a 404 of S3 is not passed on as the outcome of a
+    create.
+    """
     exists = refused(412, "PreconditionFailed")
     async with scripted(lambda _: exists) as server, opened(server.endpoint) as s3:
         assert await s3.create(NAME, b"x") == Exists()
@@ -140,8 +144,8 @@ async def test_preconditions() -> None:
 
 
 async def test_missing_objects_and_missing_buckets() -> None:
-    """A reply to HEAD has no body: why it failed is found out, so that a missing bucket is none
-    of a missing object.
+    """The reply to a HEAD has no body, so another request finds the reason: a missing bucket is not
+    reported as a missing object.
     """
     code = "NoSuchKey"
     async with scripted(lambda _: refused(404, code)) as server, opened(server.endpoint) as s3:
@@ -176,7 +180,7 @@ CUT = Reply(200, b"half", {"Last-Modified": formatdate(usegmt=True)}, said_bytes
     ],
 )
 async def test_answers_of_somebody_else(reply: Reply, told: str, calls: list[str]) -> None:
-    """What is no answer of S3 is no news of an object, nor is one that is cut off."""
+    """An answer that is not from S3, or is cut, says nothing about an object."""
     async with scripted(lambda _: reply) as server, opened(server.endpoint) as s3:
         if reply is not CUT:
             assert isinstance(await s3.create(NAME, b"x"), Unknown)
@@ -188,7 +192,7 @@ async def test_answers_of_somebody_else(reply: Reply, told: str, calls: list[str
 
 @pytest.mark.parametrize(("shift_s", "side"), [(3_600, "behind"), (-3_600, "ahead of")])
 async def test_the_skew_is_told(shift_s: int, side: str) -> None:
-    """A refusal for the clock says which way it is wrong, and by how much."""
+    """A refusal because of the clock says in which direction it is wrong, and by how much."""
 
     def answer(_: Request) -> Reply:
         reply = refused(403, "RequestTimeTooSkewed")
@@ -201,8 +205,8 @@ async def test_the_skew_is_told(shift_s: int, side: str) -> None:
 
 
 async def test_redirections_are_not_followed() -> None:
-    """A PUT that is redirected is not sent to a second place: it would not be counted. The region
-    of the bucket is told, and nobody goes there by himself.
+    """A PUT that is redirected is not sent again, which would not be counted. The error names the
+    region of the bucket.
     """
     async with scripted(lambda _: stored()) as other, opened(other.endpoint) as s3:
         assert await s3.create(NAME, b"x") == Created()
@@ -229,8 +233,8 @@ async def test_a_connection_that_breaks() -> None:
 
 
 async def test_secrets_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither errors of any kind from any call, nor logs at the level of debugging, show what the
-    server repeats of the request's own headers, also of one object among many.
+    """No error of any call, and no log at the level DEBUG, shows the request's own headers that a
+    server repeats, also for one object of a batch.
     """
     caplog.set_level(logging.DEBUG)
     logging.getLogger("botocore").setLevel(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Clients, one for a configuration, and their connections: what becomes of requests on them."""
+"""Clients, one for each configuration, and their connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def free_endpoint() -> str:
 
 
 async def test_an_endpoint_that_is_down() -> None:
-    """Where nobody listens, or a name has no address, nothing was created, and it may pass."""
+    """Without a listening server, or an address for its name, nothing was created, and a retry may
+    succeed.
+    """
     endpoint = free_endpoint()
     async with opened(endpoint) as s3:
         for call in (s3.create("wal/1", b"x"), s3.get("wal/1"), s3.now_ms(), s3.delete(["wal/1"])):
@@ -55,7 +57,7 @@ async def test_a_server_that_does_not_accept() -> None:
 
 
 async def test_a_server_that_is_silent() -> None:
-    """A create that is not answered in time is unknown; a read is given up."""
+    """A create that is not answered in time is unknown; a read times out."""
 
     async def never(_: Request) -> Reply:
         await asyncio.Event().wait()
@@ -71,7 +73,7 @@ async def test_a_server_that_is_silent() -> None:
 
 
 async def test_a_server_that_stops_reading() -> None:
-    """A large body that nobody takes does not hold its sender for ever."""
+    """A large body that the server stops reading does not block its sender forever."""
 
     async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
@@ -97,7 +99,7 @@ async def test_large_bodies_arrive_as_they_are() -> None:
 
 
 async def test_connections_are_kept_and_bounded() -> None:
-    """Requests one after the other take one connection, many at once no more than allowed."""
+    """Consecutive requests share one connection; parallel ones use no more than allowed."""
     async with scripted(lambda _: found(b"x")) as server, opened(server.endpoint) as s3:
         for _ in range(5):
             await s3.get("wal/1")
@@ -109,7 +111,7 @@ async def test_connections_are_kept_and_bounded() -> None:
 
 
 async def test_a_cancelled_request_leaves_the_pool_whole() -> None:
-    """Cancelled requests give their connections back: those that come after are served."""
+    """Cancelled requests release their connections: later requests are served."""
     arrived = asyncio.Event()
 
     async def hold(_: Request) -> Reply:
@@ -139,7 +141,9 @@ async def test_a_cancelled_request_leaves_the_pool_whole() -> None:
     ],
 )
 def test_endpoints_that_are_none(endpoint_url: str) -> None:
-    """What is no address of a server is refused when the store is opened; no password is shown."""
+    """An endpoint that is no address of a server is refused when the store is opened; no password
+    is shown.
+    """
     with pytest.raises(InvalidSetting, match="endpoint_url") as raised:
         options(endpoint_url=endpoint_url)
     assert "word" not in str(raised.value)
@@ -151,7 +155,9 @@ def options(**settings: object) -> ClientOptions:
 
 
 async def test_stores_share_a_client() -> None:
-    """The same configuration has one client, another has another; the last one closes it."""
+    """Stores of one configuration share a client, those of another have another; the last user
+    closes it.
+    """
     one, other = acquire_client(options()), acquire_client(options())
     third = acquire_client(options(region="eu-north-1"))
     assert one is other
@@ -169,7 +175,9 @@ async def test_stores_share_a_client() -> None:
 
 
 async def test_it_is_opened_once() -> None:
-    """However many ask at once, one client is made; one who is cancelled harms none."""
+    """Any number of parallel callers open one client; a caller that is cancelled does not disturb
+    the others.
+    """
     shared = acquire_client(options())
     first = asyncio.create_task(shared.opened(InlineWorkers()))
     others = [asyncio.create_task(shared.opened(InlineWorkers())) for _ in range(5)]
@@ -182,8 +190,8 @@ async def test_it_is_opened_once() -> None:
 
 
 async def test_closing() -> None:
-    """A store goes on when one beside it is closed, though they share connections; it may be
-    closed twice, and unused, and is not used afterwards.
+    """A store goes on when another one that shares its connections is closed. A store may be closed
+    twice, and unused, and is not used afterwards.
     """
     async with scripted(lambda _: found(b"x")) as server:
         async with opened(server.endpoint) as stays:
@@ -235,7 +243,7 @@ async def test_regions(
     ],
 )
 async def test_where_requests_go(settings: dict[str, object], url: str) -> None:
-    """The bucket is in the host at Amazon and Tigris, and in the path elsewhere or if asked."""
+    """The bucket is in the host at Amazon and Tigris, and in the path elsewhere or if requested."""
     shared = acquire_client(options(**{"endpoint_url": "", **settings}))
     client = await shared.opened(InlineWorkers())
     signed = await client.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
@@ -244,7 +252,7 @@ async def test_where_requests_go(settings: dict[str, object], url: str) -> None:
 
 
 def test_logs_below_info_are_closed() -> None:
-    """Logs of botocore, which hold signatures, are as quiet as they have to be and no quieter."""
+    """Logs of botocore, which hold signatures, are as quiet as necessary and no quieter."""
     logger = logging.getLogger("botocore")
     before = logger.level
     try:

@@ -1,4 +1,4 @@
-"""Credentials of the environment, of profiles and of programs; what fails there sends nothing."""
+"""Credentials of the environment, of profiles and of programs; when these fail, nothing is sent."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch, credentials: None) -> None:  # noq
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """Sets the shell script that is the source of credentials."""
+    """Set the shell script that is the source of credentials."""
     return program_in(tmp_path, monkeypatch)
 
 
 async def test_they_are_looked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without credentials nothing is sent, and the error says where they are looked for; those
-    that come later are found, and whoever is anonymous needs none.
+    """Without credentials nothing is sent, and the error says where they are searched. Later
+    credentials are found, and an anonymous store needs none.
     """
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
@@ -61,7 +61,9 @@ async def test_they_are_looked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
 async def test_a_program_that_fails(
     program: Program, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever a source of credentials says instead, it is an error that may pass, and passes."""
+    """Any unexpected output of a source of credentials is a transient error, after which a retry
+    succeeds.
+    """
     program(text)
     async with scripted(lambda _: stored()) as server, opened(server.endpoint) as s3:
         with pytest.raises(StoreUnavailable, match="source of credentials") as raised:
@@ -73,8 +75,8 @@ async def test_a_program_that_fails(
 
 
 async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureFixture) -> None:
-    """What was good and is too old is renewed before a request, and a failure is not told in the
-    program's own words, which may hold secrets.
+    """Old credentials are renewed before a request. A failure of that is reported without the
+    program's own text, which may hold secrets.
     """
     soon = datetime.now(UTC) + timedelta(minutes=5)  # botocore renews earlier than that
     program(saying({**STALE, "Expiration": soon.isoformat()}))
@@ -100,7 +102,9 @@ async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureF
 async def test_answers_of_another_service(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: Reply | None, raised: type[StoreError]
 ) -> None:
-    """What the source of credentials answers is no answer of the store: no object exists by it."""
+    """An answer of the source of credentials is no answer of the store: it does not mean that an
+    object exists.
+    """
     token = tmp_path / "token"
     if reply is not None:
         token.write_text("a token")
@@ -122,7 +126,7 @@ async def test_answers_of_another_service(
 async def test_each_store_has_the_credentials_of_its_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment counts where no profile is set; one that is missing sends nothing."""
+    """The environment counts where no profile is set; with a missing profile nothing is sent."""
     file = tmp_path / "credentials"
     profile = "[{0}]\naws_access_key_id = key-of-{0}\naws_secret_access_key = secret\n"
     file.write_text(profile.format("one") + profile.format("other"))

@@ -1,5 +1,6 @@
-"""Uploads in parts: all or nothing, and no part is left behind. Those that nobody will complete are
-aborted by the collector, and by nobody else.
+"""Uploads in parts create the object or nothing, and leave no part behind.
+
+The collector, and no other process, aborts abandoned uploads.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def broken() -> Reply:
 
 
 async def test_parts_make_the_object() -> None:
-    """The parts are the object, no more at once than allowed, and completing is conditional."""
+    """The parts make up the object, no more are sent at once than allowed, and completing is
+    conditional.
+    """
     uploads = Uploads(wanted=2)
     async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
         assert await s3.create(NAME, DATA, {"writer_epoch": "7"}) == Created()
@@ -114,7 +117,7 @@ async def test_parts_make_the_object() -> None:
     [("wal/1.sst", len(DATA)), ("manifest/1.manifest", len(DATA)), (NAME, 5 * MIB)],
 )
 async def test_one_request(name: str, size_bytes: int) -> None:
-    """WAL and manifest objects of any size, and SSTs that are not larger, are one request."""
+    """WAL and manifest objects of any size, and SSTs up to the limit, are one request."""
     uploads = Uploads()
     async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
         assert await s3.create(name, DATA[:size_bytes]) == Created()
@@ -132,7 +135,7 @@ async def test_one_request(name: str, size_bytes: int) -> None:
     ],
 )
 async def test_a_part_that_fails(reply: Reply | None, raised: type[Exception]) -> None:
-    """When a part fails nothing was created, certainly, and the other parts are not kept."""
+    """When a part fails, nothing was created for certain, and the other parts are not kept."""
     uploads = Uploads(on_part=lambda number: (reply or broken()) if number == 3 else None)
     async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
         uploads.on_abort = lambda: refused(403, "AccessDenied")  # which changes nothing
@@ -150,7 +153,7 @@ async def test_a_part_that_fails(reply: Reply | None, raised: type[Exception]) -
     [refused(500, "InternalError"), Reply(200, b"<html><body>Log in</body></html>")],
 )
 async def test_an_upload_that_does_not_begin(reply: Reply) -> None:
-    """An upload whose beginning failed has created nothing, and there is nothing to abort."""
+    """An upload that fails to begin has created nothing, and there is nothing to abort."""
     uploads = Uploads(on_begin=lambda: reply)
     async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
         with pytest.raises(StoreUnavailable):
@@ -171,7 +174,7 @@ async def test_an_upload_that_does_not_begin(reply: Reply) -> None:
     ],
 )
 async def test_completing_fails(reply: Reply | None) -> None:
-    """Whatever comes of completing that is no plain answer leaves the outcome unknown."""
+    """After any unclear answer to the completion the outcome is unknown."""
     uploads = Uploads(on_complete=lambda: reply or broken())
     async with scripted(uploads.answer) as server, opened(server.endpoint, **SIZES) as s3:
         assert isinstance(await s3.create(NAME, DATA), Unknown)
@@ -183,8 +186,8 @@ async def test_completing_fails(reply: Reply | None) -> None:
 async def test_a_rival_completes_first(
     monkeypatch: pytest.MonkeyPatch, *, is_answered: bool
 ) -> None:
-    """The condition is decided when the upload is completed, and the parts are thrown away; an
-    abort that nobody answers holds its caller for a while only.
+    """The condition is decided when the upload is completed, and the parts of the loser are
+    dropped. An abort without an answer delays its caller only for a while.
     """
     uploads = Uploads(on_complete=lambda: refused(412, "PreconditionFailed"))
 
@@ -202,7 +205,9 @@ async def test_a_rival_completes_first(
 
 
 async def test_cancellation() -> None:
-    """An upload that is cancelled, once or again while it aborts, aborts and is cancelled."""
+    """An upload that is cancelled, also again during its abort, is aborted and ends as
+    cancelled.
+    """
     uploads = Uploads(wanted=3)  # which never are
     aborting = asyncio.Event()
     go_on = asyncio.Event()
@@ -264,7 +269,9 @@ class Abandoned:
 
 
 async def test_old_uploads_go_and_others_stay() -> None:
-    """Those of a day ago are aborted, page by page; younger ones and other folders are let be."""
+    """Uploads older than a day are aborted, page by page; younger ones and those of other folders
+    stay.
+    """
     uploads = Abandoned(
         {
             f"{FOLDER}/levels/a": 25,
@@ -280,7 +287,9 @@ async def test_old_uploads_go_and_others_stay() -> None:
 
 
 async def test_they_are_looked_for_seldom() -> None:
-    """A collector that comes every minute asks once an hour; who opens a database never does."""
+    """A collector that runs every minute lists uploads once an hour; opening a database
+    never does.
+    """
     uploads = Abandoned({f"{FOLDER}/levels/a": 25})
     async with scripted(uploads.answer) as server, opened(server.endpoint) as s3:
         assert await s3.recover() == Recovered()
@@ -293,7 +302,7 @@ async def test_they_are_looked_for_seldom() -> None:
 
 @pytest.mark.parametrize("code", ["AccessDenied", "NotImplemented"])
 async def test_a_refusal_is_no_reason_not_to_collect(code: str) -> None:
-    """Parts that stay cost money and nothing else."""
+    """Parts that stay cost only money, so a refusal does not stop a collection."""
 
     def answer(request: Request) -> Reply:
         if "uploads" in request.target:

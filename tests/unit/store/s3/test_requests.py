@@ -1,5 +1,6 @@
-"""What goes over the wire for each call, that it is counted where it belongs, and a store's time:
-what one reply says that is far ahead is not believed at once.
+"""The requests that each call sends, the counts that they are added to, and the store's clock.
+
+A time in one reply that is far ahead is not accepted at once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def obliging(request: Request) -> Reply:
 
 
 async def test_every_kind_is_counted() -> None:
-    """Each call counts what it sends under what it is charged as; a create is one request."""
+    """Each call counts its requests by the kind that is charged; a create is one request."""
     async with scripted(obliging) as server, opened(server.endpoint) as s3:
         assert await s3.create("wal/1.sst", b"x", {"writer_epoch": "7"}) == Created()
         (request,) = server.requests
@@ -75,7 +76,7 @@ async def test_every_kind_is_counted() -> None:
 
 
 async def test_counts_belong_to_their_store() -> None:
-    """Stores that share a client count for themselves, also when they send at once."""
+    """Stores that share a client have their own counts, also when they send at once."""
     async with scripted(lambda _: found(b"x")) as server:
         async with opened(server.endpoint) as one, opened(server.endpoint) as other:
             await asyncio.gather(
@@ -86,7 +87,7 @@ async def test_counts_belong_to_their_store() -> None:
 
 
 async def test_lists_are_counted_by_pages() -> None:
-    """A list goes on by the token of the page before, one request for each page."""
+    """A list continues by the token of the page before, with one request for each page."""
     pages = [
         page(["folder/wal/1", "folder/wal/2"], token="a+b/c="),
         page([], token="next"),
@@ -107,7 +108,7 @@ async def test_lists_are_counted_by_pages() -> None:
 
 
 async def test_a_list_that_stops_in_the_middle() -> None:
-    """A page that says more follows, and not where, is no end of the list."""
+    """A page that says that more follows, and not where, does not end the list: it is an error."""
     cut = Reply(200, b"<R><IsTruncated>true</IsTruncated></R>")
     async with scripted(lambda _: cut) as server, opened(server.endpoint) as s3:
         with pytest.raises(StoreUnavailable, match="not where"):
@@ -115,8 +116,8 @@ async def test_a_list_that_stops_in_the_middle() -> None:
 
 
 async def test_names_that_are_none_are_not_listed() -> None:
-    """What a web console makes for a folder is no object that anybody could delete by its name;
-    milliseconds, which some servers list and tell nowhere else, are left out.
+    """A folder object of a web console is not listed, since its name could not be deleted.
+    Milliseconds, which some servers report only in lists, are dropped.
     """
     answer = page(["folder/wal/", "folder/wal/1", "folder/wal//2", "folder/wal/a/", "folder/wal/b"])
     async with scripted(lambda _: answer) as server, opened(server.endpoint) as s3:
@@ -125,7 +126,7 @@ async def test_names_that_are_none_are_not_listed() -> None:
 
 
 async def test_deletions_go_in_batches() -> None:
-    """At most 1,000 names are deleted by a request, each once, with the MD5 that servers want."""
+    """One request deletes at most 1,000 names, each once, with the MD5 that servers require."""
     async with scripted(lambda _: Reply(200, b"<DeleteResult/>")) as server:
         async with opened(server.endpoint) as s3:
             names = [f"wal/{number:04d}" for number in range(2_500)]
@@ -168,7 +169,7 @@ async def test_deletions_that_fail_alone(codes: list[str], raised: type[Exceptio
     [(2, 3, "bytes=2-4", b"234"), (-4, 2, "bytes=-4", b"67"), (-4, 99, "bytes=-4", b"6789")],
 )
 async def test_ranges(offset: int, length: int, wanted: str, expected: bytes) -> None:
-    """A range is asked for in the words of HTTP; of a server that sends all, it is cut out."""
+    """A range is requested as in HTTP; if the server sends the whole object, it is cut out."""
 
     def ranged(request: Request) -> Reply:
         whole = found(b"0123456789")
@@ -198,7 +199,7 @@ async def test_ranges(offset: int, length: int, wanted: str, expected: bytes) ->
     ],
 )
 def test_tigris_is_asked_to_be_consistent(url: str, is_asked: bool) -> None:  # noqa: FBT001
-    """Tigris alone gets the header without which it may answer from a copy that is behind."""
+    """Only requests to Tigris have the header without which it may answer from an old copy."""
     params: dict[str, object] = {"url": url, "headers": {}}
     _be_consistent(params=params)
     assert params["headers"] == ({"X-Tigris-Consistent": "true"} if is_asked else {})
@@ -232,7 +233,7 @@ class ToldTimes:
     ],
 )
 def test_what_is_believed(heard: list[tuple[int, int, bool]]) -> None:
-    """A leap is believed when a second reply confirms it."""
+    """A leap is accepted when a second reply confirms it."""
     clock = StoreClock()
     for told_ms, at_ms, is_believed in heard:
         expected = NOON_MS + told_ms if is_believed else None
@@ -240,8 +241,8 @@ def test_what_is_believed(heard: list[tuple[int, int, bool]]) -> None:
 
 
 async def test_a_reply_that_is_far_ahead() -> None:
-    """The call fails as one that may pass, and stores that share a client share what they heard;
-    where replies go back the clock stands still.
+    """The call fails with a transient error, and stores that share a client share the readings.
+    When replies go back, the clock stays where it was.
     """
     told = ToldTimes(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 5_000, NOON_MS + 3_000)
     async with scripted(told.answer) as server, opened(server.endpoint) as s3:
@@ -258,7 +259,7 @@ async def test_a_reply_that_is_far_ahead() -> None:
 
 
 async def test_it_is_asked_again() -> None:
-    """A store that repeats what may pass is told the time; local time is that of the runtime."""
+    """A store with retries gets the time in the end; local time is that of the runtime."""
     clock = InlineClock()
     runtime = inline_runtime(clock=clock)
     told = ToldTimes(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 1_000, NOON_MS + HOUR_MS + 1_000)

@@ -1,6 +1,6 @@
 """Files that are cut, lost, exchanged or unreadable: no wrong record, and no silent loss.
 
-Flipped bits are the business of `tests/fuzz`.
+`tests/fuzz` covers flipped bits.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from tests.kit.disks.member_logs import (
 
 @pytest.fixture(scope="module")
 def sound() -> CrashingDisk:
-    """With a log of three segments that was closed."""
+    """A disk with a closed log of three segments."""
     return disk_with_records()
 
 
 @pytest.fixture
 def disk(sound: CrashingDisk) -> CrashingDisk:
-    """One to be damaged."""
+    """A copy of `sound`, to be damaged."""
     return copy.deepcopy(sound)
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("control", "unknown"), ("synced", "damaged")])
 def test_both_slots_are_damaged(disk: CrashingDisk, name: str, outcome: str) -> None:
-    """Without any slot a promise is not guessed, and what was durable is taken for lost."""
+    """Without a valid slot, no promise is guessed, and durable records count as lost."""
     for begin in (0, SLOT_BYTES):
         disk.bytes_of(FOLDER / name)[begin + 9] ^= 1
     assert check_found(disk) == outcome
 
 
 def test_a_file_is_cut(sound: CrashingDisk) -> None:
-    """A file that is cut at any length harms nothing, or the log says so."""
+    """A file that is cut at any length is harmless, or the log reports it."""
     outcomes: dict[str, set[str]] = {}
     for name in files_of(sound):
         size_bytes = len(sound.bytes_of(FOLDER / name))
@@ -66,7 +66,7 @@ def test_a_file_is_cut(sound: CrashingDisk) -> None:
 
 
 def test_a_file_is_gone_or_another(sound: CrashingDisk) -> None:
-    """A file that is gone is missed, and one under the name of another is not taken for it."""
+    """A missing file is detected, and a file under the name of another is not mistaken for it."""
     for name in files_of(sound):
         expected = "unknown" if name == "control" else "damaged"
         damaged = copy.deepcopy(sound)
@@ -80,7 +80,7 @@ def test_a_file_is_gone_or_another(sound: CrashingDisk) -> None:
 
 
 def test_an_older_file_that_is_put_back(sound: CrashingDisk) -> None:
-    """An older `synced` claims less, which is harmless; an older segment is missed."""
+    """An older `synced` has a lower bound, which is harmless; an older segment is detected."""
     older = disk_with_records(2)
     for name, expected in (("synced", "all"), (files_of(older)[0], "damaged")):
         damaged = copy.deepcopy(sound)
@@ -89,7 +89,7 @@ def test_an_older_file_that_is_put_back(sound: CrashingDisk) -> None:
 
 
 def test_what_was_committed_is_missed(disk: CrashingDisk) -> None:
-    """Committed records are known to have been there, although an older `synced` claims less."""
+    """The loss of committed records is detected although an older `synced` has a lower bound."""
     log = old_log(FOLDER, filesystem=disk)
     saves = [Save(PROMISE, health) for health in (LogHealth.REFILLING, LogHealth.SOUND)]
     log.perform([CommittedUpTo(len(RECORDS)), *saves, Flush()])
@@ -104,14 +104,14 @@ def test_what_was_committed_is_missed(disk: CrashingDisk) -> None:
 
 
 def test_a_record_of_another_place(disk: CrashingDisk) -> None:
-    """An intact record in the place of another one is not believed."""
+    """An intact record in the place of another one is rejected."""
     data = disk.bytes_of(FOLDER / files_of(disk)[0])
     data[64:212], data[212:360] = data[212:360], data[64:212]
     assert check_found(disk) == "damaged"
 
 
 def test_a_bit_rots_while_the_node_runs(disk: CrashingDisk) -> None:
-    """A record that was changed on the disk is refused when it is read, and those beside it not."""
+    """A record that the disk has changed is rejected when it is read; those beside it are not."""
     log = old_log(FOLDER, filesystem=disk)
     disk.bytes_of(FOLDER / files_of(disk)[0])[70] ^= 1
     with pytest.raises(CorruptObject):
@@ -120,7 +120,7 @@ def test_a_bit_rots_while_the_node_runs(disk: CrashingDisk) -> None:
 
 
 def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
-    """A segment of before a reset is no part of the log, even if its records would follow."""
+    """A segment from before a reset is not part of the log, even if its records would follow."""
     log = old_log(FOLDER, filesystem=disk)
     old = {name: bytes(disk.bytes_of(FOLDER / name)) for name in files_of(disk)}
     log.perform([Reset(LogEnd()), Flush()])
@@ -136,7 +136,7 @@ def test_an_old_segment_does_not_return(disk: CrashingDisk) -> None:
 
 
 class BadSectors(ForwardingFileSystem):
-    """Cannot read some bytes of the file with this name."""
+    """Some bytes of the file with this name cannot be read."""
 
     def __init__(self, inner: FileSystem, name: str, *offsets: int) -> None:
         super().__init__(inner)
@@ -153,7 +153,7 @@ class BadSectors(ForwardingFileSystem):
 @pytest.mark.parametrize("number", [0, 1, -1])
 @pytest.mark.parametrize("offset", [0, 70, 500])
 def test_bad_sectors_in_a_segment(disk: CrashingDisk, number: int, offset: int) -> None:
-    """A log of which any part cannot be read is damaged; a leader fills it again."""
+    """A log with an unreadable part is damaged; a leader fills it again."""
     name = [name for name in files_of(disk) if name.endswith(".log")][number]
     log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))
     assert log.recovered.health is LogHealth.DAMAGED
@@ -166,7 +166,7 @@ def test_bad_sectors_in_a_segment(disk: CrashingDisk, number: int, offset: int) 
 
 
 def test_bad_sectors_in_what_is_cut(disk: CrashingDisk) -> None:
-    """What cannot be read is overwritten all the same, and does not return."""
+    """Unreadable bytes behind a cut are overwritten, and do not return."""
     bad = BadSectors(disk, f"{4:020}.log")
     log = old_log(FOLDER, filesystem=bad)
     bad.offsets = (300,)
@@ -176,7 +176,7 @@ def test_bad_sectors_in_what_is_cut(disk: CrashingDisk) -> None:
 
 
 def test_what_ends_before_the_base_is_damaged(disk: CrashingDisk) -> None:
-    """A log of which the records up to its base cannot be read has lost what follows."""
+    """A log whose records up to its base cannot be read has lost the records that follow."""
     log = old_log(FOLDER, filesystem=disk)
     log.trim(RECORDS[6].mark)
     log.close()
@@ -186,8 +186,8 @@ def test_what_ends_before_the_base_is_damaged(disk: CrashingDisk) -> None:
 
 @pytest.mark.parametrize("name", ["control", "synced"])
 def test_bad_sectors_in_slots(disk: CrashingDisk, name: str) -> None:
-    """Without one slot the other says the same, and what is saved then is found; without both, a
-    promise is not guessed, and what was durable is taken for lost.
+    """If one slot cannot be read, the other has the same contents, and later saves are found. If
+    both cannot, no promise is guessed, and durable records count as lost.
     """
     for offset in (0, SLOT_BYTES):
         log = old_log(FOLDER, filesystem=BadSectors(disk, name, offset))

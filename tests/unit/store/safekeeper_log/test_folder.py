@@ -1,4 +1,4 @@
-"""A data folder belongs to one process, and knows its members."""
+"""A data folder belongs to one process, which finds its members there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORDS = records_after(LogEnd(), payloads(5))
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a folder that is not there yet."""
+    """The path of a folder that does not exist yet."""
     return tmp_path / "srv" / "safekeeper"
 
 
@@ -38,7 +38,7 @@ def opened(path: Path) -> DataFolder:
 
 
 def test_members_are_found(path: Path) -> None:
-    """Each database has a log of its own; a second one is refused."""
+    """Each database has one log; a second one is refused."""
     folder = opened(path)
     assert folder.open_logs() == ([], [])
     for identity in (IDENTITY, OTHER):
@@ -65,7 +65,7 @@ def test_members_are_found(path: Path) -> None:
 def test_a_folder_that_cannot_be_written(
     path: Path, operation: str, number: int, advice: str
 ) -> None:
-    """One line names the folder, the user and what to do."""
+    """The error names the folder, the user and what to do, in one line."""
     disk = FailingFileSystem()
     disk.fail(operation, number)
     with pytest.raises(StoreRefused) as raised:
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_a_log_of_another_user(path: Path) -> None:
-    """A folder inside that this user cannot write is refused, and nothing is changed."""
+    """A log that this user cannot write is refused, and nothing is changed."""
     disk = FailingFileSystem()
     folder = DataFolder.open(path, segment_bytes=SEGMENT_BYTES, filesystem=disk)
     folder.create(IDENTITY).close()
@@ -92,7 +92,7 @@ def test_a_log_of_another_user(path: Path) -> None:
 
 
 def test_two_cannot_share_it(path: Path) -> None:
-    """As long as one has the folder open, it is refused to others."""
+    """While one process has the folder open, it is refused to others."""
     folder = opened(path)
     with pytest.raises(StoreRefused):
         opened(path)
@@ -101,7 +101,9 @@ def test_two_cannot_share_it(path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_told(path: Path) -> None:
-    """A file in its way, as a missing permission, is an error that names the folder."""
+    """A file in the place of the folder, or a missing permission, is an error that names the
+    folder.
+    """
     path.parent.mkdir()
     path.write_bytes(b"")
     with pytest.raises(
@@ -111,7 +113,7 @@ def test_a_folder_that_cannot_be_made_is_told(path: Path) -> None:
 
 
 def test_a_removed_member_is_gone(path: Path) -> None:
-    """A member that was removed is not found again, and the database may have another one."""
+    """A removed member is not found again, and the database may have another one."""
     folder = opened(path)
     folder.remove(folder.create(IDENTITY))
     assert folder.open_logs() == ([], [])
@@ -122,7 +124,7 @@ def test_a_removed_member_is_gone(path: Path) -> None:
 
 
 def test_what_was_half_done_is_cleared(path: Path) -> None:
-    """Members that were half made or half removed are deleted at the next start."""
+    """Members that were half created or half removed are deleted at the next start."""
     folder = opened(path)
     for name in ("64" * 16 + ".new", "65" * 16 + ".removed"):
         (path / name).mkdir()
@@ -132,7 +134,9 @@ def test_what_was_half_done_is_cleared(path: Path) -> None:
 
 
 def test_a_member_that_nobody_knows_is_set_aside(path: Path) -> None:
-    """Without its control file a member is set aside, whole, and the node has it no more."""
+    """Without its control file a member is quarantined as a whole, and the node no longer
+    has it.
+    """
     folder = opened(path)
     folder.create(OTHER).close()
     for number in (1, 2):
@@ -148,7 +152,7 @@ def test_a_member_that_nobody_knows_is_set_aside(path: Path) -> None:
 
 
 def test_a_member_in_the_wrong_place_is_set_aside(path: Path) -> None:
-    """A folder that was copied under the name of another database is not its log."""
+    """A folder that was copied under the name of another database is not used as its log."""
     folder = opened(path)
     log = folder.create(IDENTITY)
     log.close()
@@ -157,7 +161,7 @@ def test_a_member_in_the_wrong_place_is_set_aside(path: Path) -> None:
 
 
 def test_a_later_version_is_left_alone(path: Path) -> None:
-    """Files of a later version stop the start: they are neither set aside nor read."""
+    """Files of a later version stop the start: they are neither quarantined nor read."""
     folder = opened(path)
     log = folder.create(IDENTITY)
     log.close()

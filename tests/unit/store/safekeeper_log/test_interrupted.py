@@ -1,4 +1,4 @@
-"""Moments at which a process ends that once broke a log."""
+"""Process ends at moments that once broke a log."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ RECORDS = records_after(LogEnd(), payloads(6))
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 def test_an_empty_segment_is_taken_over() -> None:
-    """A segment whose records were lost gives its name to one that has room for a larger record."""
+    """The name of a segment whose records were lost is reused for one with space for a larger
+    record.
+    """
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
     effects = [Write(RECORDS[:1])]
@@ -50,7 +52,9 @@ def test_an_empty_segment_is_taken_over() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_segment_that_was_found_deleted_does_not_return(seed: int) -> None:
-    """What a start did not find is gone for good, though the kill came before the folder's sync."""
+    """A segment that a start did not find never returns, even if the process is killed before the
+    sync of the folder.
+    """
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
     write(log, RECORDS)
@@ -72,7 +76,7 @@ def test_a_segment_that_was_found_deleted_does_not_return(seed: int) -> None:
 
 
 def test_a_record_of_another_chain_is_no_part_of_the_log() -> None:
-    """A record that is intact, but follows another one than stands before it, is cut."""
+    """An intact record that does not follow the record before it is cut."""
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
     write(log, RECORDS[:1])
@@ -88,7 +92,7 @@ def test_a_record_of_another_chain_is_no_part_of_the_log() -> None:
 
 
 def test_a_later_segment_says_what_was_durable() -> None:
-    """Damage in front of a segment is seen though the bound that was found is an old one."""
+    """Damage before a later segment is detected, even if the durable bound is an old one."""
     disk = new_disk()
     log = new_log(FOLDER, filesystem=disk)
     bound = bytes(disk.bytes_of(FOLDER / "synced"))

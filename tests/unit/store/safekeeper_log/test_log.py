@@ -1,4 +1,4 @@
-"""A log holds what was written until it is trimmed, truncated or reset."""
+"""A log keeps its records until it is trimmed, truncated or reset."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def segments(folder: Path) -> list[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the log is made."""
+    """The folder of the log."""
     return tmp_path / "member"
 
 
 def test_a_new_log_is_empty(folder: Path) -> None:
-    """A log that was made has promised nothing, and holds nothing; there is one in a folder."""
+    """A new log has no promise and no records, and a folder has only one log."""
     log = new_log(folder)
     assert log.identity == IDENTITY
     assert log.recovered == AcceptorState(IDENTITY.member_id, log=EMPTY_LOG)
@@ -63,7 +63,7 @@ def test_a_new_log_is_empty(folder: Path) -> None:
 
 
 def test_records_are_found_again(folder: Path) -> None:
-    """Records, promise and commit point are there when the log is opened again."""
+    """Records, promise and commit point are found when the log is opened again."""
     log = new_log(folder)
     later = records_after(RECORDS[-1].mark, payloads(3), epoch=2)
     log.perform([Write(RECORDS), Flush(), CommittedUpTo(17)])
@@ -86,7 +86,7 @@ def test_records_are_found_again(folder: Path) -> None:
 
 
 def test_records_of_all_sizes(folder: Path) -> None:
-    """A record that is larger than a segment has one of its own; empty ones take a header."""
+    """A record that is larger than a segment has its own; empty records take a header."""
     sizes = (0, 5 * SEGMENT_BYTES, 1, SEGMENT_BYTES - 112, SEGMENT_BYTES - 111, 0, 3_000_000)
     records = records_after(LogEnd(), [bytes([size % 250]) * size for size in sizes])
     log = new_log(folder)
@@ -98,7 +98,9 @@ def test_records_of_all_sizes(folder: Path) -> None:
 
 
 def test_what_does_not_follow_is_not_written(folder: Path) -> None:
-    """A gap, a second time, or another chain is an error of the caller, and nothing is written."""
+    """A gap, a repeated record, or another chain is an error of the caller, and nothing is
+    written.
+    """
     log = new_log(folder)
     write(log, RECORDS[:3])
     for wrong in (RECORDS[2:4], RECORDS[4:5], records_after(LogEnd(3, 1, 99, 2), [b"x"])):
@@ -108,7 +110,7 @@ def test_what_does_not_follow_is_not_written(folder: Path) -> None:
 
 
 def test_reading_is_bounded(folder: Path) -> None:
-    """What is read fits the bound, across segments too, but is at least one record."""
+    """A read stays within the bound, also across segments, but returns at least one record."""
     log = new_log(folder)
     write(log, RECORDS)
     assert log.read(2, 9, ALL) == list(RECORDS[1:9])
@@ -122,7 +124,7 @@ def test_reading_is_bounded(folder: Path) -> None:
 
 @pytest.mark.parametrize("last", [0, 1, 3, 4, 8, 19, 20])
 def test_truncating(folder: Path, last: int) -> None:
-    """What is behind the cut is gone, for good; the log goes on with other records."""
+    """Records behind the cut are gone for good, and the log continues with other records."""
     log = new_log(folder)
     write(log, RECORDS)
     log.perform(
@@ -169,8 +171,8 @@ def test_a_reset_begins_another_log(folder: Path) -> None:
 
 
 def test_trimming_deletes_whole_segments(folder: Path) -> None:
-    """What is before the base is not read; its segments go, and the base is found again. A log that
-    was trimmed to its end goes on behind it.
+    """Records before the base are not read, their segments are deleted, and the base is found
+    again. A log that was trimmed to its end continues behind it.
     """
     log = new_log(folder)
     write(log, RECORDS)
@@ -201,7 +203,7 @@ def test_trimming_deletes_whole_segments(folder: Path) -> None:
 
 
 def test_objects_are_found(folder: Path) -> None:
-    """The first record of an object is known; where there is none, that of the next one."""
+    """The first record of an object is known; for an object without records, it is the next one."""
     log = new_log(folder)
     several = records_after(LogEnd(), payloads(4), ends_object=False)
     apart = records_after(several[-1].mark, payloads(2), epoch=2)
@@ -217,8 +219,8 @@ def test_objects_are_found(folder: Path) -> None:
 
 
 def test_nothing_is_written_behind_damage(folder: Path) -> None:
-    """A segment that somebody deletes is told, also while the node runs; a damaged log takes no
-    records before it was reset.
+    """A deleted segment is reported, also while the node runs. A damaged log accepts no records
+    before it was reset.
     """
     log = new_log(folder)
     write(log, RECORDS[:5])

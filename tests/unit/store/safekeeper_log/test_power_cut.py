@@ -1,4 +1,4 @@
-"""What a log told anybody survives power cuts, and each of its syncs is there for a reason."""
+"""What a log has reported survives power cuts, and each of its syncs is needed."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ AFTER = records_after(NEW_BASE, payloads(2), epoch=3)
 
 
 class Cut(BaseException):
-    """The process is gone in the middle of a call."""
+    """The process ended in the middle of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a log holds: `start` is where its chain begins, any of `bases` may be found."""
+    """Contents of a log: its chain begins at `start`, and any of `bases` may be found."""
 
     start: LogEnd
     records: tuple[Record, ...]
@@ -76,7 +76,7 @@ LIFE: list[tuple[list[Effect] | LogEnd, State]] = [
 
 
 def fits(log: MemberLog, before: State, after: State) -> bool:
-    """Whether what was found is as before a step, as after it, or between the two."""
+    """Whether the state that was found is that before a step, after it, or between the two."""
     found, records = log.recovered, held(log)
     if found.health is not LogHealth.SOUND or found.promise not in {before.promise, after.promise}:
         return False
@@ -94,7 +94,9 @@ def fits(log: MemberLog, before: State, after: State) -> bool:
 
 
 def cut(random: Random, wrap: Callable[[FileSystem], FileSystem]) -> bool:
-    """Cut the power at some call, then once more at the start; whether all promises were kept."""
+    """Cut the power at some call, then once more at the start; return whether all guarantees were
+    kept.
+    """
     disk, left = new_disk(), random.randrange(CALLS_MAX)
 
     def step(_call: str) -> None:
@@ -130,13 +132,15 @@ def cut(random: Random, wrap: Callable[[FileSystem], FileSystem]) -> bool:
 
 
 def test_what_was_told_survives() -> None:
-    """Durable records and promises are there after a cut, and none that was cut off returns."""
+    """Durable records and promises exist after a power cut, and no truncated record returns."""
     for number in range(CUTS):
         assert cut(random_of(f"member log {number}"), ForwardingFileSystem), f"cut {number}"
 
 
 class NotedBounds(ForwardingFileSystem):
-    """Keeps what was in the file `synced` since its last sync: a cut may leave any of it."""
+    """Keeps the contents of the file `synced` since its last sync: a power cut may leave any of
+    them.
+    """
 
     versions: list[bytes]
 
@@ -161,8 +165,8 @@ class NotedBounds(ForwardingFileSystem):
 
 
 def test_a_bound_that_was_not_synced_is_harmless() -> None:
-    """What says how much was durable is not synced with it. Whichever of those that were written
-    since a cut leaves, in either slot: it says no more than is there, and all of that is found.
+    """The durable bound is not synced with the log. Whichever bound a power cut leaves, in either
+    slot: it is not too high, and all records up to it are found.
     """
     disk = new_disk()
     noted = NotedBounds(disk)
@@ -180,7 +184,7 @@ def test_a_bound_that_was_not_synced_is_harmless() -> None:
 
 
 class WithoutSync(ForwardingFileSystem):
-    """Leaves out the syncs of the files or folders of which `omits` is true."""
+    """Skips the syncs of the files or folders for which `omits` is true."""
 
     def __init__(self, inner: FileSystem, omits: Callable[[str], bool]) -> None:
         super().__init__(inner)
@@ -205,6 +209,6 @@ OMITTED: Mapping[str, Callable[[str], bool]] = {
 
 @pytest.mark.parametrize("omitted", OMITTED)
 def test_every_sync_is_needed(omitted: str) -> None:
-    """A log that leaves out one of its syncs breaks a promise, which is noticed."""
+    """A log without one of its syncs breaks a guarantee, which is detected."""
     wrap = partial(WithoutSync, omits=OMITTED[omitted])
     assert not all(cut(random_of(f"{omitted} {number}"), wrap) for number in range(4 * CUTS))

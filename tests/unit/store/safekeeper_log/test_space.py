@@ -1,4 +1,4 @@
-"""A full disk is told before anything is written, and a broken one for ever."""
+"""A full disk is reported before anything is written; a broken disk stays broken."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ SMALL_FILES_BYTES = 2 * 8192
 
 
 class SmallDisk(FileSystem):
-    """A real file system that has room for so many bytes: what is not allocated cannot be written.
+    """A real file system with a limited number of bytes: only allocated bytes can be written.
 
-    Overwriting takes no room.
+    Overwriting takes no space.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -71,7 +71,7 @@ def sizes(count: int) -> list[int]:
 
 
 def append_until_full(log: MemberLog) -> int:
-    """Append one by one as long as there is room: how many."""
+    """Append records one by one while there is space; return how many."""
     for count, record in enumerate(RECORDS):
         if not log.has_room([record]) and not log.make_room([frame_bytes(record)]):
             return count
@@ -80,7 +80,7 @@ def append_until_full(log: MemberLog) -> int:
 
 
 def test_a_part_of_the_disk_stays_free(tmp_path: Path) -> None:
-    """No segment is allocated that would leave less free than is to be left."""
+    """No segment is allocated that would leave less than the required free space."""
     disk = SmallDisk(SMALL_FILES_BYTES + 4 * SEGMENT_BYTES)
     folder = DataFolder.open(
         tmp_path / "data",
@@ -98,7 +98,7 @@ def test_a_part_of_the_disk_stays_free(tmp_path: Path) -> None:
 
 
 def test_trimming_makes_room(tmp_path: Path) -> None:
-    """A full disk has room again when segments are trimmed, cut off or dropped."""
+    """A full disk has space again when segments are trimmed, truncated or reset."""
     disk = SmallDisk(SMALL_FILES_BYTES + 3 * SEGMENT_BYTES)
     log = new_log(tmp_path / "member", filesystem=disk)
     assert append_until_full(log) == 9
@@ -117,8 +117,8 @@ def test_trimming_makes_room(tmp_path: Path) -> None:
 
 
 def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
-    """A full disk is told before anything is written, and all that was written stays; without a
-    free byte, promises are saved and logs are cut and found again.
+    """A full disk is reported before anything is written, and all written records stay. Without a
+    free byte, promises are saved, and logs are truncated and found again.
     """
     disk = SmallDisk(SMALL_FILES_BYTES + 2 * SEGMENT_BYTES)
     log = new_log(tmp_path / "member", filesystem=disk)
@@ -137,7 +137,7 @@ def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_member_needs_room(tmp_path: Path) -> None:
-    """No half of a member is left when there is no room for one."""
+    """Without space for a member, no half of one is left behind."""
     disk = SmallDisk(SMALL_FILES_BYTES - 1)
     with pytest.raises(LogFull):
         new_log(tmp_path / "member", filesystem=disk)
@@ -147,7 +147,9 @@ def test_a_member_needs_room(tmp_path: Path) -> None:
 
 
 def test_room_counts_what_was_submitted() -> None:
-    """Room that is spoken for is not given twice; a spare is taken when the open one ends."""
+    """Space of submitted records is not promised twice; a spare is used when the open
+    segment ends.
+    """
     room = SpaceAccounting()
     room.open_bytes = 100
     assert room.fits([60, 40])
@@ -191,7 +193,7 @@ def test_a_failed_write_or_sync_ends_everything(tmp_path: Path, call: str, numbe
 
 
 def test_a_disk_that_cannot_read_breaks_nothing_else(tmp_path: Path) -> None:
-    """Records that the disk cannot read are lost to who reads them; others are written."""
+    """Unreadable records are lost to their readers; other records can be written."""
     disk = FailingFileSystem()
     log = new_log(tmp_path / "member", filesystem=disk)
     write(log, RECORDS[:3])

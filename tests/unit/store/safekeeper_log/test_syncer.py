@@ -1,4 +1,4 @@
-"""One sync serves all that was submitted meanwhile, and nobody is told before it is done."""
+"""One sync serves everything submitted meanwhile, and no future is done before it."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ async def running(workers: ThreadWorkers) -> AsyncIterator[Syncer]:
 
 @pytest.fixture
 def disk() -> FailingFileSystem:
-    """Under all logs of a test."""
+    """The disk below all logs of a test."""
     return FailingFileSystem()
 
 
 @pytest.fixture
 def log(tmp_path: Path, disk: FailingFileSystem) -> MemberLog:
-    """An empty one."""
+    """An empty log."""
     return new_log(tmp_path / "one", filesystem=disk, segment_bytes=SEGMENT_BYTES)
 
 
 async def test_many_appends_share_a_sync(
     log: MemberLog, tmp_path: Path, disk: FailingFileSystem
 ) -> None:
-    """What comes while a sync is on its way shares the next one, for each of two logs."""
+    """Appends that are submitted during a sync share the next one, for each of two logs."""
     other = new_log(tmp_path / "two", filesystem=disk, segment_bytes=SEGMENT_BYTES)
     workers = HeldWorkers()
     async with running(workers) as syncer:
@@ -101,7 +101,7 @@ async def test_many_appends_share_a_sync(
 async def test_nobody_is_told_before_it_is_durable(
     log: MemberLog, tmp_path: Path, disk: FailingFileSystem
 ) -> None:
-    """Futures are done in order, each after the sync; another process finds it all then."""
+    """Futures are done in order, each after the sync; another process then finds all records."""
     told: list[int] = []
     async with running(ThreadWorkers(1)) as syncer:
         futures = []
@@ -119,7 +119,9 @@ async def test_nobody_is_told_before_it_is_durable(
 
 
 async def test_effects_are_done_in_order(log: MemberLog, tmp_path: Path) -> None:
-    """A cut is done after what was submitted before it and before what comes after."""
+    """A truncation is applied after effects that were submitted before it, and before later
+    ones.
+    """
     other = records_after(RECORDS[4].mark, payloads(3), epoch=3)
     async with running(ThreadWorkers(1)) as syncer:
         futures = [
@@ -134,7 +136,9 @@ async def test_effects_are_done_in_order(log: MemberLog, tmp_path: Path) -> None
 
 
 async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFileSystem) -> None:
-    """Room is made in order with what was submitted; a disk without any says so, and goes on."""
+    """Space is allocated in order with submitted effects; a full disk is reported, and the syncer
+    goes on.
+    """
     async with running(ThreadWorkers(1)) as syncer:
         assert not log.has_room(RECORDS[:1])
         assert await syncer.make_room(log, RECORDS[:1])
@@ -155,7 +159,7 @@ async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFi
 
 
 async def test_the_next_segment_is_allocated_before_it_is_needed(log: MemberLog) -> None:
-    """A log that fills its segment by half has room for another whole one."""
+    """A log whose segment is half full has space for another whole one."""
     big = records_after(LogEnd(), [bytes(SEGMENT_BYTES // 2)])
     next_ones = records_after(big[-1].mark, [bytes(SEGMENT_BYTES // 2)])
     workers = HeldWorkers()
@@ -166,7 +170,7 @@ async def test_the_next_segment_is_allocated_before_it_is_needed(log: MemberLog)
 
 
 async def test_a_failed_sync_ends_it(log: MemberLog, disk: FailingFileSystem) -> None:
-    """After a failed sync all that waits and all that comes is refused, and the task ends."""
+    """After a failed sync all waiting and all later jobs fail, and the task ends."""
     workers = HeldWorkers()
     syncer = Syncer(workers)
     with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012  (the block is what ends)
@@ -189,7 +193,9 @@ async def test_a_failed_sync_ends_it(log: MemberLog, disk: FailingFileSystem) ->
 
 
 async def test_who_waits_is_cancelled_with_it(log: MemberLog) -> None:
-    """When the task is cancelled, nobody waits for ever; what was on its way is not told."""
+    """When the task is cancelled, no caller waits forever, and the result of a running batch is not
+    reported.
+    """
     workers = HeldWorkers()
     async with running(workers) as syncer:
         workers.go.clear()

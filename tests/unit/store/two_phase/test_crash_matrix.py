@@ -1,8 +1,9 @@
-"""Whatever crashes where, a create in two phases has one winner, and leaves nothing behind (I10).
+"""Wherever a process crashes, a create in two phases has one winner, and leaves nothing behind
+(I10).
 
-Before and after each of the five steps of the owner; the owner resumes, or never does; a rival
-creates the same name, or recovers, in that moment or step by step at once with the owner. A
-deletion that crashes leaves nothing that a later one does not find.
+The owner crashes or stalls before and after each of its five steps, and resumes or never does. A
+rival creates the same name, or recovers, at that moment or interleaved with the owner. A later
+deletion finds everything that a crashed one has left.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ async def creates(world: World, name: str) -> object:
 
 
 async def claims(world: World, name: str) -> ClaimOutcome:
-    """A rival that wants to know who has it, too."""
+    """A rival that also claims the name."""
     return await claim(world.open(), name, THEIRS, runtime=world.runtime)
 
 
@@ -54,7 +55,7 @@ async def collects(world: World, name: str) -> Recovered:
 
 
 async def sweeps(world: World, name: str) -> None:
-    """A collector that has just the temporary objects in mind."""
+    """A collector that deletes only the temporary objects."""
     await sweep(world.open(), folder_of(name))
 
 
@@ -62,7 +63,7 @@ rivals = pytest.mark.parametrize("rival", [creates, claims, recovers, collects])
 
 
 def owner_stalled(world: World, name: str, steps: int) -> Process:
-    """An owner that has made so many requests, and stands still."""
+    """An owner that has made so many requests, and stalls."""
     owner = Process(world.open().create(name, OURS, {"writer_epoch": "7"}))
     for expected in STEPS[:steps]:
         assert owner.next_request == expected
@@ -72,7 +73,7 @@ def owner_stalled(world: World, name: str, steps: int) -> Process:
 
 
 def check_nothing_is_left(world: World, name: str) -> None:
-    """After a collection, there is a complete object with its record, or nothing at all."""
+    """After a collection there is a complete object with its record, or nothing at all."""
     Process(collects(world, name)).finish()
     data = world.data(name)
     assert data in (OURS, THEIRS, None)
@@ -95,7 +96,9 @@ def check_all_is_forgotten(world: World, name: str) -> None:
 @stalls
 @rivals
 def test_the_owner_never_resumes(name: str, stalled_at: int, rival: Rival) -> None:
-    """What an owner left that crashed is completed from its record on, and is nothing before."""
+    """The create of an owner that crashed is completed once its record exists, and is nothing
+    before.
+    """
     world = World()
     owner_stalled(world, name, stalled_at).crash()
     Process(rival(world, name)).finish()
@@ -109,8 +112,8 @@ def test_the_owner_never_resumes(name: str, stalled_at: int, rival: Rival) -> No
 @names
 @stalls
 def test_a_crash_alone(name: str, stalled_at: int) -> None:
-    """A collection completes what is decided and removes what is not, with no rival about; when
-    the name is collected too, neither an object nor a record remains.
+    """Without a rival, a collection completes decided creates and removes undecided ones. When the
+    name is collected too, neither an object nor a record remains.
     """
     world = World()
     owner_stalled(world, name, stalled_at).crash()
@@ -123,7 +126,9 @@ def test_a_crash_alone(name: str, stalled_at: int) -> None:
 
 
 def crash_after(process: Process, requests: int) -> bool:
-    """Have it make so many requests, and no more; whether it could have made another one."""
+    """Run so many requests of a process, then crash it; return whether it had another one
+    to make.
+    """
     for _ in range(requests):
         if not process.is_done:
             process.step()
@@ -138,7 +143,9 @@ def crash_after(process: Process, requests: int) -> bool:
 def test_a_deletion_of_temporary_objects_crashes(
     name: str, stalled_at: int, *, is_alive: bool
 ) -> None:
-    """After each of its requests, the name has one winner, and nothing is left when it is swept."""
+    """After a crash behind each of its requests, the name has one winner, and nothing is left after
+    the next sweep.
+    """
     for requests in range(REQUESTS_MAX):
         world = World()
         owner = owner_stalled(world, name, stalled_at)
@@ -158,7 +165,9 @@ def test_a_deletion_of_temporary_objects_crashes(
 
 @names
 def test_a_deletion_of_an_object_crashes(name: str) -> None:
-    """After each of its requests, object and record are both there, or go with the next one."""
+    """After each of its requests, object and record both exist, or the next deletion removes what
+    is left.
+    """
     for requests in range(REQUESTS_MAX):
         world = World()
         owner_stalled(world, name, len(STEPS) - 1)
@@ -171,10 +180,10 @@ def test_a_deletion_of_an_object_crashes(name: str) -> None:
 
 
 def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -> int:
-    """Run every order in which the processes can make their requests; how many there were.
+    """Run every order in which the processes can make their requests; return how many there were.
 
-    Depth first: a run follows a given prefix of choices, and then the first that is possible;
-    the next one differs at the last place where another choice is left.
+    Depth first: a run follows a given prefix of choices, then always the first possible one. The
+    next run differs at the last position where another choice is left.
     """
     runs = 0
     choices: list[int] = []
@@ -199,7 +208,7 @@ def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -
 
 
 def check_all(world: World, name: str, processes: list[Process]) -> None:
-    """At most one was told that it created, and whoever was has its bytes there."""
+    """At most one process got `Created`, and the object has the bytes of that one."""
     told = [process.result for process in processes]
     data = world.data(name)
     assert told.count(Created()) + told.count(Claimed()) <= 1, told

@@ -53,14 +53,14 @@ def _nothing_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that are good."""
+    """Valid credentials."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "K")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
 
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """Sets the shell script that is the source of credentials."""
+    """Set the shell script that is the source of credentials."""
     return program_in(tmp_path, monkeypatch)
 
 
@@ -83,15 +83,15 @@ def said(content: object, status: int = 200) -> Reply:
 
 
 def obliging(request: Request) -> Reply:
-    """The table is there, and whatever else is asked succeeds."""
+    """The table exists, and every other request succeeds."""
     if request.headers["x-amz-target"].endswith(".DescribeTable"):
         return said({"Table": {"TableStatus": "ACTIVE", "KeySchema": KEY_SCHEMA}})
     return said({})
 
 
 async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureFixture) -> None:
-    """What was good and is too old is renewed before a request. When that fails, nothing is sent,
-    and nothing is told in the program's own words, which may hold secrets.
+    """Old credentials are renewed before a request. When that fails, nothing is sent, and the error
+    has no text of the program, which may hold secrets.
     """
     logging.getLogger("botocore").setLevel(logging.NOTSET)
     logging.getLogger("aiobotocore").setLevel(logging.NOTSET)
@@ -112,8 +112,8 @@ async def test_a_renewal_that_fails(program: Program, caplog: pytest.LogCaptureF
 
 @pytest.mark.usefixtures("keys")
 async def test_answers_of_another_server() -> None:
-    """A success that DynamoDB has not told, such as a page for people, says nothing of records:
-    an insert may have been carried out, and reads are not answered. Nor is a reply that is cut.
+    """A success that is not from DynamoDB, such as a page for people, or is cut, says nothing about
+    records: an insert may have been carried out, and reads fail.
     """
     async with scripted(obliging) as server, opened(server) as records:
         await records.ensure_schema()
@@ -143,7 +143,7 @@ async def test_answers_of_another_server() -> None:
 
 @pytest.mark.usefixtures("keys")
 async def test_a_list_goes_on_behind_its_page() -> None:
-    """Each page is asked for with the key that the one before ended with."""
+    """Each page is requested with the key that ended the one before."""
     asked: list[object] = []
     key = {"database": {"S": "s3://bucket"}, "destination": {"S": "wal/1"}}
     item = {**key, "source": {"S": "wal/1.source"}, "committed": {"BOOL": False}}
@@ -161,7 +161,7 @@ async def test_a_list_goes_on_behind_its_page() -> None:
 
 @pytest.mark.usefixtures("keys")
 async def test_another_server_at_the_beginning() -> None:
-    """No table is taken for one that is there, or that was made, when DynamoDB has not said so."""
+    """A table counts as existing or created only if DynamoDB has said so."""
     async with scripted(lambda _: Reply(200, HTML)) as server, opened(server) as records:
         with pytest.raises(StoreUnavailable, match=r"prepare records: .*not as DynamoDB does"):
             await records.insert(RECORD)
@@ -174,7 +174,7 @@ async def test_another_server_at_the_beginning() -> None:
 @pytest.mark.usefixtures("keys")
 @pytest.mark.parametrize("status", [400, 500])
 async def test_errors_are_discreet(status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither an error nor a log says what the server repeats of the request's own headers."""
+    """No error and no log shows the request's own headers that a server repeats."""
     logging.getLogger("botocore").setLevel(logging.NOTSET)
     caplog.set_level(logging.DEBUG)
 
@@ -205,7 +205,9 @@ async def told(records: RecordStore, call: str) -> str:
 
 @pytest.mark.usefixtures("keys")
 async def test_connections_that_break() -> None:
-    """A connection that breaks after the request leaves a doubt; without one nothing was done."""
+    """After a connection that breaks behind the request the outcome is unknown; without a
+    connection nothing was done.
+    """
 
     def broken(_: Request) -> Reply:
         raise Broken

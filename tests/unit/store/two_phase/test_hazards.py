@@ -1,7 +1,7 @@
-"""What could go wrong with two-phase compare-and-swap, one hazard at a time.
+"""Hazards of two-phase compare-and-swap, one at a time.
 
-Each is a schedule in which a store that is less careful loses an object that was acknowledged.
-Records of another database, or none, are noticed before anything is written.
+Each is a schedule in which a less careful store loses an acknowledged object. Records of another
+database, or missing ones, are detected before anything is written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sweeping(world: World) -> Process:
 
 
 def in_order(request: str, fates: Sequence[Fate]) -> Fates:
-    """These fates for the next requests of this name, and answers to all others."""
+    """Return these fates for the next requests of this name, and answer all others."""
     remaining = list(fates)
 
     def fate(made: str) -> Fate:
@@ -61,10 +61,10 @@ def in_order(request: str, fates: Sequence[Fate]) -> Fates:
 @pytest.mark.parametrize("paused_at", ["find", "insert", "delete", "withdraw"])
 @pytest.mark.parametrize("resumed_to", ["insert", "copy", "landing"])
 def test_a_source_is_deleted_while_its_owner_resumes(paused_at: str, resumed_to: str) -> None:
-    """A copy that is under way when its source is deleted never lands on a rival's object.
+    """A copy that is in flight when its source is deleted never lands on a rival's object.
 
-    The owner stands still before step 2; a collector deletes the source; the owner goes on in the
-    midst of that; a rival finds neither source nor destination, and creates the object.
+    The owner stalls before step 2, a collector deletes the source, and the owner resumes during the
+    deletion. A rival finds neither source nor destination, and creates the object.
     """
     world = World()
     owner = claiming(world, OURS)
@@ -82,7 +82,7 @@ def test_a_source_is_deleted_while_its_owner_resumes(paused_at: str, resumed_to:
 
 
 def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
-    """The same for a source that is about to take a dead record over: the record changes first."""
+    """The same for a source that is about to take over a dead record: the record changes first."""
     world = World()
     world.table[Destination("memory://stepped", NAME)] = dead_record()
     owner = claiming(world, OURS)
@@ -107,7 +107,9 @@ def dead_record(number: int = 0) -> CreateRecord:
 
 @pytest.mark.parametrize("begin", [lambda world: creating(world, OURS), sweeping])
 def test_a_record_that_always_changes(begin: Callable[[World], Process]) -> None:
-    """Who never gets hold of it gives up in the end, and has neither put nor deleted anything."""
+    """A process that always loses its record to others gives up in the end, and has neither put nor
+    deleted an object.
+    """
     world = World()
     crashed = creating(world, THEIRS)
     crashed.until("insert")
@@ -128,7 +130,7 @@ def test_a_record_that_always_changes(begin: Callable[[World], Process]) -> None
 
 
 def test_a_copy_that_somebody_else_made() -> None:
-    """An owner whose copy has no answer, or no source, asks whether it was made in its place."""
+    """An owner whose copy has no answer, or no source, checks whether another process made it."""
     world = World()
     owner = creating(world, OURS, in_order("copy", [Fate.REQUEST_LOST]))
     owner.until("copy")
@@ -142,7 +144,9 @@ def test_a_copy_that_somebody_else_made() -> None:
 
 
 def test_a_copy_lands_late() -> None:
-    """After a copy without an answer the source stays, so that nobody else's is put there."""
+    """After a copy without an answer the source stays, so that no other object is put in
+    its place.
+    """
     world = World()
     owner = creating(world, OURS, in_order("copy", [Fate.LATE]))
     assert isinstance(owner.finish(), Unknown)
@@ -153,7 +157,7 @@ def test_a_copy_lands_late() -> None:
 
 @pytest.mark.parametrize("has_landed", [True, False])
 def test_an_insert_lands_late(*, has_landed: bool) -> None:
-    """After an insert without an answer the source stays, for whoever completes it."""
+    """After an insert without an answer the source stays for a process that completes it."""
     world = World()
     owner = creating(world, OURS, in_order("insert", [Fate.LATE]))
     assert isinstance(owner.finish(), Unknown)
@@ -167,7 +171,9 @@ def test_an_insert_lands_late(*, has_landed: bool) -> None:
 
 
 def test_a_doubtful_source_is_not_deleted_under_a_helper() -> None:
-    """Who does not know whether its record is there does not delete what a helper is copying."""
+    """A process that does not know whether its record exists does not delete a source that a helper
+    copies.
+    """
     world = World()
     fates = {"insert": Fate.REPLY_LOST, "find": Fate.REQUEST_LOST}
     owner = creating(world, OURS, lambda request: fates.get(request, Fate.ANSWERED))
@@ -182,7 +188,9 @@ def test_a_doubtful_source_is_not_deleted_under_a_helper() -> None:
 
 
 def test_doubt_is_told() -> None:
-    """Who lost the reply to its insert, and finds a rival, is not told that it never created."""
+    """A process that lost the reply to its insert, and finds a rival, reports an unknown
+    outcome.
+    """
     world = World()
     creating(world, THEIRS).finish()
     lossy = in_order("insert", [Fate.REQUEST_LOST])
@@ -195,7 +203,7 @@ def test_doubt_is_told() -> None:
 @pytest.mark.parametrize("fate", LOST)
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_lost_reply(request_name: str, fate: Fate, *, is_taken: bool) -> None:
-    """A claim ends with the truth, whichever request had no answer."""
+    """A claim ends with the true owner, whichever request had no answer."""
     world = World()
     if is_taken:
         creating(world, THEIRS).finish()
@@ -212,8 +220,8 @@ def test_a_lost_reply(request_name: str, fate: Fate, *, is_taken: bool) -> None:
 
 @pytest.mark.parametrize("fate", LOST)
 def test_what_a_create_is_told(fate: Fate) -> None:
-    """A step after the copy that fails makes no failure of the create; without an answer to the
-    first step there is no record, and trying again may help.
+    """A failure in a step after the copy does not fail the create. Without an answer to the first
+    step there is no record, and a retry may succeed.
     """
     for request_name in ("commit", "delete"):
         world = World()
@@ -232,7 +240,7 @@ def test_what_a_create_is_told(fate: Fate) -> None:
 
 
 def test_a_source_that_was_deleted_by_hand() -> None:
-    """An open record without its source, whose object is there, is committed and not taken over."""
+    """An open record without its source, whose object exists, is committed and not taken over."""
     world = World()
     owner = creating(world, OURS)
     owner.until("commit")
@@ -247,8 +255,8 @@ def test_a_source_that_was_deleted_by_hand() -> None:
 
 
 def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
-    """Recovery leaves a record that nobody can complete to whoever wants the name; that of a
-    collected name is forgotten.
+    """Recovery leaves a dead record for a process that wants the name; the record of a collected
+    name is deleted.
     """
     world = World()
     world.table[Destination("memory://stepped", NAME)] = dead_record()
@@ -263,7 +271,9 @@ def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
 
 
 def test_records_go_after_their_objects() -> None:
-    """A record stays while its object is there; a crash between the two is made good later."""
+    """A record stays while its object exists; a crash between the two deletions is repaired
+    later.
+    """
     world = World()
     creating(world, OURS).finish()
     deleting = Process(world.open().delete([NAME]))
@@ -280,7 +290,7 @@ def test_records_go_after_their_objects() -> None:
 
 
 def test_records_of_what_is_there_are_kept() -> None:
-    """A record is not forgotten while its object is there, even if it may be collected."""
+    """A record is not deleted while its object exists, even if it may be collected."""
     world = World()
     names = [wal_name(number) for number in range(5)] + ["alone"]
     for name in names:
@@ -303,13 +313,13 @@ def test_an_open_record_is_not_deleted_with_its_object() -> None:
 
 
 def test_names_of_temporary_objects_are_not_created() -> None:
-    """The name of a temporary object is no destination."""
+    """The name of a temporary object is no valid destination."""
     with pytest.raises(InvalidRequest):
         Process(World().open().create(temporary_name(NAME, bytes(16), 0), OURS))
 
 
 def test_foreign_objects_are_deleted_as_they_are() -> None:
-    """Objects that are not ours have no records, whatever they are called, and can be deleted."""
+    """Foreign objects have no records, whatever their names are, and can be deleted."""
     world = World()
     store = world.open()
     foreign = ["wal/é", f"wal/é.{'0' * 8}-{'0000-' * 3}{'0' * 12}.{'0' * 8}", "wal/notes.txt"]
@@ -323,8 +333,8 @@ def opened(objects: MemoryObjects, table: Table) -> OwnedStore:
 
 
 async def test_its_own_records_are_recognised() -> None:
-    """Where there is no manifest, any records will do; another process with the same records
-    creates and recovers. The manifest is looked for once.
+    """Without a manifest, any records are accepted. Another process with the same records creates
+    and recovers. The manifest is searched only once.
     """
     objects, table = MemoryObjects(), Table()
     store = opened(objects, table)
@@ -351,7 +361,9 @@ async def test_other_records_are_refused(name: str) -> None:
 
 
 async def test_a_manifest_that_goes_meanwhile_is_no_stranger() -> None:
-    """The newest manifest may be superseded and collected between list and look: look again."""
+    """If the newest manifest is superseded and collected between list and read of the record, the
+    check is repeated.
+    """
     objects, table = MemoryObjects(), Table()
     own = opened(objects, table)
     await own.create(manifest_name(0), b"0")

@@ -1,4 +1,4 @@
-"""Records are opened by a URL, which may hold a password that nobody else may see."""
+"""Records are opened by a URL, which may hold a password that must not be shown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def opened(records_url: str) -> RecordStore:
 
 
 class Racing:
-    """A connection on which a table cannot be made, since another process has made it, or not."""
+    """A connection on which the table cannot be created, since another process has created it, or
+    not.
+    """
 
     dialect = SQLiteDialect()
 
@@ -49,7 +51,9 @@ class Racing:
 
 
 async def test_two_that_make_the_table_at_once() -> None:
-    """Who is told that it is there already, as by PostgreSQL, goes on; others hear of the error."""
+    """A process that hears that the table already exists, as from PostgreSQL, goes on; other errors
+    are raised.
+    """
     await prepare(cast("AsyncConnection", Racing(is_made=True)), "sqlite")
     with pytest.raises(DBAPIError, match="duplicate"):
         await prepare(cast("AsyncConnection", Racing(is_made=False)), "sqlite")
@@ -68,7 +72,7 @@ async def test_two_that_make_the_table_at_once() -> None:
     ],
 )
 async def test_urls(records_url: str, shown: str) -> None:
-    """The URL of the records says where they are, and not who may use them."""
+    """The URL of the records is shown without user and password."""
     records = opened(records_url)
     assert records.url == shown
     assert SECRET not in repr(records)
@@ -100,7 +104,7 @@ async def test_urls(records_url: str, shown: str) -> None:
     ],
 )
 def test_bad_urls(records_url: str, problem: str) -> None:
-    """What cannot be meant is refused with what to write, and never quoted."""
+    """An invalid URL is refused with advice on what to write, and never quoted."""
     with pytest.raises(InvalidSetting, match=problem) as raised:
         opened(records_url)
     shown = "".join(traceback.format_exception(raised.value))
@@ -119,7 +123,7 @@ async def test_a_server_that_is_down(scheme: str) -> None:
 
 
 def test_a_file_in_no_folder() -> None:
-    """A mistyped path is refused: a new file somewhere else would see no conflicts."""
+    """A mistyped path is refused: a new file elsewhere would see no conflicts."""
     with pytest.raises(InvalidSetting, match="/nowhere/at/all, which is no folder"):
         opened("sqlite:///nowhere/at/all/records.db")
 
@@ -136,7 +140,7 @@ async def test_a_file_of_something_else(tmp_path: Path) -> None:
 
 
 async def test_a_database_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody else holds the lock nothing is inserted, and it can be tried again."""
+    """While another process holds the lock nothing is inserted, and a retry is possible."""
     monkeypatch.setattr(sql, "SQLITE_BUSY_MS", 10)
     records = opened(f"sqlite://{tmp_path}/records.db")
     await records.ensure_schema()

@@ -1,8 +1,9 @@
-"""Processes that share a plain store and records, and go one request at a time.
+"""Processes that share a plain store and records, and run one request at a time.
 
-They are coroutines that no event loop runs: each stops before every request, and a test says who
-goes on. What a store that is told to copy has read is written when it likes, even if whoever asked
-has crashed meanwhile: a landing.
+They are coroutines without an event loop: each stops before every request, and a test chooses which
+one continues. The second half of a copy, in which the store writes what it has read, is a step of
+its own, a landing. It may come at any later time, also after the process that requested the copy
+has crashed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.kit.inline_runtime import InlineClock, InlineWorkers, finish
 
 
 class Fate(Enum):
-    """What becomes of a request."""
+    """The outcome of a request."""
 
     ANSWERED = auto()
     REQUEST_LOST = auto()  # no answer, and nothing was done
@@ -44,7 +45,7 @@ def all_answered(_request: str) -> Fate:
 
 
 class Turn:
-    """Awaited before a request: gives the turn back to whoever runs the processes."""
+    """Awaited before a request: returns control to the code that runs the processes."""
 
     def __init__(self, request: str) -> None:
         self.request = request
@@ -55,7 +56,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Landing:
-    """The second half of a copy: `found` is on its way to `destination`."""
+    """The second half of a copy, in which `found` is written to `destination`."""
 
     destination: str
     found: StoredObject
@@ -64,7 +65,7 @@ class Landing:
 
 @dataclass(slots=True)
 class World:
-    """What all processes share."""
+    """The state that all processes share."""
 
     objects: MemoryObjects = field(default_factory=MemoryObjects)
     table: Table = field(default_factory=dict)
@@ -90,7 +91,7 @@ class World:
         self.objects.replace(StoredObject(info, found.data, found.metadata))
 
     def catch_up(self, random: Random) -> None:
-        """Carry out one of the requests that are late."""
+        """Carry out one of the late requests."""
         finish(self.late.pop(random.randrange(len(self.late)))())
 
     def data(self, name: str) -> bytes | None:
@@ -106,7 +107,7 @@ class World:
 
 
 class Process:
-    """One that a test moves on, request by request."""
+    """A process that a test runs request by request."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
@@ -116,7 +117,7 @@ class Process:
         self.step()  # to the turn before its first request
 
     def step(self) -> None:
-        """Have it make its next request, and go on to the turn before the one after that."""
+        """Run the next request, and go on to the turn before the one after that."""
         try:
             turn = self._coroutine.send(None)
         except StopIteration as stop:
@@ -127,7 +128,7 @@ class Process:
             self.next_request = turn.request
 
     def until(self, request: str) -> None:
-        """Have it make its requests up to this one, which it does not make yet."""
+        """Run requests up to this one, which is not run yet."""
         while self.next_request != request:
             assert not self.is_done, f"it never made the request {request}"
             self.step()
@@ -154,7 +155,7 @@ async def collect(
     folder: str = "wal/",
     is_collected: Callable[[str], bool] = lambda _name: False,
 ) -> Recovered:
-    """What a collector does: recover, delete what is temporary or collected, and recover again."""
+    """Act as a collector: recover, delete temporary and collected objects, and recover again."""
     await store.recover(is_collected)
     await sweep(store, folder)
     doomed = [info.name async for info in store.list(folder) if is_collected(info.name)]
@@ -165,7 +166,7 @@ async def collect(
 
 @dataclass(slots=True)
 class Turns:
-    """Those of one process: each request has the fate that a test chose."""
+    """The requests of one process: each has the fate that a test chose."""
 
     world: World
     fates: Fates
@@ -194,7 +195,7 @@ class Turns:
 
 
 class SteppedStore(MemoryStore):
-    """The plain store as one process sees it."""
+    """The plain store as one process uses it."""
 
     def __init__(self, world: World, fates: Fates) -> None:
         super().__init__(lambda: next(world.moments), name="stepped", objects=world.objects)
@@ -234,7 +235,7 @@ class SteppedStore(MemoryStore):
 
 
 class SteppedRecords(MemoryRecords):
-    """The records as one process sees them."""
+    """The records as one process uses them."""
 
     def __init__(self, world: World, fates: Fates) -> None:
         super().__init__(table=world.table)

@@ -1,5 +1,7 @@
-"""The checks of a store, all of them and the few that a database is created behind: whoever keeps
-all promises passes, and whoever breaks one is told which.
+"""The checks of a store, all of them and the short form before a database is created.
+
+A store that fulfils all requirements passes; for one that violates any, the check that failed says
+which.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ REQUESTS_MAX = 25  # of the few checks
 
 
 class Tried:
-    """A store, and what all checks found of it."""
+    """A store, and the results of all checks of it."""
 
     def __init__(self, open_one: Callable[[], ObjectStore]) -> None:
         self.open_one = open_one
@@ -66,7 +68,7 @@ def two_phases(kind: Kind, records: type[MemoryRecords]) -> Callable[[], TwoPhas
 
 
 async def test_a_careful_store_passes() -> None:
-    """A store that keeps all of it passes every check, and nothing is left in it."""
+    """A store that fulfils all requirements passes every check, and nothing is left in it."""
     objects = MemoryObjects()
     checked = await tried(Careful, objects)
     assert all(isinstance(each, CheckPassed) for each in checked.verdicts.values()), (
@@ -112,8 +114,8 @@ BYTES, DATES = "bytes as they were written", "protection by snapshots"
     ],
 )
 async def test_careless_stores_fail(kind: Kind, lost: dict[str, str]) -> None:
-    """A store that breaks a promise fails the check of it, by which the lost guarantee is told;
-    one that breaks a single promise passes the others.
+    """A store that violates a requirement fails its check, which names the lost guarantee. One that
+    violates a single requirement passes the other checks.
     """
     checked = await tried(kind)
     assert lost.keys() <= checked.failed, checked.verdicts
@@ -133,14 +135,14 @@ BREAKS_ONE = {
 
 
 async def test_lost_metadata_is_told() -> None:
-    """A store may lose metadata: it is told, and fails nothing."""
+    """A store may drop metadata: this is reported, and fails no check."""
     checked = await tried(careless.LosesMetadata)
     assert checked.failed == set()
     assert isinstance(checked.verdicts["metadata"], Told)
 
 
 async def test_two_phases_pass_without_conditions() -> None:
-    """In two phases a store that ignores conditions passes, and no object or record is left."""
+    """In two-phase mode a store that ignores conditions passes, and no object or record is left."""
     open_one = two_phases(careless.IgnoresConditions, MemoryRecords)
     checked = Tried(open_one)
     await checked.run()
@@ -161,14 +163,14 @@ async def test_two_phases_pass_without_conditions() -> None:
     ],
 )
 async def test_two_phases_fail(kind: Kind, records: type[MemoryRecords], check: str) -> None:
-    """Records that two may win, and puts and copies that do not replace, are found."""
+    """Records that two processes can win, and puts and copies that do not replace, are detected."""
     checked = Tried(two_phases(kind, records))
     await checked.run()
     assert check in checked.failed, checked.verdicts
 
 
 async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
-    """Checks that are stopped half-way leave nothing in the store."""
+    """Checks that are cancelled half-way leave nothing in the store."""
     objects, arrived = MemoryObjects(), asyncio.Event()
 
     async def hold(request: Request) -> None:
@@ -188,8 +190,8 @@ async def test_what_was_made_is_deleted_when_it_is_cancelled() -> None:
 
 @pytest.mark.parametrize("operation", ["create", "delete"])
 async def test_a_store_that_does_not_answer_is_not_called_unfit(operation: str) -> None:
-    """What could not be asked is no failure of the store, and no success either; what cannot be
-    deleted is named.
+    """A check without an answer is neither a failure nor a success; objects that cannot be deleted
+    are named.
     """
     objects = MemoryObjects()
 
@@ -222,7 +224,7 @@ async def test_runs_do_not_disturb_each_other() -> None:
 
 
 async def test_what_it_costs() -> None:
-    """A fit store is found so with a few requests, and nothing is left in it."""
+    """A fit store passes with a few requests, and nothing is left in it."""
     store = Careful(MemoryObjects())
     await check_fit(store, inline_runtime(), StoreSettings())
     assert store.sent.total <= REQUESTS_MAX
@@ -242,7 +244,7 @@ async def test_what_it_costs() -> None:
     ],
 )
 async def test_no_database_is_created_on_an_unfit_store(kind: Kind, told: str) -> None:
-    """What is refused is told with the guarantee that is lost, and nothing is left there."""
+    """The refusal names the lost guarantee, and nothing is left in the store."""
     objects = MemoryObjects()
     store = kind(objects)
     with pytest.raises(StoreUnfit, match=f"no {told}.*shalekv store verify"):
@@ -263,7 +265,7 @@ async def test_what_to_do_about_it() -> None:
 
 
 async def test_two_phases_are_fit_without_conditions() -> None:
-    """A store that ignores conditions holds a database whose creates are decided elsewhere."""
+    """In two-phase mode a store that ignores conditions can hold a database."""
     store = two_phases(careless.IgnoresConditions, MemoryRecords)()
     await create_database(store, inline_runtime(), StoreSettings())
     (record,) = await gathered(store.records.list(store.url, uncommitted_only=False))
@@ -272,7 +274,7 @@ async def test_two_phases_are_fit_without_conditions() -> None:
 
 
 async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
-    """A create of our own whose reply was lost, or that comes late, is no broken promise."""
+    """An own create whose reply was lost, or that takes effect late, is no violation."""
     for fate in (Fate.REPLY_LOST, Fate.LATE, Fate.REQUEST_LOST, Fate.REFUSED):
         for before in range(14):
             store = ScriptedStore()
@@ -281,7 +283,9 @@ async def test_lost_replies_do_not_look_like_an_unfit_store() -> None:
 
 
 async def test_a_late_create_does_not_look_like_a_lost_delete() -> None:
-    """What lands after its name was deleted is the network's doing, and not the store's."""
+    """A create that takes effect after its name was deleted is the network's fault, and not the
+    store's.
+    """
     objects, late = MemoryObjects(), list[Request]()
 
     async def lose(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""What a race proves: outcomes, bodies, and the object that was found."""
+"""The judgement of a race by its outcomes, its bodies, and the object that was found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ A, B, C = (CreateRecord(PLACE, f"verify/1.{source}") for source in "abc")
     ],
 )
 def test_a_fair_race(outcomes: Sequence[CreateOutcome | None], found: bytes | None) -> None:
-    """One winner, whose bytes are the object, is as it must be, even if it was not answered."""
+    """A race with one winner, whose bytes are the object, is fair, even if the winner was not
+    answered.
+    """
     assert judged(outcomes, BODIES, found) == ""
 
 
@@ -52,7 +54,9 @@ def test_a_fair_race(outcomes: Sequence[CreateOutcome | None], found: bytes | No
 def test_an_unfair_race(
     outcomes: Sequence[CreateOutcome | None], found: bytes | None, problem: str
 ) -> None:
-    """Two winners, none, and an object that is not the winner's are told apart."""
+    """Two winners, no winner, and an object that is not the winner's are detected and told
+    apart.
+    """
     assert problem in judged(outcomes, BODIES, found)
 
 
@@ -73,6 +77,6 @@ def test_an_unfair_race(
 def test_races_for_records(
     outcomes: Sequence[InsertOutcome], found: CreateRecord | None, problem: str
 ) -> None:
-    """Records are judged as objects are; who meets its own record has won."""
+    """Records are judged as objects are; a process that finds its own record has won."""
     told = two_phase.judged(outcomes, (A, B, C), found)
     assert (problem in told) if problem else told == ""
