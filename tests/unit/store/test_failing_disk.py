@@ -87,7 +87,7 @@ async def test_a_full_disk_is_told_and_passes(
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "problem"),
     [
         *((call, errno.EIO, "check it") for call in ("create", "write", "link", "open_folder")),
         ("link", errno.EPERM, "no hard links"),
@@ -95,16 +95,16 @@ async def test_a_full_disk_is_told_and_passes(
     ],
 )
 async def test_what_breaks_the_store(
-    store: LocalStore, disk: FailingFileSystem, call: str, error: int, told: str
+    store: LocalStore, disk: FailingFileSystem, call: str, error: int, problem: str
 ) -> None:
     """A disk that cannot write, or has no hard links and so no compare-and-swap, is not written to
     any more.
     """
     disk.fail(call, error)
-    with pytest.raises(StoreBroken, match=told):
+    with pytest.raises(StoreBroken, match=problem):
         await store.create(NAME, b"x")
     disk.recover()
-    with pytest.raises(StoreBroken, match=told):
+    with pytest.raises(StoreBroken, match=problem):
         await store.create("wal/2.sst", b"x")
 
 
@@ -169,7 +169,7 @@ async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "problem"),
     [
         (errno.EROFS, "Read-only file system: mount it for writing"),
         (errno.EPERM, "Operation not permitted: the system allows no writes"),
@@ -177,12 +177,12 @@ async def test_a_file_that_was_cut_ends_where_it_ends(tmp_path: Path) -> None:
     ],
 )
 async def test_folders_that_cannot_be_made(
-    tmp_path: Path, disk: FailingFileSystem, error: int, told: str
+    tmp_path: Path, disk: FailingFileSystem, error: int, problem: str
 ) -> None:
     """An error that no retry fixes is a refusal, so that a creation ends instead of waiting."""
     store = LocalStore(tmp_path / "database", inline_runtime(), filesystem=disk)
     disk.fail("mkdir", error)
-    with pytest.raises(StoreRefused, match=told) as raised:
+    with pytest.raises(StoreRefused, match=problem) as raised:
         await store.create(NAME, BODY)
     assert not raised.value.may_pass
     disk.recover()

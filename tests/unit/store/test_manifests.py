@@ -137,14 +137,14 @@ async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
     assert edited.manifest_id == 2
 
 
-@pytest.mark.parametrize("told_s", [False, True], ids=["milliseconds", "seconds"])
-async def test_manifest_that_was_made_anew_since_the_list_is_not_read(*, told_s: bool) -> None:
+@pytest.mark.parametrize("in_seconds", [False, True], ids=["milliseconds", "seconds"])
+async def test_manifest_that_was_made_anew_since_the_list_is_not_read(*, in_seconds: bool) -> None:
     """A manifest that a stalled process creates in the place of a collected one is not used (F2). A
     store whose replies to reads have whole seconds is not mistaken for such a case.
     """
     database = await Database.created()
     await database.edit(raised_epoch)
-    store = Recycling(database, told_s=told_s)
+    store = Recycling(database, in_seconds=in_seconds)
     assert (await stored_in(store).refresh()).manifest_id == 1
     assert store.gets == 1
     store.then_recycle = True
@@ -157,11 +157,11 @@ class Recycling(MemoryStore):
     again.
     """
 
-    def __init__(self, database: Database, *, told_s: bool) -> None:
+    def __init__(self, database: Database, *, in_seconds: bool) -> None:
         self.now_ms_told = 1_500
         super().__init__(lambda: self.now_ms_told, objects=database.objects)
         self.database = database
-        self.told_s = told_s
+        self.in_seconds = in_seconds
         self.then_recycle = False
         self.gets = 0
 
@@ -176,8 +176,10 @@ class Recycling(MemoryStore):
             self.now_ms_told += 10_000
             await self.create(name, encode_manifest(stale))
         found = await super().get(name)
-        told_ms = found.info.modified_ms - found.info.modified_ms % (1_000 if self.told_s else 1)
-        return replace(found, info=replace(found.info, modified_ms=told_ms))
+        reported_ms = found.info.modified_ms - found.info.modified_ms % (
+            1_000 if self.in_seconds else 1
+        )
+        return replace(found, info=replace(found.info, modified_ms=reported_ms))
 
 
 async def test_edit_at_a_recycled_id_does_not_count() -> None:

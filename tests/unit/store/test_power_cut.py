@@ -69,7 +69,7 @@ class Turnstile:
         """Wait for a turn to make this call; raises `PowerCut` when there is none any more."""
         runner = self._current
         if runner is None:
-            return  # before and after the programs, for whoever prepares and inspects
+            return  # before and after the programs, to prepare and to inspect
         self._back.release()
         runner.turn.acquire()
         if self._steps_left <= 0 or runner.previous_call == runner.fatal_call:
@@ -114,7 +114,7 @@ class Turnstile:
 
 
 @dataclass(slots=True)
-class Told:
+class Known:
     """What the processes know from replies."""
 
     attempted: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
@@ -135,22 +135,22 @@ def power_cut(number: int, wrap: Callable[[FileSystem], FileSystem]) -> list[str
     disk = CrashingDisk(turnstile.step)
     disk.mkdir(ROOT.parents[1])
     disk.fsync(disk.open_folder(ROOT.parents[2]))
-    told = Told()
+    known = Known()
     names = random.sample(CONTESTED, random.randint(1, len(CONTESTED)))
 
     def process(number: int) -> Callable[[], None]:
         runtime = inline_runtime(f"{seed}/{number}")
         store = LocalStore(ROOT, runtime, filesystem=wrap(disk))
         own = f"process {number}"
-        return lambda: _work(store, told, Random(f"{seed}/{number}/work"), own, names)
+        return lambda: _work(store, known, Random(f"{seed}/{number}/work"), own, names)
 
     turnstile.run([process(number) for number in range(random.randint(2, PROCESSES_MAX))])
     return list(
-        _problems(LocalStore(ROOT, inline_runtime(), filesystem=disk.after_cut(random)), told)
+        _problems(LocalStore(ROOT, inline_runtime(), filesystem=disk.after_cut(random)), known)
     )
 
 
-def _work(store: LocalStore, told: Told, random: Random, own: str, names: list[str]) -> None:
+def _work(store: LocalStore, known: Known, random: Random, own: str, names: list[str]) -> None:
     weights = random.choice((ALL, RACER, READER))
     calls_max = READS_MAX if weights == READER else CALLS_MAX
     for number in range(random.randint(1, calls_max)):
@@ -158,61 +158,64 @@ def _work(store: LocalStore, told: Told, random: Random, own: str, names: list[s
         name = random.choice(names)
         if kind == "create":
             _create(
-                store, told, name, f"{own} {number};".encode() * random.randint(1, BODY_REPEATS_MAX)
+                store,
+                known,
+                name,
+                f"{own} {number};".encode() * random.randint(1, BODY_REPEATS_MAX),
             )
         elif kind == "own":
-            _create(store, told, f"levels/{own} {number}", own.encode())
+            _create(store, known, f"levels/{own} {number}", own.encode())
         elif kind == "get":
-            _get(store, told, name)
+            _get(store, known, name)
         elif kind == "list":
-            _list(store, told, random.choice(FOLDERS))
+            _list(store, known, random.choice(FOLDERS))
         else:
-            _delete(store, told, own)
+            _delete(store, known, own)
 
 
-def _create(store: LocalStore, told: Told, name: str, body: bytes) -> None:
-    told.attempted[name].add(body)
+def _create(store: LocalStore, known: Known, name: str, body: bytes) -> None:
+    known.attempted[name].add(body)
     outcome = finish(store.create(name, body))
     if outcome == Created():
-        told.created[name] += 1
-        told.present[name].add(body)
+        known.created[name] += 1
+        known.present[name].add(body)
     elif outcome == Exists():
-        told.present[name] |= set()
+        known.present[name] |= set()
 
 
-def _get(store: LocalStore, told: Told, name: str) -> None:
+def _get(store: LocalStore, known: Known, name: str) -> None:
     try:
         found = finish(store.get(name))
     except ObjectNotFound:
         return
-    told.present[name].add(found.data)
+    known.present[name].add(found.data)
 
 
-def _list(store: LocalStore, told: Told, folder: str) -> None:
+def _list(store: LocalStore, known: Known, folder: str) -> None:
     for info in finish(gathered(store.list(folder))):
         if not info.name.endswith(TEMP_SUFFIX):
-            told.present[info.name] |= set()
+            known.present[info.name] |= set()
 
 
-def _delete(store: LocalStore, told: Told, own: str) -> None:
-    mine = sorted(name for name in told.created if own in name and name not in told.doomed)
-    told.doomed.update(mine)
+def _delete(store: LocalStore, known: Known, own: str) -> None:
+    mine = sorted(name for name in known.created if own in name and name not in known.doomed)
+    known.doomed.update(mine)
     finish(store.delete(mine))
-    told.deleted.update(mine)
+    known.deleted.update(mine)
 
 
-def _problems(store: LocalStore, told: Told) -> list[str]:
-    problems = [f"{name} was created {n} times" for name, n in told.created.items() if n > 1]
+def _problems(store: LocalStore, known: Known) -> list[str]:
+    problems = [f"{name} was created {n} times" for name, n in known.created.items() if n > 1]
     shown = {info.name for folder in FOLDERS for info in finish(gathered(store.list(folder)))}
     unfinished = {name for name in shown if name.endswith(TEMP_SUFFIX)}
     found = {name: finish(store.get(name)).data for name in shown - unfinished}
     for name, body in found.items():
-        if body not in told.attempted[name]:
+        if body not in known.attempted[name]:
             problems.append(f"{name} is half an object: {body!r}")
-        if name in told.deleted:
+        if name in known.deleted:
             problems.append(f"{name} is back after it was deleted")
-    for name, bodies in told.present.items():
-        if name not in found and name not in told.doomed:
+    for name, bodies in known.present.items():
+        if name not in found and name not in known.doomed:
             problems.append(f"{name} is gone")
         if name in found and bodies - {found[name]}:
             problems.append(f"{name} has changed")

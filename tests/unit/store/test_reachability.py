@@ -43,7 +43,7 @@ def test_an_outage_is_told_after_a_while() -> None:
     clock.advance(AFTER_MS)
     requests.end(first)
     requests.end(second)
-    assert requests.trouble() is None  # nobody asks, so nobody knows
+    assert requests.trouble() is None  # unknown, since there are no requests
 
 
 def test_silence_is_an_outage() -> None:
@@ -83,7 +83,7 @@ async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
     """The reported problem is that of the create, also when a later read says, truthfully, that
     there is no object.
     """
-    store, told = ScriptedStore(), list[str]()
+    store, reported = ScriptedStore(), list[str]()
     store.creates = [Fate.REQUEST_LOST]
     cas = CasStore(store, inline_runtime(), StoreSettings())
     requests = Reachability(cas.runtime.clock)
@@ -92,10 +92,10 @@ async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
     def listen(_failed_attempts: int, error: BaseException) -> None:
         requests.fail(number, error)
         trouble = requests.trouble(0)
-        told.append(trouble.problem if trouble is not None else "")
+        reported.append(trouble.problem if trouble is not None else "")
 
     await cas.claim("wal/1", b"x", listener=listen)
-    assert told == ["REQUEST_LOST"]
+    assert reported == ["REQUEST_LOST"]
 
 
 async def test_a_store_that_counts_knows_of_its_reads() -> None:

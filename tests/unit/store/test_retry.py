@@ -110,7 +110,7 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
     inner.read_fates, inner.creates = list(refused), list(refused)
     with pytest.raises(StoreRefused):
         await ask()
-    assert clock.waits_ms == []  # nobody knows these credentials
+    assert clock.waits_ms == []  # the store has not accepted these credentials before
     inner.read_fates, inner.creates = [], []
     assert (await cas.reads.head("wal/1")).name == "wal/1"
     inner.read_fates, inner.creates = list(refused), list(refused)

@@ -66,10 +66,10 @@ def test_a_process_that_is_stopped_inside_a_list_misses_no_successor(tmp_path: P
     pid = os.fork()
     if pid == 0:
         try:
-            told = ", ".join(listed(tmp_path, StopsInside(then_stop=True))[len(STAYING) :])
+            result = ", ".join(listed(tmp_path, StopsInside(then_stop=True))[len(STAYING) :])
         except BaseException as error:  # noqa: BLE001 - it must not go on with the tests
-            told = str(error)
-        os.write(writing, told.encode())
+            result = str(error)
+        os.write(writing, result.encode())
         os._exit(0)
     os.close(writing)
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])

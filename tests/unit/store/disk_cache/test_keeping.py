@@ -62,7 +62,7 @@ async def test_another_range_sst_or_database_is_another_part(tmp_path: Path) -> 
         wanted._replace(length=wanted.length - 1),
     ):
         assert await cache.find([other]) == [None]
-    assert await finds(cache, wanted)  # nobody took its file for a damaged one of theirs
+    assert await finds(cache, wanted)  # no other read took its file for a damaged one
 
 
 async def test_damaged_files_are_not_served(tmp_path: Path) -> None:

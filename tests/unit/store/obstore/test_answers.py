@@ -117,7 +117,7 @@ LIE = "\n\nDebug source:\nX {\n    status: 412,\n    kind: Connect,\n    source:
 
 @BOTH
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("reply", "message"),
     [
         (said(200), ""),  # a yes that some server on the way may have said
         *((refused(code, "Whatever"), f"{code} Wh") for code in (408, 409, 500, 502, 503, 504)),
@@ -127,12 +127,12 @@ LIE = "\n\nDebug source:\nX {\n    status: 412,\n    kind: Connect,\n    source:
     ],
 )
 async def test_a_doubtful_answer_is_unknown(
-    provider: Provider, reply: Reply | None, told: str
+    provider: Provider, reply: Reply | None, message: str
 ) -> None:
     """An answer after which the object may exist is `Unknown`, and so is a lost one."""
     outcome = await create(provider, dropped if reply is None else lambda _: reply)
     assert isinstance(outcome, Unknown)
-    assert told in outcome.cause
+    assert message in outcome.cause
 
 
 @BOTH
@@ -147,18 +147,18 @@ async def test_nothing_is_created_elsewhere(provider: Provider) -> None:
 
 @BOTH
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "message"),
     [
         *((status, f"the answer was {status} Sorry") for status in (400, 401, 403, 404, 405)),
         *((status, f"{status}: it sends on to another address") for status in (301, 302, 307, 308)),
     ],
 )
-async def test_a_refusal_is_certain(provider: Provider, status: int, told: str) -> None:
+async def test_a_refusal_is_certain(provider: Provider, status: int, message: str) -> None:
     """After a refusal no object exists and a retry does not help; no request is sent to another
     address.
     """
     reply = refused(status, "Sorry") if status >= 400 else said(status, Location="/elsewhere")
-    with pytest.raises(StoreRefused, match=rf"create wal/1.sst: .*{told}"):
+    with pytest.raises(StoreRefused, match=rf"create wal/1.sst: .*{message}"):
         await create(provider, lambda _: reply)
 
 
@@ -248,9 +248,9 @@ async def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in CALLS:
         reply = refused(403, "AuthenticationFailed", **detail)
         error = await failure(Provider.AZURE, call, lambda _, reply=reply: reply)  # type: ignore[misc]
-        told = "".join(traceback.format_exception(error))
+        message = "".join(traceback.format_exception(error))
         for secret in ("S1GNATURE", "TH1S", AZURE_KEY):
-            assert secret not in told
+            assert secret not in message
 
 
 async def test_the_clock_never_goes_back() -> None:

@@ -50,7 +50,7 @@ def test_bad_endpoints(provider: Provider, endpoint: str) -> None:
 
 @pytest.mark.usefixtures("azure_account")
 @pytest.mark.parametrize(
-    ("provider", "variable", "value", "told"),
+    ("provider", "variable", "value", "problem"),
     [
         (Provider.AZURE, "AZURE_STORAGE_ACCOUNT_NAME", "", "AZURE_STORAGE_ACCOUNT_NAME"),
         (Provider.AZURE, "AZURE_STORAGE_ACCOUNT_KEY", "not a key", "az://bucket"),
@@ -63,7 +63,7 @@ def test_bad_endpoints(provider: Provider, endpoint: str) -> None:
     ],
 )
 def test_credentials_that_are_none(
-    monkeypatch: pytest.MonkeyPatch, provider: Provider, variable: str, value: str, told: str
+    monkeypatch: pytest.MonkeyPatch, provider: Provider, variable: str, value: str, problem: str
 ) -> None:
     """Without an account, or with credentials that cannot be read, a bucket is not opened. The
     error names the variable and shows no key.
@@ -71,7 +71,7 @@ def test_credentials_that_are_none(
     monkeypatch.setenv(variable, value)
     if not value:
         monkeypatch.delenv(variable)
-    with pytest.raises(InvalidSetting, match=told) as raised:
+    with pytest.raises(InvalidSetting, match=problem) as raised:
         open_bucket(BucketUrl(provider, "bucket", "database"), inline_runtime(), StoreSettings())
     assert "not a key" not in str(raised.value)
 
@@ -90,7 +90,7 @@ async def test_keys_of_the_environment_are_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "told"),
+    ("status", "kind", "problem"),
     [
         (400, StoreRefused, "no token .* 400 invalid_grant.*clock"),
         (503, StoreUnavailable, "no token .* 503 invalid_grant.*clock"),
@@ -98,7 +98,7 @@ async def test_keys_of_the_environment_are_used() -> None:
     ],
 )
 async def test_a_token_that_is_not_issued(
-    monkeypatch: pytest.MonkeyPatch, status: int | None, kind: type[Exception], told: str
+    monkeypatch: pytest.MonkeyPatch, status: int | None, kind: type[Exception], problem: str
 ) -> None:
     """Without a token nothing was created: the error is about the credentials, and certain."""
     answer = json.dumps({"error": "invalid_grant", "error_description": "S3CRET"})
@@ -111,7 +111,7 @@ async def test_a_token_that_is_not_issued(
         for name, value in variables.items():
             monkeypatch.setenv(f"AZURE_STORAGE_{name}", value)
         store = open_at(Provider.AZURE, server.endpoint)
-        with pytest.raises(kind, match=told) as raised:
+        with pytest.raises(kind, match=problem) as raised:
             await store.create("wal/1.sst", b"x")
         asked = [] if status is None else ["/tenant/oauth2/v2.0/token"]
         assert [request.target for request in server.requests] == asked

@@ -109,10 +109,10 @@ async def test_no_permission() -> None:
     async with scripted(lambda _: denied) as server, opened(server.endpoint) as s3:
         for call in ("create", "get", "get_range", "head", "list", "delete", "now"):
             doing = "ask for the time" if call == "now" else call
-            told = str(await failure(s3, call))
-            assert told.startswith(f"{URL}: {call} ")
-            assert f"may not {doing} in" in told
-            assert "they need s3:" in told
+            reported = str(await failure(s3, call))
+            assert reported.startswith(f"{URL}: {call} ")
+            assert f"may not {doing} in" in reported
+            assert "they need s3:" in reported
 
 
 @pytest.mark.parametrize(("status", "code"), PASSING)
@@ -164,7 +164,7 @@ CUT = Reply(200, b"half", {"Last-Modified": formatdate(usegmt=True)}, said_bytes
 
 
 @pytest.mark.parametrize(
-    ("reply", "told", "calls"),
+    ("reply", "reported", "calls"),
     [
         # Proxies whose servers restart: an object that is there must not look as if it were gone.
         *((Reply(404, body), "404", [*CALLS][1:]) for body in (b"", b"backend", b"<a>404</a>")),
@@ -179,7 +179,7 @@ CUT = Reply(200, b"half", {"Last-Modified": formatdate(usegmt=True)}, said_bytes
         (CUT, "", ["get"]),
     ],
 )
-async def test_answers_of_somebody_else(reply: Reply, told: str, calls: list[str]) -> None:
+async def test_answers_of_somebody_else(reply: Reply, reported: str, calls: list[str]) -> None:
     """An answer that is not from S3, or is cut, says nothing about an object."""
     async with scripted(lambda _: reply) as server, opened(server.endpoint) as s3:
         if reply is not CUT:
@@ -187,7 +187,7 @@ async def test_answers_of_somebody_else(reply: Reply, told: str, calls: list[str
         for call in calls:
             error = await failure(s3, call)
             assert isinstance(error, StoreUnavailable)
-            assert told in str(error)
+            assert reported in str(error)
 
 
 @pytest.mark.parametrize(("shift_s", "side"), [(3_600, "behind"), (-3_600, "ahead of")])
@@ -240,7 +240,7 @@ async def test_secrets_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("botocore").setLevel(logging.NOTSET)
     logging.getLogger("aiobotocore").setLevel(logging.NOTSET)
 
-    async def told(call: str) -> str:
+    async def error_text(call: str) -> str:
         try:
             outcome = await CALLS[call](s3)
         except StoreError as error:
@@ -254,15 +254,15 @@ async def test_secrets_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
             server.answer = lambda request, s=status, c=code: refused(s, c, gossip(request))  # type: ignore[misc]
             # Each code from some calls, and each call with some codes.
             for call in [*CALLS][number % 3 :: 3]:
-                assert_discreet(await told(call))
+                assert_discreet(await error_text(call))
         server.answer = lambda request: Reply(500, gossip(request).encode())
         for call in CALLS:
-            assert_discreet(await told(call))
+            assert_discreet(await error_text(call))
         entry = "<Key>folder/wal/1</Key><Code>Odd</Code><Message>{}</Message>"
         server.answer = lambda request: Reply(
             200, f"<R><Error>{entry.format(gossip(request))}</Error></R>".encode()
         )
-        assert_discreet(await told("delete"))
+        assert_discreet(await error_text("delete"))
         signed = [request.headers for request in server.requests]
     assert all(ACCESS_KEY in headers["authorization"] for headers in signed)
     assert all(headers["x-amz-security-token"] == TOKEN for headers in signed)

@@ -205,21 +205,21 @@ def test_tigris_is_asked_to_be_consistent(url: str, is_asked: bool) -> None:  # 
     assert params["headers"] == ({"X-Tigris-Consistent": "true"} if is_asked else {})
 
 
-class ToldTimes:
+class DatedReplies:
     """Answers with the Dates that a test sets."""
 
-    def __init__(self, *told_ms: int) -> None:
-        self.told_ms = list(told_ms)
+    def __init__(self, *store_ms: int) -> None:
+        self.store_ms = list(store_ms)
 
     def answer(self, _: Request) -> Reply:
-        date = formatdate(self.told_ms.pop(0) / 1_000, usegmt=True)
+        date = formatdate(self.store_ms.pop(0) / 1_000, usegmt=True)
         return Reply(404, refused(404, "NoSuchKey").body, {"Date": date})
 
 
 @pytest.mark.parametrize(
-    "heard",
+    "readings",
     [
-        # (what is told after noon, when, whether it is believed)
+        # (what is reported after noon, when, whether it is believed)
         [(0, 0, True)],  # the first: there is nothing to compare it with
         # One that is far ahead moves nothing when the next one is as those before it.
         [(0, 0, True), (HOUR_MS, 1_000, False), (1_000, 1_000, True), (HOUR_MS, 3_000, False)],
@@ -232,20 +232,20 @@ class ToldTimes:
         [(0, 0, True), (9 * HOUR_MS + CLOCK_LEAP_MS + 1_000, 9 * HOUR_MS, False)],
     ],
 )
-def test_what_is_believed(heard: list[tuple[int, int, bool]]) -> None:
+def test_what_is_believed(readings: list[tuple[int, int, bool]]) -> None:
     """A leap is accepted when a second reply confirms it."""
     clock = StoreClock()
-    for told_ms, at_ms, is_believed in heard:
-        expected = NOON_MS + told_ms if is_believed else None
-        assert clock.observe(NOON_MS + told_ms, float(at_ms)) == expected
+    for store_ms, at_ms, is_believed in readings:
+        expected = NOON_MS + store_ms if is_believed else None
+        assert clock.observe(NOON_MS + store_ms, float(at_ms)) == expected
 
 
 async def test_a_reply_that_is_far_ahead() -> None:
     """The call fails with a transient error, and stores that share a client share the readings.
     When replies go back, the clock stays where it was.
     """
-    told = ToldTimes(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 5_000, NOON_MS + 3_000)
-    async with scripted(told.answer) as server, opened(server.endpoint) as s3:
+    reported = DatedReplies(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 5_000, NOON_MS + 3_000)
+    async with scripted(reported.answer) as server, opened(server.endpoint) as s3:
         assert await s3.now_ms() == NOON_MS
         async with opened(server.endpoint) as other:
             with pytest.raises(StoreUnavailable, match="far ahead"):
@@ -262,8 +262,8 @@ async def test_it_is_asked_again() -> None:
     """A store with retries gets the time in the end; local time is that of the runtime."""
     clock = InlineClock()
     runtime = inline_runtime(clock=clock)
-    told = ToldTimes(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 1_000, NOON_MS + HOUR_MS + 1_000)
-    async with scripted(told.answer) as server:
+    reported = DatedReplies(NOON_MS, NOON_MS + HOUR_MS, NOON_MS + 1_000, NOON_MS + HOUR_MS + 1_000)
+    async with scripted(reported.answer) as server:
         place = BucketUrl(Provider.S3, BUCKET, "")
         s3 = S3Store(place, runtime, StoreSettings(endpoint_url=server.endpoint))
         store = RetryingStore(s3, runtime)

@@ -71,10 +71,10 @@ def test_a_folder_that_cannot_be_written(
     with pytest.raises(StoreRefused) as raised:
         DataFolder.open(path, filesystem=disk)
     uid, gid = os.geteuid(), os.getegid()
-    told = advice.format(owner=f"{uid}:{gid}", uid=uid, gid=gid, path=path)
+    problem = advice.format(owner=f"{uid}:{gid}", uid=uid, gid=gid, path=path)
     is_about_user = number in {errno.EACCES, errno.EPERM}
     who = f"user {uid} cannot write it" if is_about_user else "it cannot be written"
-    line = f"{path}: open data folder: {who}: {os.strerror(number)}: {told}"
+    line = f"{path}: open data folder: {who}: {os.strerror(number)}: {problem}"
     assert str(raised.value).startswith(line)
 
 

@@ -102,19 +102,19 @@ async def test_nobody_is_told_before_it_is_durable(
     log: MemberLog, tmp_path: Path, disk: FailingFileSystem
 ) -> None:
     """Futures are done in order, each after the sync; another process then finds all records."""
-    told: list[int] = []
+    reported: list[int] = []
     async with running(ThreadWorkers(1)) as syncer:
         futures = []
         for record in RECORDS:
             future = syncer.submit(log, [Write((record,)), Flush()])
-            future.add_done_callback(lambda _, lsn=record.lsn: told.append(lsn))  # type: ignore[misc]
+            future.add_done_callback(lambda _, lsn=record.lsn: reported.append(lsn))  # type: ignore[misc]
             futures.append(future)
             if record.lsn % 3 == 0:
                 flushed = await future
                 assert flushed >= record.lsn
                 assert old_log(tmp_path / "one", segment_bytes=SEGMENT_BYTES).durable_lsn >= flushed
         await asyncio.gather(*futures)
-    assert told == [record.lsn for record in RECORDS]
+    assert reported == [record.lsn for record in RECORDS]
     assert "sync_data" in disk.calls
 
 
@@ -144,7 +144,7 @@ async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFi
         assert await syncer.make_room(log, RECORDS[:1])
         assert log.has_room(RECORDS)
         cut = syncer.submit(log, [Write(RECORDS[:9]), Truncate(RECORDS[7].mark), Flush()])
-        assert not log.has_room([])  # nobody knows yet
+        assert not log.has_room([])  # unknown until the effects are applied
         assert await syncer.make_room(log, RECORDS[8:])
         await cut
         await syncer.trim(log, RECORDS[3].mark)

@@ -16,55 +16,55 @@ import pytest
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.store.api import Created, Exists, Recovered
 from shalekv.store.cas import Claimed, ClaimOutcome, Taken, claim
-from tests.unit.store.two_phase.world import Process, World, collect, sweep
+from tests.unit.store.two_phase.cluster import Cluster, Process, collect, sweep
 
 NAMES = (manifest_name(7), wal_name(7))
 OURS = b"write id 1: ours"
 THEIRS = b"write id 2: theirs"
 REQUESTS_MAX = 12  # of a deletion
 
-# Where the owner stands still: before each of its requests, and after the last one.
+# Where the owner stalls: before each of its requests, and after the last one.
 STEPS = ("put", "insert", "copy", "landing", "commit", "delete", "")
 DECIDED = STEPS.index("copy")  # from here on it has won
 names = pytest.mark.parametrize("name", NAMES)
 stalls = pytest.mark.parametrize("stalled_at", range(len(STEPS)), ids=lambda i: STEPS[i] or "end")
 
-Rival = Callable[[World, str], Coroutine[Any, Any, Any]]
+Rival = Callable[[Cluster, str], Coroutine[Any, Any, Any]]
 
 
 def folder_of(name: str) -> str:
     return name.partition("/")[0] + "/"
 
 
-async def creates(world: World, name: str) -> object:
-    return await world.open().create(name, THEIRS)
+async def creates(cluster: Cluster, name: str) -> object:
+    return await cluster.open().create(name, THEIRS)
 
 
-async def claims(world: World, name: str) -> ClaimOutcome:
+async def claims(cluster: Cluster, name: str) -> ClaimOutcome:
     """A rival that also claims the name."""
-    return await claim(world.open(), name, THEIRS, runtime=world.runtime)
+    return await claim(cluster.open(), name, THEIRS, runtime=cluster.runtime)
 
 
-async def recovers(world: World, _name: str) -> Recovered:
-    return await world.open().recover()
+async def recovers(cluster: Cluster, _name: str) -> Recovered:
+    return await cluster.open().recover()
 
 
-async def collects(world: World, name: str) -> Recovered:
+async def collects(cluster: Cluster, name: str) -> Recovered:
     """A collector to which every temporary object is old."""
-    return await collect(world.open(), folder_of(name))
+    return await collect(cluster.open(), folder_of(name))
 
 
-async def sweeps(world: World, name: str) -> None:
+async def sweeps(cluster: Cluster, name: str) -> None:
     """A collector that deletes only the temporary objects."""
-    await sweep(world.open(), folder_of(name))
+    await sweep(cluster.open(), folder_of(name))
 
 
 rivals = pytest.mark.parametrize("rival", [creates, claims, recovers, collects])
 
 
-def owner_stalled(world: World, name: str, steps: int) -> Process:
+def owner_stalled(cluster: Cluster, name: str, steps: int) -> Process:
     """An owner that has made so many requests, and stalls."""
-    owner = Process(world.open().create(name, OURS, {"writer_epoch": "7"}))
+    owner = Process(cluster.open().create(name, OURS, {"writer_epoch": "7"}))
     for expected in STEPS[:steps]:
         assert owner.next_request == expected
         owner.step()
@@ -72,24 +72,24 @@ def owner_stalled(world: World, name: str, steps: int) -> Process:
     return owner
 
 
-def check_nothing_is_left(world: World, name: str) -> None:
+def check_nothing_is_left(cluster: Cluster, name: str) -> None:
     """After a collection there is a complete object with its record, or nothing at all."""
-    Process(collects(world, name)).finish()
-    data = world.data(name)
+    Process(collects(cluster, name)).finish()
+    data = cluster.data(name)
     assert data in (OURS, THEIRS, None)
-    assert world.temporary(folder_of(name)) == []
-    record = world.record(name)
+    assert cluster.temporary(folder_of(name)) == []
+    record = cluster.record(name)
     assert (record is not None and record.is_committed) == (data is not None)
     if data is None:
         assert record is None
 
 
-def check_all_is_forgotten(world: World, name: str) -> None:
+def check_all_is_forgotten(cluster: Cluster, name: str) -> None:
     """When the name is collected, neither an object nor a record remains."""
     for _ in range(2):
-        Process(collect(world.open(), folder_of(name), lambda _name: True)).finish()
-    assert [info.name for info in world.objects.page(folder_of(name), "")] == []
-    assert world.table == {}
+        Process(collect(cluster.open(), folder_of(name), lambda _name: True)).finish()
+    assert [info.name for info in cluster.objects.page(folder_of(name), "")] == []
+    assert cluster.table == {}
 
 
 @names
@@ -99,14 +99,14 @@ def test_the_owner_never_resumes(name: str, stalled_at: int, rival: Rival) -> No
     """The create of an owner that crashed is completed once its record exists, and is nothing
     before.
     """
-    world = World()
-    owner_stalled(world, name, stalled_at).crash()
-    Process(rival(world, name)).finish()
+    cluster = Cluster()
+    owner_stalled(cluster, name, stalled_at).crash()
+    Process(rival(cluster, name)).finish()
     wins = rival in (creates, claims)
     expected = OURS if stalled_at >= DECIDED else THEIRS if wins else None
-    assert world.data(name) == expected
-    check_nothing_is_left(world, name)
-    assert world.data(name) == expected
+    assert cluster.data(name) == expected
+    check_nothing_is_left(cluster, name)
+    assert cluster.data(name) == expected
 
 
 @names
@@ -115,14 +115,14 @@ def test_a_crash_alone(name: str, stalled_at: int) -> None:
     """Without a rival, a collection completes decided creates and removes undecided ones. When the
     name is collected too, neither an object nor a record remains.
     """
-    world = World()
-    owner_stalled(world, name, stalled_at).crash()
-    check_nothing_is_left(world, name)
-    assert world.data(name) == (OURS if stalled_at >= DECIDED else None)
-    check_all_is_forgotten(world, name)
-    world = World()
-    owner_stalled(world, name, stalled_at).crash()
-    check_all_is_forgotten(world, name)
+    cluster = Cluster()
+    owner_stalled(cluster, name, stalled_at).crash()
+    check_nothing_is_left(cluster, name)
+    assert cluster.data(name) == (OURS if stalled_at >= DECIDED else None)
+    check_all_is_forgotten(cluster, name)
+    cluster = Cluster()
+    owner_stalled(cluster, name, stalled_at).crash()
+    check_all_is_forgotten(cluster, name)
 
 
 def crash_after(process: Process, requests: int) -> bool:
@@ -147,17 +147,17 @@ def test_a_deletion_of_temporary_objects_crashes(
     the next sweep.
     """
     for requests in range(REQUESTS_MAX):
-        world = World()
-        owner = owner_stalled(world, name, stalled_at)
-        could_go_on = crash_after(Process(sweeps(world, name)), requests)
+        cluster = Cluster()
+        owner = owner_stalled(cluster, name, stalled_at)
+        could_go_on = crash_after(Process(sweeps(cluster, name)), requests)
         if is_alive:
             owner.finish()
         else:
             owner.crash()
-        told = Process(claims(world, name)).finish()
-        assert told in (Claimed(), Taken(OURS))
-        assert told == Taken(OURS) or stalled_at < DECIDED
-        check_nothing_is_left(world, name)
+        reported = Process(claims(cluster, name)).finish()
+        assert reported in (Claimed(), Taken(OURS))
+        assert reported == Taken(OURS) or stalled_at < DECIDED
+        check_nothing_is_left(cluster, name)
         if not could_go_on:
             return
     pytest.fail("the deletion never ended")
@@ -169,17 +169,17 @@ def test_a_deletion_of_an_object_crashes(name: str) -> None:
     is left.
     """
     for requests in range(REQUESTS_MAX):
-        world = World()
-        owner_stalled(world, name, len(STEPS) - 1)
-        could_go_on = crash_after(Process(world.open().delete([name])), requests)
-        assert (world.record(name) is not None) or world.data(name) is None
-        check_all_is_forgotten(world, name)
+        cluster = Cluster()
+        owner_stalled(cluster, name, len(STEPS) - 1)
+        could_go_on = crash_after(Process(cluster.open().delete([name])), requests)
+        assert (cluster.record(name) is not None) or cluster.data(name) is None
+        check_all_is_forgotten(cluster, name)
         if not could_go_on:
             return
     pytest.fail("the deletion never ended")
 
 
-def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -> int:
+def interleavings(name: str, begin: Callable[[], tuple[Cluster, list[Process]]]) -> int:
     """Run every order in which the processes can make their requests; return how many there were.
 
     Depth first: a run follows a given prefix of choices, then always the first possible one. The
@@ -188,18 +188,18 @@ def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -
     runs = 0
     choices: list[int] = []
     while True:
-        world, processes = begin()
+        cluster, processes = begin()
         seen: list[tuple[int, int]] = []
         first: bytes | None = None
         while going := [process for process in processes if not process.is_done]:
             at = choices[len(seen)] if len(seen) < len(choices) else 0
             seen.append((at, len(going)))
             going[at].step()
-            data = world.data(name)
+            data = cluster.data(name)
             assert first is None or data == first, "an object was changed or lost"
             first = data
         runs += 1
-        check_all(world, name, processes)
+        check_all(cluster, name, processes)
         while seen and seen[-1][0] + 1 == seen[-1][1]:
             seen.pop()
         if not seen:
@@ -207,20 +207,20 @@ def interleavings(name: str, begin: Callable[[], tuple[World, list[Process]]]) -
         choices = [at for at, _ in seen[:-1]] + [seen[-1][0] + 1]
 
 
-def check_all(world: World, name: str, processes: list[Process]) -> None:
+def check_all(cluster: Cluster, name: str, processes: list[Process]) -> None:
     """At most one process got `Created`, and the object has the bytes of that one."""
-    told = [process.result for process in processes]
-    data = world.data(name)
-    assert told.count(Created()) + told.count(Claimed()) <= 1, told
-    for outcome, written in zip(told, (OURS, THEIRS), strict=False):
+    reported = [process.result for process in processes]
+    data = cluster.data(name)
+    assert reported.count(Created()) + reported.count(Claimed()) <= 1, reported
+    for outcome, written in zip(reported, (OURS, THEIRS), strict=False):
         if outcome in (Created(), Claimed()):
             assert data == written
         if outcome == Exists() or isinstance(outcome, Taken):
             assert data not in (None, written)
         if isinstance(outcome, Taken):
             assert outcome.data == data
-    check_nothing_is_left(world, name)
-    assert world.data(name) == data
+    check_nothing_is_left(cluster, name)
+    assert cluster.data(name) == data
 
 
 @pytest.mark.parametrize(
@@ -230,10 +230,10 @@ def test_both_at_once(rival: Rival, least: int) -> None:
     """In every order of the requests of owner and rival there is one winner, and no orphan."""
     name = NAMES[1]
 
-    def begin() -> tuple[World, list[Process]]:
-        world = World()
-        owner = Process(claim(world.open(), name, OURS, runtime=world.runtime))
-        return world, [owner, Process(rival(world, name))]
+    def begin() -> tuple[Cluster, list[Process]]:
+        cluster = Cluster()
+        owner = Process(claim(cluster.open(), name, OURS, runtime=cluster.runtime))
+        return cluster, [owner, Process(rival(cluster, name))]
 
     runs = interleavings(name, begin)
     assert runs >= least, "the processes hardly met"

@@ -179,13 +179,13 @@ async def test_errors_are_discreet(status: int, caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.DEBUG)
 
     def gossip(request: Request) -> Reply:
-        told = f"no: {request.headers['authorization']} {SECRET}"
-        return said({"__type": "x#InvalidSignatureException", "message": told}, status)
+        problem = f"no: {request.headers['authorization']} {SECRET}"
+        return said({"__type": "x#InvalidSignatureException", "message": problem}, status)
 
     async with scripted(obliging) as server, opened(server) as records:
         await records.ensure_schema()
         server.answer = gossip
-        texts = [await told(records, call) for call in CALLS]
+        texts = [await problem(records, call) for call in CALLS]
         signature = server.requests[-1].headers["authorization"].partition("Signature=")[2]
     for text in [*texts, caplog.text]:
         assert SECRET not in text
@@ -194,7 +194,7 @@ async def test_errors_are_discreet(status: int, caplog: pytest.LogCaptureFixture
     assert "InvalidSignatureException: no: " in texts[1]
 
 
-async def told(records: RecordStore, call: str) -> str:
+async def problem(records: RecordStore, call: str) -> str:
     try:
         outcome = await CALLS[call](records)
     except StoreError as error:

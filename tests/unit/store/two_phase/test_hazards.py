@@ -20,11 +20,11 @@ from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.opening import OwnedStore
 from shalekv.store.two_phase.records import MemoryRecords, Table
 from tests.kit.inline_runtime import inline_runtime
-from tests.unit.store.two_phase.world import (
+from tests.unit.store.two_phase.cluster import (
+    Cluster,
     Fate,
     Fates,
     Process,
-    World,
     all_answered,
     collect,
     sweep,
@@ -36,16 +36,16 @@ THEIRS = b"write id 2: theirs"
 LOST = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.LATE)
 
 
-def creating(world: World, data: bytes, fates: Fates = all_answered) -> Process:
-    return Process(world.open(fates).create(NAME, data))
+def creating(cluster: Cluster, data: bytes, fates: Fates = all_answered) -> Process:
+    return Process(cluster.open(fates).create(NAME, data))
 
 
-def claiming(world: World, data: bytes, fates: Fates = all_answered) -> Process:
-    return Process(claim(world.open(fates), NAME, data, runtime=world.runtime))
+def claiming(cluster: Cluster, data: bytes, fates: Fates = all_answered) -> Process:
+    return Process(claim(cluster.open(fates), NAME, data, runtime=cluster.runtime))
 
 
-def sweeping(world: World) -> Process:
-    return Process(sweep(world.open()))
+def sweeping(cluster: Cluster) -> Process:
+    return Process(sweep(cluster.open()))
 
 
 def in_order(request: str, fates: Sequence[Fate]) -> Fates:
@@ -66,38 +66,38 @@ def test_a_source_is_deleted_while_its_owner_resumes(paused_at: str, resumed_to:
     The owner stalls before step 2, a collector deletes the source, and the owner resumes during the
     deletion. A rival finds neither source nor destination, and creates the object.
     """
-    world = World()
-    owner = claiming(world, OURS)
+    cluster = Cluster()
+    owner = claiming(cluster, OURS)
     owner.until("insert")
-    collector = sweeping(world)
+    collector = sweeping(cluster)
     collector.until(paused_at)
     owner.until(resumed_to)
     collector.finish()
-    rival = claiming(world, THEIRS).finish()
-    seen = world.data(NAME)
+    rival = claiming(cluster, THEIRS).finish()
+    seen = cluster.data(NAME)
     assert seen == (THEIRS if rival == Claimed() else OURS)
-    told = owner.finish()
-    assert world.data(NAME) == seen
-    assert told == (Claimed() if seen == OURS else Taken(THEIRS, told.is_certain))
+    reported = owner.finish()
+    assert cluster.data(NAME) == seen
+    assert reported == (Claimed() if seen == OURS else Taken(THEIRS, reported.is_certain))
 
 
 def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
     """The same for a source that is about to take over a dead record: the record changes first."""
-    world = World()
-    world.table[Destination("memory://stepped", NAME)] = dead_record()
-    owner = claiming(world, OURS)
+    cluster = Cluster()
+    cluster.table[Destination("memory://stepped", NAME)] = dead_record()
+    owner = claiming(cluster, OURS)
     owner.until("take_over")
-    collector = sweeping(world)
+    collector = sweeping(cluster)
     collector.until("delete")
     owner.step()
-    while owner.next_request in {"copy", "landing"} and not world.landings:
+    while owner.next_request in {"copy", "landing"} and not cluster.landings:
         owner.step()
     collector.finish()
-    rival = claiming(world, THEIRS).finish()
-    seen = world.data(NAME)
-    told = owner.finish()
-    assert world.data(NAME) == seen
-    assert (told, rival).count(Claimed()) == 1
+    rival = claiming(cluster, THEIRS).finish()
+    seen = cluster.data(NAME)
+    reported = owner.finish()
+    assert cluster.data(NAME) == seen
+    assert (reported, rival).count(Claimed()) == 1
 
 
 def dead_record(number: int = 0) -> CreateRecord:
@@ -105,41 +105,41 @@ def dead_record(number: int = 0) -> CreateRecord:
     return CreateRecord(destination, temporary_name(NAME, bytes(16), number))
 
 
-@pytest.mark.parametrize("begin", [lambda world: creating(world, OURS), sweeping])
-def test_a_record_that_always_changes(begin: Callable[[World], Process]) -> None:
+@pytest.mark.parametrize("begin", [lambda cluster: creating(cluster, OURS), sweeping])
+def test_a_record_that_always_changes(begin: Callable[[Cluster], Process]) -> None:
     """A process that always loses its record to others gives up in the end, and has neither put nor
     deleted an object.
     """
-    world = World()
-    crashed = creating(world, THEIRS)
+    cluster = Cluster()
+    crashed = creating(cluster, THEIRS)
     crashed.until("insert")
     crashed.crash()
-    sources = world.temporary("wal/")
-    process = begin(world)
+    sources = cluster.temporary("wal/")
+    process = begin(cluster)
 
     def step_among_others() -> None:
         for number in count():
             record = dead_record(number)
-            world.table[record.destination] = record
+            cluster.table[record.destination] = record
             process.step()
 
     with pytest.raises(StoreUnavailable, match="times during the"):
         step_among_others()
-    assert world.temporary("wal/") == sources
-    assert world.data(NAME) is None
+    assert cluster.temporary("wal/") == sources
+    assert cluster.data(NAME) is None
 
 
 def test_a_copy_that_somebody_else_made() -> None:
     """An owner whose copy has no answer, or no source, checks whether another process made it."""
-    world = World()
-    owner = creating(world, OURS, in_order("copy", [Fate.REQUEST_LOST]))
+    cluster = Cluster()
+    owner = creating(cluster, OURS, in_order("copy", [Fate.REQUEST_LOST]))
     owner.until("copy")
-    assert creating(world, THEIRS).finish() == Exists()
+    assert creating(cluster, THEIRS).finish() == Exists()
     assert owner.finish() == Created()
-    world = World()
-    owner = creating(world, OURS, in_order("find", [Fate.REQUEST_LOST]))
+    cluster = Cluster()
+    owner = creating(cluster, OURS, in_order("find", [Fate.REQUEST_LOST]))
     owner.until("copy")
-    assert creating(world, THEIRS).finish() == Exists()
+    assert creating(cluster, THEIRS).finish() == Exists()
     assert isinstance(owner.finish(), Unknown)
 
 
@@ -147,56 +147,56 @@ def test_a_copy_lands_late() -> None:
     """After a copy without an answer the source stays, so that no other object is put in
     its place.
     """
-    world = World()
-    owner = creating(world, OURS, in_order("copy", [Fate.LATE]))
+    cluster = Cluster()
+    owner = creating(cluster, OURS, in_order("copy", [Fate.LATE]))
     assert isinstance(owner.finish(), Unknown)
-    assert creating(world, THEIRS).finish() == Exists()
-    world.land(world.landings[0])
-    assert world.data(NAME) == OURS
+    assert creating(cluster, THEIRS).finish() == Exists()
+    cluster.land(cluster.landings[0])
+    assert cluster.data(NAME) == OURS
 
 
 @pytest.mark.parametrize("has_landed", [True, False])
 def test_an_insert_lands_late(*, has_landed: bool) -> None:
     """After an insert without an answer the source stays for a process that completes it."""
-    world = World()
-    owner = creating(world, OURS, in_order("insert", [Fate.LATE]))
+    cluster = Cluster()
+    owner = creating(cluster, OURS, in_order("insert", [Fate.LATE]))
     assert isinstance(owner.finish(), Unknown)
     if has_landed:
-        world.catch_up(world.random)
-    rival = creating(world, THEIRS).finish()
+        cluster.catch_up(cluster.random)
+    rival = creating(cluster, THEIRS).finish()
     assert rival == (Exists() if has_landed else Created())
     if not has_landed:
-        world.catch_up(world.random)
-    assert world.data(NAME) == (OURS if has_landed else THEIRS)
+        cluster.catch_up(cluster.random)
+    assert cluster.data(NAME) == (OURS if has_landed else THEIRS)
 
 
 def test_a_doubtful_source_is_not_deleted_under_a_helper() -> None:
     """A process that does not know whether its record exists does not delete a source that a helper
     copies.
     """
-    world = World()
+    cluster = Cluster()
     fates = {"insert": Fate.REPLY_LOST, "find": Fate.REQUEST_LOST}
-    owner = creating(world, OURS, lambda request: fates.get(request, Fate.ANSWERED))
+    owner = creating(cluster, OURS, lambda request: fates.get(request, Fate.ANSWERED))
     owner.until("find")
-    helper = creating(world, THEIRS)
+    helper = creating(cluster, THEIRS)
     helper.until("landing")
     assert isinstance(owner.finish(), Unknown)
-    rival = claiming(world, b"write id 3").finish()
+    rival = claiming(cluster, b"write id 3").finish()
     assert rival == Taken(OURS)
     assert helper.finish() == Exists()
-    assert world.data(NAME) == OURS
+    assert cluster.data(NAME) == OURS
 
 
 def test_doubt_is_told() -> None:
     """A process that lost the reply to its insert, and finds a rival, reports an unknown
     outcome.
     """
-    world = World()
-    creating(world, THEIRS).finish()
+    cluster = Cluster()
+    creating(cluster, THEIRS).finish()
     lossy = in_order("insert", [Fate.REQUEST_LOST])
-    assert isinstance(creating(world, OURS, lossy).finish(), Unknown)
+    assert isinstance(creating(cluster, OURS, lossy).finish(), Unknown)
     lossy = in_order("insert", [Fate.REQUEST_LOST])
-    assert claiming(world, OURS, lossy).finish() == Taken(THEIRS, is_certain=False)
+    assert claiming(cluster, OURS, lossy).finish() == Taken(THEIRS, is_certain=False)
 
 
 @pytest.mark.parametrize("request_name", ["put", "insert", "copy", "commit", "delete"])
@@ -204,18 +204,18 @@ def test_doubt_is_told() -> None:
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_lost_reply(request_name: str, fate: Fate, *, is_taken: bool) -> None:
     """A claim ends with the true owner, whichever request had no answer."""
-    world = World()
+    cluster = Cluster()
     if is_taken:
-        creating(world, THEIRS).finish()
-    outcome = claiming(world, OURS, in_order(request_name, [fate])).finish()
+        creating(cluster, THEIRS).finish()
+    outcome = claiming(cluster, OURS, in_order(request_name, [fate])).finish()
     assert isinstance(outcome, Taken if is_taken else Claimed)
-    while world.late:
-        world.catch_up(world.random)
-    while world.landings:
-        world.land(world.landings[0])
-    assert world.data(NAME) == (THEIRS if is_taken else OURS)
-    Process(collect(world.open())).finish()
-    assert world.temporary("wal/") == []
+    while cluster.late:
+        cluster.catch_up(cluster.random)
+    while cluster.landings:
+        cluster.land(cluster.landings[0])
+    assert cluster.data(NAME) == (THEIRS if is_taken else OURS)
+    Process(collect(cluster.open())).finish()
+    assert cluster.temporary("wal/") == []
 
 
 @pytest.mark.parametrize("fate", LOST)
@@ -224,32 +224,32 @@ def test_what_a_create_is_told(fate: Fate) -> None:
     step there is no record, and a retry may succeed.
     """
     for request_name in ("commit", "delete"):
-        world = World()
-        assert creating(world, OURS, in_order(request_name, [fate])).finish() == Created()
-        assert Process(world.open().recover()).finish().unfinished == 0
-        assert world.data(NAME) == OURS
-    world = World()
-    world.table[Destination("memory://stepped", NAME)] = dead_record()
-    told = creating(world, OURS, in_order("take_over", [fate])).finish()
-    assert isinstance(told, Created if fate is Fate.REPLY_LOST else Unknown)
-    world = World()
-    owner = creating(world, OURS, in_order("put", [fate]))
+        cluster = Cluster()
+        assert creating(cluster, OURS, in_order(request_name, [fate])).finish() == Created()
+        assert Process(cluster.open().recover()).finish().unfinished == 0
+        assert cluster.data(NAME) == OURS
+    cluster = Cluster()
+    cluster.table[Destination("memory://stepped", NAME)] = dead_record()
+    reported = creating(cluster, OURS, in_order("take_over", [fate])).finish()
+    assert isinstance(reported, Created if fate is Fate.REPLY_LOST else Unknown)
+    cluster = Cluster()
+    owner = creating(cluster, OURS, in_order("put", [fate]))
     with pytest.raises(StoreUnavailable):
         owner.finish()
-    assert world.table == {}
+    assert cluster.table == {}
 
 
 def test_a_source_that_was_deleted_by_hand() -> None:
     """An open record without its source, whose object exists, is committed and not taken over."""
-    world = World()
-    owner = creating(world, OURS)
+    cluster = Cluster()
+    owner = creating(cluster, OURS)
     owner.until("commit")
     owner.crash()
-    for name in world.temporary("wal/"):
-        world.objects.remove(name)
-    assert creating(world, THEIRS).finish() == Exists()
-    assert world.data(NAME) == OURS
-    found = world.record(NAME)
+    for name in cluster.temporary("wal/"):
+        cluster.objects.remove(name)
+    assert creating(cluster, THEIRS).finish() == Exists()
+    assert cluster.data(NAME) == OURS
+    found = cluster.record(NAME)
     assert found is not None
     assert found.is_committed
 
@@ -258,73 +258,73 @@ def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
     """Recovery leaves a dead record for a process that wants the name; the record of a collected
     name is deleted.
     """
-    world = World()
-    world.table[Destination("memory://stepped", NAME)] = dead_record()
-    assert Process(world.open().recover()).finish() == Recovered(unfinished=1)
-    assert Process(world.open().recover(lambda _name: False)).finish() == Recovered(unfinished=1)
-    assert creating(world, OURS).finish() == Created()
-    assert Process(world.open().recover()).finish() == Recovered()
-    world = World()
-    world.table[Destination("memory://stepped", NAME)] = dead_record()
-    assert Process(world.open().recover(lambda _name: True)).finish() == Recovered(forgotten=1)
-    assert world.table == {}
+    cluster = Cluster()
+    cluster.table[Destination("memory://stepped", NAME)] = dead_record()
+    assert Process(cluster.open().recover()).finish() == Recovered(unfinished=1)
+    assert Process(cluster.open().recover(lambda _name: False)).finish() == Recovered(unfinished=1)
+    assert creating(cluster, OURS).finish() == Created()
+    assert Process(cluster.open().recover()).finish() == Recovered()
+    cluster = Cluster()
+    cluster.table[Destination("memory://stepped", NAME)] = dead_record()
+    assert Process(cluster.open().recover(lambda _name: True)).finish() == Recovered(forgotten=1)
+    assert cluster.table == {}
 
 
 def test_records_go_after_their_objects() -> None:
     """A record stays while its object exists; a crash between the two deletions is repaired
     later.
     """
-    world = World()
-    creating(world, OURS).finish()
-    deleting = Process(world.open().delete([NAME]))
+    cluster = Cluster()
+    creating(cluster, OURS).finish()
+    deleting = Process(cluster.open().delete([NAME]))
     deleting.until("delete_committed")
-    assert world.data(NAME) is None
-    assert world.record(NAME) is not None
+    assert cluster.data(NAME) is None
+    assert cluster.record(NAME) is not None
     deleting.crash()
-    assert Process(world.open().recover(lambda _name: False)).finish() == Recovered()
-    assert world.record(NAME) is not None
-    assert Process(world.open().recover(lambda name: name == NAME)).finish() == Recovered(
+    assert Process(cluster.open().recover(lambda _name: False)).finish() == Recovered()
+    assert cluster.record(NAME) is not None
+    assert Process(cluster.open().recover(lambda name: name == NAME)).finish() == Recovered(
         forgotten=1
     )
-    assert world.record(NAME) is None
+    assert cluster.record(NAME) is None
 
 
 def test_records_of_what_is_there_are_kept() -> None:
     """A record is not deleted while its object exists, even if it may be collected."""
-    world = World()
+    cluster = Cluster()
     names = [wal_name(number) for number in range(5)] + ["alone"]
     for name in names:
-        Process(world.open().create(name, OURS)).finish()
+        Process(cluster.open().create(name, OURS)).finish()
     for name in (names[1], names[3]):
-        world.objects.remove(name)
-    assert Process(world.open().recover(lambda _name: True)).finish() == Recovered(forgotten=2)
-    left = {destination.name for destination in world.table}
+        cluster.objects.remove(name)
+    assert Process(cluster.open().recover(lambda _name: True)).finish() == Recovered(forgotten=2)
+    left = {destination.name for destination in cluster.table}
     assert left == {names[0], names[2], names[4], "alone"}
 
 
 def test_an_open_record_is_not_deleted_with_its_object() -> None:
     """A collector that deletes an object too early does not free its name for a stalled owner."""
-    world = World()
-    owner = creating(world, OURS)
+    cluster = Cluster()
+    owner = creating(cluster, OURS)
     owner.until("commit")
-    Process(world.open().delete([NAME])).finish()
-    assert world.record(NAME) is not None
+    Process(cluster.open().delete([NAME])).finish()
+    assert cluster.record(NAME) is not None
     assert owner.finish() == Created()
 
 
 def test_names_of_temporary_objects_are_not_created() -> None:
     """The name of a temporary object is no valid destination."""
     with pytest.raises(InvalidRequest):
-        Process(World().open().create(temporary_name(NAME, bytes(16), 0), OURS))
+        Process(Cluster().open().create(temporary_name(NAME, bytes(16), 0), OURS))
 
 
 def test_foreign_objects_are_deleted_as_they_are() -> None:
     """Foreign objects have no records, whatever their names are, and can be deleted."""
-    world = World()
-    store = world.open()
+    cluster = Cluster()
+    store = cluster.open()
     foreign = ["wal/é", f"wal/é.{'0' * 8}-{'0000-' * 3}{'0' * 12}.{'0' * 8}", "wal/notes.txt"]
     Process(store.delete(foreign)).finish()
-    assert world.table == {}
+    assert cluster.table == {}
 
 
 def opened(objects: MemoryObjects, table: Table) -> OwnedStore:

@@ -233,7 +233,7 @@ async def test_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "guarantee"),
     [
         (careless.IgnoresConditions, "one winner"),
         (careless.ReplacesAndSaysSo, "one winner"),
@@ -243,11 +243,11 @@ async def test_what_it_costs() -> None:
         (careless.TellsNoTime, "protection by snapshots"),
     ],
 )
-async def test_no_database_is_created_on_an_unfit_store(kind: Kind, told: str) -> None:
+async def test_no_database_is_created_on_an_unfit_store(kind: Kind, guarantee: str) -> None:
     """The refusal names the lost guarantee, and nothing is left in the store."""
     objects = MemoryObjects()
     store = kind(objects)
-    with pytest.raises(StoreUnfit, match=f"no {told}.*shalekv store verify"):
+    with pytest.raises(StoreUnfit, match=f"no {guarantee}.*shalekv store verify"):
         await create_database(store, inline_runtime(), StoreSettings())
     for folder in (names.MANIFEST_FOLDER, FOLDER, names.WAL_FOLDER):
         assert await gathered(Careful(objects).list(folder)) == []

@@ -78,5 +78,5 @@ def test_races_for_records(
     outcomes: Sequence[InsertOutcome], found: CreateRecord | None, problem: str
 ) -> None:
     """Records are judged as objects are; a process that finds its own record has won."""
-    told = two_phase.judged(outcomes, (A, B, C), found)
-    assert (problem in told) if problem else told == ""
+    reported = two_phase.judged(outcomes, (A, B, C), found)
+    assert (problem in reported) if problem else reported == ""

@@ -64,14 +64,14 @@ class Landing:
 
 
 @dataclass(slots=True)
-class World:
+class Cluster:
     """The state that all processes share."""
 
     objects: MemoryObjects = field(default_factory=MemoryObjects)
     table: Table = field(default_factory=dict)
     landings: list[Landing] = field(default_factory=list)
     late: list[Callable[[], Coroutine[Any, Any, Any]]] = field(default_factory=list)
-    moments: count[int] = field(default_factory=lambda: count(1))
+    ticks: count[int] = field(default_factory=lambda: count(1))
     random: Random = field(default_factory=lambda: Random(1))
 
     def open(self, fates: Fates = all_answered) -> TwoPhaseStore:
@@ -86,7 +86,7 @@ class World:
             return
         landing.has_landed = True
         self.landings.remove(landing)
-        info = ObjectInfo(landing.destination, len(landing.found.data), next(self.moments))
+        info = ObjectInfo(landing.destination, len(landing.found.data), next(self.ticks))
         found = landing.found
         self.objects.replace(StoredObject(info, found.data, found.metadata))
 
@@ -165,10 +165,10 @@ async def collect(
 
 
 @dataclass(slots=True)
-class Turns:
+class RequestSteps:
     """The requests of one process: each has the fate that a test chose."""
 
-    world: World
+    cluster: Cluster
     fates: Fates
     url: str
 
@@ -188,7 +188,7 @@ class Turns:
     ) -> Any:
         fate = await self.begin(request)
         if fate is Fate.LATE:
-            self.world.late.append(change)
+            self.cluster.late.append(change)
         result = await change() if fate in {Fate.ANSWERED, Fate.REPLY_LOST} else None
         self.end(fate, request, name)
         return result
@@ -197,39 +197,39 @@ class Turns:
 class SteppedStore(MemoryStore):
     """The plain store as one process uses it."""
 
-    def __init__(self, world: World, fates: Fates) -> None:
-        super().__init__(lambda: next(world.moments), name="stepped", objects=world.objects)
-        self._turns = Turns(world, fates, self.url)
+    def __init__(self, cluster: Cluster, fates: Fates) -> None:
+        super().__init__(lambda: next(cluster.ticks), name="stepped", objects=cluster.objects)
+        self._steps = RequestSteps(cluster, fates, self.url)
 
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
-        await self._turns.change("put", name, partial(super().put, name, data, metadata))
+        await self._steps.change("put", name, partial(super().put, name, data, metadata))
 
     async def copy(self, source: str, destination: str) -> None:
-        fate = await self._turns.begin("copy")
+        fate = await self._steps.begin("copy")
         self.sent.add(RequestKind.WRITE)
         if fate is not Fate.REQUEST_LOST:
             landing = Landing(destination, self._find("copy", source))
-            self._turns.world.landings.append(landing)
+            self._steps.cluster.landings.append(landing)
             if fate is not Fate.LATE:
                 await Turn("landing")
-                self._turns.world.land(landing)
-        self._turns.end(fate, "copy", source)
+                self._steps.cluster.land(landing)
+        self._steps.end(fate, "copy", source)
 
     async def delete(self, names: Iterable[str]) -> None:
         doomed = tuple(names)
-        await self._turns.change("delete", str(doomed), partial(super().delete, doomed))
+        await self._steps.change("delete", str(doomed), partial(super().delete, doomed))
 
     async def get(self, name: str) -> StoredObject:
-        await self._turns.read("get", name)
+        await self._steps.read("get", name)
         return await super().get(name)
 
     async def head(self, name: str) -> ObjectInfo:
-        await self._turns.read("head", name)
+        await self._steps.read("head", name)
         return await super().head(name)
 
     async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """The page is read in the turn, and gone through while others go on."""
-        await self._turns.read("list", prefix)
+        await self._steps.read("list", prefix)
         async for info in super().list(prefix, start_after=start_after):
             yield info
 
@@ -237,9 +237,9 @@ class SteppedStore(MemoryStore):
 class SteppedRecords(MemoryRecords):
     """The records as one process uses them."""
 
-    def __init__(self, world: World, fates: Fates) -> None:
-        super().__init__(table=world.table)
-        self._turns = Turns(world, fates, self.url)
+    def __init__(self, cluster: Cluster, fates: Fates) -> None:
+        super().__init__(table=cluster.table)
+        self._steps = RequestSteps(cluster, fates, self.url)
 
     async def insert(self, record: CreateRecord) -> InsertOutcome:
         try:
@@ -249,11 +249,11 @@ class SteppedRecords(MemoryRecords):
         return outcome
 
     async def find(self, destination: Destination) -> CreateRecord | None:
-        await self._turns.read("find", str(destination))
+        await self._steps.read("find", str(destination))
         return await super().find(destination)
 
     async def list(self, database: str, *, uncommitted_only: bool) -> AsyncIterator[CreateRecord]:
-        await self._turns.read("list records", database)
+        await self._steps.read("list records", database)
         async for record in super().list(database, uncommitted_only=uncommitted_only):
             yield record
 
@@ -271,4 +271,4 @@ class SteppedRecords(MemoryRecords):
         await self._change("delete_committed", partial(super().delete_committed, doomed))
 
     async def _change(self, request: str, change: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        return await self._turns.change(request, "a record", change)
+        return await self._steps.change(request, "a record", change)
