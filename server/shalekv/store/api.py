@@ -216,7 +216,10 @@ class PlainStore(ObjectStore):
 
     @abc.abstractmethod
     async def put(self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
-        """Write `data` as the object `name`, replacing any other; after an error, maybe not."""
+        """Write `data` as the object `name`, replacing any object there.
+
+        After an error, it may or may not have been written.
+        """
 
     @abc.abstractmethod
     async def copy(self, source: str, destination: str) -> None:

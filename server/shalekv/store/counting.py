@@ -83,7 +83,7 @@ class CountingStore(ObjectStore):
 
     @property
     def counts_by_folder(self) -> Mapping[tuple[Operation, str], Count]:
-        """Totals by operation and folder of the database; "" for no folder, or several."""
+        """Totals by operation and folder; "" for other names, or names of several folders."""
         return MappingProxyType(self._by_folder)
 
     @property

@@ -157,13 +157,13 @@ _NOT_IMPLEMENTED = 501
 class FailedRequest:
     """The outcome of a failed request, and its reason."""
 
-    verdict: RequestOutcome
+    outcome: RequestOutcome
     problem: str
     may_pass: bool = False  # of a refusal: it may be transient
 
     def error(self, store: str, operation: str, name: str) -> StoreError:
-        """Return the error for callers that make no use of the verdict."""
-        match self.verdict:
+        """Return the error for callers that make no use of the outcome."""
+        match self.outcome:
             case RequestOutcome.ABSENT:
                 return ObjectNotFound(store, operation, name, "no object has this name")
             case RequestOutcome.REFUSED | RequestOutcome.BEHIND_THE_END:
@@ -200,8 +200,8 @@ def _judge_credentials(error: CredentialsFailed, place: S3Place) -> FailedReques
     problem = error.describe(place)
     if isinstance(error.cause, CONFIGURATION):
         return _not_configured(problem)
-    verdict = RequestOutcome.NOT_APPLIED if error.may_pass else RequestOutcome.REFUSED
-    return FailedRequest(verdict, problem, may_pass=True)
+    outcome = RequestOutcome.NOT_APPLIED if error.may_pass else RequestOutcome.REFUSED
+    return FailedRequest(outcome, problem, may_pass=True)
 
 
 def _not_configured(problem: str) -> FailedRequest:
@@ -260,8 +260,8 @@ def judge_part(details: Mapping[str, Any], place: S3Place, operation: str) -> Fa
     if code in REFUSALS:
         problem = refusal(code, place, operation)
         return FailedRequest(RequestOutcome.REFUSED, problem, may_pass=code not in MISPLACED)
-    verdict = RequestOutcome.ABSENT if code == "NoSuchKey" else RequestOutcome.UNCERTAIN
-    return FailedRequest(verdict, f"{place.endpoint} answered {code}")
+    outcome = RequestOutcome.ABSENT if code == "NoSuchKey" else RequestOutcome.UNCERTAIN
+    return FailedRequest(outcome, f"{place.endpoint} answered {code}")
 
 
 def _judge_status(

@@ -305,6 +305,6 @@ async def delete_batch(calls: Calls, bucket: str, keys: Sequence[str]) -> NotDel
         NotDeleted(error.get("Key", keys[0]), calls.judge_part(error, "delete"))
         for error in reply.get("Errors", [])
     ]
-    failures = [at for at in failures if at.failure.verdict is not RequestOutcome.ABSENT]
-    failures.sort(key=lambda at: at.failure.verdict is not RequestOutcome.REFUSED)
+    failures = [at for at in failures if at.failure.outcome is not RequestOutcome.ABSENT]
+    failures.sort(key=lambda at: at.failure.outcome is not RequestOutcome.REFUSED)
     return failures[0] if failures else None

@@ -76,7 +76,7 @@ class S3Store(PlainStore):
         try:
             await self._upload("create", name, data, metadata, IF_ABSENT)
         except Failed as failed:
-            match failed.failure.verdict:
+            match failed.failure.outcome:
                 case RequestOutcome.EXISTS:
                     return Exists()
                 case (
@@ -99,7 +99,7 @@ class S3Store(PlainStore):
         try:
             await self._calls.attempt(RequestKind.WRITE, "copy", call)
         except Failed as failed:
-            is_absent = failed.failure.verdict is RequestOutcome.ABSENT
+            is_absent = failed.failure.outcome is RequestOutcome.ABSENT
             name = source if is_absent else destination
             raise failed.failure.error(self.url, "copy", name) from None
 
@@ -124,7 +124,7 @@ class S3Store(PlainStore):
                 call = requests.get(self._bucket, self._key(name), wanted)
                 found = await self._calls.attempt(RequestKind.READ, "get_range", call)
             except Failed as failed:
-                if failed.failure.verdict is RequestOutcome.BEHIND_THE_END:
+                if failed.failure.outcome is RequestOutcome.BEHIND_THE_END:
                     return b""
                 raise
         if found.is_part:
@@ -206,7 +206,7 @@ class S3Store(PlainStore):
                 call = requests.head(self._bucket, key)
                 found = await self._calls.attempt(RequestKind.READ, operation, call)
             except Failed as failed:
-                if failed.failure.verdict not in {RequestOutcome.ABSENT, RequestOutcome.REFUSED}:
+                if failed.failure.outcome not in {RequestOutcome.ABSENT, RequestOutcome.REFUSED}:
                     raise
                 # The reply to a HEAD has no body with the reason; that to a GET has one. The reason
                 # tells a missing bucket from a missing object, and the kinds of refusals apart.

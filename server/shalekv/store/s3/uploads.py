@@ -126,9 +126,9 @@ class Upload:
         try:
             await self._attempt(complete)
         except Failed as failed:
-            if failed.failure.verdict is RequestOutcome.ABSENT:
+            if failed.failure.outcome is RequestOutcome.ABSENT:
                 # No such upload: it was aborted, or the server has completed and forgotten it.
-                raise Failed(replace(failed.failure, verdict=RequestOutcome.UNCERTAIN)) from None
+                raise Failed(replace(failed.failure, outcome=RequestOutcome.UNCERTAIN)) from None
             raise
 
     async def _abort(self, upload_id: str) -> None:
@@ -154,9 +154,9 @@ def _slices(data: bytes, part_bytes: int) -> Iterator[tuple[int, memoryview]]:
 
 def _nothing_created(failed: Failed) -> FailedRequest:
     """Return the failure of a request that could not have created the object."""
-    if failed.failure.verdict is RequestOutcome.REFUSED:
+    if failed.failure.outcome is RequestOutcome.REFUSED:
         return failed.failure
-    return replace(failed.failure, verdict=RequestOutcome.NOT_APPLIED)
+    return replace(failed.failure, outcome=RequestOutcome.NOT_APPLIED)
 
 
 async def _run_to_end(work: Coroutine[Any, Any, None]) -> None:
@@ -186,7 +186,7 @@ async def abort_stale_uploads(calls: Calls, bucket: str, prefix: str, *, before_
         try:
             await calls.attempt(RequestKind.WRITE, ABORT_OPERATION, partial(_abort, target=target))
         except Failed as failed:
-            if failed.failure.verdict is not RequestOutcome.ABSENT:
+            if failed.failure.outcome is not RequestOutcome.ABSENT:
                 raise  # an absent upload was completed or aborted since the list
         else:
             aborted += 1

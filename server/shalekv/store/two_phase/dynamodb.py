@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 class NoAnswer(Exception):
-    """A reply that is no answer of DynamoDB, or none in time. The text is our own."""
+    """Another server has answered, or the table is not ready in time. The text is our own."""
 
     def __init__(self, problem: str, outcome: StatementOutcome) -> None:
         super().__init__(problem)

@@ -238,8 +238,8 @@ class Repair:
     async def _forget_gone(self, batch: list[CreateRecord]) -> int:
         """Delete those of the records whose objects do not exist; return how many.
 
-        REQUIRES: all were read as committed before this call, so that an object cannot be created
-        by one of them after it was found missing.
+        REQUIRES: all were read before this call, as committed and with collected names. Nothing
+        needs an object that is created under such a name later.
         """
         by_folder: dict[str, list[CreateRecord]] = defaultdict(list)
         for record in batch:
