@@ -29,7 +29,7 @@ ONCE = [f"create {NAME}", f"get {NAME}"]
         ([Fate.REPLY_LOST], False, Claimed(), ONCE),
         ([Fate.REQUEST_LOST] * 2, False, Claimed(), ONCE * 2 + ONCE[:1]),
         ([Fate.LATE], False, Claimed(), ONCE * 2),
-        # Ours may have stood there before the rival's.
+        # Our object may have existed before the rival's.
         ([Fate.REQUEST_LOST], True, Taken(THEIRS, is_certain=False), ONCE),
     ],
 )

@@ -131,7 +131,7 @@ async def test_edit_that_another_followed_counts_if_it_is_contained() -> None:
     held = await store.arrived(1)
     held.apply()
     following = await database.edit(lambda m: replace(m, writer_address="there:1"))
-    held.lose_request()  # the store has it, and our process learns that by reading
+    held.lose_request()  # the store has the object, and our process finds that out by reading
     edited = await editing
     assert edited == following
     assert edited.manifest_id == 2

@@ -34,9 +34,9 @@ CALLS_MAX = 4
 READS_MAX = 30  # they are short
 STEPS_TO_CUT_MAX = 600
 BODY_REPEATS_MAX = 20
-# How often the thread that went last goes on: from a fine mixture to some being far ahead.
+# Probabilities that the last thread continues: from a fine interleaving to long runs of one thread.
 SAME_AGAIN = (0.4, 0.8, 0.9)
-# How many threads end before the others, and right after what: they leave work half done.
+# Share of threads that are killed early, and the calls after which: they leave work half done.
 KILLED = 0.6
 FATAL_CALLS = ("mkdir", "fsync", "link", "link", "link")
 

@@ -13,7 +13,7 @@ from shalekv.store.files import FileSystem, FolderEntry
 from shalekv.store.local import TIME_STEP_MS, LocalStore
 from tests.kit.inline_runtime import finish, gathered, inline_runtime
 
-STAYING = [f"{number:03}{'x' * 200}" for number in range(500)]  # the kernel tells 140 in one call
+STAYING = [f"{number:03}{'x' * 200}" for number in range(500)]  # the kernel returns 140 a call
 OLD = [f"old{number:02}" for number in range(40)]
 NEW = [f"new{number:02}" for number in range(40)]
 

@@ -212,7 +212,7 @@ async def test_the_lock_goes_with_who_was_cancelled(tmp_path: Path, stopped_in: 
         running.cancel()
     filesystem.gate.set()
     workers.close()
-    await asyncio.sleep(0)  # what the thread has brought too late is let go of
+    await asyncio.sleep(0)  # the lock that the thread returns too late is released
     assert await beside.flush()
     assert len(files(tmp_path)) == 1
 

@@ -119,9 +119,9 @@ LIE = "\n\nDebug source:\nX {\n    status: 412,\n    kind: Connect,\n    source:
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (said(200), ""),  # a yes that some server on the way may have said
+        (said(200), ""),  # a success that a proxy may have sent
         *((refused(code, "Whatever"), f"{code} Wh") for code in (408, 409, 500, 502, 503, 504)),
-        # What the store writes into an answer is not taken for what obstore says of it.
+        # Text in the store's answer is not mistaken for a field of obstore's error.
         (refused(500, "Whatever", Detail=LIE), "500"),
         (None, ""),
     ],

@@ -166,15 +166,15 @@ CUT = Reply(200, b"half", {"Last-Modified": formatdate(usegmt=True)}, said_bytes
 @pytest.mark.parametrize(
     ("reply", "reported", "calls"),
     [
-        # Proxies whose servers restart: an object that is there must not look as if it were gone.
+        # Proxies whose servers restart: an existing object must not appear to be gone.
         *((Reply(404, body), "404", [*CALLS][1:]) for body in (b"", b"backend", b"<a>404</a>")),
-        # A success that does not say of which object is that of a proxy, and acknowledges nothing.
+        # A success without the fields of S3 is that of a proxy, and acknowledges nothing.
         *(
             (reply, "another server", ["put", "copy", "get", "head", "list"])
             for reply in (Reply(), Reply(204), Reply(200, b"<html><body>Log in</body></html>"))
         ),
         (Reply(502, b"<html>Bad gateway"), "502", ["get"]),
-        # A copy whose status was sent before it failed has failed.
+        # A copy that fails after the status 200 was sent has failed.
         (Reply(200, refused(500, "InternalError").body), "", ["copy"]),
         (CUT, "", ["get"]),
     ],

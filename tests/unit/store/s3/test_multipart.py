@@ -37,7 +37,7 @@ class Uploads:
     on_abort: Callable[[], Reply] | None = None
     stored: bytes | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)  # a part did
-    wanted: int = 0  # so many parts have to be there at once before any is answered
+    wanted: int = 0  # so many parts must have arrived before any is answered
     enough: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: int = 0
     at_once_most: int = 0

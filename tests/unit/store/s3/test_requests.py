@@ -219,15 +219,15 @@ class DatedReplies:
 @pytest.mark.parametrize(
     "readings",
     [
-        # (what is reported after noon, when, whether it is believed)
+        # (reported time after noon, time of the reply, whether it is accepted)
         [(0, 0, True)],  # the first: there is nothing to compare it with
-        # One that is far ahead moves nothing when the next one is as those before it.
+        # A single leap has no effect when the next reading agrees with those before it.
         [(0, 0, True), (HOUR_MS, 1_000, False), (1_000, 1_000, True), (HOUR_MS, 3_000, False)],
-        # Those that disagree confirm nothing.
+        # Two leaps that disagree do not confirm each other.
         [(0, 0, True), (3 * HOUR_MS, 1, False), (HOUR_MS, 2, False), (3 * HOUR_MS, 3, False)],
-        # A store whose clock was set, or a machine that slept, is held up by one request.
+        # After the store's clock was set, or this machine was suspended, one request fails.
         [(0, 0, True), (HOUR_MS, 1, False), (HOUR_MS + 1_000, 1_000, True)],
-        # What has passed here has passed there; and clocks differ a bit.
+        # Time that has passed here has passed for the store; a small difference is accepted.
         [(0, 0, True), (9 * HOUR_MS + CLOCK_LEAP_MS, 9 * HOUR_MS, True)],
         [(0, 0, True), (9 * HOUR_MS + CLOCK_LEAP_MS + 1_000, 9 * HOUR_MS, False)],
     ],

@@ -61,7 +61,7 @@ class State:
 
 
 KEPT = (*RECORDS[:3], *OTHER)
-# What is done one after the other, and what the log holds then.
+# Steps that are taken in order, and the contents of the log after each.
 LIFE: list[tuple[list[Effect] | LogEnd, State]] = [
     ([Write(RECORDS[:4]), Flush()], State.of(RECORDS[:4], NO_BALLOT)),
     ([Save(PROMISE, LogHealth.SOUND)], State.of(RECORDS[:4], PROMISE)),
@@ -180,7 +180,7 @@ def test_a_bound_that_was_not_synced_is_harmless() -> None:
             left = copy.deepcopy(disk)
             left.bytes_of(FOLDER / SYNCED_NAME)[:] = first + second
             assert fits(old_log(FOLDER, filesystem=left), after, after), (after, first, second)
-    assert most > 2  # several were left to chance
+    assert most > 2  # a power cut could leave any of several bounds
 
 
 class WithoutSync(ForwardingFileSystem):

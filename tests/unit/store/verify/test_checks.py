@@ -29,7 +29,7 @@ from tests.kit.scripted_store import Fate, ScriptedStore
 from tests.kit.store import FaultyStore, Lost, Request
 
 EFFORT = Effort(racers=4, rounds=5, large_object_bytes=3 << 20)
-REQUESTS_MAX = 25  # of the few checks
+REQUESTS_MAX = 25  # of the short form
 
 
 class Tried:
