@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from shalekv.clock import Clock
+from shalekv.concurrency import SingleFlight
 from shalekv.errors import (
     MemtableFull,
     ObjectNotFound,
@@ -28,6 +29,7 @@ from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import LEAVE_TIMEOUT_MS, VersionSet
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
+from shalekv.store.manifests import FencedManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.write.admission import Admission, FlushPolicy
@@ -36,7 +38,6 @@ from shalekv.write.expiry_sweep import ExpirySweep
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.ingest import Loads
-from shalekv.write.ownership import Ownership
 from shalekv.write.pending_writes import NewestState, PendingWrites
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.recovery import RecoveredLog
@@ -44,6 +45,87 @@ from shalekv.write.wal import WriteAheadLog
 from shalekv.write.watermark import DurableWatermark
 
 log = structlog.get_logger()
+
+STEP_MS = 200  # a longer wait checks so often whether the poll interval has become shorter
+
+
+class Ownership:
+    """Watches the manifest for another writer: polls it, and confirms ownership on demand.
+
+    One task asks the store. Linearizable reads wait for an answer to a request that was sent after
+    they arrived, and share it.
+    """
+
+    def __init__(
+        self,
+        manifest: FencedManifest,
+        *,
+        poll_ms: Callable[[], int],
+        on_seen: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Poll every `poll_ms` milliseconds, and on demand.
+
+        `on_seen` is called after each poll that found no other writer.
+        """
+        self._manifest = manifest
+        self._poll_ms = poll_ms
+        self._on_seen = on_seen
+        self._polls = SingleFlight()
+
+    async def run(self) -> ShaleError:
+        """Poll until another writer has taken over, or the manifest is damaged; returns that error.
+
+        When the store does not answer, waiting calls get its error, and polling continues.
+        """
+        ended: ShaleError = Stopping("this writer is shutting down")
+        try:
+            while True:
+                await self._wait_until_due()
+                self._polls.begin()
+                try:
+                    await self._manifest.refresh()
+                except StoreError as error:
+                    log.warning("could not look for another writer", error=str(error))
+                    self._polls.answer(error)
+                except ShaleError as error:
+                    ended = error
+                    return error
+                else:
+                    self._polls.answer()
+                    self._on_seen()
+        finally:
+            self.end(ended)
+
+    def end(self, error: ShaleError) -> None:
+        """Fail waiting and later calls with `error`, unless they were failed with another one
+        before.
+
+        REQUIRES: `run` has returned, or never began.
+        """
+        self._polls.end(error)
+
+    async def confirm(self) -> None:
+        """Confirm, by a request that is sent after this call, that no other writer has taken over.
+
+        Raises `Fenced`, and `StoreUnavailable` when the store does not answer.
+        """
+        await self._polls.next()
+
+    async def _wait_until_due(self) -> None:
+        self._polls.asked.clear()
+        if self._polls.is_wanted:
+            return
+        left_ms = self._poll_ms()
+        while left_ms > 0:
+            step_ms = min(left_ms, STEP_MS)
+            try:
+                async with asyncio.timeout(step_ms / 1000):
+                    await self._polls.asked.wait()
+            except TimeoutError:
+                left_ms = min(left_ms - step_ms, self._poll_ms())
+            else:
+                return
+
 
 # Interval at which the manifest is polled while much is not compacted: what is compacted by then
 # can be dropped.

@@ -24,8 +24,8 @@ from shalekv.write import group_commit
 from shalekv.write import opening as recover
 from shalekv.write.admission import Admission
 from shalekv.write.commit import Commit, Group
+from shalekv.write.engine import Ownership
 from shalekv.write.group_commit import CommitQueue, GroupCommit
-from shalekv.write.ownership import Ownership
 from shalekv.write.watermark import DurableWatermark
 from tests.sim.planting import mutant
 

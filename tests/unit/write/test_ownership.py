@@ -18,7 +18,7 @@ from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import FencedManifest, StoredManifest
 from shalekv.store.memory import MemoryStore
-from shalekv.write.ownership import Ownership
+from shalekv.write.engine import Ownership
 from tests.kit.engine.running_log import OWN, quiesce, yielding_runtime
 from tests.kit.store import FaultyStore, Request
 
