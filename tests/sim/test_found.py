@@ -19,7 +19,7 @@ import pytest
 
 from shalekv.errors import ShaleError
 from shalekv.server.safekeeper import archiver
-from shalekv.server.writes import Writing
+from shalekv.server.writes import Writes
 from shalekv.write.quorum import peer
 from tests.sim import loop
 from tests.sim.campaign import Outcome, Task, run_task
@@ -52,14 +52,14 @@ class Found:
     kind: str  # of the failure then (`campaign.kind_of`)
 
 
-async def _keep_frames(self: Writing, _write: object, load: Any, begun: Any) -> Any:
+async def _keep_frames(self: Writes, _write: object, load: Any, begun: Any) -> Any:
     try:
         commit = await load(begun.settle, begun.claim)
         if begun.pending is not None:
             begun.pending.commit = commit
     except ShaleError as error:
         begun.settle(error)
-    self._patience.begin(begun.future)
+    self._pending_replies.begin(begun.future)
     return begun.future
 
 
@@ -67,7 +67,7 @@ FOUND = (
     Found(
         "a refused batch is kept by the frames of its refusal",
         Task("quorum", 12),
-        [(Writing, "_submit_load", _keep_frames)],
+        [(Writes, "_submit_load", _keep_frames)],
         "I13",
     ),
 )

@@ -56,7 +56,7 @@ class Session:
         """
         self._limits = limits
         self._all = room or MemoryBudget(limits.sessions_bytes_max)
-        self._call = Call(peer=call.peer, line=FifoLock())
+        self._call = Call(peer=call.peer, write_order=FifoLock())
         self._end_call = call.end
         self._describe = describe
         self._methods: dict[str, _Method] = {
@@ -234,7 +234,7 @@ class Session:
         call = self._call
         if operation.timeout_ms:
             deadline_ms = self._now_ms() + operation.timeout_ms
-            call = Call(call.peer, deadline_ms, call.line)
+            call = Call(call.peer, deadline_ms, call.write_order)
         return self._methods[kind](getattr(operation, kind), call)
 
     def _done(

@@ -1,4 +1,8 @@
-"""How new the state must be that a read sees: `min_seq` and `max_staleness_ms` of its header."""
+"""Demands of reads on the state that they see.
+
+`Freshness` checks `min_seq` and `max_staleness_ms` of a header, and waits until they are met;
+`SnapshotReads` reads the state of a snapshot instead.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +24,38 @@ from shalekv.server.service import Call
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
+ReplyT = TypeVar("ReplyT", bound=Message)
+Lookup: TypeAlias = Callable[[bytes], Entry | None]
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
 
 class Freshness:
-    """Waits until the state of an engine is as new as a read demands."""
+    """Checks that the state of an engine is as new as a read demands, or waits until it is."""
 
     def __init__(self, engine: ReadEngine, limits: LimitSettings, clock: Clock) -> None:
-        """Calls without a deadline wait for `limits.seq_wait_ms_max`."""
+        """Calls without a deadline wait for at most `limits.seq_wait_ms_max`."""
         self._engine = engine
         self._limits = limits
         self._clock = clock
 
-    def judge(self, header: kv_pb2.RequestHeader) -> int | None:
-        """The staleness of the state, which the reply must tell; None: the read has to `reach`.
+    def check(self, header: kv_pb2.RequestHeader) -> int | None:
+        """Return the staleness of the state in ms, or None if the read has to `wait`.
 
-        It is measured once. Measured again for the reply, later, it could exceed what was judged;
-        what is read after this call is at least as new.
+        The reply must report this value: it is measured once, because a later measurement could
+        exceed `max_staleness_ms`. The state that is read after this call is at least as new.
         """
         if header.min_seq > self._engine.prefix.seq:
             return None
         staleness_ms = self._engine.staleness_ms
         return None if _is_too_stale(header, staleness_ms) else staleness_ms
 
-    async def reach(self, header: kv_pb2.RequestHeader, call: Call) -> int:
-        """Return the staleness, as `judge` does, when the state is as new as demanded.
+    async def wait(self, header: kv_pb2.RequestHeader, call: Call) -> int:
+        """Wait until the state is as new as demanded, and return its staleness as `check` does.
 
         Raises `SeqNotReached` and `TooStale`.
         """
         engine, min_seq = self._engine, header.min_seq
-        with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+        with suppress(TimeoutError):  # not chained to our errors: it refers to this task
             async with asyncio.timeout(self._wait_ms(call) / 1_000):
                 is_behind = header.min_seq > engine.prefix.seq and not engine.is_told
                 if is_behind or _is_too_stale(header, engine.staleness_ms):
@@ -69,59 +77,54 @@ def _is_too_stale(header: kv_pb2.RequestHeader, staleness_ms: int) -> bool:
     return 0 < header.max_staleness_ms < staleness_ms
 
 
-# --- snapshot_reads
-# Reads at a snapshot, in any serving process: the same answers everywhere, as long as it lives.
-
-
-ReplyT = TypeVar("ReplyT", bound=Message)
-Lookup: TypeAlias = Callable[[bytes], Entry | None]
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
-
-
 class SnapshotReads:
-    """Reads of what `SnapshotViews` opens. All may raise `SnapshotNotFound`, at any moment."""
+    """Reads at a snapshot: the same replies from any serving process until the snapshot expires.
+
+    All methods may raise `SnapshotNotFound` at any moment.
+    """
 
     def __init__(self, views: SnapshotViews, header: Header) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        """`header` makes the header of a reply from a sequence number and a WAL id."""
         self._views = views
         self._header = header
 
-    async def open(self, asked: kv_pb2.RequestHeader) -> OpenView:
-        """The state of the snapshot that a request names; its read level says nothing here."""
-        opened = await self._views.open(asked.snapshot_id)
-        if asked.min_seq > opened.view.seq:
-            problem = f"is {asked.min_seq}, and the snapshot reads at {opened.view.seq} for ever"
+    async def open(self, request_header: kv_pb2.RequestHeader) -> OpenView:
+        """Open the view of the snapshot that a request names. Its read level has no meaning."""
+        opened = await self._views.open(request_header.snapshot_id)
+        min_seq = request_header.min_seq
+        if min_seq > opened.view.seq:
+            problem = f"is {min_seq}, and the snapshot reads at {opened.view.seq} for ever"
             raise InvalidRequest("header.min_seq", problem)
         return opened
 
     def header(self, view: ReadView) -> kv_pb2.ReplyHeader:
-        """The header of a reply that tells of the view: a snapshot does not grow old."""
+        """Make the header of a reply from this view. Its staleness is 0: a snapshot never ages."""
         header = self._header(view.seq, view.wal_id)
         header.staleness_ms = 0
         return header
 
     async def look_up(
         self,
-        asked: kv_pb2.RequestHeader,
+        request_header: kv_pb2.RequestHeader,
         keys: Sequence[bytes],
-        answer: Callable[[Lookup, kv_pb2.ReplyHeader, int], ReplyT],
+        make_reply: Callable[[Lookup, kv_pb2.ReplyHeader, int], ReplyT],
     ) -> ReplyT:
-        """What `answer` makes of the versions of these keys, a header, and the time of reading."""
-        opened = await self.open(asked)
+        """Look the keys up, and make a reply of them, at the logical time of the snapshot."""
+        opened = await self.open(request_header)
         view = opened.view
         known = {key: view.get(key) for key in keys}
-        below = [key for key, entry in known.items() if entry is None]
-        if view.held is not None and below:
+        not_in_memory = [key for key, entry in known.items() if entry is None]
+        if view.held is not None and not_in_memory:
             try:
-                known.update(await view.held.find_many(below))
+                known.update(await view.held.find_many(not_in_memory))
             except ObjectNotFound as missing:
-                raise await self._views.explain(missing, asked.snapshot_id) from missing
-        return answer(known.get, self.header(view), opened.now_ms)
+                raise await self._views.explain(missing, request_header.snapshot_id) from missing
+        return make_reply(known.get, self.header(view), opened.now_ms)
 
     async def slices(
         self, snapshot_id: bytes, opened: OpenView, keys: KeyRange, *, reverse: bool
     ) -> AsyncGenerator[list[Entry], None]:
-        """The visible entries of a range; before each slice the snapshot must still be there."""
+        """Yield the visible entries of a range, while the snapshot has not expired."""
         found = scan_slices(
             opened.view, start=keys.start, end=keys.end, reverse=reverse, now_ms=opened.now_ms
         )

@@ -1,4 +1,7 @@
-"""What a reader answers to the calls of `shalekv.v1.KV`: reads; writes are for the writer."""
+"""Services of a reader: `shalekv.v1.KV` and `shalekv.v1.Admin` on a `ReaderEngine`.
+
+Writes and loads are refused with `NotTheWriter`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from shalekv.store.reachability import Reachability
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.watch.stream import Watches
 
+_State = admin_pb2.ReaderStatus.State
+
 
 class ReaderKv:
     """Implements `server.service.KvService` on a `ReaderEngine`."""
@@ -29,30 +34,31 @@ class ReaderKv:
     def __init__(
         self, engine: ReaderEngine, limits: LimitSettings, runtime: Runtime, store: Reachability
     ) -> None:
-        """The engine must be running for the answers to grow newer.
+        """Create the service. The engine must be running for the replies to show newer state.
 
-        `store` follows the reads that are asked of the store.
+        `store` says what is wrong with the object store, for the errors of reads that do not end in
+        time.
         """
         self._engine = engine
         self._reads = Reads(engine, limits, runtime, header=self.header, store=store)
 
     @property
     def scans(self) -> Scans:
-        """The scans that go on."""
+        """Open scans, and the views that are kept for their next pages."""
         return self._reads.scans
 
     def header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
-        """The header of a reply that shows the state at this commit."""
+        """Make the header of a reply that shows the state at this commit."""
         return reader_header(self._engine, seq, wal_id)
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
-        """The value of one key, as far as this reader has followed the writer."""
+        """Read one key, as far as this reader has followed the writer."""
         return self._reads.get(request, call)
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
     ) -> Answer[kv_pb2.BatchGetReply]:
-        """The values of many keys at one moment."""
+        """Read many keys in one state."""
         return self._reads.batch_get(request, call)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
@@ -60,35 +66,35 @@ class ReaderKv:
         return self._reads.scan(request, call)
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del request, call
         raise self._engine.refusal("a put")
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del request, call
         raise self._engine.refusal("a delete")
 
     def delete_range(
         self, request: kv_pb2.DeleteRangeRequest, call: Call
     ) -> Answer[kv_pb2.DeleteRangeReply]:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del request, call
         raise self._engine.refusal("a range delete")
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del request, call
         raise self._engine.refusal("a write")
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del request, call
         raise self._engine.refusal("a transaction")
 
 
 def reader_header(engine: ReaderEngine, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
-    """The header of a reply of a reader."""
+    """Make the header of a reply of a reader."""
     return kv_pb2.ReplyHeader(
         database_id=engine.database_id,
         role=kv_pb2.ROLE_READER,
@@ -99,17 +105,10 @@ def reader_header(engine: ReaderEngine, seq: int, wal_id: int | None) -> kv_pb2.
     )
 
 
-# --- reader_admin
-# What a reader answers to the calls of `shalekv.v1.Admin`.
-
-
-_State = admin_pb2.ReaderStatus.State
-
-
 class ReaderAdmin:
     """Implements `server.service.AdminService` on a `ReaderEngine`."""
 
-    def __init__(  # noqa: PLR0913 - all that a status is about
+    def __init__(  # noqa: PLR0913 - a status describes all of these
         self,
         engine: ReaderEngine,
         settings: ReaderSettings,
@@ -122,8 +121,8 @@ class ReaderAdmin:
         open_ms: float,
         readiness: Callable[[], Readiness],
     ) -> None:
-        """`url` without credentials; `open_ms` is how long joining took."""
-        self.watches: Watches | None = None  # to be set by who has them
+        """Create the service. `url` has no credentials; `open_ms` is how long joining took."""
+        self.watches: Watches | None = None  # set by `Reader.open`
         self.readiness = readiness
         self.snapshots = SnapshotAdmin(engine, partial(reader_header, engine))
         self.memory = memory
@@ -137,7 +136,7 @@ class ReaderAdmin:
         self._began_ms = clock.monotonic_ms()
 
     async def status(self, request: admin_pb2.StatusRequest, call: Call) -> admin_pb2.StatusReply:
-        """What this process is and how it does."""
+        """Describe this process and its state."""
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
         reply = self._reply()
@@ -146,7 +145,7 @@ class ReaderAdmin:
         return reply
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
-        """What this process has sent to the object store."""
+        """Count the requests that this process has sent to the object store."""
         del call  # as above
         requests.check_header(request.header)
         return self.store_use.reply(self._header())
@@ -154,7 +153,7 @@ class ReaderAdmin:
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
     ) -> Answer[admin_pb2.IngestSstReply]:
-        """Raises `NotTheWriter`."""
+        """Raise `NotTheWriter`."""
         del request, call
         raise self._engine.refusal("a load")
 

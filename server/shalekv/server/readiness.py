@@ -10,15 +10,15 @@ from shalekv.wording import Trouble
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The state of both, as of now."""
+    """Trouble with reads and with writes, as of now."""
 
-    reads: Trouble | None = None  # None: they are answered
-    writes: Trouble | None = None  # None: they become durable, where this role takes any
+    reads: Trouble | None = None  # None: reads are answered
+    writes: Trouble | None = None  # None: writes become durable, where this role takes any
     takes_writes: bool = True  # False: a reader
 
     @property
     def is_whole(self) -> bool:
-        """True if the role does all that it is for."""
+        """True if neither reads nor writes are in trouble."""
         return self.reads is None and self.writes is None
 
     @property

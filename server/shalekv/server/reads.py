@@ -1,4 +1,4 @@
-"""What any serving process answers to `Get`, `BatchGet` and `Scan`."""
+"""Reads of the writer and of readers: `Get`, `BatchGet` and `Scan`, for any `ReadEngine`."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 
-NOT_FOUND_BYTES = 2  # of a result that holds nothing
-LOST_TREES_MAX = 3  # that a read of some keys survives: it begins again in a newer one
+NOT_FOUND_BYTES = 2  # size of an empty result in a reply
+RETRIES_MAX = 3  # of a read whose version of the levels was deleted: each reads a newer version
 ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
-Lookup: TypeAlias = Callable[[bytes], Entry | None]  # the version of a key in one state
-# A reply from the versions of keys, a header, and the time by which values have expired.
-Reading: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader, int], ReadReplyT]
-Again: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
+Lookup: TypeAlias = Callable[[bytes], Entry | None]  # finds the entry of a key in one state
+# Makes a reply from a lookup, a header, and the logical time in ms by which values expire.
+MakeReply: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader, int], ReadReplyT]
+Retry: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
 class _Read(NamedTuple, Generic[ReadReplyT]):
-    """A read of some keys, whose freshness was judged."""
+    """A read of some keys, after its demands on freshness were checked."""
 
     keys: Sequence[bytes]
-    answer: Reading[ReadReplyT]
-    staleness_ms: int  # of the state when it was judged
+    make_reply: MakeReply[ReadReplyT]
+    staleness_ms: int  # of the state when it was checked
     call: Call
 
 
 class Reads:
-    """Reads of a `ReadEngine`."""
+    """Answers the reads of one `ReadEngine`."""
 
     def __init__(
         self,
@@ -58,9 +58,10 @@ class Reads:
         header: Header,
         store: Reachability,
     ) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id.
+        """Create the reads of `engine`.
 
-        `store` follows the reads that are asked of the store.
+        `header` makes the header of a reply from a sequence number and a WAL id. `store` says what
+        is wrong with the object store, for the errors of reads that do not end in time.
         """
         self._engine = engine
         self._store = store
@@ -80,20 +81,20 @@ class Reads:
         )
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
-        """The value of one key, at the newest state of the read level."""
+        """Read one key in the newest state of the read level."""
         level = self._read_level(request.header, call)
         requests.check_key(request.key, "key")
-        answer = partial(_get_reply, request.key)
-        return self._read_keys(request.header, call, level, (request.key,), answer)
+        make_reply = partial(_get_reply, request.key)
+        return self._read_keys(request.header, call, level, (request.key,), make_reply)
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
     ) -> Answer[kv_pb2.BatchGetReply]:
-        """The values of many keys at one moment."""
+        """Read many keys in one state."""
         level = self._read_level(request.header, call)
         requests.check_keys(request, self._limits)
-        answer = partial(_batch_get_reply, request)
-        return self._read_keys(request.header, call, level, request.keys, answer)
+        make_reply = partial(_batch_get_reply, request)
+        return self._read_keys(request.header, call, level, request.keys, make_reply)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
@@ -112,34 +113,35 @@ class Reads:
         call: Call,
         level: LevelValue,
         keys: Sequence[bytes],
-        answer: Reading[ReadReplyT],
+        make_reply: MakeReply[ReadReplyT],
     ) -> Answer[ReadReplyT]:
         if header.snapshot_id:
-            return self._snapshots.look_up(header, keys, answer)
-        staleness_ms = self._freshness.judge(header)
+            return self._snapshots.look_up(header, keys, make_reply)
+        staleness_ms = self._freshness.check(header)
         if staleness_ms is None:
-            return self._read_fresh(header, call, level, keys, answer)
-        return self._read(level, _Read(keys, answer, staleness_ms, call))
+            return self._read_when_fresh(header, call, level, keys, make_reply)
+        return self._read(level, _Read(keys, make_reply, staleness_ms, call))
 
-    async def _read_fresh(
+    async def _read_when_fresh(
         self,
         header: kv_pb2.RequestHeader,
         call: Call,
         level: LevelValue,
         keys: Sequence[bytes],
-        answer: Reading[ReadReplyT],
+        make_reply: MakeReply[ReadReplyT],
     ) -> ReadReplyT:
-        """Answer when the state is as new as the header demands."""
-        staleness_ms = await self._freshness.reach(header, call)
-        found = self._read(level, _Read(keys, answer, staleness_ms, call))
+        """Wait until the state is as new as the header demands, then read."""
+        staleness_ms = await self._freshness.wait(header, call)
+        found = self._read(level, _Read(keys, make_reply, staleness_ms, call))
         return await found if isinstance(found, Awaitable) else found
 
     def _read(self, level: LevelValue, read: _Read[ReadReplyT]) -> Answer[ReadReplyT]:
-        """Answer from the newest state of the level: at once if it is there and known to be ours.
+        """Read the newest state of the level.
 
-        A read shows a prefix of the log, as a scan does. While objects land out of order it waits
-        for those before what has landed: two reads that saw one and not the other would show an
-        order of commits that never was (I14).
+        The reply is ready at once if the durable prefix has no gap behind it, the level is not
+        LINEARIZABLE, and no block of an SST is needed. A read shows a prefix of the log, as a scan
+        does: where objects have landed behind a gap, it waits until the gap is closed. Otherwise
+        two reads that each saw one of two commits would show an order that never was (I14).
         """
         engine = self._engine
         if level == LINEARIZABLE:
@@ -148,7 +150,7 @@ class Reads:
             return self._look_up(read, engine.newest, engine.newest_seq, None, None)
         if not engine.prefix.is_whole:
             return self._read_view(read)
-        return self._read_whole(read, LOST_TREES_MAX)
+        return self._read_prefix(read, RETRIES_MAX)
 
     async def _read_confirmed(self, read: _Read[ReadReplyT]) -> ReadReplyT:
         await self._in_time(self._engine.confirm(), read.call)
@@ -158,27 +160,28 @@ class Reads:
         return requests.answer_in_time(answer, call, self._clock, self._store)
 
     async def _read_view(
-        self, read: _Read[ReadReplyT], trees_left: int = LOST_TREES_MAX
+        self, read: _Read[ReadReplyT], retries_left: int = RETRIES_MAX
     ) -> ReadReplyT:
         engine = self._engine
         if engine.prefix.is_whole:
-            found = self._read_whole(read, trees_left)
+            found = self._read_prefix(read, retries_left)
         else:
             view = await engine.committed_view()
-            again = self._again(read, trees_left)
-            found = self._look_up(read, view.get, view.seq, view.wal_id, again)
+            retry = self._retry(read, retries_left)
+            found = self._look_up(read, view.get, view.seq, view.wal_id, retry)
         return await found if isinstance(found, Awaitable) else found
 
-    def _read_whole(self, read: _Read[ReadReplyT], trees_left: int) -> Answer[ReadReplyT]:
+    def _read_prefix(self, read: _Read[ReadReplyT], retries_left: int) -> Answer[ReadReplyT]:
+        """Read the durable prefix. REQUIRES: nothing has landed behind a gap."""
         engine, prefix = self._engine, self._engine.prefix
-        again = self._again(read, trees_left)
-        return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, again)
+        retry = self._retry(read, retries_left)
+        return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, retry)
 
-    def _again(self, read: _Read[ReadReplyT], trees_left: int) -> Again[ReadReplyT] | None:
-        """How to read once more, in another tree, if this one was lost while it was read."""
-        if not trees_left:
+    def _retry(self, read: _Read[ReadReplyT], retries_left: int) -> Retry[ReadReplyT] | None:
+        """Return a retry in a newer version of the levels, for a read that loses its version."""
+        if not retries_left:
             return None
-        return lambda: self._read_view(read, trees_left - 1)
+        return lambda: self._read_view(read, retries_left - 1)
 
     def _look_up(
         self,
@@ -186,47 +189,47 @@ class Reads:
         in_memory: Lookup,
         seq: int,
         wal_id: int | None,
-        again: Again[ReadReplyT] | None,
+        retry: Retry[ReadReplyT] | None,
     ) -> Answer[ReadReplyT]:
-        """Answer from memory, and from the levels for keys of which memory does not speak.
+        """Look the keys up in memory, and in the levels those that memory does not have.
 
-        The levels are those of this moment: what memory lets go of later is in them.
+        The version of the levels is the current one, so it has what memory drops during the read.
         """
-        keys, answer, staleness_ms, call = read
+        keys, make_reply, staleness_ms, call = read
         header = self._header(seq, wal_id)
         header.staleness_ms = staleness_ms
         held = self._engine.held
         if held.tree.is_empty:
-            return answer(in_memory, header, self._engine.time.now_ms())
+            return make_reply(in_memory, header, self._engine.time.now_ms())
         known = {key: in_memory(key) for key in keys}
-        below = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
-        if not below:
-            return answer(known.get, header, self._engine.time.now_ms())
-        told = partial(self._answer, answer, header)
-        return self._read_below(held, below, known, told, again, call)
+        missing = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
+        if not missing:
+            return make_reply(known.get, header, self._engine.time.now_ms())
+        finish = partial(self._reply_now, make_reply, header)
+        return self._read_levels(held, missing, known, finish, retry, call)
 
-    async def _read_below(
+    async def _read_levels(
         self,
         held: PinnedVersion,
         keys: Sequence[bytes],
         known: dict[bytes, Entry | None],
-        answer: Callable[[Lookup], ReadReplyT],
-        again: Again[ReadReplyT] | None,
+        finish: Callable[[Lookup], ReadReplyT],
+        retry: Retry[ReadReplyT] | None,
         call: Call,
     ) -> ReadReplyT:
         try:
             known.update(await self._in_time(held.find_many(keys), call))
         except ObjectNotFound as missing:
             reason = await self._engine.explain(missing, held)
-            if again is None or not isinstance(reason, SnapshotNotFound):
+            if retry is None or not isinstance(reason, SnapshotNotFound):
                 raise reason from missing
-            return await again()
-        return answer(known.get)
+            return await retry()
+        return finish(known.get)
 
-    def _answer(
-        self, answer: Reading[ReadReplyT], header: kv_pb2.ReplyHeader, lookup: Lookup
+    def _reply_now(
+        self, make_reply: MakeReply[ReadReplyT], header: kv_pb2.ReplyHeader, lookup: Lookup
     ) -> ReadReplyT:
-        return answer(lookup, header, self._engine.time.now_ms())
+        return make_reply(lookup, header, self._engine.time.now_ms())
 
 
 def _get_reply(

@@ -1,7 +1,18 @@
-"""Requests, checked: from messages to the values that the engine works with.
+"""Validation of requests: from protobuf messages to the values that the engine works with.
 
-They raise `InvalidRequest` with the path of the field before any work is done. Transactions are in
-`server.transactions`.
+Every check raises `InvalidRequest` with the path of the field before any work is done. Requests
+that are transactions are converted in `server.transactions`. Page tokens, which say where a scan
+continues, are at the end.
+
+Layout of a page token, numbers least significant byte first:
+
+    0   CRC-32C of the rest u32
+    4   version u8, flags u8: 1 reverse, 2 keys only
+    6   database id 16
+    22  version 1: id u64 of a view that this server keeps
+        version 2: id of a snapshot 16
+    ..  hash of the range 16
+    ..  the last key of the page
 """
 
 from __future__ import annotations
@@ -29,7 +40,7 @@ from shalekv.v1 import kv_pb2
 AnswerT = TypeVar("AnswerT")
 LevelValue: TypeAlias = "kv_pb2.ReadLevel.ValueType"
 DurabilityValue: TypeAlias = "kv_pb2.Durability.ValueType"
-# Numbers, because looking one up by name in its enum costs as much as half of a lookup of a key.
+# Copied from their enums: an access by name costs half as much as looking up a key.
 COMMITTED = kv_pb2.READ_LEVEL_COMMITTED
 LINEARIZABLE = kv_pb2.READ_LEVEL_LINEARIZABLE
 UNCOMMITTED = kv_pb2.READ_LEVEL_UNCOMMITTED
@@ -40,13 +51,13 @@ ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 SNAPSHOT_ID_BYTES = 16
 _LEVELS = frozenset(kv_pb2.ReadLevel.values())
 _DURABILITIES = frozenset(kv_pb2.Durability.values())
-_OF_OBJECT_STORE: dict[int, DurabilityValue] = {
+_OBJECT_STORE_DURABILITY: dict[int, DurabilityValue] = {
     kv_pb2.DURABILITY_UNSPECIFIED: DURABLE,
     DURABLE: DURABLE,
     MEMORY: MEMORY,
-    ARCHIVED: ARCHIVED,  # an acknowledged write is an object of the store already
+    ARCHIVED: ARCHIVED,  # an acknowledged write is already an object in the store
 }
-_OF_QUORUM: dict[int, DurabilityValue] = {
+_QUORUM_DURABILITY: dict[int, DurabilityValue] = {
     kv_pb2.DURABILITY_UNSPECIFIED: QUORUM,
     DURABLE: QUORUM,
     MEMORY: MEMORY,
@@ -54,9 +65,30 @@ _OF_QUORUM: dict[int, DurabilityValue] = {
     ARCHIVED: ARCHIVED,
 }
 
+_TOKEN_HEAD = struct.Struct("<IBB16s")
+_CHECKSUM = struct.Struct("<I")
+_VIEW_ID = struct.Struct("<Q")
+_AT_VIEW, _AT_SNAPSHOT = 1, 2  # versions of a page token
+_PLACE_BYTES = {_AT_VIEW: _VIEW_ID.size, _AT_SNAPSHOT: SNAPSHOT_ID_BYTES}
+_RANGE_HASH_BYTES = 16
+_REVERSE, _KEYS_ONLY = 1, 2  # flags of a page token
+_PAGE_FIELD = "page_token"
+
+
+class PutFields(NamedTuple):
+    """Paths of the fields of a put, for errors."""
+
+    key: str = "key"
+    value: str = "value"
+    ttl_ms: str = "ttl_ms"
+
+
+PUT_FIELDS = PutFields()
+PUT_CHANGE_FIELDS = PutFields("put.key", "put.value", "put.ttl_ms")
+
 
 def check_key(key: bytes, field: str) -> bytes:
-    """The key, 1 byte to 64 KiB."""
+    """Return the key, which must have 1 byte to 64 KiB."""
     if not key:
         raise InvalidRequest(field, "a key must not be empty")
     if len(key) > KEY_BYTES_MAX:
@@ -65,7 +97,7 @@ def check_key(key: bytes, field: str) -> bytes:
 
 
 def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
-    """The keys of a batch get."""
+    """Check the keys of a batch get."""
     check_count(len(request.keys), "keys", limits)
     for index, key in enumerate(request.keys):
         check_key(key, f"keys[{index}]")
@@ -74,29 +106,29 @@ def check_keys(request: kv_pb2.BatchGetRequest, limits: LimitSettings) -> None:
 def put_change(
     request: kv_pb2.PutRequest, limits: LimitSettings, now_ms: Callable[[], int]
 ) -> Change:
-    """The change of a put without a precondition; `now_ms` tells when its value begins to live."""
+    """Convert a put without a precondition; its ttl begins at the logical time `now_ms`."""
     check_put(request, PUT_FIELDS, limits)
     return _change_of_put(request, now_ms)
 
 
 def delete_change(request: kv_pb2.DeleteRequest) -> Change:
-    """The change of a delete without a precondition."""
+    """Convert a delete without a precondition."""
     return Change(check_key(request.key, "key"), Kind.TOMBSTONE)
 
 
 def write_changes(
     request: kv_pb2.WriteRequest, limits: LimitSettings, now_ms: Callable[[], int]
 ) -> list[Change] | None:
-    """The changes of a batch, each key once: the last change of a key wins.
+    """Convert a batch of puts and deletes, each key once: the last change of a key wins.
 
-    None: there is more than puts and deletes in it, so it is a transaction.
+    Returns None if the batch has other changes as well, and so has to be a transaction.
     """
     check_count(len(request.changes), "changes", limits)
     changes: dict[bytes, Change] = {}
     size_bytes = 0
     for index, message in enumerate(request.changes):
         kind = message.WhichOneof("change")
-        try:  # paths of fields are made for errors only: a batch may have thousands of changes
+        try:  # field paths are built for errors only: a batch may have thousands of changes
             if kind == "put":
                 check_put(message.put, PUT_CHANGE_FIELDS, limits)
                 change = _change_of_put(message.put, now_ms)
@@ -114,24 +146,31 @@ def write_changes(
 
 
 def durability(value: int, *, is_quorum: bool = False) -> DurabilityValue:
-    """The durability that a write asks for, as it is told: DURABLE is that of the WAL mode."""
+    """Resolve the durability that a write asks for, as the reply reports it.
+
+    DURABLE, and the default, become QUORUM for a database with safekeepers.
+    """
     _check_enum(value, _DURABILITIES, "durability")
     if is_quorum:
-        return _OF_QUORUM[value]
+        return _QUORUM_DURABILITY[value]
     if value == QUORUM:
         problem = "this database has no safekeepers: use DURABLE"
         raise InvalidRequest("durability", problem)
-    return _OF_OBJECT_STORE[value]
+    return _OBJECT_STORE_DURABILITY[value]
 
 
 def read_level(header: kv_pb2.RequestHeader) -> LevelValue:
-    """The level that a read asks for, the default filled in; the rest of the header is checked."""
+    """Check the header of a read, and return its read level or the default, COMMITTED."""
     check_header(header)
     return header.read_level or COMMITTED
 
 
 def condition_level(header: kv_pb2.RequestHeader) -> LevelValue:
-    """How sure the answer of a condition must be, when nothing was written."""
+    """Return the read level of a condition: LINEARIZABLE by default, COMMITTED at least.
+
+    With LINEARIZABLE the writer confirms that it still owns the database before it reports the
+    result of a transaction that has written nothing.
+    """
     if header.read_level == UNCOMMITTED:
         problem = "a condition is not judged by less than COMMITTED"
         raise InvalidRequest("header.read_level", problem)
@@ -139,7 +178,7 @@ def condition_level(header: kv_pb2.RequestHeader) -> LevelValue:
 
 
 def check_header(header: kv_pb2.RequestHeader) -> None:
-    """Refuse what is unknown, or out of its limits: nothing is ignored in silence."""
+    """Refuse unknown values and lengths out of bounds, rather than ignore them."""
     _check_enum(header.read_level, _LEVELS, "header.read_level")
     length = len(header.snapshot_id)
     if length not in (0, SNAPSHOT_ID_BYTES):
@@ -152,7 +191,7 @@ def check_header(header: kv_pb2.RequestHeader) -> None:
 
 
 def check_write_header(header: kv_pb2.RequestHeader) -> None:
-    """The header of a request that changes something."""
+    """Check the header of a write."""
     check_header(header)
     if header.snapshot_id:
         raise InvalidRequest("header.snapshot_id", "a snapshot is read, and never written")
@@ -161,25 +200,25 @@ def check_write_header(header: kv_pb2.RequestHeader) -> None:
 async def answer_in_time(
     answer: Awaitable[AnswerT], call: Call, clock: Clock, store: Reachability
 ) -> AnswerT:
-    """The answer, if it comes by the deadline of the call. REQUIRES: it applies nothing.
+    """Await `answer` until the deadline of the call. REQUIRES: it applies nothing.
 
-    Raises `DeadlinePassed` otherwise, with what the `store` is asked for in vain.
+    Raises `DeadlinePassed`, with the problem that reads of `store` have, when time is up.
     """
     left_ms = call.answer_within_ms(clock.monotonic_ms())
-    with suppress(TimeoutError):  # it holds this task, and so must not stand behind ours
+    with suppress(TimeoutError):  # not chained to our error: it refers to this task
         async with asyncio.timeout(None if left_ms is None else left_ms / 1_000):
             return await answer
     raise DeadlinePassed(f"no answer by the deadline of the call: {store.explain()}")
 
 
 def check_deadline(call: Call, clock: Clock) -> None:
-    """Raise `DeadlinePassed` when nobody waits for the answer any more."""
+    """Raise `DeadlinePassed` if the deadline of the call has passed already."""
     if call.deadline_ms is not None and call.deadline_ms <= clock.monotonic_ms():
         raise DeadlinePassed("the deadline had passed when the call arrived: nothing was done")
 
 
 def key_range(message: kv_pb2.KeyRange, field: str = "range") -> KeyRange:
-    """The interval of a range or prefix."""
+    """Convert a range or prefix to an interval."""
     for name in ("start", "end", "prefix"):
         length = len(getattr(message, name))
         if length > KEY_BYTES_MAX:
@@ -195,29 +234,17 @@ def key_range(message: kv_pb2.KeyRange, field: str = "range") -> KeyRange:
 
 
 def deleted_range(message: kv_pb2.KeyRange, field: str = "range", *, advice: str = "") -> KeyRange:
-    """The interval of a range delete, which must not be everything by mistake."""
+    """Convert the range of a range delete, which must not be unbounded by mistake."""
     keys = key_range(message, field)
     if not keys.start and not keys.end:
         raise InvalidRequest(field, f"names neither start, end nor prefix{advice}")
     return keys
 
 
-class PutFields(NamedTuple):
-    """The paths of the fields of a put."""
-
-    key: str = "key"
-    value: str = "value"
-    ttl_ms: str = "ttl_ms"
-
-
-PUT_FIELDS = PutFields()
-PUT_CHANGE_FIELDS = PutFields("put.key", "put.value", "put.ttl_ms")
-
-
 def check_put(
     message: kv_pb2.PutRequest | kv_pb2.PutChange, fields: PutFields, limits: LimitSettings
 ) -> None:
-    """Key, value and life of a put."""
+    """Check key, value and ttl of a put."""
     check_key(message.key, fields.key)
     length = len(message.value)
     if length > limits.value_bytes_max:
@@ -229,7 +256,7 @@ def check_put(
 
 
 def check_count(count: int, field: str, limits: LimitSettings) -> None:
-    """1 to `batch_count_max` of something."""
+    """Check that there are 1 to `batch_count_max` of something."""
     if not count:
         raise InvalidRequest(field, "at least one is needed")
     if count > limits.batch_count_max:
@@ -238,14 +265,14 @@ def check_count(count: int, field: str, limits: LimitSettings) -> None:
 
 
 def check_bytes(size_bytes: int, field: str, limits: LimitSettings) -> None:
-    """At most `batch_bytes_max` of keys and values."""
+    """Check that keys and values have `batch_bytes_max` bytes at most."""
     if size_bytes > limits.batch_bytes_max:
         problem = f"{size_bytes} bytes, and batch_bytes_max is {limits.batch_bytes_max}"
         raise InvalidRequest(field, problem)
 
 
 def within(path: str, error: InvalidRequest) -> InvalidRequest:
-    """The same error, of a field inside `path`."""
+    """Return the same error with its field below `path`."""
     return InvalidRequest(f"{path}.{error.field}".rstrip("."), error.problem)
 
 
@@ -261,81 +288,62 @@ def _check_enum(value: int, known: AbstractSet[int], field: str) -> None:
         raise InvalidRequest(field, f"{value} is not a known value")
 
 
-# --- page_token
-# Page tokens: where a scan goes on, and of which database, view and range it is part. Pure.
-#
-# Byte layout, numbers least significant byte first:
-#
-#     0   CRC-32C of the rest u32
-#     4   version u8, flags u8: 1 reverse, 2 keys only
-#     6   database id 16
-#     22  version 1: id u64 of a view that this server keeps
-#         version 2: id of a snapshot 16
-#     ..  hash of the range 16
-#     ..  the last key of the page
-
-
-_HEAD = struct.Struct("<IBB16s")
-_CHECKSUM = struct.Struct("<I")
-_VIEW_ID = struct.Struct("<Q")
-_AT_VIEW, _AT_SNAPSHOT = 1, 2  # versions
-_PLACE_BYTES = {_AT_VIEW: _VIEW_ID.size, _AT_SNAPSHOT: 16}
-_HASH_BYTES = 16
-_REVERSE, _KEYS_ONLY = 1, 2
-_FIELD = "page_token"
-
-
 @dataclass(frozen=True, slots=True)
 class PageToken:
-    """Where a scan goes on: behind `last_key` of a view.
+    """Position of a scan: the next page begins behind `last_key`.
 
-    It is one that the server keeps under an id, or that of a snapshot, which any server reads.
+    `view` is the id of a view that this server keeps, or the id of a snapshot, which any server can
+    read.
     """
 
     view: int | bytes
     last_key: bytes
 
     def encode(self, database_id: bytes, request: kv_pb2.ScanRequest, keys: KeyRange) -> bytes:
-        """The token for a client."""
+        """Encode the token for a client, sealed with database, range and order of the scan."""
         if isinstance(self.view, int):
             version, place = _AT_VIEW, _VIEW_ID.pack(self.view)
         else:
             version, place = _AT_SNAPSHOT, self.view
-        head = _HEAD.pack(0, version, _flags(request), database_id)
-        sealed = head[_CHECKSUM.size :] + place + _hash(keys) + self.last_key
+        head = _TOKEN_HEAD.pack(0, version, _flags(request), database_id)
+        sealed = head[_CHECKSUM.size :] + place + _range_hash(keys) + self.last_key
         return _CHECKSUM.pack(crc32c(sealed)) + sealed
 
     def rest(self, keys: KeyRange, *, reverse: bool) -> KeyRange:
-        """What is left of `keys` after this page."""
+        """Return the part of `keys` after this page."""
         if reverse:
             return KeyRange(keys.start, self.last_key)
         return KeyRange(self.last_key + b"\0", keys.end)
 
 
 def decode_page_token(database_id: bytes, request: kv_pb2.ScanRequest, keys: KeyRange) -> PageToken:
-    """The token of a request, which must be one for this database and for the same scan.
+    """Decode the token of a request.
 
-    Raises `InvalidRequest`.
+    Raises `InvalidRequest` if it is damaged, or belongs to another database or another scan.
     """
     token = request.page_token
-    if len(token) < _HEAD.size:
-        raise InvalidRequest(_FIELD, "is no page token: it is too short")
-    checksum, version, flags, database = _HEAD.unpack_from(token)
+    if len(token) < _TOKEN_HEAD.size:
+        raise InvalidRequest(_PAGE_FIELD, "is no page token: it is too short")
+    checksum, version, flags, database = _TOKEN_HEAD.unpack_from(token)
     if crc32c(token[_CHECKSUM.size :]) != checksum:
-        raise InvalidRequest(_FIELD, "is not as it was given out: its checksum does not match")
+        raise InvalidRequest(_PAGE_FIELD, "is not as it was given out: its checksum does not match")
     if version not in _PLACE_BYTES:
-        raise InvalidRequest(_FIELD, f"is of version {version}, which this server does not know")
-    hash_at = _HEAD.size + _PLACE_BYTES[version]
-    key_at = hash_at + _HASH_BYTES
+        raise InvalidRequest(
+            _PAGE_FIELD, f"is of version {version}, which this server does not know"
+        )
+    hash_at = _TOKEN_HEAD.size + _PLACE_BYTES[version]
+    key_at = hash_at + _RANGE_HASH_BYTES
     if len(token) <= key_at:
-        raise InvalidRequest(_FIELD, "is no page token: it is too short")
+        raise InvalidRequest(_PAGE_FIELD, "is no page token: it is too short")
     if database != database_id:
-        raise InvalidRequest(_FIELD, "belongs to another database")
-    if (flags, token[hash_at:key_at]) != (_flags(request), _hash(keys)):
-        raise InvalidRequest(_FIELD, "belongs to a scan with another range, order or keys_only")
-    place = token[_HEAD.size : hash_at]
+        raise InvalidRequest(_PAGE_FIELD, "belongs to another database")
+    if (flags, token[hash_at:key_at]) != (_flags(request), _range_hash(keys)):
+        raise InvalidRequest(
+            _PAGE_FIELD, "belongs to a scan with another range, order or keys_only"
+        )
+    place = token[_TOKEN_HEAD.size : hash_at]
     if request.header.snapshot_id != (place if version == _AT_SNAPSHOT else b""):
-        raise InvalidRequest(_FIELD, "belongs to a scan at another snapshot, or at none")
+        raise InvalidRequest(_PAGE_FIELD, "belongs to a scan at another snapshot, or at none")
     view = place if version == _AT_SNAPSHOT else _VIEW_ID.unpack(place)[0]
     return PageToken(view, token[key_at:])
 
@@ -344,6 +352,7 @@ def _flags(request: kv_pb2.ScanRequest) -> int:
     return (_REVERSE if request.reverse else 0) | (_KEYS_ONLY if request.keys_only else 0)
 
 
-def _hash(keys: KeyRange) -> bytes:
+def _range_hash(keys: KeyRange) -> bytes:
     start_len = len(keys.start).to_bytes(4, "little")
-    return hashlib.blake2b(start_len + keys.start + keys.end, digest_size=_HASH_BYTES).digest()
+    data = start_len + keys.start + keys.end
+    return hashlib.blake2b(data, digest_size=_RANGE_HASH_BYTES).digest()

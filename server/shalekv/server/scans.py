@@ -428,9 +428,9 @@ class Scans:
         kept = Kept()
         rest = keys
         if token is None:
-            staleness_ms = self._freshness.judge(request.header)
+            staleness_ms = self._freshness.check(request.header)
             if staleness_ms is None:
-                staleness_ms = await self._freshness.reach(request.header, call)
+                staleness_ms = await self._freshness.wait(request.header, call)
             opened = await self._open(level, staleness_ms)
         else:
             kept.view_id = cast("int", token.view)

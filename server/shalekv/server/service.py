@@ -1,10 +1,10 @@
-"""The seam between transports and roles: what a role answers, in plain values.
+"""Interfaces between the transport and the roles, in protobuf messages and without gRPC.
 
 A request is a protobuf message and a `Call`; a reply is a protobuf message, an awaitable of one,
-or an exception of `shalekv.errors`. Nothing here knows gRPC. A reply that waits for a commit is a
-`Future` of this call alone, completed by the commit loop: a transport may await it or attach a
-callback, so it needs no task for a call. A future must never be shared between calls, since one
-cancelled call would cancel it for all.
+or an exception of `shalekv.errors`. A reply that waits for a commit is a `Future` that belongs to
+this call alone and is completed by the commit loop: a transport may await it or attach a callback,
+so it needs no task for a call. A future must never be shared between calls, since cancelling one
+call would cancel it for all of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from shalekv.concurrency import FifoLock
 from shalekv.errors import ShaleError
 from shalekv.v1 import admin_pb2, kv_pb2
 
-# An answer that explains why there is no other must be on its way before the caller gives up.
-ANSWER_PARTS, ANSWER_MS_MAX = 10, 100
+# The error of a call that cannot be answered in time has to reach the client before the deadline:
+# it is sent ahead of it by a tenth of the time that was left, but by no more than 100 ms.
+MARGIN_DIVISOR, MARGIN_MS_MAX = 10, 100
 
 ReplyT = TypeVar("ReplyT")
 Answer: TypeAlias = ReplyT | Awaitable[ReplyT]
@@ -29,33 +30,34 @@ Answer: TypeAlias = ReplyT | Awaitable[ReplyT]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is known of a call beside its request."""
+    """Context of a call: everything but the request."""
 
     peer: str = ""  # for logs
     deadline_ms: float | None = None  # on the clock of the runtime; None: no deadline
-    line: FifoLock | None = None  # in which the writes of one session take effect; None: in none
-    # Ends a stream with an error although its client does not take what was written before.
+    # Orders the writes of one session: each takes effect after those before it; None: no session.
+    write_order: FifoLock | None = None
+    # Ends a stream with an error even if its client does not read what was written before.
     end: Callable[[ShaleError], None] | None = None
 
     def answer_within_ms(self, now_ms: float) -> float | None:
-        """The time until an answer must be on its way; None: there is no deadline."""
+        """Time left until an answer must be sent; None: there is no deadline."""
         if self.deadline_ms is None:
             return None
         left_ms = self.deadline_ms - now_ms
-        return max(left_ms - min(left_ms / ANSWER_PARTS, ANSWER_MS_MAX), 0.0)
+        return max(left_ms - min(left_ms / MARGIN_DIVISOR, MARGIN_MS_MAX), 0.0)
 
 
 class KvService(Protocol):
-    """Answers the calls of `shalekv.v1.KV` that this version implements."""
+    """Data API of a role: the calls of `shalekv.v1.KV`, apart from sessions and watches."""
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
-        """The value of one key."""
+        """Read one key."""
         ...
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
     ) -> Answer[kv_pb2.BatchGetReply]:
-        """The values of many keys at one view."""
+        """Read many keys in one view."""
         ...
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
@@ -86,7 +88,7 @@ class KvService(Protocol):
 
 
 class SnapshotService(Protocol):
-    """Answers the calls of `shalekv.v1.Admin` about snapshots."""
+    """Snapshot calls of `shalekv.v1.Admin`."""
 
     def create(
         self, request: admin_pb2.CreateSnapshotRequest, call: Call
@@ -97,13 +99,13 @@ class SnapshotService(Protocol):
     def renew(
         self, request: admin_pb2.RenewSnapshotRequest, call: Call
     ) -> Answer[admin_pb2.RenewSnapshotReply]:
-        """Give a snapshot more time."""
+        """Extend the life of a snapshot."""
         ...
 
     def list(
         self, request: admin_pb2.ListSnapshotsRequest, call: Call
     ) -> Answer[admin_pb2.ListSnapshotsReply]:
-        """The snapshots that have not expired."""
+        """List the snapshots that have not expired."""
         ...
 
     def delete(
@@ -114,22 +116,22 @@ class SnapshotService(Protocol):
 
 
 class DuplexStream(Protocol):
-    """A call whose requests and replies come in any order."""
+    """Bidirectional stream: requests and replies are independent of each other."""
 
     async def read(self, requests: AsyncIterator[Any], tasks: asyncio.TaskGroup) -> None:
-        """Take all requests, no faster than there is room; what takes time gets one of `tasks`."""
+        """Read all requests, no faster than memory allows; slow ones run in tasks of `tasks`."""
         ...
 
     def replies(self) -> AsyncIterator[Message | bytes]:
-        """What the client is told, as messages or as their bytes; raises what ends the stream."""
+        """Yield replies, as messages or serialized; raises the error that ends the stream."""
         ...
 
     def refuse(self, error: ShaleError) -> None:
-        """This process ends: so shall the stream, with `error`."""
+        """End the stream with `error`, because this process ends."""
         ...
 
     def close(self) -> None:
-        """The client has gone."""
+        """Release everything: the client has gone."""
         ...
 
 
@@ -137,38 +139,38 @@ class WatchStreamService(DuplexStream, Protocol):
     """One stream of watches."""
 
     async def leave(self) -> None:
-        """What is left to do when the client has gone."""
+        """Do the work that is left when the client has gone, such as requests to the store."""
         ...
 
 
 class WatchService(Protocol):
-    """Answers `KV.Watch`."""
+    """Implementation of `KV.Watch`."""
 
     def open(
         self, describe: Callable[[BaseException], kv_pb2.OperationError]
     ) -> WatchStreamService:
-        """A new stream; `describe` makes of an error what a client is told of it."""
+        """Open a stream; `describe` converts an exception to the error that its client gets."""
         ...
 
 
 class AdminService(Protocol):
-    """Answers the calls of `shalekv.v1.Admin` that this version implements."""
+    """Operator's API of a role: the calls of `shalekv.v1.Admin`."""
 
     @property
     def snapshots(self) -> SnapshotService:
-        """What answers the calls about snapshots."""
+        """Implementation of the snapshot calls."""
         ...
 
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
     ) -> Answer[admin_pb2.IngestSstReply]:
-        """Commit files that stand ready in the object store as one load."""
+        """Commit SST files that are already in the object store as one load."""
         ...
 
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
-        """What this process is and how it does."""
+        """Describe this process and its state."""
         ...
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
-        """What the processes of this server have sent to the object store."""
+        """Count the requests that the processes of this server have sent to the object store."""
         ...

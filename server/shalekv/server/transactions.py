@@ -1,6 +1,7 @@
-"""Writes that compare, count or delete ranges: from messages to `protocol.transaction.Transaction`.
+"""Conversion of transactions: from messages to `protocol.transaction.Transaction`, and back.
 
-Pure, as `server.requests`.
+A write that compares, counts or deletes a range is a transaction. Requests are validated as in
+`server.requests`; `ReplyBuilder` fills in the reply of each kind of write. Pure.
 """
 
 from __future__ import annotations
@@ -47,30 +48,40 @@ _OPERATORS: Mapping[int, Operator] = {
 }
 
 
+ReplyT = TypeVar(
+    "ReplyT",
+    kv_pb2.PutReply,
+    kv_pb2.DeleteReply,
+    kv_pb2.DeleteRangeReply,
+    kv_pb2.WriteReply,
+    kv_pb2.TxnReply,
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Order:
+class SizedTransaction:
     """A transaction, and the memory that it may take until it is durable."""
 
     transaction: Transaction
     size_bytes: int
 
 
-def put_order(request: kv_pb2.PutRequest, limits: LimitSettings) -> Order:
-    """A put with a precondition."""
+def put_transaction(request: kv_pb2.PutRequest, limits: LimitSettings) -> SizedTransaction:
+    """Convert a put with a precondition."""
     requests.check_put(request, requests.PUT_FIELDS, limits)
     compare = _precondition(request.precondition, request.key)
     put = Put(request.key, request.value, request.ttl_ms)
-    return _order(Transaction([put], [compare]))
+    return _sized(Transaction([put], [compare]))
 
 
-def delete_order(request: kv_pb2.DeleteRequest) -> Order:
-    """A delete with a precondition."""
+def delete_transaction(request: kv_pb2.DeleteRequest) -> SizedTransaction:
+    """Convert a delete with a precondition."""
     key = requests.check_key(request.key, "key")
-    return _order(Transaction([Delete(key)], [_precondition(request.precondition, key)]))
+    return _sized(Transaction([Delete(key)], [_precondition(request.precondition, key)]))
 
 
-def delete_range_order(request: kv_pb2.DeleteRangeRequest) -> Order:
-    """A range delete."""
+def delete_range_transaction(request: kv_pb2.DeleteRangeRequest) -> SizedTransaction:
+    """Convert a range delete."""
     if request.all:
         keys = requests.key_range(request.range)
         if keys.start or keys.end:
@@ -78,11 +89,11 @@ def delete_range_order(request: kv_pb2.DeleteRangeRequest) -> Order:
     else:
         advice = "; to delete all keys set `all`"
         keys = requests.deleted_range(request.range, advice=advice)
-    return _order(Transaction([DeleteRange(keys)]))
+    return _sized(Transaction([DeleteRange(keys)]))
 
 
-def write_order(request: kv_pb2.WriteRequest, limits: LimitSettings) -> Order:
-    """A batch, whatever is in it."""
+def write_transaction(request: kv_pb2.WriteRequest, limits: LimitSettings) -> SizedTransaction:
+    """Convert a batch of any changes."""
     requests.check_count(len(request.changes), "changes", limits)
     operations = [
         _change(message, f"changes[{index}]", limits)
@@ -90,11 +101,11 @@ def write_order(request: kv_pb2.WriteRequest, limits: LimitSettings) -> Order:
     ]
     _check_range_deletes(operations, "changes", limits)
     requests.check_bytes(_payload_bytes(operations), "changes", limits)
-    return _order(Transaction(operations))
+    return _sized(Transaction(operations))
 
 
-def txn_order(request: kv_pb2.TxnRequest, limits: LimitSettings) -> Order:
-    """A transaction of a client."""
+def txn_transaction(request: kv_pb2.TxnRequest, limits: LimitSettings) -> SizedTransaction:
+    """Convert a transaction of a client."""
     count = len(request.compares) + len(request.then) + len(request.otherwise)
     requests.check_count(count, "compares, then and otherwise", limits)
     compares = [_compare(each, f"compares[{n}]") for n, each in enumerate(request.compares)]
@@ -103,7 +114,7 @@ def txn_order(request: kv_pb2.TxnRequest, limits: LimitSettings) -> Order:
     compared_bytes = sum(len(each.key) + len(each.value) for each in request.compares)
     size_bytes = compared_bytes + _payload_bytes(then) + _payload_bytes(otherwise)
     requests.check_bytes(size_bytes, "compares, then and otherwise", limits)
-    return _order(
+    return _sized(
         Transaction(then, compares, otherwise, results_bytes_max=STREAM_MESSAGE_BYTES_MAX)
     )
 
@@ -204,19 +215,21 @@ def _check_range_deletes(
         raise InvalidRequest(field, problem)
 
 
-def _order(transaction: Transaction) -> Order:
+def _sized(transaction: Transaction) -> SizedTransaction:
     branches = (transaction.then, transaction.otherwise or ())
-    return Order(transaction, COMMIT_OVERHEAD_BYTES + max(map(_accounted_bytes, branches)))
+    return SizedTransaction(
+        transaction, COMMIT_OVERHEAD_BYTES + max(map(_accounted_bytes, branches))
+    )
 
 
 def _accounted_bytes(operations: Sequence[Operation]) -> int:
-    """The memory of what the operations change, at most."""
+    """Upper bound of the memory that the changes of these operations take."""
     changes = sum(not isinstance(operation, Get) for operation in operations)
     return ENTRY_OVERHEAD_BYTES * changes + _payload_bytes(operations)
 
 
 def _payload_bytes(operations: Iterable[Operation]) -> int:
-    """Bytes of keys and values."""
+    """Size of keys and values."""
     return sum(map(_bytes_of, operations))
 
 
@@ -232,30 +245,16 @@ def _bytes_of(operation: Operation) -> int:
             return len(key)
 
 
-# --- reply_form
-# How each kind of write is answered: what of a decision stands in which message.
-
-
-ReplyT = TypeVar(
-    "ReplyT",
-    kv_pb2.PutReply,
-    kv_pb2.DeleteReply,
-    kv_pb2.DeleteRangeReply,
-    kv_pb2.WriteReply,
-    kv_pb2.TxnReply,
-)
-
-
 @dataclass(frozen=True, slots=True)
-class ReplyForm(Generic[ReplyT]):
-    """How a kind of write is answered."""
+class ReplyBuilder(Generic[ReplyT]):
+    """Makes the replies of one kind of write."""
 
     kind: ReplyKind
     message: type[ReplyT]
-    fill: Callable[[ReplyT, Decision], None] | None = None  # with what was decided
+    fill: Callable[[ReplyT, Decision], None] | None = None  # adds the results of a decision
 
     def reply(self, decision: Decision | None, durability: DurabilityValue) -> ReplyT:
-        """The reply but for its header."""
+        """Make the reply, without its header."""
         reply = self.message(durability=durability)
         if decision is not None and self.fill is not None:
             self.fill(reply, decision)
@@ -282,8 +281,8 @@ def _fill_txn(reply: kv_pb2.TxnReply, decision: Decision) -> None:
                 added.counter = result
 
 
-PUT = ReplyForm(ReplyKind.PUT, kv_pb2.PutReply)
-DELETE = ReplyForm(ReplyKind.DELETE, kv_pb2.DeleteReply)
-DELETE_RANGE = ReplyForm(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply)
-WRITE = ReplyForm(ReplyKind.WRITE, kv_pb2.WriteReply, _fill_write)
-TXN = ReplyForm(ReplyKind.TXN, kv_pb2.TxnReply, _fill_txn)
+PUT_REPLY = ReplyBuilder(ReplyKind.PUT, kv_pb2.PutReply)
+DELETE_REPLY = ReplyBuilder(ReplyKind.DELETE, kv_pb2.DeleteReply)
+DELETE_RANGE_REPLY = ReplyBuilder(ReplyKind.DELETE_RANGE, kv_pb2.DeleteRangeReply)
+WRITE_REPLY = ReplyBuilder(ReplyKind.WRITE, kv_pb2.WriteReply, _fill_write)
+TXN_REPLY = ReplyBuilder(ReplyKind.TXN, kv_pb2.TxnReply, _fill_txn)

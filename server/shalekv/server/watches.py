@@ -1,4 +1,4 @@
-"""The watches of an engine, the writer's or a replica's."""
+"""Composition of `KV.Watch` for the engine of a writer or a reader; validation of its requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def watches_of(
     settings: WatchSettings,
     header: Callable[[int, int | None], kv_pb2.ReplyHeader],
 ) -> Watches:
-    """What answers `KV.Watch`; `header` makes that of a reply."""
+    """Create the implementation of `KV.Watch`.
+
+    `header` makes the header of a reply from a sequence number and a WAL id.
+    """
     return Watches(
         engine.feed,
         History(
@@ -46,7 +49,7 @@ def watches_of(
 
 
 def watched_range(create: kv_pb2.WatchCreate) -> KeyRange:
-    """The range to watch. Raises `InvalidRequest` for whatever is wrong with the request."""
+    """Return the range to watch. Raises `InvalidRequest` if any field of the request is wrong."""
     requests.check_header(create.header)
     for name in _REFUSED:
         if getattr(create.header, name):

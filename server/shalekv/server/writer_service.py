@@ -1,4 +1,4 @@
-"""What the writer answers to the calls of `shalekv.v1.KV`."""
+"""Services of the writer: `shalekv.v1.KV` and `shalekv.v1.Admin` on a `WriterEngine`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from shalekv.protocol.loads import check_load_id, files_problem
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.runtime import Runtime
 from shalekv.server import requests, transactions
-from shalekv.server import transactions as reply_form
 from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.requests import check_deadline
@@ -23,7 +22,7 @@ from shalekv.server.scans import Scans
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status, quorum_status
-from shalekv.server.writes import Writing
+from shalekv.server.writes import Writes
 from shalekv.settings import LimitSettings, WriterSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
@@ -31,25 +30,22 @@ from shalekv.watch.stream import Watches
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loads
 
-# --- ingests
-# `Admin.IngestSst` at a writer: files that stand ready in the object store become one commit.
-
-
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
 class Ingests:
-    """Answers `IngestSst`."""
+    """Implements `Admin.IngestSst`: commits SST files that are already in the object store."""
 
     def __init__(self, loads: Loads, header: Header) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        """`header` makes the header of a reply from a sequence number and a WAL id."""
         self._loads = loads
         self._header = header
 
     async def ingest_sst(self, request: admin_pb2.IngestSstRequest) -> admin_pb2.IngestSstReply:
         """Commit the files, unless the load was committed before.
 
-        A call that ends early, by its deadline too, has committed the load, or will not.
+        When a call ends early, by its deadline for example, the load is committed by then or it
+        never will be by this call.
         """
         check_header(request.header)
         load_id = check_load_id(request.load_id)
@@ -60,7 +56,7 @@ class Ingests:
 
 
 def check_header(header: kv_pb2.RequestHeader) -> None:
-    """The header of a load, whose id takes the place of an idempotency key."""
+    """Check the header of a load, whose id takes the place of an idempotency key."""
     requests.check_header(header)
     if header.idempotency_key:
         problem = "a load has its load_id for this: the same load is committed once"
@@ -68,7 +64,7 @@ def check_header(header: kv_pb2.RequestHeader) -> None:
 
 
 def file_infos(messages: Sequence[manifest_pb2.SstInfo]) -> list[SstInfo]:
-    """The files of a load, as they are listed."""
+    """Convert the files of a load, in their order. Raises `InvalidRequest`."""
     if not messages:
         raise InvalidRequest("ssts", "at least one is needed")
     infos = []
@@ -86,9 +82,6 @@ def file_infos(messages: Sequence[manifest_pb2.SstInfo]) -> list[SstInfo]:
     return infos
 
 
-# --- writer_service
-
-
 class WriterKv:
     """Implements `server.service.KvService` on a `WriterEngine`."""
 
@@ -99,9 +92,10 @@ class WriterKv:
         runtime: Runtime,
         store: Reachability | None = None,
     ) -> None:
-        """The engine must be running for writes to be answered.
+        """Create the service. The engine must be running for writes to be answered.
 
-        `store` follows the reads that are asked of the store.
+        `store` says what is wrong with the object store, for the errors of calls that do not end in
+        time.
         """
         store = store or Reachability(runtime.clock)
         self._engine = engine
@@ -109,64 +103,64 @@ class WriterKv:
         self._clock = runtime.clock
         self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
-        self._writing = Writing(engine, self.header, runtime.clock, store)
+        self._writes = Writes(engine, self.header, runtime.clock, store)
         self._reads = Reads(engine, limits, runtime, header=self.header, store=store)
 
     @property
     def scans(self) -> Scans:
-        """The scans that go on."""
+        """Open scans, and the views that are kept for their next pages."""
         return self._reads.scans
 
     def get(self, request: kv_pb2.GetRequest, call: Call) -> Answer[kv_pb2.GetReply]:
-        """The value of one key, at the newest state of the read level."""
+        """Read one key in the newest state of the read level."""
         return self._reads.get(request, call)
 
     def batch_get(
         self, request: kv_pb2.BatchGetRequest, call: Call
     ) -> Answer[kv_pb2.BatchGetReply]:
-        """The values of many keys at one moment."""
+        """Read many keys in one state."""
         return self._reads.batch_get(request, call)
 
     def put(self, request: kv_pb2.PutRequest, call: Call) -> Answer[kv_pb2.PutReply]:
         """Set one key."""
         self._check_write(request.header, call)
         if request.HasField("precondition"):
-            order = transactions.put_order(request, self._limits)
-            return self._writing.transact(order, request, reply_form.PUT, call)
+            transaction = transactions.put_transaction(request, self._limits)
+            return self._writes.transact(transaction, request, transactions.PUT_REPLY, call)
         change = requests.put_change(request, self._limits, self._engine.time.now_ms)
-        return self._writing.commit([change], request, reply_form.PUT, call)
+        return self._writes.commit([change], request, transactions.PUT_REPLY, call)
 
     def delete(self, request: kv_pb2.DeleteRequest, call: Call) -> Answer[kv_pb2.DeleteReply]:
         """Delete one key."""
         self._check_write(request.header, call)
         if request.HasField("precondition"):
-            order = transactions.delete_order(request)
-            return self._writing.transact(order, request, reply_form.DELETE, call)
+            transaction = transactions.delete_transaction(request)
+            return self._writes.transact(transaction, request, transactions.DELETE_REPLY, call)
         change = requests.delete_change(request)
-        return self._writing.commit([change], request, reply_form.DELETE, call)
+        return self._writes.commit([change], request, transactions.DELETE_REPLY, call)
 
     def delete_range(
         self, request: kv_pb2.DeleteRangeRequest, call: Call
     ) -> Answer[kv_pb2.DeleteRangeReply]:
         """Delete all keys of a range."""
         self._check_write(request.header, call)
-        order = transactions.delete_range_order(request)
-        return self._writing.transact(order, request, reply_form.DELETE_RANGE, call)
+        transaction = transactions.delete_range_transaction(request)
+        return self._writes.transact(transaction, request, transactions.DELETE_RANGE_REPLY, call)
 
     def write(self, request: kv_pb2.WriteRequest, call: Call) -> Answer[kv_pb2.WriteReply]:
         """Apply many changes in one commit."""
         self._check_write(request.header, call)
         changes = requests.write_changes(request, self._limits, self._engine.time.now_ms)
         if changes is None:
-            order = transactions.write_order(request, self._limits)
-            return self._writing.transact(order, request, reply_form.WRITE, call)
-        return self._writing.commit(changes, request, reply_form.WRITE, call)
+            transaction = transactions.write_transaction(request, self._limits)
+            return self._writes.transact(transaction, request, transactions.WRITE_REPLY, call)
+        return self._writes.commit(changes, request, transactions.WRITE_REPLY, call)
 
     def txn(self, request: kv_pb2.TxnRequest, call: Call) -> Answer[kv_pb2.TxnReply]:
         """Compare, then read and change, in one commit."""
         self._check_write(request.header, call)
-        order = transactions.txn_order(request, self._limits)
-        return self._writing.transact(order, request, reply_form.TXN, call)
+        transaction = transactions.txn_transaction(request, self._limits)
+        return self._writes.transact(transaction, request, transactions.TXN_REPLY, call)
 
     def scan(self, request: kv_pb2.ScanRequest, call: Call) -> AsyncIterator[kv_pb2.ScanReply]:
         """Read a range at one sequence number and one logical time."""
@@ -177,7 +171,7 @@ class WriterKv:
         check_deadline(call, self._clock)
 
     def header(self, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
-        """The header of a reply that shows the state at this commit."""
+        """Make the header of a reply that shows the state at this commit."""
         return kv_pb2.ReplyHeader(
             database_id=self._database_id,
             role=kv_pb2.ROLE_WRITER,
@@ -187,14 +181,10 @@ class WriterKv:
         )
 
 
-# --- writer_admin
-# What the writer answers to the calls of `shalekv.v1.Admin`.
-
-
 class WriterAdmin:
     """Implements `server.service.AdminService` on a `WriterEngine`."""
 
-    def __init__(  # noqa: PLR0913 - all that a status is about
+    def __init__(  # noqa: PLR0913 - a status describes all of these
         self,
         engine: WriterEngine,
         settings: WriterSettings,
@@ -207,14 +197,14 @@ class WriterAdmin:
         levels: LevelsReport | None = None,
         readiness: Callable[[], Readiness] = Readiness,
     ) -> None:
-        """`url` without credentials; `open_ms` is how long opening took.
+        """Create the service. `url` has no credentials; `open_ms` is how long opening took.
 
-        Without `levels` a status says nothing of levels, caches, store and snapshots.
+        Without `levels` a status leaves out levels, caches, store and snapshots.
         """
         self.memory = memory
         self.store_use = store_use
         self._levels = levels
-        self.watches: Watches | None = None  # to be set by who has them
+        self.watches: Watches | None = None  # set by `Writer.open`
         self.readiness = readiness
         self._engine = engine
         self._ingests = Ingests(engine.loads, self._header)
@@ -226,7 +216,7 @@ class WriterAdmin:
         self._began_ms = clock.monotonic_ms()
 
     def status(self, request: admin_pb2.StatusRequest, call: Call) -> Answer[admin_pb2.StatusReply]:
-        """What this process is and how it does."""
+        """Describe this process and its state."""
         del call  # answered soon, whatever the deadline
         requests.check_header(request.header)
         reply = self._reply()
@@ -234,7 +224,7 @@ class WriterAdmin:
         return reply if self._levels is None else self._with_levels(reply, self._levels)
 
     def stats(self, request: admin_pb2.StatsRequest, call: Call) -> Answer[admin_pb2.StatsReply]:
-        """What the processes of this server have sent to the object store."""
+        """Count the requests that the processes of this server have sent to the object store."""
         del call  # as above
         requests.check_header(request.header)
         prefix = self._engine.prefix
@@ -243,7 +233,7 @@ class WriterAdmin:
     def ingest_sst(
         self, request: admin_pb2.IngestSstRequest, call: Call
     ) -> Answer[admin_pb2.IngestSstReply]:
-        """Commit files that stand ready."""
+        """Commit SST files that are already in the object store."""
         requests.check_deadline(call, self._clock)
         self._engine.check_serving()
         return self._ingests.ingest_sst(request)

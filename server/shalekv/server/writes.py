@@ -1,4 +1,8 @@
-"""Writes on their way to the log, and their replies: admission, durability, idempotency."""
+"""Writes of the writer: from checked requests through admission to the log, and their replies.
+
+`Writes` applies idempotency keys, waits for admission, submits changes and transactions to the log
+of a `WriterEngine`, and completes each reply when the write is as durable as it was asked to be.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ from shalekv.server.requests import (
     DurabilityValue,
 )
 from shalekv.server.service import Answer, Call
-from shalekv.server.transactions import Order, ReplyForm, ReplyT
+from shalekv.server.transactions import ReplyBuilder, ReplyT, SizedTransaction
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
 from shalekv.write.commit import (
@@ -48,12 +52,26 @@ from shalekv.write.idempotency import Pending, Remembered
 from shalekv.write.pending_replies import still_unknown
 from shalekv.write.wal import WriteAheadLog
 
-# --- archived
-# Replies that are given when what they tell of is in the object store.
+WriteRequest: TypeAlias = (
+    kv_pb2.PutRequest
+    | kv_pb2.DeleteRequest
+    | kv_pb2.DeleteRangeRequest
+    | kv_pb2.WriteRequest
+    | kv_pb2.TxnRequest
+)
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+_NO_NEEDS = Needs()
+# Refusals that depend on the state of the database: they are only sent after the writer has
+# confirmed that it still owns it.
+_STATE_REFUSALS = (ConditionFailed, NotACounter, CounterOverflow)
 
 
 async def archived_reply(slots: WriteAheadLog, answer: Awaitable[ReplyT]) -> ReplyT:
-    """The answer, when the object that it names is in the store, and all before it."""
+    """Await the reply, and then until its WAL object and all before it are in the object store.
+
+    Raises `OutcomeUnknown` if the write is durable and could not be archived.
+    """
     try:
         reply = await answer
     finally:
@@ -69,43 +87,26 @@ async def archived_reply(slots: WriteAheadLog, answer: Awaitable[ReplyT]) -> Rep
     return reply
 
 
-# --- writes
-
-
-WriteRequest: TypeAlias = (
-    kv_pb2.PutRequest
-    | kv_pb2.DeleteRequest
-    | kv_pb2.DeleteRangeRequest
-    | kv_pb2.WriteRequest
-    | kv_pb2.TxnRequest
-)
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
-
-_NO_NEEDS = Needs()
-# Refusals that tell something of the database: it must still be ours when they are told.
-_JUDGEMENTS = (ConditionFailed, NotACounter, CounterOverflow)
-
-
 @dataclass(frozen=True, slots=True)
 class _Write(Generic[ReplyT]):
-    """One request, ready to be submitted."""
+    """One checked write, ready to be submitted."""
 
-    form: ReplyForm[ReplyT]
+    builder: ReplyBuilder[ReplyT]
     durability: DurabilityValue
     size_bytes: int
     submit: Callable[[Settled, Claim | None, ReadSet], Commit]
     needs: Needs
-    is_confirmed: bool  # the database must still be ours when it is told that nothing was written
-    # How it becomes files of the levels, instead of being submitted; None: it does not.
+    is_confirmed: bool  # confirm ownership before replying that nothing was written
+    # Writes the changes to SST files, in place of `submit`; None: they go through the memtable.
     load: Callable[[Settled, Claim | None], Awaitable[Commit]] | None
-    key: bytes  # of idempotency; empty: none
+    key: bytes  # idempotency key; empty: none
     request_hash: bytes
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun(Generic[ReplyT]):
-    """A write on its way: `settle` completes `future`, which belongs to its call alone."""
+    """A registered write: `settle` completes `future`, which belongs to its call alone."""
 
     future: asyncio.Future[ReplyT]
     settle: Settled
@@ -113,37 +114,40 @@ class _Begun(Generic[ReplyT]):
     pending: Pending | None = None
 
 
-class _Loose:
-    """What the levels say of a write that waits its turn. It keeps nothing in memory meanwhile.
+class _UnpinnedReadSet:
+    """Read set of a write that waits for admission; it does not keep its base alive.
 
-    A full memtable becomes smaller when nobody holds an older base, so who waits for room must not.
+    A full memtable shrinks only when nothing refers to an older base, so a write that waits for
+    the memtable to shrink must not hold one.
     """
 
-    def __init__(self, below: ReadSet) -> None:
-        self._below = replace(below, base=None)
-        self._base = weakref.ref(below.base) if below.base is not None else None
+    def __init__(self, read_set: ReadSet) -> None:
+        self._read_set = replace(read_set, base=None)
+        self._base = weakref.ref(read_set.base) if read_set.base is not None else None
 
-    def held(self) -> ReadSet:
-        """The same, held again; without a base if that is gone, and the answers with it."""
-        return replace(self._below, base=self._base() if self._base is not None else None)
+    def pinned(self) -> ReadSet:
+        """Return the read set, pinned again; without a base, and so outdated, if that is gone."""
+        return replace(self._read_set, base=self._base() if self._base is not None else None)
 
 
-class Writing:
-    """Submits writes to the log of a `WriterEngine`, and answers them."""
+class Writes:
+    """Submits writes to the log of a `WriterEngine`, and makes their replies."""
 
     def __init__(
         self, engine: WriterEngine, header: Header, clock: Clock, store: Reachability
     ) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id.
+        """Create the write path of `engine`.
 
-        Deadlines of calls are times of `clock`; `store` follows the reads that are asked of it.
+        `header` makes the header of a reply from a sequence number and a WAL id. Deadlines of calls
+        are times of `clock`. `store` says what is wrong with the object store, for the errors of
+        writes whose reads do not end in time.
         """
         self._store = store
         self._engine = engine
         self._clock = clock
         self._header = header
-        self._turns = FifoLock()
-        self._patience = engine.log.patience
+        self._queue = FifoLock()
+        self._pending_replies = engine.log.patience
         self._is_quorum = engine.log.is_quorum
         self._durable = QUORUM if self._is_quorum else DURABLE
 
@@ -151,17 +155,18 @@ class Writing:
         self,
         changes: Sequence[Change],
         request: WriteRequest,
-        form: ReplyForm[ReplyT],
+        builder: ReplyBuilder[ReplyT],
         call: Call,
     ) -> Answer[ReplyT]:
-        """Commit changes, whatever is in the database; see `_answer` for the line of `call`.
+        """Commit changes that do not depend on the state of the database.
 
-        A large batch goes into files of its own, past the memtable.
+        A batch of more than `skip_memtable_bytes` is written to SST files of its own, and does not
+        go through the memtable. Later writes of the same session do not overtake this one.
         """
         engine = self._engine
         size_bytes = changes_bytes(changes)
 
-        def submit(settle: Settled, claim: Claim | None, _below: ReadSet) -> Commit:
+        def submit(settle: Settled, claim: Claim | None, _read_set: ReadSet) -> Commit:
             return engine.log.submit(changes, settle, claim=claim)
 
         def load(settle: Settled, claim: Claim | None) -> Awaitable[Commit]:
@@ -170,10 +175,10 @@ class Writing:
         durability = requests.durability(request.durability, is_quorum=self._is_quorum)
         is_load = size_bytes > engine.skip_memtable_bytes
         if is_load and durability == MEMORY:
-            durability = self._durable  # memory does not have it before
+            durability = self._durable  # a load is not in memory before it is durable
         key = request.header.idempotency_key
         write = _Write(
-            form,
+            builder,
             durability,
             size_bytes + (RECORD_BYTES if key else 0),
             submit,
@@ -181,114 +186,121 @@ class Writing:
             is_confirmed=False,
             load=load if is_load else None,
             key=key,
-            request_hash=_hash(request, form.kind) if key else b"",
+            request_hash=_request_hash(request, builder.kind) if key else b"",
             call=call,
         )
         return self._answer(write)
 
     def transact(
         self,
-        order: Order,
+        sized: SizedTransaction,
         request: WriteRequest,
-        form: ReplyForm[ReplyT],
+        builder: ReplyBuilder[ReplyT],
         call: Call,
     ) -> Answer[ReplyT]:
-        """Commit what a transaction decides to do; see `_answer` for the line of `call`."""
+        """Commit what a transaction decides.
+
+        Later writes of the same session do not overtake it.
+        """
         log = self._engine.log
         durability = requests.durability(request.durability, is_quorum=self._is_quorum)
         is_confirmed = False
-        if order.transaction.rests_on_state or form.kind is ReplyKind.TXN:
+        if sized.transaction.rests_on_state or builder.kind is ReplyKind.TXN:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
-            # Its reply tells of a state that is durable, so it can only be given then.
+            # The reply shows a durable state, so it has to wait until that state is durable.
             durability = self._durable if durability == MEMORY else durability
         key = request.header.idempotency_key
 
-        def submit(settle: Settled, claim: Claim | None, below: ReadSet) -> Commit:
+        def submit(settle: Settled, claim: Claim | None, read_set: ReadSet) -> Commit:
             return log.transact(
-                order.transaction, settle, size_bytes=order.size_bytes, below=below, claim=claim
+                sized.transaction, settle, size_bytes=sized.size_bytes, below=read_set, claim=claim
             )
 
         write = _Write(
-            form,
+            builder,
             durability,
-            order.size_bytes + (RECORD_BYTES if key else 0),
+            sized.size_bytes + (RECORD_BYTES if key else 0),
             submit,
-            order.transaction.needs(record_key(key) if key else b""),
+            sized.transaction.needs(record_key(key) if key else b""),
             is_confirmed=is_confirmed,
             load=None,
             key=key,
-            request_hash=_hash(request, form.kind) if key else b"",
+            request_hash=_request_hash(request, builder.kind) if key else b"",
             call=call,
         )
         return self._answer(write)
 
     def _answer(self, write: _Write[ReplyT]) -> Answer[ReplyT]:
-        """Submit at once if all is known and there is room; a repeat gets the first reply.
+        """Submit at once if the read set is known and admission is free; else wait for them.
 
-        What has to be read first is overtaken by other writes, but not by those behind it in
-        the line of the call.
+        A repeat gets the reply of the first request. A write whose read set has to be fetched may
+        be overtaken by other writes, but not by those behind it in the `write_order` of its call.
         """
-        engine, line = self._engine, write.call.line
+        engine, write_order = self._engine, write.call.write_order
         if write.key:
             known = engine.idempotency.find(write.key, write.request_hash)
             if known is not None:
                 return self._repeat(write, known)
         engine.log.check_available()
-        below = engine.below.now(write.needs)
-        if below is None or line or write.load is not None:
-            return self._submit_when_looked_up(write, FifoLock() if line is None else line)
-        if not self._turns and engine.admission.try_admit(write.size_bytes):
-            return self._submit(write, below)
-        return self._submit_when_admitted(write, _Loose(below))
+        read_set = engine.below.now(write.needs)
+        if read_set is None or write_order or write.load is not None:
+            return self._submit_in_order(write, write_order)
+        if not self._queue and engine.admission.try_admit(write.size_bytes):
+            return self._submit(write, read_set)
+        return self._submit_when_admitted(write, _UnpinnedReadSet(read_set))
 
-    async def _submit_when_looked_up(self, write: _Write[ReplyT], line: FifoLock) -> ReplyT:
-        with line.take() as turn:
-            loose = _Loose(await self._look_below(write))
+    async def _submit_in_order(self, write: _Write[ReplyT], write_order: FifoLock | None) -> ReplyT:
+        with (FifoLock() if write_order is None else write_order).take() as turn:
+            unpinned = _UnpinnedReadSet(await self._fetch_read_set(write))
             await turn
-            answer = await self._admit_and_submit(write, loose)
+            answer = await self._admit_and_submit(write, unpinned)
         try:
-            return answer if isinstance(answer, write.form.message) else await answer
+            return answer if isinstance(answer, write.builder.message) else await answer
         finally:
             del answer  # its error would hold this frame
 
-    async def _submit_when_admitted(self, write: _Write[ReplyT], loose: _Loose) -> ReplyT:
-        answer = await self._admit_and_submit(write, loose)
+    async def _submit_when_admitted(
+        self, write: _Write[ReplyT], unpinned: _UnpinnedReadSet
+    ) -> ReplyT:
+        answer = await self._admit_and_submit(write, unpinned)
         try:
-            return answer if isinstance(answer, write.form.message) else await answer
+            return answer if isinstance(answer, write.builder.message) else await answer
         finally:
             del answer  # its error would hold this frame
 
-    async def _admit_and_submit(self, write: _Write[ReplyT], loose: _Loose) -> Answer[ReplyT]:
-        """Submit a write as soon as there is room for it; what it returns is not awaited yet."""
-        with self._turns.take() as turn:
+    async def _admit_and_submit(
+        self, write: _Write[ReplyT], unpinned: _UnpinnedReadSet
+    ) -> Answer[ReplyT]:
+        """Submit a write as soon as it is admitted; the caller awaits what this returns."""
+        with self._queue.take() as turn:
             await self._admitted(write, turn)
             try:
-                below = loose.held()
-                while not self._engine.below.is_current(below, write.needs):
-                    below = await self._look_below(write)
+                read_set = unpinned.pinned()
+                while not self._engine.below.is_current(read_set, write.needs):
+                    read_set = await self._fetch_read_set(write)
                 known = None
                 if write.key:  # a copy of the request may have come meanwhile, or long ago
                     idempotency = self._engine.idempotency
-                    known = idempotency.find(write.key, write.request_hash, below.record)
+                    known = idempotency.find(write.key, write.request_hash, read_set.record)
             except (ShaleError, asyncio.CancelledError):
-                below = NOTHING_BELOW  # the error keeps this frame, for as long as it is kept
+                read_set = NOTHING_BELOW  # the error refers to this frame, which must pin nothing
                 self._engine.admission.release(write.size_bytes)
                 raise
             if known is not None:
                 self._engine.admission.release(write.size_bytes)
                 return self._repeat(write, known)
             if write.load is None:
-                return self._submit(write, below)
-            pending = self._begin(write)
-        return await self._submit_load(write, write.load, pending)
+                return self._submit(write, read_set)
+            begun = self._begin(write)
+        return await self._submit_load(write, write.load, begun)
 
-    def _look_below(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
-        """Ask the levels before anything of a write is applied."""
-        look = self._engine.below.look(write.needs)
-        return requests.answer_in_time(look, write.call, self._clock, self._store)
+    def _fetch_read_set(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
+        """Read what a write needs from the levels, before anything of it is applied."""
+        fetch = self._engine.below.look(write.needs)
+        return requests.answer_in_time(fetch, write.call, self._clock, self._store)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
-        """Wait for room, and until those have gone on who came before and got it, too."""
+        """Wait for admission, in FIFO order."""
         admission = self._engine.admission
         await admission.wait(
             write.size_bytes, is_kept=write.load is None, within_ms=self._left_ms(write)
@@ -299,11 +311,14 @@ class Writing:
             admission.release(write.size_bytes)
             raise
 
-    def _submit(self, write: _Write[ReplyT], below: ReadSet) -> Answer[ReplyT]:
-        """Order an admitted write. Its future is this call's own: cancelling it harms nobody."""
+    def _submit(self, write: _Write[ReplyT], read_set: ReadSet) -> Answer[ReplyT]:
+        """Give an admitted write its place in the log.
+
+        Its future belongs to this call alone, so cancelling it affects no other call.
+        """
         begun = self._begin(write)
         try:
-            commit = write.submit(begun.settle, begun.claim, below)
+            commit = write.submit(begun.settle, begun.claim, read_set)
         except ShaleError:
             if begun.claim is not None:
                 self._engine.idempotency.abandon(begun.claim)
@@ -313,7 +328,7 @@ class Writing:
         return self._reply_of(write, commit, begun.future)
 
     def _begin(self, write: _Write[ReplyT]) -> _Begun[ReplyT]:
-        """Register an admitted write, so that a copy of it waits for this one."""
+        """Register an admitted write, so that copies of its request wait for this one."""
         future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         settle = self._settle(write, future)
         if not write.key:
@@ -328,31 +343,33 @@ class Writing:
         load: Callable[[Settled, Claim | None], Awaitable[Commit]],
         begun: _Begun[ReplyT],
     ) -> Answer[ReplyT]:
-        """Write the files of an admitted batch, and order the record that commits them."""
+        """Write the files of an admitted batch, and then submit the record that commits them."""
         try:
             commit = await load(begun.settle, begun.claim)
-        except ShaleError as error:  # nothing was applied: this is told to copies as well
-            begun.settle(error.with_traceback(None))  # whose frames refer to who is told
+        except ShaleError as error:  # nothing was applied: copies of the request fail as well
+            begun.settle(error.with_traceback(None))  # its frames refer to the waiting futures
         except asyncio.CancelledError:
             begun.settle(Stopping("the call with this batch has ended: nothing was applied"))
             raise
         else:
             if begun.pending is not None:
                 begun.pending.commit = commit
-        self._patience.begin(begun.future, within_ms=self._left_ms(write))
-        return self._answered(write, begun.future)
+        self._pending_replies.begin(begun.future, within_ms=self._left_ms(write))
+        return self._when_durable(write, begun.future)
 
     def _repeat(self, write: _Write[ReplyT], known: Pending | Remembered) -> Answer[ReplyT]:
-        """The answer to a request that is known already."""
+        """Answer a request whose idempotency key is known, as the first one was answered."""
         if isinstance(known, Remembered):
-            reply = write.form.message.FromString(known.record.reply)
+            reply = write.builder.message.FromString(known.record.reply)
             reply.header.CopyFrom(self._header(known.seq, known.record.wal_id))
-            return reply if write.durability != ARCHIVED else self._answered(write, _given(reply))
-        self._check_hope()
+            return (
+                reply if write.durability != ARCHIVED else self._when_durable(write, _ready(reply))
+            )
+        self._check_available()
         future: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         known.waiting.append(self._settle(write, future))
         if known.commit is None:
-            self._patience.begin(future, within_ms=self._left_ms(write))
+            self._pending_replies.begin(future, within_ms=self._left_ms(write))
             return future
         return self._reply_of(write, known.commit, future)
 
@@ -360,16 +377,16 @@ class Writing:
         self, write: _Write[ReplyT], commit: Commit, future: asyncio.Future[ReplyT]
     ) -> Answer[ReplyT]:
         if write.durability == MEMORY:
-            reply = write.form.reply(commit.decision, MEMORY)
+            reply = write.builder.reply(commit.decision, MEMORY)
             seq = commit.seq if commit.writes else self._engine.prefix.landed_seq
             reply.header.CopyFrom(self._header(seq, None))
             return reply
-        self._patience.begin(future, within_ms=self._left_ms(write))
+        self._pending_replies.begin(future, within_ms=self._left_ms(write))
         answer = self._confirmed(future, commit) if write.is_confirmed else future
-        return self._answered(write, answer)
+        return self._when_durable(write, answer)
 
-    def _answered(self, write: _Write[ReplyT], answer: Awaitable[ReplyT]) -> Awaitable[ReplyT]:
-        """The answer, when it is as durable as it was asked for."""
+    def _when_durable(self, write: _Write[ReplyT], answer: Awaitable[ReplyT]) -> Awaitable[ReplyT]:
+        """Delay an answer until the write is as durable as it was asked to be."""
         if self._is_quorum and write.durability == ARCHIVED:
             return archived_reply(self._engine.slots, answer)
         return answer
@@ -377,38 +394,44 @@ class Writing:
     def _left_ms(self, write: _Write[ReplyT]) -> float | None:
         return write.call.answer_within_ms(self._clock.monotonic_ms())
 
-    def _check_hope(self) -> None:
-        """Nobody waits for a copy of his write that has been given up."""
+    def _check_available(self) -> None:
+        """Fail a retry at once with `OutcomeUnknown` while the log is unavailable."""
         try:
             self._engine.log.check_available()
         except ShaleError as error:
             raise still_unknown() from error
 
     async def _confirmed(self, future: asyncio.Future[ReplyT], commit: Commit) -> ReplyT:
-        """The reply, or the refusal; where nothing was written, once the database is ours still."""
+        """Await the reply; confirm ownership before reporting that nothing was written.
+
+        Refusals that depend on the state are treated alike.
+        """
         try:
             reply = await future
             if not commit.writes:
                 await self._engine.ownership.confirm()
             return reply
-        except _JUDGEMENTS as error:
-            judgement = error
+        except _STATE_REFUSALS as error:
+            refusal = error
         finally:
             del future, commit  # their error would hold this frame
-        try:  # not above: what ends the writer would keep each judgement that it stands behind
+        # Outside the handler: the error that ends the writer is kept for good, and would refer to
+        # each refusal in whose handler it was raised.
+        try:
             await self._engine.ownership.confirm()
-            raise judgement
+            raise refusal
         finally:
-            del judgement
+            del refusal
 
     def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
-        form, durability = write.form, write.durability  # not the write: a repeat has it again
+        # `settle` must not refer to `write`: each repeat would keep a copy of the changes alive.
+        builder, durability = write.builder, write.durability
 
         def settle(outcome: Receipt | ShaleError) -> None:
-            if not self._patience.end(future):  # the caller has gone; the commit stands anyway
+            if not self._pending_replies.end(future):  # the caller has gone: nothing to complete
                 return
             if isinstance(outcome, Receipt):
-                reply = form.reply(outcome.decision, durability)
+                reply = builder.reply(outcome.decision, durability)
                 reply.header.CopyFrom(self._header(outcome.seq, outcome.wal_id))
                 future.set_result(reply)
             else:
@@ -418,25 +441,26 @@ class Writing:
 
     def _claim(self, write: _Write[ReplyT]) -> Claim:
         def reply(decision: Decision | None) -> bytes:
-            return write.form.reply(decision, write.durability).SerializeToString()
+            return write.builder.reply(decision, write.durability).SerializeToString()
 
         return Claim(
             write.key,
             write.request_hash,
             self._engine.idempotency.expiry_ms(),
-            write.form.kind,
+            write.builder.kind,
             reply,
         )
 
 
-async def _given(reply: ReplyT) -> ReplyT:
+async def _ready(reply: ReplyT) -> ReplyT:
     return reply
 
 
-def _hash(request: WriteRequest, kind: ReplyKind) -> bytes:
-    """What tells a repeat from another request: the method, and all fields but the header.
+def _request_hash(request: WriteRequest, kind: ReplyKind) -> bytes:
+    """Hash the method and all fields but the header, to tell a repeat from another request.
 
-    Fields are serialized in the order of their numbers, so it stays the same in later versions.
+    Fields are serialized in the order of their numbers, so the hash of a request is the same in
+    later versions.
     """
     data = request.SerializeToString(deterministic=True)
     if request.HasField("header"):  # field 1: a tag, its length as a varint, and itself

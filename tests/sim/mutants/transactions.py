@@ -11,7 +11,7 @@ from shalekv.protocol.transaction import DatabaseState
 from shalekv.read import replay
 from shalekv.read.read_set import ReadSet
 from shalekv.read.sorted_runs import MemoryRun
-from shalekv.server.writes import Writing
+from shalekv.server.writes import Writes
 from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, WalContents
 from shalekv.write.engine import WriterEngine
 from shalekv.write.group_commit import CommitQueue, GroupCommit
@@ -104,7 +104,7 @@ class _RunWithoutRangeDeletes(MemoryRun):
         return MemoryRun.from_newest(newest, max_seq=max_seq)
 
 
-async def _unconfirmed(_self: Writing, future: Any, _commit: Commit) -> Any:
+async def _unconfirmed(_self: Writes, future: Any, _commit: Commit) -> Any:
     return await future
 
 
@@ -117,7 +117,7 @@ MUTANTS = (
     mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=22),
     mutant("a displaced transaction is not decided again", (Commit, "decide", _decided_once)),
     mutant("a refusal is told too early", (GroupCommit, "_settle_decided", _told_at_once), hint=1),
-    mutant("a refusal is not confirmed", (Writing, "_confirmed", _unconfirmed), hint=41),
+    mutant("a refusal is not confirmed", (Writes, "_confirmed", _unconfirmed), hint=41),
     mutant(
         "adds look at what is durable only", (WriterEngine, "_newest_state", _durable_state_only)
     ),

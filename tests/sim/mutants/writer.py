@@ -15,7 +15,7 @@ from shalekv.protocol.fencing import FenceRun, Occupant, SlotVerdict, WalListing
 from shalekv.protocol.manifest import Manifest
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
-from shalekv.server.writes import Writing
+from shalekv.server.writes import Writes
 from shalekv.store import cas
 from shalekv.store.api import Created, ObjectStore, Unknown
 from shalekv.store.cas import CasStore
@@ -149,7 +149,7 @@ async def _drop_nothing(_self: Memtable, _seq: int, _clock: Clock) -> int:
 
 
 async def _future_stays(
-    self: Writing, future: asyncio.Future[Any], commit: Commit
+    self: Writes, future: asyncio.Future[Any], commit: Commit
 ) -> kv_pb2.PutReply:
     try:
         reply: kv_pb2.PutReply = await future
@@ -213,6 +213,6 @@ MUTANTS = (
     ),
     mutant("admission lets everything in", (Admission, "_fits", _always_fits), hint=4),
     mutant("admission releases nothing", (Admission, "release", _release_nothing), hint=6),
-    mutant("a refusal holds its frames", (Writing, "_confirmed", _future_stays)),
+    mutant("a refusal holds its frames", (Writes, "_confirmed", _future_stays)),
     mutant("memory is never let go of", (Memtable, "drop_through", _drop_nothing)),
 )
