@@ -1,4 +1,4 @@
-"""The collector role: collects one database or several, each in its turn, until it is stopped."""
+"""The collector role: collects one or several databases periodically, until it is stopped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = structlog.get_logger()
 
 
 class Collector:
-    """Collects each of its databases every `interval_ms`; none of them waits for another.
+    """Collects each of its databases every `interval_ms`, independently of the others.
 
-    A collection that fails, however it fails, is logged, and tried again when the next one is due.
+    A collection that fails with any exception is logged, and repeated when the next one is due.
     """
 
     def __init__(self, databases: Sequence[Collecting], clock: Clock, *, interval_ms: int) -> None:
@@ -30,18 +30,18 @@ class Collector:
     async def run(self) -> None:
         """Collect until cancelled, which is safe at any moment.
 
-        Raises `StoreBroken` when no database is left whose objects this process may delete.
+        Raises `StoreBroken` when the store of every database has failed in this way.
         """
         async with asyncio.TaskGroup() as tasks:
             loops = [tasks.create_task(self._repeat(each)) for each in self._databases]
         raise loops[0].result()
 
     async def run_once(self) -> Sequence[Report | Exception]:
-        """Collect each database once: what was done, or why not."""
+        """Collect each database once, and return its report or its error."""
         return [await self._collect(each) for each in self._databases]
 
     async def _repeat(self, database: Collecting) -> StoreBroken:
-        """Returns what makes it useless to go on, so that the others do."""
+        """Collect until the store is broken; returns that error, so that the other loops go on."""
         while True:
             outcome = await self._collect(database)
             if isinstance(outcome, StoreBroken):
@@ -56,17 +56,16 @@ class Collector:
 
     async def _collected(self, database: Collecting) -> Report | Exception:
         began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
-        told = log.bind(url=database.url)
+        database_log = log.bind(url=database.url)
         try:
             report = await database.collect()
-        except ShaleError as error:
-            # It says all there is to know: a traceback would only hide it.
-            told.error("collection failed", reason=error.reason, problem=str(error))
+        except ShaleError as error:  # logged without a traceback, which would add nothing
+            database_log.error("collection failed", reason=error.reason, problem=str(error))
             return error
-        except Exception as error:  # noqa: BLE001 - told, and the other databases go on
-            told.error("collection failed unexpectedly", exc_info=error)
+        except Exception as error:  # noqa: BLE001 - logged, and the other databases go on
+            database_log.error("collection failed unexpectedly", exc_info=error)
             return error
-        told.info(
+        database_log.info(
             "collected",
             manifest_id=report.manifest_id,
             is_manifest_edited=report.is_edited,

@@ -1,10 +1,22 @@
-r"""The compactor: merges the WAL into L0 and levels into levels, for as long as it is the one.
+r"""The compactor role: merges the WAL into L0, and levels into levels, of one or more databases.
 
-    claim the epoch --> look: manifest, WAL --> pick --> run, publish --> look again ...
-                                       \--> nothing due: wait for a poll, or a hurry
+The compactor of one database works until another one takes over:
 
-A merge of levels runs beside the loop: the WAL, which may hold writes back, does not wait for its
-end. A crash at any point leaves objects that no manifest names, and leases that expire.
+    claim the epoch --> read manifest and WAL --> pick --> run, publish --> read again ...
+                                             \--> nothing due: wait for a poll, or a hurry
+
+A merge of levels runs in a task beside the loop, so that compaction of the WAL, which may hold
+writes back, does not wait for its end. A crash at any point leaves objects that no manifest names,
+and leases that expire. A *hurry* is a request to compact at once what holds writes back.
+
+A process has one compactor for each of its databases:
+
+    open --> compact ---- failed ----> wait, longer each time ---> open
+       \           \---- another compactor has taken over, or the disk failed ----> given up
+        \---- the same
+
+Databases share nothing but the slots of their merges: a failure of one does not hold up the others.
+A process for a single database ends with its compactor; its parent decides what follows.
 """
 
 from __future__ import annotations
@@ -42,8 +54,13 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest
 from shalekv.store.retry import Backoff
 
-_FAILURES_MAX = 10  # in a row; an object that is not there after so many will not come back
-_NOW_KEPT_MS = 60_000
+# Merges of the WAL that may run at once, and as many of levels: a merge that waits for a slow store
+# does not hold up those of other databases.
+MERGES_MAX = 2
+RETRY_MS_MAX = 60_000
+CLOSE_S = 2  # timeout for giving up leases; those that are left expire
+_FAILURES_MAX = 10  # in a row; an object that is missing after so many will not come back
+_NOW_KEPT_MS = 60_000  # interval between requests for the store's clock
 
 log = structlog.get_logger()
 
@@ -62,14 +79,14 @@ class Compactor:
         parts: PartRunner,
         slots: MergeSlots | None,
     ) -> None:
-        """For `open`."""
+        """Compose a compactor; called by `Compactor.open`."""
         self._store = store
         self._manifest = manifest
         self._leases = leases
         self._settings = settings.compactor
         self._clock = store.runtime.clock
         self._hurry = hurry
-        self._hurried_until = 0  # the slot before which all is to be compacted at once
+        self._hurried_until = 0  # WAL slots below this one are compacted at once
         self._policy = LeveledPolicy(settings.compactor, settings.levels)
         self._compactions = Compactions(store, manifest, leases, settings, parts, slots)
         self._merging: asyncio.Task[None] | None = None
@@ -96,12 +113,13 @@ class Compactor:
         holder: str = "compactor",
         after: CompactorId | None = None,
     ) -> Compactor:
-        """Take over from any other compactor of the database in `store`; with `after`, from that
-        one only, as `claim_compaction`.
+        """Take over from any other compactor of the database in `store`.
 
-        `hurry` is set by whoever sees that what is not compacted holds writes back, and cleared
-        here. `parts` runs the parts of merges; not given, this process does, one after the other.
-        `slots` are those that the databases of this process share.
+        With `after`, take over from that compactor only, as `claim_compaction`. `hurry` is set by
+        the caller when uncompacted data holds writes back, and cleared here. `parts` runs the parts
+        of merges; by default this process does, one after the other. `slots` are shared by all
+        databases of this process.
+
         Raises `DatabaseNotFound`, `CorruptObject`, `StoreError`; `Superseded` when another one has
         taken over from `after`.
         """
@@ -132,9 +150,9 @@ class Compactor:
     async def run(self, *, is_once: bool = False) -> None:
         """Compact until cancelled; with `is_once`, until nothing is due.
 
-        Raises `Superseded` when another compactor has taken over, and what does not pass: damaged
-        objects, a store that can't be written to. With `is_once`, also what has failed many times
-        in a row.
+        Raises `Superseded` when another compactor has taken over, and errors that are permanent:
+        damaged objects, a store that cannot be written to. With `is_once`, also an error that has
+        occurred `_FAILURES_MAX` times in a row.
         """
         failure: ShaleError | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -149,7 +167,10 @@ class Compactor:
             raise failure
 
     async def close(self) -> None:
-        """Give up the leases, after `run` has ended. What was not published is garbage."""
+        """Give up the leases. REQUIRES: `run` has ended.
+
+        Objects that were not published are garbage from now on.
+        """
         await self._leases.give_up(self._manifest)
 
     async def _loop(self, tasks: asyncio.TaskGroup, *, is_once: bool) -> None:
@@ -163,8 +184,8 @@ class Compactor:
             except (StoreError, LeaseLost, PartFailed, ManifestConflict) as error:
                 failures = failures + 1 if self.counters.jobs == jobs else 1
                 log.warning("compaction failed", failures=failures, problem=str(error))
-                is_lasting = is_once or isinstance(error, ObjectNotFound)
-                if is_lasting and failures >= _FAILURES_MAX:
+                may_be_permanent = is_once or isinstance(error, ObjectNotFound)
+                if may_be_permanent and failures >= _FAILURES_MAX:
                     raise
                 await self._pause(failures)
                 continue
@@ -177,9 +198,9 @@ class Compactor:
             await self._wait(self._poll.wait_ms)
 
     async def _pause(self, failures: int) -> None:
-        """Wait after so many failures in a row: ever longer, since each may have cost a merge.
+        """Wait after so many failures in a row: longer each time, since each may cost a merge.
 
-        A hurry ends it, but not before the store's own longest delay.
+        A hurry ends the wait, but not before the longest delay of the store's own retries.
         """
         wait_ms = self._failing.wait_ms(failures, self._store.runtime.random)
         at_least_ms = min(wait_ms, self._store.backoff.longest_ms)
@@ -188,14 +209,17 @@ class Compactor:
             await self._wait(wait_ms - at_least_ms)
 
     async def _step(self, tasks: asyncio.TaskGroup) -> bool:
-        """Look once, and do what is due; whether there may be more to do at once."""
+        """Read the state once, and do the job that is due.
+
+        Returns True if there may be more to do at once.
+        """
         self._merge_over.clear()
         failure, self._merge_failure = self._merge_failure, None
         if failure is not None:
             raise failure
         manifest = await self._manifest.refresh()
-        state = await self._look(manifest)
-        if self._merge_over.is_set():  # a merge ended meanwhile: what was seen may be gone
+        state = await self._read_state(manifest)
+        if self._merge_over.is_set():  # a merge ended meanwhile: the state may be outdated
             return True
         job = self._policy.pick(state)
         if isinstance(job, WalJob) or (job is not None and job.is_move and not self._merging):
@@ -205,7 +229,7 @@ class Compactor:
             self._merging = tasks.create_task(self._merge(job, manifest, state.tree))
         return False
 
-    async def _look(self, manifest: Manifest) -> CompactionState:
+    async def _read_state(self, manifest: Manifest) -> CompactionState:
         now_ms = await self._now_ms()
         first = manifest.first_uncompacted_wal_id
         wal = await list_backlog(self._store, first, now_ms)
@@ -223,9 +247,9 @@ class Compactor:
         )
 
     async def _now_ms(self) -> int:
-        """The store's clock, for ages that nothing but the choice of work depends on.
+        """Return the store's clock, for ages on which only the choice of jobs depends.
 
-        It is asked seldom, since that is a request; in between our own clock tells what has passed.
+        It is requested every `_NOW_KEPT_MS` at most; the local clock adds the time since then.
         """
         passed_ms = self._clock.monotonic_ms() - self._asked_at_ms
         if not 0 <= passed_ms < _NOW_KEPT_MS:
@@ -233,10 +257,10 @@ class Compactor:
             self._asked_at_ms, passed_ms = self._clock.monotonic_ms(), 0.0
         return self._store_now_ms + int(passed_ms)
 
-    async def _merge(self, job: MergeJob, manifest: Manifest, tree: Version) -> None:
-        """Merge beside the loop, which hears of the end."""
+    async def _merge(self, job: MergeJob, manifest: Manifest, version: Version) -> None:
+        """Merge beside the loop, which is woken at the end."""
         try:
-            await self._compactions.run(job, manifest, tree, self._is_hurried)
+            await self._compactions.run(job, manifest, version, self._is_hurried)
         except ShaleError as error:
             self._merge_failure = error
         finally:
@@ -248,7 +272,7 @@ class Compactor:
         return self._hurry.is_set() or manifest.first_uncompacted_wal_id < self._hurried_until
 
     async def _wait(self, longest_ms: float) -> None:
-        """Wait for so long, for a hurry, or for the end of the merge."""
+        """Wait for `longest_ms`, for a hurry, or for the end of the merge."""
         async with asyncio.TaskGroup() as waits:
             reasons = (
                 waits.create_task(self._clock.sleep_ms(longest_ms)),
@@ -264,26 +288,9 @@ class Compactor:
                 reason.add_done_callback(end)
 
 
-# --- compactors
-# The compactors of one process, one for each of its databases.
-#
-#     open --> compact ---- failed ----> wait, longer each time ---> open
-#        \           \---- another compactor has taken over, or the disk failed ----> given up
-#         \---- the same
-#
-# Databases share nothing but the slots of their merges: what happens to one does not hold up the
-# others. A process for a single database ends with its compactor, and whoever started it decides.
-
-
-# Of the WAL, and as many of levels: one that a store holds up does not hold up those of others.
-MERGES_MAX = 2
-RETRY_MS_MAX = 60_000
-CLOSE_S = 2  # leases that are not given up by then expire
-
-
 @dataclass(frozen=True, slots=True)
 class CompactedPlace:
-    """The store of one database, and what works on it."""
+    """Store of one database to compact, and the workers for its merges."""
 
     store: ObjectStore
     runtime: Runtime
@@ -291,7 +298,7 @@ class CompactedPlace:
 
 
 class Compactors:
-    """Compacts each of its databases. At most `MERGES_MAX` merges of a kind run at once."""
+    """The compactors of one process. At most `MERGES_MAX` merges of a kind run at once."""
 
     def __init__(
         self,
@@ -311,31 +318,34 @@ class Compactors:
     async def run(self) -> None:
         """Compact until cancelled.
 
-        Raises what has ended the compactor of a single database. Of several, each is begun again
-        until it is given up; when all are, raises `StoreBroken` of the first whose disk failed,
-        otherwise `Superseded`.
+        With a single database, raises the error that has ended its compactor. With several, each
+        compactor is restarted until its database is given up; when all are, raises `StoreBroken` of
+        the first whose disk failed, otherwise `Superseded`.
         """
         if len(self._databases) == 1:
             await self._databases[0].compact()
             return
         async with asyncio.TaskGroup() as tasks:
-            kept = [tasks.create_task(database.keep()) for database in self._databases]
-        ends = [each.result() for each in kept]
-        raise next((end for end in ends if not isinstance(end, Superseded)), ends[0])
+            loops = [tasks.create_task(each.compact_repeatedly()) for each in self._databases]
+        errors = [each.result() for each in loops]
+        raise next((error for error in errors if not isinstance(error, Superseded)), errors[0])
 
     async def run_once(self) -> Sequence[Exception | None]:
-        """Do for each database what is due now: what has failed there, None where nothing has.
+        """Do the jobs that are due now, and return the error of each database, or None.
 
-        Of several it is logged as well.
+        With several databases errors are logged as well.
         """
-        is_told = len(self._databases) > 1
+        is_logged = len(self._databases) > 1
         async with asyncio.TaskGroup() as tasks:
-            once = [tasks.create_task(each.once(is_told=is_told)) for each in self._databases]
+            once = [
+                tasks.create_task(each.compact_once(is_logged=is_logged))
+                for each in self._databases
+            ]
         return [each.result() for each in once]
 
 
 class _Database:
-    """One of the databases, and who its compactor was before it failed."""
+    """One of the databases, and the epoch of its last compactor in this process."""
 
     def __init__(
         self,
@@ -345,23 +355,26 @@ class _Database:
         hurry: asyncio.Event,
         holder: str,
     ) -> None:
-        """Nothing is opened yet."""
+        """Open nothing yet."""
         self._place = place
         self._settings = settings
         self._slots = slots
         self._hurry = hurry
         self._holder = holder
         self._own: CompactorId | None = None
-        self._opened_ms: float | None = None  # when its compactor has taken over
+        self._opened_ms: float | None = None  # when the current compactor took over
 
-    async def keep(self) -> Superseded | StoreBroken:
-        """Compact, again and again whatever fails, until the database is given up: why."""
+    async def compact_repeatedly(self) -> Superseded | StoreBroken:
+        """Compact, and restart after any error, until one comes for which the database is given up.
+
+        Returns that error.
+        """
         clock, random = self._place.runtime.clock, self._place.runtime.random
         first_ms = min(self._settings.compactor.compactor_poll_ms, RETRY_MS_MAX)
         backoff, failures = Backoff(first_ms, RETRY_MS_MAX), 0
         while True:
             self._opened_ms = None
-            error = await self._ended()
+            error = await self._compact_until_error()
             if isinstance(error, Superseded | StoreBroken):
                 self._log().error("database given up", reason=error.reason, problem=str(error))
                 return error
@@ -370,21 +383,21 @@ class _Database:
                 failures = 0
             failures += 1
             wait_ms = backoff.wait_ms(failures, random)
-            self._tell(error, retry_ms=round(wait_ms))
+            self._log_error(error, retry_ms=round(wait_ms))
             await clock.sleep_ms(wait_ms)
 
-    async def once(self, *, is_told: bool) -> Exception | None:
-        """Do what is due now; what has failed."""
+    async def compact_once(self, *, is_logged: bool) -> Exception | None:
+        """Do the jobs that are due now; returns the error that has ended them."""
         try:
             await self.compact(is_once=True)
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            if is_told:
-                self._tell(error)
+            if is_logged:
+                self._log_error(error)
             return error
         return None
 
     async def compact(self, *, is_once: bool = False) -> None:
-        """Take over, compact, and give up the leases. Raises what ends a compactor."""
+        """Take over, compact, and give up the leases. Raises as `Compactor.open` and `run`."""
         with bound_contextvars(url=self._place.store.url):
             compactor = await Compactor.open(
                 self._place.store,
@@ -403,18 +416,17 @@ class _Database:
             finally:
                 await _close(compactor)
 
-    async def _ended(self) -> Exception:
+    async def _compact_until_error(self) -> Exception:
         try:
             await self.compact()
-        except Exception as error:  # noqa: BLE001 - told, and the other databases go on
+        except Exception as error:  # noqa: BLE001 - logged, and the other databases go on
             return error
         raise AssertionError("a compactor goes on until something ends it")
 
-    def _tell(self, error: Exception, **details: object) -> None:
-        if isinstance(error, ShaleError):
-            # It says all there is to know: a traceback would only hide it.
-            told = {"reason": error.reason, "problem": str(error)}
-            self._log().error("compactor ended by an error", **told, **details)
+    def _log_error(self, error: Exception, **details: object) -> None:
+        if isinstance(error, ShaleError):  # logged without a traceback, which would add nothing
+            fields = {"reason": error.reason, "problem": str(error)}
+            self._log().error("compactor ended by an error", **fields, **details)
         else:
             ended = "compactor ended by an unexpected error"
             self._log().error(ended, exc_info=error, **details)
@@ -433,7 +445,7 @@ async def _close(compactor: Compactor) -> None:
 
 
 def _with_shared_rate(settings: CompactSettings) -> CompactSettings:
-    """`compaction_rate_bytes` is for the process: each merge that may run at once has its share."""
-    shared = -(-settings.compactor.compaction_rate_bytes // MERGES_MAX)  # 0 stays: no bound
+    """Divide `compaction_rate_bytes`, the limit of the process, among its concurrent merges."""
+    shared = -(-settings.compactor.compaction_rate_bytes // MERGES_MAX)  # 0 stays 0: no limit
     update = {"compaction_rate_bytes": shared}
     return settings.model_copy(update={"compactor": settings.compactor.model_copy(update=update)})

@@ -1,4 +1,7 @@
-"""Creating a database: its first manifest, and its safekeepers if it is to have some."""
+"""Creation of a database: its first manifest, and its safekeepers if it is to have some.
+
+Also checks of an existing database that come before it is opened.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _NAMES = {mode: choice.value for choice, mode in _MODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """Safekeepers that are to hold the WAL of a new database, and the way to them."""
+    """Safekeepers that are to hold the WAL of a new database, and the connections to them."""
 
     links: Links
     addresses: Sequence[str]
@@ -47,25 +50,29 @@ async def create_database(
 ) -> None:
     """Write manifest 0 of a new database.
 
-    Raises `DatabaseExists` when any manifest is there: the first may have been collected. Raises
-    `IllegalState` when there is none, but a log: another database would be put on its remains.
-    Raises `StoreUnfit` where a few requests show that the store would lose data: a short form of
-    `shalekv store verify` comes before the first manifest. Raises `ImplausibleTime` where the
-    clocks of the store and of this machine are further apart than `clock_jump_max_s`.
+    With a `quorum` each safekeeper creates its log first; if one of them fails, none keeps its log.
 
-    With a `quorum` each safekeeper makes room first; raises `InvalidRequest` when they cannot be
-    one, and `QuorumUnavailable` when one of them does not answer: then none of them has kept it.
+    Raises:
+        DatabaseExists: there is any manifest; the first one may have been collected.
+        IllegalState: there is no manifest but a WAL object, the remains of another database.
+        StoreUnfit: a short form of `shalekv store verify`, which comes before the first manifest,
+            shows that the store would lose data.
+        ImplausibleTime: the clocks of the store and of this machine differ by more than
+            `clock_jump_max_s`.
+        InvalidRequest: the safekeepers cannot form a quorum.
+        QuorumUnavailable: a safekeeper does not answer.
     """
     from shalekv.store.verify.verify import check_fit  # noqa: PLC0415 - 15 modules, to create only
 
     cas = CasStore(store, runtime, settings)
     await check_vacant(cas)
-    left = await any_wal_object(cas)
-    if left is not None:
-        # A database has a manifest before it has a log, so one that is being created shows it now.
+    remnant = await any_wal_object(cas)
+    if remnant is not None:
+        # A manifest is created before the log: if another process creates a database now, its
+        # manifest is there by this second check.
         await check_vacant(cas)
-        raise remains(cas, left)
-    # What decides creates, if it is another store, has to answer: creates are repeated for ever.
+        raise remains(cas, remnant)
+    # In two-phase mode the transactional store has to answer first: creates are retried for ever.
     await cas.recover()
     await check_fit(store, runtime, settings)
     manifest = Manifest(
@@ -95,26 +102,30 @@ async def _found_with_members(cas: CasStore, manifest: Manifest, quorum: Quorum)
     )
     try:
         await found(cas, with_members)
-    except DatabaseExists:  # another process was faster: nobody needs the room that was made
+    except DatabaseExists:  # another process was faster: nobody needs the new logs
         await retire(quorum.links, manifest.database_id, members)
         raise
     await _name_present(cas, with_members, quorum.links, request_id)
 
 
 async def complete_creation(cas: CasStore, links: Links) -> None:
-    """Finish a creation whose process ended early, of a database that no writer has opened.
+    """Finish a creation whose process ended early, if no writer has opened the database since.
 
     Raises `DatabaseNotFound` and `StoreError`.
     """
     manifest = await StoredManifest(cas).refresh()
     if manifest.wal_generation == FIRST_GENERATION and not manifest.writer_epoch:
         request_id = cas.runtime.random.randbytes(REQUEST_ID_BYTES)
-        with suppress(InvalidRequest):  # others have done it, or opened the database
+        with suppress(InvalidRequest):  # another process has finished it, or opened the database
             await _name_present(cas, manifest, links, request_id)
 
 
 async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request_id: bytes) -> None:
-    """Name members that exist: nodes give up their room if no manifest names them for long."""
+    """Name the members that exist in the manifest.
+
+    A safekeeper gives up a new log that no manifest names for long, and gets another member id
+    when it is admitted again.
+    """
     place = DatabasePlace(manifest.database_id, cas.url)
     members = Configuration.of(manifest).members
     present = await admit_again(links, place, members, request_id)
@@ -125,7 +136,10 @@ async def _name_present(cas: CasStore, manifest: Manifest, links: Links, request
 
 
 async def writer_epoch(store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> int:
-    """The epoch of the last writer that has opened the database; 0: none has, or there is none."""
+    """Return the epoch of the last writer that opened the database.
+
+    0 if none has, or if there is no database.
+    """
     try:
         return (await StoredManifest(CasStore(store, runtime, settings)).refresh()).writer_epoch
     except DatabaseNotFound:
@@ -135,9 +149,10 @@ async def writer_epoch(store: ObjectStore, runtime: Runtime, settings: StoreSett
 async def check_wal_mode(
     store: ObjectStore, runtime: Runtime, settings: StoreSettings, wanted: DatabaseSettings
 ) -> None:
-    """Raise `DatabaseMismatch` when a database has its WAL elsewhere than `wanted` says.
+    """Raise `DatabaseMismatch` if the WAL of a database is not where `wanted` says.
 
-    The manifest decides: what is not said is not compared, and what is said has no other effect.
+    The manifest decides where it is. Settings that are not given are not compared, and those that
+    are given have no other effect.
     """
     if wanted.wal is None:
         return

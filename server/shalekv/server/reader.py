@@ -1,4 +1,4 @@
-"""The reader role: join a database, follow its writer, stop."""
+"""The reader role: joins a database, follows its writer, and stops."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ from shalekv.write.snapshots import SnapshotPins
 
 log = structlog.get_logger()
 
-JOINS_MAX = 5  # a reader that loses what it reads so often while it joins would never begin
+# Attempts to join: objects that are read may be compacted and collected meanwhile. A reader that
+# is too slow for this many in a row would never begin.
+JOINS_MAX = 5
 
 
 class Reader:
-    """One replica. `kv`, `admin` and `watches` answer requests while `run` runs."""
+    """One reader. `kv`, `admin` and `watches` answer requests while `run` runs."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class Reader:
         watches: Watches,
         clock: Clock,
     ) -> None:
-        """Use `Reader.open`."""
+        """Compose a reader; called by `Reader.open`."""
         self.watches = watches
         self.clock = clock
         self.engine = engine
@@ -66,9 +68,10 @@ class Reader:
         runtime: Runtime,
         links: Links | None = None,
     ) -> Reader:
-        """Join the database in `store`, and apply what is there.
+        """Join the database in `store`, and apply its log as far as it goes.
 
-        `links` reach its safekeepers, if it has any; without them what is archived is seen.
+        `links` are the connections to its safekeepers, if it has any; without them the reader sees
+        archived commits only.
 
         Raises `DatabaseNotFound`, `DatabaseMismatch`, `ManifestConflict`, `CorruptObject`,
         `IllegalState`, `StoreError`.
@@ -106,39 +109,43 @@ class Reader:
         return cls(engine, kv, admin, watches, runtime.clock)
 
     def readiness(self) -> Readiness:
-        """State of reads, by the requests of this process to the store."""
+        """Return the readiness for reads, judged by the requests of this process to the store."""
         return self.admin.readiness()
 
     async def run(self) -> None:
-        """Follow the writer until `close`, or raise what ended it."""
+        """Follow the writer until `close`. Raises the error that has ended it before."""
         try:
             await self.engine.run()
         finally:
             self.kv.scans.views.close()
 
     async def ended(self) -> ShaleError | None:
-        """Wait until this replica follows no more: what ended it, None after `close`."""
+        """Wait until this reader has ended; return the error behind it, None after `close`."""
         return await self.engine.ended()
 
     async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
-        """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
+        """Delete the snapshots that protect reads.
+
+        REQUIRES: `run` has returned, and no read is running.
+        """
         await self.engine.leave(timeout_ms)
 
     def close(self) -> None:
-        """Follow no more; `run` returns."""
+        """Stop following; `run` returns."""
         self.engine.close()
 
 
 async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> ReaderEngine:
-    """An engine that has applied what was there."""
+    """Create an engine that has applied the log as far as it goes."""
     stored = StoredManifest(cas)
-    await stored.refresh()  # to tell the time some stores write, but not where no database is
+    # Fails first where there is no database: some stores write an object to learn their time.
+    await stored.refresh()
     disk = open_disk_cache(settings.disk_cache, cas.runtime)
 
     def open_ssts(manifest: Manifest) -> LevelSsts:
         return LevelSsts(cas, database_id=manifest.database_id, settings=settings.cache, disk=disk)
 
-    for left in reversed(range(JOINS_MAX)):
+    for attempts_left in reversed(range(JOINS_MAX)):
         asked_ms = cas.runtime.clock.monotonic_ms()
         engine = None
         try:
@@ -148,7 +155,7 @@ async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> R
         except ShaleError as error:
             if engine is not None and not isinstance(error, StoreUnavailable):
                 await engine.leave()
-            if not left or not isinstance(error, ObjectNotFound):
+            if not attempts_left or not isinstance(error, ObjectNotFound):
                 raise
             log.warning("joining again: what was read is gone", problem=str(error))
         else:

@@ -1,4 +1,11 @@
-"""What is answered to `Scan`: which view is read, from where, and how to go on."""
+"""`Scan` of the writer and of readers: which view is read, how it is cut into messages, next pages.
+
+A scan reads one view: that of a snapshot, the newest one, or the view that was kept for its page
+token. `Scans` opens or finds it, `scan_messages` cuts the entries into messages, `OpenViews` keeps
+views for next pages. A view keeps compacted entries in memory, and messages that the client does
+not read take memory as well; both are bounded, so a scan can be ended in the middle: by
+`OpenScan.expire` to free its view, by `ReplyBuffer.end` to free its messages.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +44,40 @@ from shalekv.server.service import Call
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
 
-# --- open_scan
-# A scan that goes on: it can be ended from outside, to free what its view keeps in memory.
+Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+
+# Time for which a view is kept after the end of its scan: a client that lost the connection with
+# the last messages of a scan asks for them again soon.
+ENDED_TTL_MS = 5_000
+# Size of an entry in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
+# lengths (of entry, key and value), and two numbers of up to 10 bytes.
+ENTRY_FRAME_BYTES = 40
+MESSAGE_COPIES = 2  # the message, and its bytes that the transport has not sent yet
+SCAN_AHEAD_BYTES = 64 * KIB  # about a block of each source, which every scan needs
+# A scan whose view keeps too much in memory is ended when its client has not read a message for
+# this long,
+UNREAD_MS = 100
+# or when it has not ended after this time, which is less than writes wait for admission.
+SCAN_GRACE_MS = 500
+POLL_MS = 5  # between two checks whether such scans have ended
+_VIEW_ID_BITS = 64
 
 
 class OpenScan:
-    """The slices of a scan. Nobody else may refer to them, or to the view."""
+    """A running scan: the slices of a view. It can be ended from outside, to free the view.
+
+    No other object may refer to the slices or to the view.
+    """
 
     def __init__(self, opened: OpenView, slices: AsyncGenerator[list[Entry], None]) -> None:
-        """Nothing is read yet."""
+        """Begin at the first slice; nothing is read yet."""
         self._opened: OpenView | None = opened
         self._slices: AsyncGenerator[list[Entry], None] | None = slices
         self._is_running = False
 
     @property
     def opened(self) -> OpenView:
-        """The view. Raises `PageExpired` when it was let go."""
+        """The view. Raises `PageExpired` after `expire`."""
         if self._opened is None:
             raise PageExpired(
                 "this scan was ended: its view kept memory that writes need, and it was not soon "
@@ -61,24 +86,24 @@ class OpenScan:
         return self._opened
 
     @property
-    def is_let_go(self) -> bool:
-        """Whether the view is gone."""
+    def is_expired(self) -> bool:
+        """True if the view is gone."""
         return self._opened is None
 
-    async def let_go(self) -> None:
-        """End the scan: who asks for more gets `PageExpired`, never a short answer (I7)."""
+    async def expire(self) -> None:
+        """Free the view: the next slice raises `PageExpired`, the scan never ends early (I7)."""
         self._opened = None
-        if not self._is_running:  # otherwise it ends when its slice has come
+        if not self._is_running:  # otherwise `__anext__` closes it when its slice has come
             await self.aclose()
 
     async def stop(self) -> None:
-        """Read no more, but keep the view. REQUIRES: the caller asks for no more."""
+        """Stop reading, but keep the view. REQUIRES: the caller asks for no more slices."""
         slices, self._slices = self._slices, None
         if slices is not None:
             await slices.aclose()
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading, and free the view."""
         self._opened = None
         await self.stop()
 
@@ -98,32 +123,26 @@ class OpenScan:
                 await self.aclose()
 
 
-# --- open_views
-# Views that are kept for the next page of a scan.
-
-
-_ID_BITS = 64
-# Who lost the connection with the last messages of a scan asks for them again soon.
-ENDED_TTL_MS = 5_000
-
-
 class OpenViews:
-    """At most `scan_view_count_max` views, each for `scan_view_ttl_ms` after its last use."""
+    """Views that are kept for the next pages of scans.
+
+    At most `scan_view_count_max` of them, each for `scan_view_ttl_ms` after its last use.
+    """
 
     def __init__(self, limits: LimitSettings, random: Random) -> None:
-        """Ids are random, so that those of another process are not mistaken for ours."""
+        """Keep no views yet. Ids are random, so that no other process gives out the same."""
         self._limits = limits
         self._random = random
-        self._views: dict[int, OpenView] = {}  # that which was used longest ago comes first
+        self._views: dict[int, OpenView] = {}  # the least recently used first
         self._expiries: dict[int, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._views)
 
     def keep(self, view: OpenView, view_id: int | None = None) -> int:
-        """Keep a view from now on, under its id if it has one already; returns the id."""
+        """Keep a view, and return its id; `view_id` is the one that it has already."""
         if view_id is None:
-            view_id = self._random.getrandbits(_ID_BITS)
+            view_id = self._random.getrandbits(_VIEW_ID_BITS)
         self._drop(view_id)
         if len(self._views) >= self._limits.scan_view_count_max:
             self._drop(next(iter(self._views)))
@@ -132,7 +151,7 @@ class OpenViews:
         return view_id
 
     def end(self, view_id: int) -> None:
-        """The scan has come to its end: its view is the first to go, and not kept for long."""
+        """Note that a scan has ended: its view is dropped first, after `ENDED_TTL_MS` at most."""
         view = self._views.pop(view_id, None)
         if view is not None:
             self._views = {view_id: view} | self._views
@@ -140,7 +159,7 @@ class OpenViews:
             self._expire_after(min(ENDED_TTL_MS, self._limits.scan_view_ttl_ms), view_id)
 
     def find(self, view_id: int) -> OpenView:
-        """The view with this id. Raises `PageExpired`."""
+        """Return the view with this id. Raises `PageExpired`."""
         found = self._views.get(view_id)
         if found is None:
             raise PageExpired(
@@ -152,14 +171,14 @@ class OpenViews:
         return found
 
     def drop_oldest(self) -> bool:
-        """Let go of the view that was used longest ago; whether there was one."""
+        """Drop the least recently used view; return False if there is none."""
         for view_id in self._views:
             self._drop(view_id)
             return True
         return False
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Drop all views."""
         for view_id in list(self._views):
             self._drop(view_id)
 
@@ -172,57 +191,49 @@ class OpenViews:
             self._expiries.pop(view_id).cancel()
 
 
-# --- scan_stream
-# Cutting a scan into messages: by size, by the limits of the request, and by turns.
-
-
-# What an entry costs in a message beside key and value, at most: five tags, 5 + 3 + 5 bytes of
-# lengths (of entry, key and value), and two numbers of up to 10 bytes.
-ENTRY_FRAME_BYTES = 40
-MESSAGE_COPIES = 2  # as a message, and as the bytes that the transport has not sent yet
-
-
 async def scan_messages(
     slices: AsyncIterable[list[Entry]],
     request: kv_pb2.ScanRequest,
     header: kv_pb2.ReplyHeader,
-    outlet: Outlet,
+    buffer: ReplyBuffer,
     *,
     clock: Clock,
     next_page: Callable[[bytes], bytes],
 ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
-    """The replies to a scan. REQUIRES: `slices` hold visible entries in order.
+    """Yield the replies to a scan. REQUIRES: `slices` hold visible entries in order.
 
-    A message is cut before it passes what `outlet` has room for; an entry that is larger stands
-    alone, and waits for room. The last message tells whether a limit has ended the scan, and then
-    has the token that `next_page` makes of the last key; of a scan that is resumable all others
-    have one, too. Other tasks run between two slices, and nothing is read ahead of what the caller
-    has taken. Raises `Overloaded` and `StreamTooSlow`.
+    A message is cut before it exceeds the memory that `buffer` has for it; an entry that is larger
+    gets a message of its own, and waits for memory. The last message says whether a limit of the
+    request has ended the scan, and then has the page token that `next_page` makes from the last
+    key; in a resumable scan every other message has one as well. Other tasks run between two
+    slices, and no slice is read before the caller has taken the messages of the one before.
+
+    Raises `Overloaded` and `StreamTooSlow`.
     """
     reply = kv_pb2.ScanReply(header=header)
     reply_bytes = count = total_bytes = 0
     last_key = b""
-    with outlet:
+    with buffer:
         async for entries in slices:
             for entry in entries:
                 if _is_ended(request, count, total_bytes):
                     reply.more = True
                     reply.page_token = next_page(last_key)
-                    outlet.offer(reply_bytes)
+                    buffer.offer(reply_bytes)
                     yield reply
-                    outlet.taken()
+                    buffer.taken()
                     return
                 value = b"" if request.keys_only else entry.value
                 size_bytes = len(entry.key) + len(value) + ENTRY_FRAME_BYTES
-                if reply_bytes and reply_bytes + size_bytes > outlet.bytes_max:
+                if reply_bytes and reply_bytes + size_bytes > buffer.bytes_max:
                     if request.resumable:
                         reply.page_token = next_page(last_key)
-                    outlet.offer(reply_bytes)
+                    buffer.offer(reply_bytes)
                     yield reply
-                    outlet.taken()
+                    buffer.taken()
                     reply, reply_bytes = kv_pb2.ScanReply(header=header), 0
                 if not reply_bytes:
-                    await outlet.begin(size_bytes)
+                    await buffer.begin(size_bytes)
                 reply.entries.add(
                     key=entry.key, value=value, seq=entry.seq, expire_at_ms=entry.expire_at_ms
                 )
@@ -231,32 +242,36 @@ async def scan_messages(
                 count += 1
                 total_bytes += len(entry.key) + len(value)
             await clock.sleep_ms(0)
-        outlet.offer(reply_bytes)
+        buffer.offer(reply_bytes)
         yield reply
-        outlet.taken()
+        buffer.taken()
 
 
-class Outlet:
-    """Memory that one scan holds for its client: room for one message after the other."""
+class ReplyBuffer:
+    """Memory of one scan for the message that its client has not read yet."""
 
     def __init__(
         self,
-        room: MemoryBudget,
+        budget: MemoryBudget,
         *,
         message_bytes: int,
         wait_ms: int,
         close: Callable[[], Awaitable[None]],
         call: Call,
     ) -> None:
-        """When it is ended for others, it closes what is read by `close`, and then the `call`."""
-        self._share = Share(room)
-        self._stalls = room.stalls
+        """Take memory from `budget`. If the scan is ended to free memory, `close` stops its reads.
+
+        After `close` the `call` is ended as well. `message_bytes` is the size of a message that is
+        aimed at; `wait_ms` the longest wait for memory.
+        """
+        self._share = Share(budget)
+        self._stalls = budget.stalls
         self._message_bytes = message_bytes
         self._wait_ms = wait_ms
         self._close = close
         self._call = call
         self._ended_by: StreamTooSlow | None = None
-        self.bytes_max = 0  # of the message that was begun
+        self.bytes_max = 0  # size limit of the current message
 
     def __enter__(self) -> Self:
         return self
@@ -267,7 +282,10 @@ class Outlet:
         self._share.give_back()
 
     async def begin(self, needed_bytes: int) -> None:
-        """Take room for the next message, which begins with so many bytes."""
+        """Take memory for the next message, which needs at least `needed_bytes`.
+
+        Raises `Overloaded`.
+        """
         await self._share.take(
             MESSAGE_COPIES * needed_bytes,
             MESSAGE_COPIES * self._message_bytes,
@@ -276,13 +294,13 @@ class Outlet:
         self.bytes_max = min(self._share.taken_bytes // MESSAGE_COPIES, self._message_bytes)
 
     def offer(self, size_bytes: int) -> None:
-        """The message has become so large, and the client may take it."""
+        """Note that the client can read the message now, and give back what it does not need."""
         self._share.keep(MESSAGE_COPIES * size_bytes)
         if self._stalls is not None:
             self._stalls.offer(self, size_bytes)
 
     def taken(self) -> None:
-        """The client has taken the message. Raises what has ended the scan meanwhile."""
+        """Note that the client has read the message. Raises the error that has ended the scan."""
         if self._ended_by is not None:
             raise self._ended_by
         if self._stalls is not None:
@@ -290,7 +308,7 @@ class Outlet:
         self._share.give_back()
 
     async def end(self, error: StreamTooSlow) -> None:
-        """Implements `Stream`. REQUIRES: a message waits to be taken."""
+        """Implement `Stream`. REQUIRES: a message waits to be read."""
         self._ended_by = error
         self._share.give_back()
         try:
@@ -301,34 +319,22 @@ class Outlet:
 
 
 def _is_ended(request: kv_pb2.ScanRequest, count: int, total_bytes: int) -> bool:
-    """Whether a limit of the request is reached."""
+    """Return True if a limit of the request is reached."""
     by_count = 0 < request.limit <= count
     by_bytes = 0 < request.limit_bytes <= total_bytes
     return by_count or by_bytes
 
 
-# --- scans
-
-
-SCAN_AHEAD_BYTES = 64 * KIB  # a block of each source or so, which no scan can do without
-# A scan whose view keeps too much is ended when a message was not taken for so long,
-UNTAKEN_MS = 100
-# ... or when it has not come to its end by then: less than writes wait for room.
-GOING_ON_MS = 500
-LOOK_MS = 5  # between two looks whether scans have come to their end
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
-
-
 @dataclass(slots=True)
-class Kept:
-    """Whether a view of a scan is kept, and the scan has come to its end."""
+class _KeptView:
+    """State of the view that a scan keeps for its next page."""
 
-    view_id: int | None = None
-    is_ended: bool = False
+    view_id: int | None = None  # None: not kept yet
+    is_ended: bool = False  # the scan has reached its end
 
 
 class Scans:
-    """Scans of a `ReadEngine`."""
+    """Answers the scans of one `ReadEngine`."""
 
     def __init__(
         self,
@@ -341,7 +347,10 @@ class Scans:
         snapshots: SnapshotReads,
         header: Header,
     ) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        """Create the scans of `engine`, which calls `shed` when views keep too much in memory.
+
+        `header` makes the header of a reply from a sequence number and a WAL id.
+        """
         self._engine = engine
         self._limits = limits
         self._clock = clock
@@ -350,38 +359,38 @@ class Scans:
         self._header = header
         self._views = OpenViews(limits, random)
         self._stalls = Stalls(clock, limits.result_stalled_ms)
-        # For messages that were not taken.
-        self.room = MemoryBudget(limits.result_bytes_max, self._stalls)
+        self.result_budget = MemoryBudget(limits.result_bytes_max, self._stalls)  # unread messages
         self._database_id = engine.database_id
-        # Since when a message waits to be taken; None: it is being read. In the order of beginning.
+        # In the order of their beginning, with the monotonic time in ms since when a message waits
+        # to be read; None: no message waits.
         self._open_scans: dict[OpenScan, float | None] = {}
         engine.shed_views = self.shed
 
     async def shed(self) -> None:
-        """Let go of views until they keep little in memory that is compacted, the oldest first.
+        """Drop views, the oldest first, until they keep few compacted entries in memory.
 
-        First those that wait for a next page, then those of scans whose clients do not take what
-        was read: these end with an error. Scans that go on are given time to come to their end.
+        Views that are kept for a next page go first. Then scans are ended with an error: those
+        whose clients have not read a message for `UNREAD_MS`, and after `SCAN_GRACE_MS` any scan.
         """
         while self._keep_too_much() and self._views.drop_oldest():
             pass
-        late_ms = self._clock.monotonic_ms() + GOING_ON_MS
+        late_ms = self._clock.monotonic_ms() + SCAN_GRACE_MS
         while self._keep_too_much():
             now_ms = self._clock.monotonic_ms()
             for scan, waits_since_ms in list(self._open_scans.items()):
-                is_stalled = waits_since_ms is not None and now_ms - waits_since_ms >= UNTAKEN_MS
+                is_stalled = waits_since_ms is not None and now_ms - waits_since_ms >= UNREAD_MS
                 if self._keep_too_much() and (is_stalled or now_ms >= late_ms):
-                    await scan.let_go()
+                    await scan.expire()
             if now_ms >= late_ms:
                 return
-            await self._clock.sleep_ms(LOOK_MS)
+            await self._clock.sleep_ms(POLL_MS)
 
     def _keep_too_much(self) -> bool:
         return self._engine.memtable.held_bytes > self._engine.held_bytes_max
 
     @property
     def views(self) -> OpenViews:
-        """The views that are kept for next pages."""
+        """Views that are kept for next pages."""
         return self._views
 
     def scan(
@@ -399,7 +408,7 @@ class Scans:
     async def _at_snapshot(
         self, request: kv_pb2.ScanRequest, keys: KeyRange, token: PageToken | None, call: Call
     ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
-        """Nothing is kept for it here: its tokens name the snapshot, and any server goes on."""
+        """Scan a snapshot. Its page tokens name the snapshot, so any server can continue."""
         snapshots, snapshot_id = self._snapshots, request.header.snapshot_id
         opened = await snapshots.open(request.header)
         rest = keys if token is None else token.rest(keys, reverse=request.reverse)
@@ -410,8 +419,8 @@ class Scans:
 
         header = snapshots.header(opened.view)
         async with self._ahead(opened) as ahead, aclosing(slices):
-            outlet = self._outlet(slices.aclose, ahead, call)
-            messages = self._messages(slices, request, header, outlet, next_page)
+            buffer = self._buffer(slices.aclose, ahead, call)
+            messages = self._messages(slices, request, header, buffer, next_page)
             async with aclosing(messages):
                 async for message in messages:
                     yield message
@@ -424,8 +433,8 @@ class Scans:
         level: LevelValue,
         call: Call,
     ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
-        """Of a view that is the newest when the scan begins, and kept for those who come back."""
-        kept = Kept()
+        """Scan the view of the page token, or else the newest one, and keep it for next pages."""
+        kept = _KeptView()
         rest = keys
         if token is None:
             staleness_ms = self._freshness.check(request.header)
@@ -442,7 +451,7 @@ class Scans:
         header.staleness_ms = staleness_ms
         ahead = self._ahead(opened)
         scan = OpenScan(opened, self._slices(opened, rest, reverse=request.reverse))
-        del opened  # which `scan` may let go
+        del opened  # or `scan.expire` would not free it
 
         def next_page(last_key: bytes) -> bytes:
             kept.view_id = self._views.keep(scan.opened, kept.view_id)
@@ -450,11 +459,11 @@ class Scans:
 
         self._open_scans[scan] = None
         try:
-            async with aclosing(scan), ahead as share:  # it all goes with the caller
-                outlet = self._outlet(scan.stop, share, call)
-                messages = self._messages(scan, request, header, outlet, next_page)
+            async with aclosing(scan), ahead as share:  # all is released when the caller goes
+                buffer = self._buffer(scan.stop, share, call)
+                messages = self._messages(scan, request, header, buffer, next_page)
                 async with aclosing(messages):
-                    with self._left(scan, kept, is_resumable=request.resumable):
+                    with self._keep_resumable(scan, kept, is_resumable=request.resumable):
                         async for message in messages:
                             self._open_scans[scan] = self._clock.monotonic_ms()
                             yield message
@@ -464,15 +473,17 @@ class Scans:
             del self._open_scans[scan]
 
     @contextmanager
-    def _left(self, scan: OpenScan, kept: Kept, *, is_resumable: bool) -> Iterator[None]:
-        """What becomes of the view of a resumable scan when the caller goes."""
+    def _keep_resumable(
+        self, scan: OpenScan, kept: _KeptView, *, is_resumable: bool
+    ) -> Iterator[None]:
+        """Keep the view of a resumable scan when its caller goes, briefly if the scan has ended."""
         try:
             yield
         finally:
             if is_resumable and kept.view_id is not None:
                 if kept.is_ended:
                     self._views.end(kept.view_id)
-                elif not scan.is_let_go:  # from now on it has all its time to come back
+                elif not scan.is_expired:  # its time to live begins now
                     self._views.keep(scan.opened, kept.view_id)
 
     def _messages(
@@ -480,23 +491,23 @@ class Scans:
         slices: AsyncIterable[list[Entry]],
         request: kv_pb2.ScanRequest,
         header: kv_pb2.ReplyHeader,
-        outlet: Outlet,
+        buffer: ReplyBuffer,
         next_page: Callable[[bytes], bytes],
     ) -> AsyncGenerator[kv_pb2.ScanReply, None]:
         return scan_messages(
-            slices, request, header, outlet, clock=self._clock, next_page=next_page
+            slices, request, header, buffer, clock=self._clock, next_page=next_page
         )
 
-    def _outlet(
+    def _buffer(
         self, stop_reading: Callable[[], Awaitable[None]], ahead: Share | None, call: Call
-    ) -> Outlet:
+    ) -> ReplyBuffer:
         async def close() -> None:
             if ahead is not None:
                 ahead.give_back()
             await stop_reading()
 
-        return Outlet(
-            self.room,
+        return ReplyBuffer(
+            self.result_budget,
             message_bytes=self._limits.scan_message_bytes,
             wait_ms=self._limits.result_wait_ms,
             close=close,
@@ -504,7 +515,7 @@ class Scans:
         )
 
     def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[Share | None]:
-        """Room to read the levels, of which there is little where many scans stand still."""
+        """Hold memory for blocks of the levels; stalled scans are ended to free some."""
         held = opened.view.held
         if held is None:
             return nullcontext()
@@ -528,7 +539,7 @@ class Scans:
             raise await self._engine.explain(missing, view.held) from missing
 
     async def _open(self, level: LevelValue, staleness_ms: int) -> OpenView:
-        """The newest view of the level; `staleness_ms` is that of the state at this moment."""
+        """Open the newest view of the level; `staleness_ms` is that of the state at this moment."""
         engine = self._engine
         fresh_ms = self._clock.monotonic_ms() - staleness_ms
         if level == LINEARIZABLE:

@@ -1,4 +1,4 @@
-"""What any serving process answers to the calls about snapshots of `shalekv.v1.Admin`."""
+"""Snapshot calls of `shalekv.v1.Admin`, of the writer and of readers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from shalekv.write.snapshots import (
 )
 
 Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
-Living: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]
-Life: TypeAlias = admin_pb2.CreateSnapshotRequest | admin_pb2.RenewSnapshotRequest
-Named: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest
+ActiveSnapshots: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]  # id -> seq
+RequestWithTtl: TypeAlias = admin_pb2.CreateSnapshotRequest | admin_pb2.RenewSnapshotRequest
+RequestWithName: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest
 
 
 class SnapshotAdmin:
     """Creates, renews, lists and deletes the snapshots of a database, by edits of its manifest."""
 
     def __init__(self, engine: ReadEngine, header: Header) -> None:
-        """`header` makes that of a reply, of a sequence number and a WAL id."""
+        """`header` makes the header of a reply from a sequence number and a WAL id."""
         self._engine = engine
         self._header = header
         self._views = engine.snapshots
@@ -45,13 +45,13 @@ class SnapshotAdmin:
     async def create(
         self, request: admin_pb2.CreateSnapshotRequest, call: Call
     ) -> admin_pb2.CreateSnapshotReply:
-        """Pin the state as it is; all that was acknowledged before the call is in it."""
+        """Pin the current state, with every write that was acknowledged before the call."""
         self._check(request.header, call)
         check_snapshot_name(request.name)
         ttl_ms = self._ttl_ms(request)
         engine = self._engine
         await engine.prefix.cover(engine.prefix.landed_seq)
-        await engine.archive()  # a snapshot is a view of the store
+        await engine.archive()  # a snapshot shows what is in the object store
         created = await self._snapshots.create(
             name=request.name,
             ttl_ms=ttl_ms,
@@ -65,7 +65,7 @@ class SnapshotAdmin:
     async def renew(
         self, request: admin_pb2.RenewSnapshotRequest, call: Call
     ) -> admin_pb2.RenewSnapshotReply:
-        """Give a snapshot more time."""
+        """Extend the life of a snapshot."""
         self._check(request.header, call)
         ttl_ms = self._ttl_ms(request)
         renewed = await self._snapshots.renew(_called(request), ttl_ms=ttl_ms)
@@ -75,23 +75,23 @@ class SnapshotAdmin:
     async def list(
         self, request: admin_pb2.ListSnapshotsRequest, call: Call
     ) -> admin_pb2.ListSnapshotsReply:
-        """The snapshots that have not expired, in the order of their creation."""
+        """List the snapshots that have not expired, in the order of their creation."""
         self._check(request.header, call)
-        living, seqs = await unless_overtaken(self._store, partial(self._living, None))
-        infos = [snapshot_info(each, seqs[each.id]) for each in living]
+        active, seqs = await unless_overtaken(self._store, partial(self._active, None))
+        infos = [snapshot_info(each, seqs[each.id]) for each in active]
         return admin_pb2.ListSnapshotsReply(header=self._reply_header(), snapshots=infos)
 
     async def delete(
         self, request: admin_pb2.DeleteSnapshotRequest, call: Call
     ) -> admin_pb2.DeleteSnapshotReply:
-        """Delete a snapshot; who reads it here is told from the next read on."""
+        """Delete a snapshot; in this process, reads of it fail from the next one on."""
         self._check(request.header, call)
         await self._snapshots.delete(_called(request))
         self._views.look_again()
         return admin_pb2.DeleteSnapshotReply(header=self._reply_header())
 
     def _check(self, header: kv_pb2.RequestHeader, call: Call) -> None:
-        """Check the header of a call that edits the manifest: a repeat is not known as one."""
+        """Check the header, and that this process serves. No call here has an idempotency key."""
         requests.check_header(header)
         if header.snapshot_id:
             raise InvalidRequest("header.snapshot_id", "this call reads no state")
@@ -106,25 +106,25 @@ class SnapshotAdmin:
         return self._header(prefix.seq, prefix.wal_id)
 
     async def _info(self, snapshot: Snapshot) -> admin_pb2.SnapshotInfo:
-        """What is told of a snapshot that stands in the manifest.
-
-        Of one that has expired by now, the sequence number is not known.
-        """
-        _, seqs = await unless_overtaken(self._store, partial(self._living, snapshot.id))
+        """Describe a snapshot; its sequence number is 0, unknown, if it has expired by now."""
+        _, seqs = await unless_overtaken(self._store, partial(self._active, snapshot.id))
         return snapshot_info(snapshot, seqs.get(snapshot.id, 0))
 
-    async def _living(self, snapshot_id: bytes | None, stored: StoredManifest) -> Living:
-        """The snapshots that have not expired, or that one, and their sequence numbers."""
+    async def _active(self, snapshot_id: bytes | None, stored: StoredManifest) -> ActiveSnapshots:
+        """Find the snapshots that have not expired, and their sequence numbers.
+
+        `snapshot_id` limits them to one; None: all.
+        """
         now_s = await self._store.reads.now_ms() / 1_000
         current: Manifest = await stored.refresh()
-        living = [
+        active = [
             each
             for each in current.snapshots
             if not is_expired(each, now_s) and snapshot_id in (None, each.id)
         ]
-        return living, await self._seqs.of(current, living)
+        return active, await self._seqs.of(current, active)
 
-    def _ttl_ms(self, request: Life) -> int | None:
+    def _ttl_ms(self, request: RequestWithTtl) -> int | None:
         if request.forever:
             if request.ttl_s:
                 raise InvalidRequest("forever", "excludes ttl_s")
@@ -140,7 +140,7 @@ class SnapshotAdmin:
 
 
 def snapshot_info(snapshot: Snapshot, seq: int) -> admin_pb2.SnapshotInfo:
-    """A snapshot, as users see it."""
+    """Convert a snapshot to its message."""
     return admin_pb2.SnapshotInfo(
         id=snapshot.id,
         name=snapshot.name,
@@ -150,8 +150,8 @@ def snapshot_info(snapshot: Snapshot, seq: int) -> admin_pb2.SnapshotInfo:
     )
 
 
-def _called(request: Named) -> str:
-    """What `Snapshots` calls the snapshot: its name, or the digits of its id."""
+def _called(request: RequestWithName) -> str:
+    """Return the argument by which `Snapshots` finds it: its name, or its id in hexadecimal."""
     if request.name:
         if request.id:
             raise InvalidRequest("name", "excludes id")

@@ -1,7 +1,10 @@
-"""What a server tells of the levels: sizes, amplification, debt, caches, requests, snapshots.
+"""Parts of the replies to `Admin.Status` and `Admin.Stats`, as the writer and readers fill them in.
 
-It explains a slow read (SSTs to look into, blocks that had to be fetched) and a full bucket (what
-is not compacted, what snapshots pin).
+A status explains a slow read (SSTs that have to be searched, blocks that had to be fetched) and a
+full bucket (data that is not compacted or that snapshots pin): sizes of the levels, amplification,
+compaction debt, caches, requests to the store, snapshots; the manifest, safekeepers and the use of
+the memory budget. `StoreUse` counts the requests of all processes of a server, by which the bill
+of the store is made out.
 """
 
 from __future__ import annotations
@@ -39,18 +42,27 @@ from shalekv.watch.stream import Watches
 from shalekv.write.snapshots import SnapshotPins
 from shalekv.write.wal import MemberReport, QuorumReport
 
-# --- manifest_status
-# What a status tells of the manifest.
-
+PINS_TIMEOUT_MS = 1_000  # a store that does not answer must not delay a status by more
+RequestCounts = Mapping[tuple[Operation, str], Count]
 
 _MODES = {
     WalMode.OBJECT_STORE: manifest_pb2.WAL_MODE_OBJECT_STORE,
     WalMode.QUORUM: manifest_pb2.WAL_MODE_QUORUM,
 }
+_KINDS: Mapping[RequestKind, admin_pb2.RequestKind.ValueType] = MappingProxyType(
+    {
+        RequestKind.WRITE: admin_pb2.REQUEST_KIND_WRITE,
+        RequestKind.LIST: admin_pb2.REQUEST_KIND_LIST,
+        RequestKind.READ: admin_pb2.REQUEST_KIND_READ,
+        RequestKind.DELETE: admin_pb2.REQUEST_KIND_DELETE,
+        RequestKind.RECORD_WRITE: admin_pb2.REQUEST_KIND_RECORD_WRITE,
+        RequestKind.RECORD_READ: admin_pb2.REQUEST_KIND_RECORD_READ,
+    }
+)
 
 
 def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
-    """What this manifest says."""
+    """Describe a manifest."""
     return admin_pb2.ManifestStatus(
         manifest_id=manifest.manifest_id,
         wal_id_last_compacted=manifest.wal_id_last_compacted,
@@ -63,12 +75,8 @@ def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
     )
 
 
-# --- quorum_status
-# What a status tells of safekeepers.
-
-
 def quorum_status(report: QuorumReport | None) -> admin_pb2.QuorumStatus | None:
-    """What this report says; None: there are no safekeepers."""
+    """Convert a report on the safekeepers; None: there are none."""
     if report is None:
         return None
     return admin_pb2.QuorumStatus(
@@ -97,26 +105,25 @@ def _member(report: MemberReport) -> admin_pb2.QuorumMemberStatus:
     )
 
 
-# --- memory_use
-# What of the memory budget is used, part by part.
-
-
 class MemoryUse:
-    """A budget, and who measures what its parts use."""
+    """Use of the memory budget, part by part."""
 
     def __init__(self, budget: MemoryShares) -> None:
-        """A part that nobody measures is told as unused."""
+        """Begin without measures; a part without one is reported as unused."""
         self.budget = budget
         self._measures: dict[str, Callable[[], int]] = {}
 
     def measure(self, name: str, used_bytes: Callable[[], int]) -> None:
-        """Ask `used_bytes` for the use of the part that the setting `name` bounds."""
+        """Register `used_bytes`, which measures the part that the setting `name` limits.
+
+        Raises `KeyError` if the budget has no such part.
+        """
         if name not in self.budget.parts:
             raise KeyError(name)
         self._measures[name] = used_bytes
 
     def status(self) -> admin_pb2.MemoryStatus:
-        """As it is now."""
+        """Measure all parts."""
         parts = [
             admin_pb2.MemoryPart(name=name, bytes=self._used(name), bytes_max=bytes_max)
             for name, bytes_max in self.budget.parts.items()
@@ -133,36 +140,20 @@ class MemoryUse:
 
 
 def measure_reads(memory: MemoryUse, engine: ReadEngine, scans: Scans, watches: Watches) -> None:
-    """Measure the parts that any serving process has, the writer and a reader."""
+    """Register measures of the parts that the writer and readers have in common."""
     levels = engine.held.ssts
     memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
     memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
     memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
     memory.measure("scan_ahead_bytes_max", lambda: levels.ahead.used_bytes)
-    memory.measure("result_bytes_max", lambda: scans.room.used_bytes)
+    memory.measure("result_bytes_max", lambda: scans.result_budget.used_bytes)
     memory.measure("snapshot_view_bytes_max", lambda: engine.snapshots.held_bytes)
     memory.measure("watch_bytes_max", lambda: watches.held_bytes)
 
 
-# --- store_use
-# What the processes of a server have sent to the object store: what its bill is made of.
-
-
-_KINDS: Mapping[RequestKind, admin_pb2.RequestKind.ValueType] = MappingProxyType(
-    {
-        RequestKind.WRITE: admin_pb2.REQUEST_KIND_WRITE,
-        RequestKind.LIST: admin_pb2.REQUEST_KIND_LIST,
-        RequestKind.READ: admin_pb2.REQUEST_KIND_READ,
-        RequestKind.DELETE: admin_pb2.REQUEST_KIND_DELETE,
-        RequestKind.RECORD_WRITE: admin_pb2.REQUEST_KIND_RECORD_WRITE,
-        RequestKind.RECORD_READ: admin_pb2.REQUEST_KIND_RECORD_READ,
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Which store it is, as far as prices depend on it. Nothing here is a secret."""
+    """Identity of a store, as far as prices depend on it. Contains no secrets."""
 
     url: str  # of the database, without credentials
     endpoint: str = ""  # HOST:PORT; empty: that of the provider
@@ -170,7 +161,7 @@ class StorePlace:
 
     @classmethod
     def of(cls, url: str, settings: StoreSettings) -> StorePlace:
-        """That of a store that was opened with `settings`."""
+        """Identify the store that was opened with `settings`."""
         host_and_path = settings.endpoint_url.partition("://")[2]
         return cls(
             url=url,
@@ -181,7 +172,7 @@ class StorePlace:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What one role has sent so far."""
+    """Requests that one role has sent so far."""
 
     role: str
     began_ms: float  # on the clock of the runtime
@@ -189,20 +180,20 @@ class ProcessUse:
 
 
 class StoreUse:
-    """A place, and who tells what was sent there."""
+    """Requests to one store by the processes of a server, on which its bill depends."""
 
     def __init__(self, place: StorePlace, clock: Clock) -> None:
-        """Nobody tells anything yet."""
+        """Begin without processes."""
         self._place = place
         self._clock = clock
         self._sources: list[Callable[[], Iterable[ProcessUse]]] = []
 
     def measure(self, processes: Callable[[], Iterable[ProcessUse]]) -> None:
-        """Ask `processes` as well, whenever somebody wants to know."""
+        """Register `processes`, which is called for each reply."""
         self._sources.append(processes)
 
     def reply(self, header: kv_pb2.ReplyHeader) -> admin_pb2.StatsReply:
-        """As it is now."""
+        """Make the reply to `Admin.Stats`."""
         now_ms = self._clock.monotonic_ms()
         return admin_pb2.StatsReply(
             header=header,
@@ -227,29 +218,21 @@ def _requests(process: ProcessUse, now_ms: float) -> admin_pb2.ProcessRequests:
     )
 
 
-# --- status
-
-
-PINS_TIMEOUT_MS = 1_000  # a status is not kept waiting by a store that does not answer
-
-RequestCounts = Mapping[tuple[Operation, str], Count]
-
-
 class ReportedManifest(Protocol):
     """The manifest of an engine."""
 
     @property
     def current(self) -> Manifest:
-        """The newest that was seen."""
+        """The newest manifest that was read."""
         ...
 
 
 class ReportedEngine(Protocol):
-    """An engine, the writer's or a replica's."""
+    """The engine of the writer or of a reader."""
 
     @property
     def manifest(self) -> ReportedManifest:
-        """The manifest that it goes by."""
+        """Its manifest."""
         ...
 
     @property
@@ -259,7 +242,7 @@ class ReportedEngine(Protocol):
 
     @property
     def prefix(self) -> Watermark:
-        """How far the log is shown."""
+        """The end of the log as reads see it."""
         ...
 
     @property
@@ -269,7 +252,7 @@ class ReportedEngine(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What is not compacted."""
+        """Memory of uncompacted data."""
         ...
 
 
@@ -283,7 +266,10 @@ class LevelsReport:
         pins: SnapshotPins,
         requests: RequestCounts,
     ) -> None:
-        """`requests` are the live counts of the store that everything in this process asks."""
+        """Create the report.
+
+        `requests` are the live counts of all requests that this process sends to the store.
+        """
         self._engine = engine
         self._compactor = compactor
         self._pins = pins
@@ -292,7 +278,10 @@ class LevelsReport:
         self._sizes: Sequence[LevelSize] = ()
 
     async def fill(self, reply: admin_pb2.StatusReply) -> None:
-        """Add what is known; of snapshots as much as the store tells in time."""
+        """Fill in `reply`.
+
+        Bytes that snapshots pin are those known so far if the store does not answer in time.
+        """
         self._fill_levels(reply.levels)
         self._fill_compaction(reply.compaction)
         fill_reads(reply.reads, self._engine.levels.ssts)
@@ -338,7 +327,7 @@ class LevelsReport:
 
 
 def fill_reads(status: admin_pb2.ReadStatus, ssts: LevelSsts) -> None:
-    """What caches and filters have answered."""
+    """Fill in the counts of caches and filters."""
     found, settings = ssts.counters, ssts.settings
     status.filter_negatives = found.filter_negatives
     status.filter_false_positives = found.filter_false_positives
@@ -375,7 +364,7 @@ def fill_reads(status: admin_pb2.ReadStatus, ssts: LevelSsts) -> None:
 
 
 def request_statuses(requests: RequestCounts) -> Iterator[admin_pb2.StoreRequestStatus]:
-    """What the store was asked for, by operation and folder."""
+    """Convert the counts of requests, by operation and folder."""
     for (operation, folder), count in sorted(requests.items()):
         yield admin_pb2.StoreRequestStatus(
             operation=operation.value,
@@ -388,7 +377,7 @@ def request_statuses(requests: RequestCounts) -> Iterator[admin_pb2.StoreRequest
 
 
 def snapshot_status(pinned: Pinned) -> admin_pb2.SnapshotStatus:
-    """A snapshot and what it costs."""
+    """Describe a snapshot and the bytes that it pins."""
     snapshot = pinned.snapshot
     return admin_pb2.SnapshotStatus(
         snapshot=admin_pb2.SnapshotInfo(

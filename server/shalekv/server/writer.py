@@ -1,4 +1,4 @@
-"""The writer role: open a database, serve it, stop."""
+"""The writer role: opens a database, serves it, and stops."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from shalekv.write.snapshots import SnapshotPins
 
 log = structlog.get_logger()
 
-CHARGED_FLUSH_INTERVAL_MS = 50  # default spacing where requests cost money
+CHARGED_FLUSH_INTERVAL_MS = 50  # default interval between groups where requests cost money
 
 
 class Writer:
     """One opening of a database for writing.
 
-    `kv` and `admin` answer requests while `run` runs. A fenced writer never opens again by itself:
-    whoever composes it decides.
+    `kv`, `admin` and `watches` answer requests while `run` runs. A fenced writer does not open the
+    database again by itself; its owner decides.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Writer:
         *,
         stop_grace_ms: float,
     ) -> None:
-        """Use `Writer.open`."""
+        """Compose a writer; called by `Writer.open`."""
         self._stop_grace_ms = stop_grace_ms
         self.engine = engine
         self.kv = kv
@@ -74,8 +74,9 @@ class Writer:
     ) -> Writer:
         """Take over the database in `store`; raises as `write.opening.open_log`.
 
-        `advertise` is the HOST:PORT that the manifest will name; `links` lead to the safekeepers of
-        a database that has some, and are closed by who made them.
+        `advertise` is the HOST:PORT that the manifest will name. `links` are the connections to the
+        safekeepers of a database that has some; the caller closes them. `since_epoch` is the writer
+        epoch at the moment when the opening began; None: it begins now.
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
@@ -129,36 +130,45 @@ class Writer:
         return self.engine.manifest.own.epoch
 
     def readiness(self) -> Readiness:
-        """State of reads and writes, by the requests of this process."""
+        """Return the readiness for reads and writes, judged by the requests of this process."""
         return self.admin.readiness()
 
     async def run(self) -> None:
-        """Serve until `close`, or raise what ended it: `Fenced`, `IllegalState`, `StoreBroken`."""
+        """Serve until `close`.
+
+        Raises `Fenced`, `IllegalState` or `StoreBroken` when one of them has ended the writer.
+        """
         try:
             await self.engine.run(stop_grace_ms=self._stop_grace_ms)
         finally:
             self.kv.scans.views.close()
 
     async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
-        """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
+        """Close the log, and delete the snapshots that protect reads.
+
+        REQUIRES: `run` has returned, and no read is running.
+        """
         await self.engine.leave(timeout_ms)
 
     async def ended(self) -> ShaleError | None:
-        """Wait until nothing more is accepted: what stopped the writer, None after `close`.
+        """Wait until no more writes are accepted; return the error behind it, None after `close`.
 
-        `run` tells the same, but only when the uploads in flight have come to their end.
+        `run` reports the same error, but only after the uploads in flight have ended.
         """
         commits = self.engine.log
         await commits.ended.wait()
         return None if commits.is_closing else commits.stopped_by
 
     def close(self) -> None:
-        """Accept no more writes; `run` returns when those that were accepted are durable."""
+        """Accept no more writes; `run` returns when the accepted ones are durable."""
         self.engine.close()
 
 
 def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
-    """Readiness, where `reads` of the store fail as told: what writes to the same one needs it."""
+    """Combine the trouble with reads of the store, `reads`, with that of the log.
+
+    A log in the object store is written to the same store, so trouble with reads counts for both.
+    """
     writes = engine.slots.trouble()
     if writes is None and not engine.slots.is_quorum:
         writes = reads
@@ -187,7 +197,7 @@ def _store_use(
 def with_flush_interval(
     settings: WriterSettings, url: str, *, is_quorum: bool = False
 ) -> WriterSettings:
-    """The settings with the default spacing of groups filled in, for this kind of log and store."""
+    """Fill in the default interval between groups, which depends on the kind of log and store."""
     if settings.flush_interval_ms is not None:
         return settings
     is_free = is_quorum or url.startswith(UNCHARGED_SCHEMES)

@@ -17,7 +17,13 @@ from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import OpenView, ReadView
 from shalekv.server import requests
 from shalekv.server.requests import PageToken, decode_page_token
-from shalekv.server.scans import ENTRY_FRAME_BYTES, MESSAGE_COPIES, OpenScan, Outlet, scan_messages
+from shalekv.server.scans import (
+    ENTRY_FRAME_BYTES,
+    MESSAGE_COPIES,
+    OpenScan,
+    ReplyBuffer,
+    scan_messages,
+)
 from shalekv.server.service import Call
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.commits import put, run_of
@@ -37,7 +43,7 @@ def entry(key: bytes, value: bytes = b"v") -> Entry:
 
 
 async def nothing() -> None:
-    """What an outlet closes in these tests."""
+    """Stop no reads: nothing is read in these tests."""
 
 
 async def _one_by_one(slices: list[list[Entry]]) -> AsyncIterator[list[Entry]]:
@@ -53,7 +59,7 @@ def stream(
         slices,
         kv_pb2.ScanRequest(),
         HEADER,
-        Outlet(room, message_bytes=message_bytes, wait_ms=wait_ms, close=nothing, call=Call()),
+        ReplyBuffer(room, message_bytes=message_bytes, wait_ms=wait_ms, close=nothing, call=Call()),
         clock=YieldingClock(),
         next_page=token,
     )
@@ -217,7 +223,7 @@ async def test_a_running_scan_ends_after_its_slice() -> None:
     it.may_come.clear()
     reading = asyncio.create_task(it.keys())
     await asyncio.sleep(0)
-    await it.scan.let_go()
+    await it.scan.expire()
     it.may_come.set()
     assert await reading == [b"1"]
     assert it.run() is None

@@ -153,7 +153,7 @@ async def test_a_scan_that_goes_on_comes_to_its_end() -> None:
 
 async def test_a_scan_that_goes_on_for_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client may take what was read, but not for longer than writes can wait."""
-    monkeypatch.setattr(scans, "GOING_ON_MS", 0)
+    monkeypatch.setattr(scans, "SCAN_GRACE_MS", 0)
     async with shedding() as it:
         await it.fill(b"a")
         await it.fill(b"b")
