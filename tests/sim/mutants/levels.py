@@ -60,7 +60,7 @@ async def _read_past_gaps(self: Follower, first: int, count: int) -> tuple[Seque
 
 
 def _any_seq(self: Freshness, header: kv_pb2.RequestHeader) -> int | None:
-    return _real_judge(self, kv_pb2.RequestHeader(max_staleness_ms=header.max_staleness_ms))
+    return _real_check(self, kv_pb2.RequestHeader(max_staleness_ms=header.max_staleness_ms))
 
 
 async def _not_waited(self: Freshness, _header: kv_pb2.RequestHeader, _call: Call) -> int:
@@ -68,7 +68,7 @@ async def _not_waited(self: Freshness, _header: kv_pb2.RequestHeader, _call: Cal
     return self._engine.staleness_ms
 
 
-_real_judge = Freshness.judge
+_real_check = Freshness.check
 
 
 def _anything(self: Watermark, seq: int, wal_id: int | None) -> None:
@@ -99,7 +99,7 @@ _real_keep_forced = VersionSet._keep
 REPLICAS = (
     mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=22),
     mutant("a replica reads past a gap", (Follower, "_read", _read_past_gaps), hint=35),
-    mutant("min_seq ignored", (Freshness, "judge", _any_seq), (Freshness, "reach", _not_waited)),
+    mutant("min_seq ignored", (Freshness, "check", _any_seq), (Freshness, "wait", _not_waited)),
     mutant(
         "a replica goes backwards",
         (VersionSet, "_keep", _leave_what_was_applied),
