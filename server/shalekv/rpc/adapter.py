@@ -1,9 +1,15 @@
-"""From a gRPC call to a service and back: the one function for each shape of call.
+"""Adapter from gRPC calls to services: one kind of handler for each shape of call.
 
-A request is parsed here and not by grpc, which would answer malformed bytes with the text of a
+Requests are parsed here and not by grpc, which would answer malformed bytes with the text of a
 Python exception. Handlers are coroutine functions, since grpc.aio runs others in threads, and
 streams are written with `context.write`, since grpc.aio leaves the generator of a cancelled
-stream open until it is collected.
+stream open until it is garbage collected.
+
+A call that fails ends with a status. The status is sent behind the messages that were written
+before; if the client does not read those, gRPC holds both until the client reads, cancels the call,
+or its connection ends. So a stream whose client reads nothing is ended by a reset. grpc.aio cannot
+reset a stream: it does so when nothing refers to the call any more, which its own task for the call
+prevents; see `_reset`.
 """
 
 from __future__ import annotations
@@ -37,32 +43,44 @@ from shalekv.server.service import Answer, Call, DuplexStream, KvService, WatchS
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
-# --- current_methods
-# Methods of a server that may change while it listens: grpc itself takes them once.
-
-
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+SessionRequest = kv_pb2.SessionRequest
+WatchRequest = kv_pb2.WatchRequest
+
+# Name of the coroutine that grpc.aio runs beside the handler of a call, until its client has gone.
+WATCHING = "_schedule_rpc_coro"
+# Advice with `Overloaded`: more calls than allowed are a burst, and some of them end by then.
+RETRY_AFTER_MS = 100
+CUT_OFF = "this server has ceased to be the writer before the call had come to its end"
+
+_log = structlog.get_logger(__name__)
 
 
 class SwitchableHandler(grpc.GenericRpcHandler):
-    """Those of whatever is served now; a call that has begun keeps its own."""
+    """Methods that can be exchanged while the server listens; grpc itself takes them only once.
+
+    A call that has begun keeps its handler.
+    """
 
     def __init__(self) -> None:
-        """None yet."""
+        """Begin without methods."""
         self._current: Sequence[grpc.GenericRpcHandler] = ()
 
-    def become(self, *methods: grpc.GenericRpcHandler) -> None:
-        """Calls that begin from now on are answered by these."""
+    def switch_to(self, *methods: grpc.GenericRpcHandler) -> None:
+        """Handle calls with these methods from now on."""
         self._current = methods
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """What answers this call; None for a method that nobody has."""
+        """Return the handler of a call; None: the method is unknown."""
         found = (each.service(handler_call_details) for each in self._current)
         return next((handler for handler in found if handler is not None), None)
 
 
-class MethodsOf(grpc.GenericRpcHandler):
-    """All methods of some services, answered by one handler."""
+class SingleHandler(grpc.GenericRpcHandler):
+    """One handler for all methods of some services."""
 
     def __init__(self, services: Sequence[str], handler: Handler) -> None:
         """`services` are full names."""
@@ -70,37 +88,22 @@ class MethodsOf(grpc.GenericRpcHandler):
         self._handler = handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """The handler, for a call of one of the services."""
+        """Return the handler if the method belongs to one of the services."""
         is_ours = handler_call_details.method.startswith(self._prefixes)
         return self._handler if is_ours else None
-
-
-# --- ending
-# How a call ends with an error: as a status, or at last by a reset of its stream.
-#
-# A status follows what was written before. Where the client does not take that, gRPC holds both
-# until the client reads, cancels the call, or its connection ends. grpc.aio has no way to reset a
-# stream: it does so when nothing refers to a call any more, which its own task for the call
-# prevents.
-
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-
-# What grpc.aio runs beside the handler of a call, until its client has gone.
-WATCHING = "_schedule_rpc_coro"
 
 
 async def end(
     context: Context, status: status_pb2.Status, *, within_ms: float | None = None
 ) -> None:
-    """End the call with `status`, if there is still somebody to tell. To be called last.
+    """End the call with `status`, unless the client has gone. Must be the last action of a handler.
 
-    A client that has not taken it `within_ms` gets a bare CANCELLED: the stream is reset, and gRPC
-    lets go of what was not sent. None: it has all the time it wants. grpc.aio refuses a status
-    behind a first message that waits: then the stream is reset at once.
+    If the client has not read the status `within_ms`, the stream is reset: the client gets a bare
+    CANCELLED, and gRPC frees what was not sent. None: no timeout. grpc.aio refuses a status behind
+    a first message that was not sent yet; then the stream is reset at once.
 
-    grpc keeps what `abort` raises in the context, and raises it again itself when the handler has
-    returned. It must not hold frames, since those hold the context.
+    grpc keeps the error of `abort` in the context, and raises it again when the handler has
+    returned. It must not refer to frames, since those refer to the context.
     """
     try:
         async with asyncio.timeout(None if within_ms is None else within_ms / 1_000):
@@ -117,20 +120,24 @@ async def end(
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the frames that an error, and each error behind it, came through.
+    """Drop the traceback of an error, and of each error in its chain of causes and contexts.
 
-    A frame that waited for a future holds the future, which holds its error, which holds the frame:
-    a cycle, which only a garbage collection would free. grpc, and groups of tasks, make others.
+    A frame that waited for a future refers to the future, which refers to its error, which refers
+    to the frame: a cycle that only a garbage collection would free. grpc and task groups make
+    similar ones.
     """
     errors = [error]
     for each in errors:
         each.__traceback__ = None
-        behind = (each.__cause__, each.__context__)
-        errors += [other for other in behind if other is not None and other not in errors]
+        chained = (each.__cause__, each.__context__)
+        errors += [other for other in chained if other is not None and other not in errors]
 
 
 def _reset() -> None:
-    """Let go of the call of the handler that runs now, as far as this grpc.aio allows it."""
+    """Reset the stream of the running handler, by cancelling the task of grpc.aio that holds it.
+
+    Nothing happens if this version of grpc.aio has no task with this name.
+    """
     handler = asyncio.current_task()
     for task in asyncio.all_tasks():
         running = cast("Coroutine[Any, Any, Any]", task.get_coro())
@@ -141,24 +148,8 @@ def _reset() -> None:
             task.cancel()
 
 
-# --- adapter
-
-
-RequestT = TypeVar("RequestT", bound=Message)
-ReplyT = TypeVar("ReplyT", bound=Message)
-SessionRequest = kv_pb2.SessionRequest
-WatchRequest = kv_pb2.WatchRequest
-
-
-# More calls than allowed are a burst: by then some of them will be done.
-RETRY_AFTER_MS = 100
-CUT_OFF = "this server has ceased to be the writer before the call had come to its end"
-
-_log = structlog.get_logger(__name__)
-
-
 class Adapter:
-    """Makes method handlers of services, counts the calls in progress, and turns calls away."""
+    """Makes method handlers from services, limits the calls in progress, and refuses calls."""
 
     def __init__(
         self,
@@ -166,14 +157,14 @@ class Adapter:
         *,
         calls_max: int,
         limits: LimitSettings | None = None,
-        session_room: MemoryBudget | None = None,
+        session_budget: MemoryBudget | None = None,
     ) -> None:
         """At most `calls_max` calls are in progress; more are refused with `Overloaded`.
 
-        All sessions share `session_room`.
+        All sessions share `session_budget`.
         """
         limits = limits or LimitSettings()
-        self._session_room = session_room or MemoryBudget(limits.sessions_bytes_max)
+        self._session_budget = session_budget or MemoryBudget(limits.sessions_bytes_max)
         self._stalled_ms = limits.result_stalled_ms
         self._runtime = runtime
         self.counts = CallCounts()
@@ -181,59 +172,60 @@ class Adapter:
         self._calls = 0
         self._refusal: ShaleError | None = None
         self._streams: set[DuplexStream] = set()
-        self._leaving: set[asyncio.Task[None]] = set()  # which nobody cuts off but `leave`
+        self._cleanups: set[asyncio.Task[None]] = set()  # that run on when their call has ended
         self._in_calls: set[asyncio.Task[Any]] = set()
-        self._cut_off: dict[asyncio.Task[Any], ShaleError] = {}  # of them, by us, and why
-        self._awaited = 0  # of the calls, those that come to their end when all is answered
+        # Tasks of calls that were cancelled here, and the error of each.
+        self._cut_off: dict[asyncio.Task[Any], ShaleError] = {}
+        self._awaited = 0  # calls in progress for which `idle` waits
         self._idle = asyncio.Event()
         self._idle.set()
 
     def refuse(self, error: ShaleError) -> None:
-        """Answer every call, and every operation of a session, that begins from now on so.
+        """Refuse every call, and every operation of a session, that begins from now on.
 
-        Streams of watches, which would never end, end so as well.
+        Watches, which would never end, end with `error` as well.
         """
         self._refusal = error
         for stream in self._streams:
             stream.refuse(error)
 
     async def idle(self) -> None:
-        """Wait until no call is in progress but streams of watches."""
+        """Wait until no calls are in progress except streams that are not awaited, as watches."""
         await self._idle.wait()
 
     def cut_off(self) -> None:
-        """Cancel what is in progress; its clients are told that the outcome is unknown."""
+        """Cancel all calls in progress; their clients get `OutcomeUnknown`."""
         for task in self._in_calls:
             self._cut_off[task] = OutcomeUnknown(CUT_OFF)
             task.cancel()
 
-    async def leave(self, timeout_s: float) -> None:
-        """Wait for so long for what streams of watches do at their end; no call is left."""
-        if self._leaving:
-            _, late = await asyncio.wait(self._leaving, timeout=timeout_s)
+    async def wait_for_cleanups(self, timeout_s: float) -> None:
+        """Wait for the work that watches do at their end. REQUIRES: no calls are in progress."""
+        if self._cleanups:
+            _, late = await asyncio.wait(self._cleanups, timeout=timeout_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def turning_away(self, services: Sequence[str]) -> grpc.GenericRpcHandler:
-        """The methods of `services` while there is nothing behind them: what `refuse` was told.
+    def refusing_handler(self, services: Sequence[str]) -> grpc.GenericRpcHandler:
+        """Return methods of `services` that end each call with the error given to `refuse`.
 
-        gRPC does not mind that all of them are streams here: no message is read or written.
+        All of them are streams here, which gRPC accepts: no message is read or written.
         """
 
         async def handle(_messages: AsyncIterator[bytes], context: Context) -> None:
             assert self._refusal is not None
-            await end(context, self._told(self._refusal))
+            await end(context, self._call_status(self._refusal))
 
         handler: Handler = grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
-        return MethodsOf(services, handler)
+        return SingleHandler(services, handler)
 
     def unary(
         self,
         answer: Callable[[RequestT, Call], Answer[ReplyT]],
         request_type: type[RequestT],
     ) -> Handler:
-        """The handler of a method with one request and one reply."""
+        """Return the handler of a method with one request and one reply."""
         count = self.counts.of_request(request_type)
 
         async def handle(data: bytes, context: Context) -> ReplyT | None:
@@ -246,10 +238,10 @@ class Adapter:
                 if self._is_cancelled_by_client():
                     forget_frames(cancelled)
                     raise
-                told = self._told(cancelled)
+                status = self._call_status(cancelled)
             except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-                told = self._told(error)
-            await end(context, told)
+                status = self._call_status(error)
+            await end(context, status)
             return None
 
         return grpc.unary_unary_rpc_method_handler(handle, None, _serialized)
@@ -259,7 +251,7 @@ class Adapter:
         answer: Callable[[RequestT, Call], AsyncIterator[ReplyT]],
         request_type: type[RequestT],
     ) -> Handler:
-        """The handler of a method with one request and a stream of replies."""
+        """Return the handler of a method with one request and a stream of replies."""
         count = self.counts.of_request(request_type)
 
         async def handle(data: bytes, context: Context) -> None:
@@ -276,7 +268,7 @@ class Adapter:
         return grpc.unary_stream_rpc_method_handler(handle, None, _serialized)
 
     def session(self, service: KvService, limits: LimitSettings) -> Handler:
-        """The handler of `KV.Session`."""
+        """Return the handler of `KV.Session`."""
         count = self.counts.of_request(SessionRequest)
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
@@ -285,7 +277,7 @@ class Adapter:
                     service,
                     limits,
                     call,
-                    room=self._session_room,
+                    budget=self._session_budget,
                     describe=self._operation_error,
                     counts=self.counts,
                     now_ms=self._runtime.clock.monotonic_ms,
@@ -297,7 +289,7 @@ class Adapter:
         return grpc.stream_stream_rpc_method_handler(handle, None, _serialized)
 
     def watch(self, watches: WatchService) -> Handler:
-        """The handler of `KV.Watch`."""
+        """Return the handler of `KV.Watch`."""
         count = self.counts.of_request(WatchRequest)
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
@@ -306,7 +298,7 @@ class Adapter:
                 try:
                     await self._run_duplex(stream, _requests(WatchRequest, messages), context)
                 finally:
-                    await self._to_its_end(stream.leave())
+                    await self._run_to_end(stream.leave())
 
             await self._serve_stream(context, serve, count, is_awaited=False)
 
@@ -315,7 +307,7 @@ class Adapter:
     def duplex(
         self, open_stream: Callable[[], DuplexStream], request_type: type[Message]
     ) -> Handler:
-        """The handler of a method with streams both ways, which nobody awaits at the end."""
+        """Return the handler of a bidirectional stream, for which `idle` does not wait."""
         count = self.counts.of_request(request_type)
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
@@ -334,9 +326,9 @@ class Adapter:
         *,
         is_awaited: bool = True,
     ) -> None:
-        """Let `serve` write the replies of a stream, and end the call as it ends.
+        """Let `serve` write the replies of a stream, and end the call with its error, if any.
 
-        At its own end the server waits for all streams to end that are to be awaited.
+        `idle` waits for streams that are `is_awaited`.
         """
         timed = self._timed(count, is_stream=True)
         within_ms: float | None = None
@@ -350,16 +342,16 @@ class Adapter:
                 raise
             if isinstance(self._cut_off.get(_current_task()), StreamTooSlow):
                 within_ms = self._stalled_ms
-            told = self._told(cancelled)
+            status = self._call_status(cancelled)
         except grpc.aio.BaseError as gone:
             forget_frames(gone)
-            raise  # the connection is gone, and with it whoever wants a reply
+            raise  # the connection is gone: nobody waits for a reply
         except Exception as error:  # noqa: BLE001 - a bug in one call must not end others
-            told = self._told(error)
-        await end(context, told, within_ms=within_ms)
+            status = self._call_status(error)
+        await end(context, status, within_ms=within_ms)
 
     def _stream_end(self, context: Context) -> Callable[[ShaleError], None]:
-        """A function that ends the stream of this task although it waits for its client."""
+        """Return a function that ends this task's stream even while it waits for its client."""
         task, peer = _current_task(), context.peer()
 
         def end_stream(error: ShaleError) -> None:  # which must not hold the context
@@ -391,11 +383,11 @@ class Adapter:
         if ended_by is not None:
             raise ended_by
 
-    async def _to_its_end(self, work: Coroutine[None, None, None]) -> None:
-        """Do this, also when the call is cancelled: a client that is done may go at once."""
+    async def _run_to_end(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work`, which goes on when the call is cancelled: clients may disconnect at once."""
         task = asyncio.create_task(work)
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
         await asyncio.shield(task)
 
     def _timed(self, count: MethodCount, *, is_stream: bool = False) -> TimedCall:
@@ -436,15 +428,16 @@ class Adapter:
         return Call(peer=context.peer(), deadline_ms=deadline_ms, end=end_stream)
 
     def _is_cancelled_by_client(self) -> bool:
-        """Whether this call was cancelled, and not cut off by us.
+        """Return True if this call was cancelled by its client, and not cut off here.
 
-        If neither, somebody else has cancelled a future that it waited for, which is a bug.
+        False for a call that was not cancelled means that a future that it awaited was cancelled,
+        which is a bug.
         """
         task = _current_task()
         return task not in self._cut_off and task.cancelling() > 0
 
-    def _told(self, error: BaseException) -> status_pb2.Status:
-        """What the client of this call is told of its error, which is over then."""
+    def _call_status(self, error: BaseException) -> status_pb2.Status:
+        """Convert the error of this call to a status; drops the frames of the error."""
         task = _current_task()
         cut_off_by = self._cut_off.pop(task, None)
         if isinstance(error, asyncio.CancelledError) and cut_off_by is not None:
@@ -453,7 +446,7 @@ class Adapter:
         return self._status_of(error, "a call")
 
     def _operation_error(self, error: BaseException) -> kv_pb2.OperationError:
-        """What a session tells of an operation that failed, whose error is over then."""
+        """Convert the error of an operation of a session or watch; drops its frames."""
         return operation_error(self._status_of(error, "an operation"))
 
     def _status_of(self, error: BaseException, of: str) -> status_pb2.Status:
@@ -467,7 +460,7 @@ class Adapter:
         return status
 
     def _logged_id(self, error: ShaleError) -> str:
-        """The id of the log line that tells of `error`; empty where there is no need for one."""
+        """Log `error` if its row says so, and return the id of the line; else return ""."""
         if not row_of(type(error)).log:
             return ""
         error_id = self._error_id()
@@ -502,7 +495,7 @@ def _serialized(reply: Message | bytes) -> bytes:
 
 
 async def _close(replies: AsyncIterator[Message]) -> None:
-    """Close an async generator at once, so that its view of the data is let go."""
+    """Close an async generator at once, to free its view of the data."""
     close = getattr(replies, "aclose", None)
     if close is not None:
         await close()

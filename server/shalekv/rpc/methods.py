@@ -1,25 +1,31 @@
-"""`shalekv.v1.KV` over gRPC: which method is answered by what."""
+"""The methods of our gRPC services, each with its handler: KV, Admin and Safekeeper."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import Message
 
 from shalekv.rpc.adapter import Adapter
-from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.server.service import AdminService, Call, KvService, WatchService
 from shalekv.settings import LimitSettings
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
 from shalekv.v1 import safekeeper_pb2 as wire
 
+if TYPE_CHECKING:  # 30 modules that only a safekeeper needs
+    from shalekv.server.safekeeper.service import SafekeeperService
+
 KV_SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
+ADMIN_SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
+SAFEKEEPER_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
 
 
 def kv_methods(
     service: KvService, watches: WatchService, adapter: Adapter, limits: LimitSettings
 ) -> grpc.GenericRpcHandler:
-    """The methods of the data API."""
+    """Return the methods of `shalekv.v1.KV`, the data API."""
     methods = {
         "Get": adapter.unary(service.get, kv.GetRequest),
         "BatchGet": adapter.unary(service.batch_get, kv.BatchGetRequest),
@@ -35,18 +41,11 @@ def kv_methods(
     return grpc.method_handlers_generic_handler(KV_SERVICE, methods)
 
 
-# --- admin
-# `shalekv.v1.Admin` over gRPC: which method is answered by what.
-
-
-ADMIN_SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
-
-
 def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHandler:
-    """The methods of the operator's API."""
+    """Return the methods of `shalekv.v1.Admin`, the operator's API."""
 
     async def status(request: admin.StatusRequest, call: Call) -> admin.StatusReply:
-        """What the role tells, and the calls, of which only this side of it knows."""
+        """Add the counts of calls, which the role does not have, to its status."""
         answer = service.status(request, call)
         reply = answer if isinstance(answer, Message) else await answer
         reply.calls.extend(adapter.counts.statuses())
@@ -65,15 +64,8 @@ def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHan
     return grpc.method_handlers_generic_handler(ADMIN_SERVICE, methods)
 
 
-# --- safekeeper
-# `shalekv.v1.Safekeeper` over gRPC: which method is answered by what.
-
-
-SAFEKEEPER_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
-
-
 def safekeeper_methods(service: SafekeeperService, adapter: Adapter) -> grpc.GenericRpcHandler:
-    """The methods of a safekeeper."""
+    """Return the methods of `shalekv.v1.Safekeeper`."""
     methods = {
         "Admit": adapter.unary(service.admit, wire.AdmitRequest),
         "Propose": adapter.duplex(service.propose, wire.ProposeRequest),

@@ -1,7 +1,8 @@
-"""Safekeepers over gRPC: `Links` for an engine.
+"""Connections of a writer, reader or safekeeper to safekeepers: `Links` over gRPC.
 
-A channel for each address, kept; streams are read and written directly, without a task between.
-A message that goes to several members is encoded once.
+There is one channel for each address, which is kept. Streams are read and written directly, without
+a task in between. A message that goes to several members is encoded once. An error that a
+safekeeper sends is converted back to its class by `decode_error`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,34 @@ from shalekv.server.safekeeper.service import node_status_of
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.write.quorum.links import DatabasePlace, LinkBroken, NodeStatus, TailPiece
 
-# --- told_errors
-# From a gRPC error of another node back to the error that it tells of.
+ReplyT = TypeVar("ReplyT", bound=Message)
+_StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+_StreamMethod: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
 
+_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
+CONNECT_TIMEOUT_MS = 3_000
+# A safekeeper asks the object store before it creates or deletes a member.
+_SLOW_CALL_MS = 60_000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A connection breaks when data that was sent is not acknowledged by the other machine for this
+    # long; servers close the connections of clients that ping more often.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    # A safekeeper that comes back is found soon.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
 
 _DETAILS = "grpc-status-details-bin"
-
-# Those that a text makes, by their reasons. What is not here says no more than that a node cannot
-# answer now: a link that is broken.
-_OF_REASON: Mapping[str, type[ShaleError]] = {
+# Errors that are made from a text alone, by their reasons. Any other reason says no more than that
+# a node cannot answer now, and becomes a broken link.
+_ERROR_OF_REASON: Mapping[str, type[ShaleError]] = {
     kind.reason: kind
     for kind in (
         errors.DatabaseExists,
@@ -49,7 +69,7 @@ _OF_REASON: Mapping[str, type[ShaleError]] = {
         errors.RecordTrimmed,
     )
 }
-_CORRUPT: Mapping[str, type[CorruptObject]] = {
+_CORRUPTION_OF_REASON: Mapping[str, type[CorruptObject]] = {
     kind.reason: kind
     for kind in (
         errors.BadChecksum,
@@ -63,8 +83,8 @@ _CORRUPT: Mapping[str, type[CorruptObject]] = {
 }
 
 
-def told_error(error: grpc.aio.AioRpcError, address: str) -> ShaleError | LinkBroken:
-    """The error that the node at `address` tells of."""
+def decode_error(error: grpc.aio.AioRpcError, address: str) -> ShaleError | LinkBroken:
+    """Convert a gRPC error to the error that the node at `address` has sent."""
     status = _status_of(error)
     info = error_details_pb2.ErrorInfo()
     bad = error_details_pb2.BadRequest()
@@ -73,13 +93,13 @@ def told_error(error: grpc.aio.AioRpcError, address: str) -> ShaleError | LinkBr
             detail.Unpack(bad)
     text = f"{address}: {status.message}"
     if info.domain == DOMAIN:
-        kind = _OF_REASON.get(info.reason)
+        kind = _ERROR_OF_REASON.get(info.reason)
         if kind is not None:
             return kind(text)
         if info.reason == InvalidRequest.reason and bad.field_violations:
             violation = bad.field_violations[0]
             return InvalidRequest(violation.field, f"{address}: {violation.description}")
-        corrupt = _CORRUPT.get(info.reason)
+        corrupt = _CORRUPTION_OF_REASON.get(info.reason)
         if corrupt is not None:
             offset = int(info.metadata.get("offset", "0"))
             return corrupt(info.metadata.get("object", address), offset, text)
@@ -93,63 +113,36 @@ def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     return status_pb2.Status(message=error.details() or "it does not answer")
 
 
-# --- safekeeper_links
-
-
-ReplyT = TypeVar("ReplyT", bound=Message)
-_StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
-_Propose: TypeAlias = "grpc.aio.StreamStreamMultiCallable[bytes, bytes]"
-
-_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
-CONNECT_TIMEOUT_MS = 3_000
-# Members are made and deleted by a safekeeper that asks the object store before.
-_SLOW_CALL_MS = 60_000
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # What is sent and not acknowledged by the other machine for that long breaks the connection;
-    # servers send away who pings more often.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    # One that comes back is to be found soon.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
-
-
 class GrpcLinks:
     """Links to safekeepers, by HOST:PORT. Needs a running loop."""
 
     def __init__(self, *, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
-        """A node that has not answered for so long is given up."""
+        """`connect_timeout_ms` bounds each connection attempt, and each request for a status."""
         self._connect_timeout_s = connect_timeout_ms / 1_000
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._encoder = _Encoder()
 
     async def connect(self, address: str, place: DatabasePlace) -> GrpcLink:
-        """A stream to the member that the node has of the database; the first reply may tell that
-        it has none. Raises `LinkBroken`.
+        """Open a stream to the node's member of a database. Raises `LinkBroken`.
+
+        If the node has none, `GrpcLink.receive` raises the error instead of the first reply.
         """
         channel = self._channel(address)
         await self._wait_ready(channel, address)
-        propose: _Propose = channel.stream_stream(f"/{_SERVICE}/Propose")
+        propose: _StreamMethod = channel.stream_stream(f"/{_SERVICE}/Propose")
         return GrpcLink(propose(), place, address, self._encoder)
 
     async def relay(self, address: str) -> GrpcRelayLink:
-        """A stream for what is passed on to the members of a node. Raises `LinkBroken`."""
+        """Open a stream for appends relayed to the members of a node. Raises `LinkBroken`."""
         channel = self._channel(address)
         await self._wait_ready(channel, address)
-        relay: _Propose = channel.stream_stream(f"/{_SERVICE}/Relay")
+        relay: _StreamMethod = channel.stream_stream(f"/{_SERVICE}/Relay")
         return GrpcRelayLink(relay(), address)
 
     async def fetch(
         self, address: str, database_id: bytes, member_id: bytes, first_lsn: int
     ) -> AsyncIterator[Sequence[Record]]:
-        """Records from `first_lsn` to the present end of the log, their checksums verified."""
+        """Yield records from `first_lsn` to the present end of the log, with verified checksums."""
         request = wire.FetchRequest(
             database_id=database_id, member_id=member_id, first_lsn=first_lsn
         )
@@ -159,19 +152,19 @@ class GrpcLinks:
     async def tail(
         self, address: str, database_id: bytes, first_wal_id: int
     ) -> AsyncIterator[TailPiece]:
-        """Committed records from the first of an object on, their checksums verified."""
+        """Yield committed records from the first of an object on, with verified checksums."""
         request = wire.TailRequest(database_id=database_id, first_wal_id=first_wal_id)
         async for reply in self._stream("Tail", address, request, wire.TailReply):
             yield TailPiece(records_of(reply.records, address), reply.committed_lsn)
 
     async def admit(self, address: str, place: DatabasePlace, request_id: bytes) -> bytes:
-        """Make room for a log; the id of the member."""
+        """Have a node create a log for the database; returns the member id."""
         request = wire.AdmitRequest(database=_place_message(place), request_id=request_id)
         reply = await self._unary("Admit", address, request, wire.AdmitReply, _SLOW_CALL_MS / 1_000)
         return reply.member_id
 
     async def status(self, address: str, database_id: bytes = b"") -> NodeStatus:
-        """What a node holds."""
+        """Get the status of a node, of one database or of all."""
         request = wire.GetSafekeeperStatusRequest(database_id=database_id)
         reply = await self._unary(
             "GetSafekeeperStatus",
@@ -183,25 +176,26 @@ class GrpcLinks:
         return node_status_of(reply)
 
     async def retire(self, address: str, database_id: bytes, member_id: bytes) -> None:
-        """Delete the log of a member that the manifest does not name any more."""
+        """Have a node delete the log of a member that the manifest does not name any more."""
         request = wire.RetireRequest(database_id=database_id, member_id=member_id)
         await self._unary("Retire", address, request, wire.RetireReply, _SLOW_CALL_MS / 1_000)
 
     async def close(self) -> None:
-        """End all streams."""
+        """Close all channels, and with them all streams."""
         channels = [*self._channels.values()]
         self._channels.clear()
         for channel in channels:
             await channel.close()
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        """One that lives, or that tries to connect for the first time.
+        """Return the channel of an address; a new one if the old one has failed to connect.
 
-        One that has failed says no more than that until it succeeds, and waits before it tries.
+        A channel that has failed waits before it tries again, and reports that failure until it has
+        succeeded.
         """
         channel = self._channels.get(address)
         if channel is None or channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            # The old one closes when nobody waits for it any more.
+            # The old one is closed when nothing refers to it any more.
             channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
             self._channels[address] = channel
         return channel
@@ -229,7 +223,7 @@ class GrpcLinks:
         try:
             answer: ReplyT = await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise told_error(error, address) from None
+            raise decode_error(error, address) from None
         return answer
 
     async def _stream(
@@ -245,25 +239,25 @@ class GrpcLinks:
                     return
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise told_error(error, address) from None
+            raise decode_error(error, address) from None
         finally:
             call.cancel()
 
 
 class GrpcLink:
-    """A stream to one member. A `send` or `receive` that is cancelled ends it."""
+    """Stream to one member. Cancelling a `send` or `receive` ends it."""
 
     def __init__(
         self, call: _StreamCall, place: DatabasePlace, address: str, encoder: _Encoder
     ) -> None:
-        """`call` has begun, and nothing was sent."""
+        """REQUIRES: `call` has begun, and nothing was sent."""
         self._call = call
-        self._place: DatabasePlace | None = place  # to be said with the first message
+        self._place: DatabasePlace | None = place  # sent with the first message
         self._address = address
         self._encoder = encoder
 
     async def send(self, message: ToAcceptor) -> None:
-        """Hand a message over; waits while the safekeeper takes no more. Raises `LinkBroken`."""
+        """Send a message; waits while flow control allows no more. Raises `LinkBroken`."""
         if self._place is None:
             data = self._encoder.encode(message)
         else:
@@ -274,17 +268,19 @@ class GrpcLink:
         try:
             await self._call.write(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise LinkBroken(f"{self._address} takes no more") from None  # `receive` tells why
+            raise LinkBroken(
+                f"{self._address} takes no more"
+            ) from None  # `receive` raises the reason
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
 
     async def receive(self) -> ToProposer:
-        """The next reply. Raises `LinkBroken`, and what the safekeeper says instead."""
+        """Receive the next reply. Raises `LinkBroken`, or the error that the safekeeper sends."""
         try:
             data: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise told_error(error, self._address) from None
+            raise decode_error(error, self._address) from None
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise
@@ -293,29 +289,29 @@ class GrpcLink:
         try:
             return to_proposer(wire.ProposeReply.FromString(data))
         except (DecodeError, InvalidRequest) as error:
-            raise LinkBroken(f"{self._address} speaks another language: {error}") from None
+            raise LinkBroken(f"{self._address} has sent an invalid reply: {error}") from None
 
     async def close(self) -> None:
         """End the stream."""
         self._call.cancel()
 
     def _raise_if_closed(self) -> None:
-        """A call that is cancelled by `close` looks as if its task were: tell them apart."""
+        """Raise `LinkBroken` if the call was cancelled by `close`, and not with its task."""
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             raise LinkBroken(f"{self._address}: the stream was closed here") from None
 
 
 class GrpcRelayLink:
-    """A stream from one safekeeper to another. A `send` that is cancelled ends it."""
+    """Stream from one safekeeper to another. Cancelling a `send` ends it."""
 
     def __init__(self, call: _StreamCall, address: str) -> None:
-        """`call` has begun."""
+        """REQUIRES: `call` has begun."""
         self._call = call
         self._address = address
 
     async def send(self, database_id: bytes, member_id: bytes, append: Append) -> None:
-        """Hand it over; waits while the safekeeper takes no more. Raises `LinkBroken`."""
+        """Send an append; waits while flow control allows no more. Raises `LinkBroken`."""
         data = relay_request(database_id, member_id, append).SerializeToString()
         try:
             await self._call.write(data)
@@ -328,7 +324,7 @@ class GrpcRelayLink:
 
 
 class _Encoder:
-    """Encodes a message once for all members that it goes to, one after the other."""
+    """Encodes each message once, although it is sent to several members one after the other."""
 
     def __init__(self) -> None:
         self._last: Append | None = None
@@ -337,7 +333,7 @@ class _Encoder:
     def encode(self, message: ToAcceptor) -> bytes:
         if not isinstance(message, Append):
             return propose_request(message).SerializeToString()
-        if message != self._last:  # the records are the same objects: this is soon told
+        if message != self._last:  # cheap: the records of equal messages are the same objects
             self._data = propose_request(message).SerializeToString()
             self._last = message if message.records else None
         return self._data

@@ -1,12 +1,14 @@
-"""The gRPC server: bound first, serving when there is something to serve, drained at its end.
+"""The gRPC server: it binds first, serves from `start` on, and is drained at its end.
 
     bound ----- start ------> serving ---- refuse, drain, stop ----> closed
       |                        |   ^
-      +-------- stand_by ------+-> +-- start -- standing by: each call is turned away
+      +-------- stand_by ------+-> +-- start -- standing by: each call is refused
 
-Binding comes before the writer opens: the port is then known (it is advertised in the manifest),
-and a port that is taken is noticed before another writer is fenced for nothing. Until `start`, or
-`stand_by`, connections wait in the backlog.
+The address is bound before the writer opens: the port is then known (it is advertised in the
+manifest), and a port that is in use is noticed before another writer is fenced for nothing. Until
+`start` or `stand_by`, connections wait in the backlog.
+
+`Server` also has the access log, health checks (`grpc.health.v1`) and server reflection.
 """
 
 from __future__ import annotations
@@ -43,7 +45,6 @@ from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 from shalekv.errors import ShaleError
 from shalekv.read.memory_budget import MemoryBudget, Stalls
 from shalekv.rpc import methods
-from shalekv.rpc import methods as admin
 from shalekv.rpc.adapter import Adapter, SwitchableHandler
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
@@ -54,12 +55,31 @@ from shalekv.wording import READ, WRITE
 if TYPE_CHECKING:
     from shalekv.server.safekeeper.service import SafekeeperService
 
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+WHOLE_SERVER = ""  # name of the whole server in health checks
+WATCHERS_S = 1.0  # timeout for sending a new health status to those who watch it
 
-# --- interceptors
-# The access log: one debug line for each call, with peer, code and duration.
-#
-# It is installed only when debug lines are shown, since it costs each call some microseconds.
+V1_PACKAGE = "grpc.reflection.v1"
+V1ALPHA_PACKAGE = "grpc.reflection.v1alpha"
+_REFLECTION_SERVICE = "ServerReflection"
 
+# grpc.aio lets through this multiple of `concurrent_calls_max` calls of any kind, health checks and
+# reflection included. The adapter limits the calls of our own services, with an error that says
+# more.
+CALLS_OF_ANY_KIND = 2
+# Time for replies at the end: one that was made may not be on the wire yet. Health watches never
+# end by themselves.
+LAST_REPLIES_S = 0.25
+# Time in which new calls are still refused with a reason, because their senders could not know yet
+# that the server ends. After it the port closes; then grpc cancels such calls, and their outcome is
+# unknown.
+LAST_CALLS_S = 0.1
+# Time for the ends of watches, which update the leases of their consumers with some requests to the
+# store.
+LAST_EDITS_S = 1.0
+GRPC_LOGGER = "grpc._cython.cygrpc"
+OWN_SERVICES = (methods.KV_SERVICE, methods.ADMIN_SERVICE)
+READY = Readiness()
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -69,14 +89,17 @@ _log = structlog.get_logger(__name__)
 
 
 class AccessLog(grpc.aio.ServerInterceptor):
-    """Logs each call when it is over, however it ended."""
+    """Logs each call at its end, in a debug line with peer, code and duration.
+
+    It is installed only when debug lines are shown, since it costs each call some microseconds.
+    """
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
-        """The handler of the method, with its end logged; an unknown method is logged here."""
+        """Wrap the handler of the method to log its end; log unknown methods here."""
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -86,7 +109,7 @@ class AccessLog(grpc.aio.ServerInterceptor):
 
 
 def _with_behaviour(handler: _Handler, change: Callable[[_Behaviour], _Behaviour]) -> _Handler:
-    """A copy of `handler` that does what `change` makes of its behaviour."""
+    """Copy `handler`, with its behaviour passed through `change`."""
     parsing = (handler.request_deserializer, handler.response_serializer)
     if handler.unary_unary is not None:
         return grpc.unary_unary_rpc_method_handler(change(handler.unary_unary), *parsing)
@@ -111,7 +134,7 @@ def _logged(behaviour: _Behaviour, method: str) -> _Behaviour:
         # The stubs want an instance of a class that exists in the stubs alone.
         context.add_done_callback(log)  # type: ignore[arg-type]
 
-    # grpc.aio tells streams that yield from streams that write by the kind of the function.
+    # By the kind of the function grpc.aio knows whether a stream yields or writes its replies.
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: _Context) -> AsyncIterator[Any]:
@@ -135,30 +158,23 @@ def _code(context: _Context) -> str:
     return grpc.StatusCode.OK.name if context.done() else grpc.StatusCode.CANCELLED.name
 
 
-# --- health
-# `grpc.health.v1`: whether this process serves, as a whole and service by service.
-#
-# Beside the gRPC services there are two names for readiness: `shalekv.read` and `shalekv.write`.
-# The whole server, and `shalekv.v1.KV`, are SERVING while both hold, or the first at a reader.
-
-
-SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-WHOLE_SERVER = ""
-WATCHERS_S = 1.0  # for those who watch, to be told
-
-
 class HealthService:
-    """Answers Check and Watch."""
+    """Implementation of `grpc.health.v1`: whether this process serves, as a whole and by service.
+
+    Besides the gRPC services there are two names for readiness: `shalekv.read` and `shalekv.write`.
+    The whole server, and `shalekv.v1.KV`, are SERVING while both are; at a reader, while
+    `shalekv.read` is.
+    """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Begin with nothing reported."""
         self._servicer = health_aio.HealthServicer()
-        self._told: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
+        self._reported: dict[str, bool | None] = {WHOLE_SERVER: None}  # None: not yet
 
     def methods(self) -> grpc.GenericRpcHandler:
-        """The methods of the health service.
+        """Return the methods of the health service.
 
-        `List` is left out: the packaged servicer has no answer to it.
+        `List` is left out: the packaged servicer does not implement it.
         """
         methods = {
             "Check": grpc.unary_unary_rpc_method_handler(
@@ -172,25 +188,25 @@ class HealthService:
                 response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
             ),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 
     async def report(self, serves: Mapping[str, bool]) -> None:
-        """Report each of these (full names) as SERVING or NOT_SERVING, also to those who watch."""
+        """Report these services (full names) as SERVING or NOT_SERVING, to watches as well."""
         for service, is_serving in serves.items():
-            if self._told.get(service) is is_serving:
+            if self._reported.get(service) is is_serving:
                 continue
             await self._set(service, is_serving=is_serving)
-            self._told[service] = is_serving
+            self._reported[service] = is_serving
 
     async def stop(self, services: Iterable[str] = ()) -> None:
         """Report everything, `services` too, as NOT_SERVING, whatever was reported before."""
-        self._told |= dict.fromkeys(services)
-        for service in self._told:
+        self._reported |= dict.fromkeys(services)
+        for service in self._reported:
             await self._set(service, is_serving=False)
-            self._told[service] = False
+            self._reported[service] = False
 
     async def _set(self, service: str, *, is_serving: bool) -> None:
-        """Tell all who watch; one who takes nothing holds up the others of its service, not us."""
+        """Set a status. A watch whose client reads nothing delays others, but not this method."""
         status = health_pb2.HealthCheckResponse
         with suppress(TimeoutError):
             async with asyncio.timeout(WATCHERS_S):
@@ -199,26 +215,19 @@ class HealthService:
                 )
 
 
-# --- reflection
-# Server reflection under both of its names, so that tools work without proto files.
-#
-# The packaged service answers as `grpc.reflection.v1alpha` alone, and current tools ask for
-# `grpc.reflection.v1` first. Both have the same messages on the wire, so one servicer serves
-# both; the descriptors of v1 are those of v1alpha under another package.
-#
-# What is told of our services is read from a pool of its own: the descriptors in generated Python
-# code lack the JSON names of fields, without which tools print names that JSON does not use.
-
-
-V1_PACKAGE = "grpc.reflection.v1"
-V1ALPHA_PACKAGE = "grpc.reflection.v1alpha"
-_SERVICE = "ServerReflection"
-
-
 def reflection_methods(services: Iterable[str]) -> list[grpc.GenericRpcHandler]:
-    """The reflection services, which tell of `services` (full names) and of themselves."""
+    """Return reflection services that describe `services` (full names) and themselves.
+
+    With reflection, tools work without proto files. The packaged service answers as
+    `grpc.reflection.v1alpha` alone, and current tools ask for `grpc.reflection.v1` first. Both have
+    the same messages on the wire, so one servicer serves both; the descriptors of v1 are those of
+    v1alpha under another package.
+
+    The descriptors come from a pool of their own: those in generated Python code lack the JSON
+    names of fields, without which tools print names that JSON does not use.
+    """
     services = list(services)
-    own = [f"{package}.{_SERVICE}" for package in (V1_PACKAGE, V1ALPHA_PACKAGE)]
+    own = [f"{package}.{_REFLECTION_SERVICE}" for package in (V1_PACKAGE, V1ALPHA_PACKAGE)]
     servicer = reflection_aio.ReflectionServicer([*services, *own], _pool(services))
     method = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
@@ -230,7 +239,7 @@ def reflection_methods(services: Iterable[str]) -> list[grpc.GenericRpcHandler]:
 
 
 def _pool(services: Iterable[str]) -> descriptor_pool.DescriptorPool:
-    """The files of `services`, of reflection and of errors, and all that they import."""
+    """Collect the files of `services`, of reflection and of errors, and all that they import."""
     known = descriptor_pool.Default()
     roots: list[FileDescriptor] = [known.FindServiceByName(service).file for service in services]
     details = (reflection_pb2, status_pb2, error_details_pb2)  # the last two: what errors carry
@@ -250,7 +259,7 @@ def _pool(services: Iterable[str]) -> descriptor_pool.DescriptorPool:
 
 
 def _with_imports(file: FileDescriptor) -> Iterator[FileDescriptor]:
-    """The files that `file` imports, each before those that import it, and `file`."""
+    """Yield `file` after the files that it imports, each after its own imports."""
     for imported in file.dependencies:
         yield from _with_imports(imported)
     yield file
@@ -269,24 +278,6 @@ def _add_json_names(proto: DescriptorProto, message: Descriptor) -> None:
         field.json_name = message.fields_by_name[field.name].json_name
     for nested in proto.nested_type:
         _add_json_names(nested, message.nested_types_by_name[nested.name])
-
-
-# --- server
-
-
-# Calls of any kind, health and reflection included, that grpc.aio lets through; the calls of our
-# own services are limited, with an error that says more, by the adapter.
-CALLS_OF_ANY_KIND = 2
-# A reply that was made may not be on the wire yet; a health watch never ends by itself.
-LAST_REPLIES_S = 0.25
-# A call may be on its way that was sent before its sender could know of the end. Until the port
-# closes it is refused with a reason; afterwards grpc cancels it, and its outcome is unknown.
-LAST_CALLS_S = 0.1
-# Streams of watches move the leases of their consumers on at their end: some requests to the store.
-LAST_EDITS_S = 1.0
-GRPC_LOGGER = "grpc._cython.cygrpc"
-OWN_SERVICES = (methods.KV_SERVICE, admin.ADMIN_SERVICE)
-READY = Readiness()
 
 
 class Server:
@@ -316,15 +307,16 @@ class Server:
         self._has_debug_services = settings.debug_services
         self._is_started = self._is_refusing = False
         host, _, port = settings.listen.rpartition(":")
-        # Of a name with several addresses grpc is content with one: two servers would share a port.
-        refusal = _refusal(host, int(port)) if int(port) else None
+        # Checked first: of a name with several addresses grpc is content to bind one, so that two
+        # servers could share a port.
+        refusal = _bind_error(host, int(port)) if int(port) else None
         if refusal is not None:
             raise refusal
         try:
             bound = self._server.add_insecure_port(settings.listen)
         except RuntimeError as refused:
             free = f"{host}:{port} was refused, and may be free by now"
-            raise _refusal(host, int(port)) or OSError(errno.EADDRNOTAVAIL, free) from refused
+            raise _bind_error(host, int(port)) or OSError(errno.EADDRNOTAVAIL, free) from refused
         self.listen = f"{host}:{bound}"
 
     async def start(
@@ -334,25 +326,25 @@ class Server:
         watches: WatchService,
         readiness: Readiness = READY,
     ) -> None:
-        """Serve from now on; `readiness` is that of the beginning."""
-        self._adapter = self._new_adapter()  # that of a server that stands by turns all away
-        self._methods.become(
+        """Serve from now on, beginning with `readiness`."""
+        self._adapter = self._new_adapter()  # after `stand_by` the old one refuses all calls
+        self._methods.switch_to(
             methods.kv_methods(kv_service, watches, self._adapter, self._limits),
-            admin.admin_methods(admin_service, self._adapter),
+            methods.admin_methods(admin_service, self._adapter),
         )
         self._is_refusing = False
         await self.report(readiness)
         await self._listen(OWN_SERVICES)
 
     async def report(self, readiness: Readiness) -> None:
-        """Tell the health service; nothing while new calls are refused."""
+        """Report `readiness` to health checks, unless new calls are refused."""
         if self._is_refusing:
             return
         await self._health.report(
             {
                 WHOLE_SERVER: readiness.is_whole,
                 methods.KV_SERVICE: readiness.is_whole,
-                admin.ADMIN_SERVICE: True,
+                methods.ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
                 WRITE: readiness.is_ready_for_writes,
             }
@@ -360,39 +352,37 @@ class Server:
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
         """Serve as a safekeeper from now on."""
-        from shalekv.rpc import methods as safekeeper  # noqa: PLC0415 - 30 modules that no other role needs
-
-        self._methods.become(safekeeper.safekeeper_methods(service, self._adapter))
-        await self._health.report({WHOLE_SERVER: True, safekeeper.SAFEKEEPER_SERVICE: True})
-        await self._listen([safekeeper.SAFEKEEPER_SERVICE])
+        self._methods.switch_to(methods.safekeeper_methods(service, self._adapter))
+        await self._health.report({WHOLE_SERVER: True, methods.SAFEKEEPER_SERVICE: True})
+        await self._listen([methods.SAFEKEEPER_SERVICE])
 
     async def stand_by(self, error: ShaleError) -> None:
-        """Report NOT_SERVING, and answer each call with `error` until the next `start`.
+        """Report NOT_SERVING, and refuse each call with `error` until the next `start`.
 
-        What is in progress is cut off: `refuse` and `drain` come before.
+        Calls in progress are cut off, so call `refuse` and `drain` before.
         """
         self._is_refusing = True
         before, self._adapter = self._adapter, self._new_adapter()
         self._adapter.refuse(error)
-        self._methods.become(self._adapter.turning_away(OWN_SERVICES))
+        self._methods.switch_to(self._adapter.refusing_handler(OWN_SERVICES))
         await self._health.stop((*OWN_SERVICES, READ, WRITE))
         await self._listen(OWN_SERVICES)
         before.refuse(error)
         before.cut_off()
-        await before.leave(LAST_EDITS_S)
+        await before.wait_for_cleanups(LAST_EDITS_S)
 
     def tell(self, error: ShaleError) -> None:
-        """Answer each call with this one from now on. REQUIRES: `stand_by`, and no `start`."""
+        """Refuse each call with `error` from now on. REQUIRES: `stand_by`, and no `start` since."""
         self._adapter.refuse(error)
 
     async def refuse(self, error: ShaleError) -> None:
-        """Report NOT_SERVING, and answer each new call with `error`; others go on."""
+        """Report NOT_SERVING, and refuse each new call with `error`; calls in progress go on."""
         self._is_refusing = True
         self._adapter.refuse(error)
         await self._health.stop()
 
     async def drain(self, grace_ms: float) -> bool:
-        """Wait until no call is in progress, at most `grace_ms`; whether all came to their end."""
+        """Wait for at most `grace_ms` until no call is in progress; returns False if some are."""
         try:
             async with asyncio.timeout(grace_ms / 1000.0):
                 await self._adapter.idle()
@@ -401,36 +391,36 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        """Close the port and cancel what is still in progress."""
+        """Close the port and cancel the calls that are still in progress."""
         if self._is_refusing:
             await asyncio.sleep(LAST_CALLS_S)
         await self._server.stop(LAST_REPLIES_S)
-        await self._adapter.leave(LAST_EDITS_S)
+        await self._adapter.wait_for_cleanups(LAST_EDITS_S)
 
     def _new_adapter(self) -> Adapter:
         return Adapter(
             self._runtime,
             calls_max=self._calls_max,
             limits=self._limits,
-            session_room=self.session_room,
+            session_budget=self.session_room,
         )
 
     async def _listen(self, services: Sequence[str]) -> None:
         if self._is_started:
             return
         self._is_started = True
-        listed = [*services, SERVICE]
+        listed = [*services, HEALTH_SERVICE]
         if self._has_debug_services:
             listed.append(_add_channelz(self._server))
         self._server.add_generic_rpc_handlers(
             [self._methods, self._health.methods(), *reflection_methods(listed)]
         )
-        logging.getLogger(GRPC_LOGGER).addFilter(_is_news)
+        logging.getLogger(GRPC_LOGGER).addFilter(_is_worth_logging)
         await self._server.start()
 
 
 def _add_channelz(server: grpc.aio.Server) -> str:
-    """Add the service that tells what grpc counts of its connections; the full name."""
+    """Add channelz, the service with the statistics of grpc; returns its full name."""
     from grpc_channelz.v1 import channelz, channelz_pb2  # noqa: PLC0415 - for debugging alone
 
     channelz.add_channelz_servicer(server)
@@ -438,39 +428,42 @@ def _add_channelz(server: grpc.aio.Server) -> str:
 
 
 def channel_options(settings: EndpointSettings) -> Sequence[tuple[str, int]]:
-    """What grpc is told about connections, messages and metadata."""
+    """Return the options of grpc for connections, messages and metadata."""
     return [
-        ("grpc.so_reuseport", 0),  # two servers would share a port in silence
+        ("grpc.so_reuseport", 0),  # else two servers could share a port unnoticed
         ("grpc.server_handshake_timeout_ms", settings.handshake_timeout_ms),
         ("grpc.max_connection_idle_ms", settings.connection_idle_ms),
         ("grpc.max_connection_age_ms", settings.connection_age_ms),
         ("grpc.max_connection_age_grace_ms", settings.connection_age_grace_ms),
         ("grpc.max_concurrent_streams", settings.concurrent_streams_max),
-        # Clients keep to that limit by queueing. This would also count calls that have just ended,
-        # and cut off new ones of a client at its limit: with a bare UNAVAILABLE.
+        # Clients keep to that limit by queueing. Overload protection would also count calls that
+        # have just ended, and end new ones of a client at its limit with a bare UNAVAILABLE.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", settings.message_bytes_max),
         ("grpc.max_send_message_length", -1),  # the services cut their replies
         # Below the absolute limit grpc refuses at random, so both are the same.
         ("grpc.max_metadata_size", settings.metadata_bytes_max),
         ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
-        # By default clients that keep an idle connection alive are sent away.
+        # By default grpc closes the connections of clients that send pings without calls.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", settings.ping_interval_min_ms),
-        # grpc counts for channelz by default, also where no service shows it.
+        # By default grpc collects the statistics for channelz even if no service shows them.
         ("grpc.enable_channelz", int(settings.debug_services)),
     ]
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log record of grpc tells more than that a caller was gone before the reply."""
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Return False for a log record of grpc that a caller was gone before the reply.
+
+    A deadline that passes while a reply is sent is not an error.
+    """
     error = record.exc_info[1] if record.exc_info else None
-    # A deadline that passes while a reply is sent is nobody's fault; the class is not public.
+    # By its text, because its class is not public.
     return not (isinstance(error, grpc.aio.BaseError) and "execute_batch" in str(error))
 
 
-def _refusal(host: str, port: int) -> OSError | None:
-    """Why the operating system lets nobody listen there, which grpc does not tell."""
+def _bind_error(host: str, port: int) -> OSError | None:
+    """Return the error of the operating system, which grpc hides; None: the address is free."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM

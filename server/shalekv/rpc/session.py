@@ -1,10 +1,9 @@
 """`KV.Session`: many operations on one stream, each answered as soon as it commits.
 
-A message costs a hundred times what an operation costs, so results that are ready together leave
-together. Reading stops while the operations that are not answered, and the results that the
-client has not taken, hold more than `session_bytes_max` bytes, overhead included, or where all
-sessions together hold more than `sessions_bytes_max`. Then sessions whose clients take nothing are
-ended for one that goes on.
+A message costs a hundred times as much as an operation, so results that are ready together are sent
+together. Reading stops while unanswered operations and results that the client has not read hold
+more than `session_bytes_max` bytes, overhead included, or while all sessions together hold more
+than `sessions_bytes_max`. In the latter case sessions whose clients read nothing are ended.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.v1 import kv_pb2
 
 TURN_COUNT = 128  # operations begun between two chances for other tasks: some milliseconds
-RESULT_FRAME_BYTES = 24  # of a result in a message: tags, lengths and id
-# What an operation that is not answered, and a result that was not taken, hold beside their bytes,
-# measured. What a write holds in the log is accounted there.
+RESULT_FRAME_BYTES = 24  # tags, lengths and id of a result in a message
+# Memory of an unanswered operation and of an unread result beside their bytes, measured. The log
+# accounts for its own memory of a write.
 OPERATION_OVERHEAD_BYTES = 1_000
 RESULT_OVERHEAD_BYTES = 600
 Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
@@ -45,17 +44,18 @@ class Session:
         limits: LimitSettings,
         call: Call,
         *,
-        room: MemoryBudget | None = None,
+        budget: MemoryBudget | None = None,
         describe: Describe,
         counts: CallCounts,
         now_ms: Callable[[], float],
     ) -> None:
-        """`describe` makes of the exception of an operation what its client is told.
+        """Create a session on `service`.
 
-        `now_ms` is the clock of deadlines. All sessions of a server share `room`.
+        `describe` converts the exception of an operation to the error that the client gets.
+        `now_ms` is the clock of deadlines. All sessions of a server share `budget`.
         """
         self._limits = limits
-        self._all = room or MemoryBudget(limits.sessions_bytes_max)
+        self._budget = budget or MemoryBudget(limits.sessions_bytes_max)
         self._call = Call(peer=call.peer, write_order=FifoLock())
         self._end_call = call.end
         self._describe = describe
@@ -71,29 +71,29 @@ class Session:
         self._now_ms = now_ms
         self._now_ns = counts.now_ns
         self._counts = counts.of_operations(self._methods)
-        self._waiting: dict[int, int] = {}  # id -> bytes of the operation
-        self._answers: set[asyncio.Future[Any]] = set()  # futures and tasks that are waited for
+        self._waiting: dict[int, int] = {}  # id -> bytes, of unanswered operations
+        self._answers: set[asyncio.Future[Any]] = set()  # their futures and tasks
         self._ready: list[kv_pb2.SessionResult] = []
         self._held_bytes = 0
         self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-        self._is_read = False  # to its end
+        self._memory_freed = asyncio.Event()
+        self._is_read = False  # all requests were read
         self._is_closed = False
         self._refusal: ShaleError | None = None
         self._failure: ShaleError | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of unanswered operations and of results that were not taken, overhead included."""
+        """Bytes of unanswered operations and unread results, overhead included."""
         return self._held_bytes
 
     async def read(
         self, requests: AsyncIterator[kv_pb2.SessionRequest], tasks: asyncio.TaskGroup
     ) -> None:
-        """Begin all operations, in their order, no faster than there is room.
+        """Begin all operations in their order, no faster than memory allows.
 
-        Those that need a task get one of `tasks`. A message that cannot be understood ends the
-        stream when all is answered that came before it: `replies` raises the error.
+        Operations that need a task get one of `tasks`. An invalid message ends the stream after all
+        operations before it are answered: `replies` raises the error.
         """
         try:
             await self._read(requests, tasks)
@@ -112,18 +112,18 @@ class Session:
                 problem = f"{count} of them, and batch_count_max is {self._limits.batch_count_max}"
                 raise InvalidRequest("operations", problem)
             for index, operation in enumerate(request.operations):
-                # A task that was made must take its place in the line before the next operation
-                # does; and a long message must not keep everybody else waiting.
+                # A new task must take its place in the write order before the next operation does.
+                # And a long message must not delay other tasks.
                 has_task = self._begin(operation, index, tasks)
                 if has_task or index % TURN_COUNT == TURN_COUNT - 1:
                     await asyncio.sleep(0)
-                while not self._has_room():
-                    await self._wait_for_room()
+                while not self._may_read():
+                    await self._wait_for_memory()
         self._is_read = True
 
     async def replies(self) -> AsyncIterator[kv_pb2.SessionReply]:
-        """Results as they become ready, until all operations of a stream that ended have theirs."""
-        stalls = self._all.stalls
+        """Yield results as they become ready, until the stream has ended and all are sent."""
+        stalls = self._budget.stalls
         while True:
             self._changed.clear()
             if self._ready:
@@ -134,7 +134,7 @@ class Session:
                 if stalls is not None:
                     stalls.taken(self)
                 self._hold(-held_bytes)
-                self._room.set()
+                self._memory_freed.set()
                 continue
             if not self._waiting:
                 if self._failure is not None:
@@ -146,23 +146,23 @@ class Session:
             await self._changed.wait()
 
     def refuse(self, error: ShaleError) -> None:
-        """Refuse what comes from now on; the stream ends with `error` when all is answered."""
+        """Refuse new operations; the stream ends with `error` when all others are answered."""
         self._refusal = error
         self._changed.set()
 
     def close(self) -> None:
-        """The client has gone: what it asked for and nobody waits for any more ends."""
+        """Release everything, because the client has gone; cancels operations that still wait."""
         self._hold(-self._held_bytes)
         self._is_closed = True
         self._ready.clear()
         self._waiting.clear()
-        if self._all.stalls is not None:
-            self._all.stalls.taken(self)
+        if self._budget.stalls is not None:
+            self._budget.stalls.taken(self)
         for answer in list(self._answers):
             answer.cancel()
 
     async def end(self, error: StreamTooSlow) -> None:
-        """Implements `Stream`."""
+        """Implement `Stream`."""
         self.close()
         self.refuse(error)
         if self._end_call is not None:
@@ -171,30 +171,30 @@ class Session:
     def _hold(self, more_bytes: int) -> None:
         if not self._is_closed:
             self._held_bytes += more_bytes
-            self._all.count(more_bytes)
+            self._budget.count(more_bytes)
 
-    def _has_room(self) -> bool:
+    def _may_read(self) -> bool:
         held_bytes = self._held_bytes
-        # Where others leave nothing, a session goes on one operation after the other.
-        is_crowded = not self._all.free_bytes and held_bytes > SMALL_BYTES
+        # If other sessions use up the budget, this one continues, one operation after the other.
+        is_crowded = not self._budget.free_bytes and held_bytes > SMALL_BYTES
         return held_bytes <= self._limits.session_bytes_max and not is_crowded
 
-    async def _wait_for_room(self) -> None:
-        """Wait for a change; where others leave nothing, end one of those that are stalled."""
-        self._room.clear()
-        stalls = self._all.stalls
+    async def _wait_for_memory(self) -> None:
+        """Wait until memory was freed; if others use up the budget, end a stalled session."""
+        self._memory_freed.clear()
+        stalls = self._budget.stalls
         is_own = self._held_bytes > self._limits.session_bytes_max
         if stalls is None or is_own or stalls.is_untaken(self):
-            await self._room.wait()  # for the client of this session
+            await self._memory_freed.wait()  # which is up to the client of this session
         elif not await stalls.end_oldest():
             with suppress(TimeoutError):
                 async with asyncio.timeout(stalls.look_ms / 1_000):
-                    await self._room.wait()
+                    await self._memory_freed.wait()
 
     def _begin(
         self, operation: kv_pb2.SessionOperation, index: int, tasks: asyncio.TaskGroup
     ) -> bool:
-        """Begin an operation; whether a task was made that has not run yet."""
+        """Begin an operation; returns True if it has a new task, which has not run yet."""
         kind: str = operation.WhichOneof("operation") or ""
         size_bytes = operation.ByteSize() + OPERATION_OVERHEAD_BYTES
         began_ns = self._now_ns()
@@ -217,7 +217,7 @@ class Session:
             future = answer
         else:
             future = tasks.create_task(_outcome(answer))
-            if isinstance(answer, Coroutine):  # its task may be cancelled before it begins
+            if isinstance(answer, Coroutine):  # closed even if its task is cancelled before it runs
                 future.add_done_callback(lambda _: answer.close())
         self._answers.add(future)
         future.add_done_callback(partial(self._done, operation.id, kind, began_ns))
@@ -252,9 +252,9 @@ class Session:
             self._add(kv_pb2.SessionResult(id=operation_id, error=self._describe(outcome)))
 
     def _count(self, kind: str, began_ns: int, *, has_failed: bool) -> None:
-        """Count an operation that is over, one that nobody waits for any more included."""
+        """Count an operation that has ended, also if the client has gone."""
         count = self._counts.get(kind)
-        if count is not None:  # an operation that none of the known is was no call
+        if count is not None:  # an operation of an unknown kind is not counted
             count.add(self._now_ns() - began_ns, has_failed=has_failed)
 
     def _add_reply(self, operation_id: int, kind: str, reply: Message) -> None:
@@ -268,7 +268,7 @@ class Session:
         self._changed.set()
 
     def _take(self) -> tuple[kv_pb2.SessionReply, int]:
-        """The results for one message, at least one, and the bytes that they hold."""
+        """Take the results for one message, at least one, and the bytes that they hold."""
         count = held_bytes = message_bytes = 0
         for result in self._ready:
             result_bytes = result.ByteSize()
@@ -283,7 +283,7 @@ class Session:
 
 
 async def _outcome(answer: Awaitable[Message]) -> _Outcome:
-    """What becomes of an answer, as a value: a task that failed would end its group."""
+    """Await an answer, and return its error as a value: a task that fails would end its group."""
     try:
         return await answer
     except Exception as error:  # noqa: BLE001 - one operation must not end the others
@@ -291,7 +291,7 @@ async def _outcome(answer: Awaitable[Message]) -> _Outcome:
 
 
 def _outcome_of(future: asyncio.Future[_Outcome]) -> _Outcome:
-    """The same, of what has come to its end."""
+    """Return the result or error of a future that is done."""
     if future.cancelled():
         return asyncio.CancelledError()
     return future.exception() or future.result()

@@ -1,10 +1,12 @@
 """The one table from errors to gRPC: code, reason, and whether a write was applied.
 
-An error travels as a `google.rpc.Status` whose details hold an `ErrorInfo` (domain "shalekv",
-the error's `reason`, metadata), and where it applies a `RetryInfo` or a `BadRequest`. What gRPC
-itself answers has no `ErrorInfo`, and then nothing is known: so UNAVAILABLE *with* an
-`ErrorInfo` says that nothing was applied, and a bare UNAVAILABLE says nothing. Therefore no error
-that can follow the upload of a write may have UNAVAILABLE here.
+An error is sent as a `google.rpc.Status` whose details have an `ErrorInfo` (domain "shalekv", the
+error's `reason`, metadata), and where it applies a `RetryInfo` or a `BadRequest`. The errors of
+gRPC itself have no `ErrorInfo`, and say nothing about the write: UNAVAILABLE *with* an `ErrorInfo`
+means that nothing was applied, a bare UNAVAILABLE means that this is unknown. So no error that can
+follow the upload of a write may have UNAVAILABLE here.
+
+`errors_page` publishes the table as server/docs/errors.md.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from shalekv import errors
 from shalekv.v1 import kv_pb2
 
 DOMAIN = "shalekv"
-# A status travels as metadata, of which clients accept 8 KiB; its message travels twice, once
-# with up to three characters for a byte.
+# A status is sent as metadata, of which clients accept 8 KiB. Its message is sent twice, once with
+# up to three characters for a byte.
 TEXT_BYTES_MAX = 700
 
 
 class Applied(StrEnum):
-    """What the caller of a write knows when it gets an error."""
+    """Whether a write was applied, as its caller may conclude from an error."""
 
     NO = "no"
     UNKNOWN = "unknown"
@@ -35,18 +37,19 @@ class Applied(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """How an error is told."""
+    """gRPC status of a class of errors."""
 
     code: grpc.StatusCode
     applied: Applied
-    log: bool = False  # the server is at fault, and its operator must hear of it
+    log: bool = False  # the server is at fault: log the error for its operator
 
 
 _Code = grpc.StatusCode
 _NO = Applied.NO
 _UNKNOWN = Applied.UNKNOWN
 
-# Every class of `shalekv.errors` has a row of its own: whether to retry is decided one by one.
+# Every class of `shalekv.errors` has a row of its own, because whether a retry is safe has to be
+# decided for each.
 TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.ShaleError: ErrorStatus(_Code.INTERNAL, _UNKNOWN, log=True),
     errors.InvalidRequest: ErrorStatus(_Code.INVALID_ARGUMENT, _NO),
@@ -56,7 +59,7 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.LogFull: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.ReplyTooLarge: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
     errors.RangeTooCostly: ErrorStatus(_Code.RESOURCE_EXHAUSTED, _NO),
-    # ABORTED is what gRPC advises for a test-and-set that has to be begun again, higher up.
+    # gRPC advises ABORTED for a test-and-set that the caller has to repeat from the beginning.
     errors.ConditionFailed: ErrorStatus(_Code.ABORTED, _NO),
     errors.NotACounter: ErrorStatus(_Code.FAILED_PRECONDITION, _NO),
     errors.CounterOverflow: ErrorStatus(_Code.OUT_OF_RANGE, _NO),
@@ -84,7 +87,7 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.StandingBy: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.OutcomeUnknown: ErrorStatus(_Code.UNKNOWN, _UNKNOWN),
     errors.WriteTimedOut: ErrorStatus(_Code.DEADLINE_EXCEEDED, _UNKNOWN),
-    # Raised before anything is sent to a safekeeper: what was sent ends as unknown.
+    # Raised before anything is sent to a safekeeper; a write that was sent ends as unknown.
     errors.QuorumUnavailable: ErrorStatus(_Code.UNAVAILABLE, _NO),
     errors.NotAMember: ErrorStatus(_Code.FAILED_PRECONDITION, _NO, log=True),
     errors.LogDamaged: ErrorStatus(_Code.FAILED_PRECONDITION, _NO, log=True),
@@ -108,7 +111,7 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.BadStructure: ErrorStatus(_Code.DATA_LOSS, _UNKNOWN, log=True),
     errors.StoreError: ErrorStatus(_Code.UNKNOWN, _UNKNOWN, log=True),
     errors.ObjectNotFound: ErrorStatus(_Code.DATA_LOSS, _UNKNOWN, log=True),
-    # Only a read can end so: an upload is repeated until its outcome is known.
+    # Only reads end with this error: an upload is repeated until its outcome is known.
     errors.StoreUnavailable: ErrorStatus(_Code.UNAVAILABLE, _NO, log=True),
     errors.StoreRefused: ErrorStatus(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
     errors.StoreUnfit: ErrorStatus(_Code.FAILED_PRECONDITION, _UNKNOWN, log=True),
@@ -117,7 +120,7 @@ TABLE: Mapping[type[errors.ShaleError], ErrorStatus] = {
     errors.InvalidSetting: ErrorStatus(_Code.INVALID_ARGUMENT, _NO),
 }
 
-# What the metadata of an `ErrorInfo` holds, for a class and those below it: name -> attribute.
+# Metadata of an `ErrorInfo`, for a class and its subclasses: name -> attribute of the error.
 _METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
     errors.ShaleError: {},
     errors.InvalidRequest: {"field": "field"},
@@ -137,17 +140,17 @@ _METADATA: Mapping[type[errors.ShaleError], Mapping[str, str]] = {
 
 
 def row_of(kind: type[errors.ShaleError]) -> ErrorStatus:
-    """The row of an error: its own, or that of the nearest class above it."""
+    """Return the row of a class of errors, or that of its nearest base class."""
     return next(TABLE[cls] for cls in kind.__mro__ if cls in TABLE)
 
 
 def metadata_of(kind: type[errors.ShaleError]) -> Mapping[str, str]:
-    """The names in the metadata of an error, and the attributes of the error behind them."""
+    """Return the names in the metadata of an error, with the attributes that they show."""
     return next(_METADATA[cls] for cls in kind.__mro__ if cls in _METADATA)
 
 
 def status_of(error: errors.ShaleError, *, error_id: str = "") -> status_pb2.Status:
-    """The status that tells of `error`; `error_id` is that of the log line, if there is one."""
+    """Convert `error` to a status; `error_id` is that of its log line, if there is one."""
     names = metadata_of(type(error)).items()
     metadata = {name: _short(str(getattr(error, attribute))) for name, attribute in names}
     if error_id:
@@ -157,7 +160,7 @@ def status_of(error: errors.ShaleError, *, error_id: str = "") -> status_pb2.Sta
 
 
 def status_of_bug(error_id: str) -> status_pb2.Status:
-    """The status of an unexpected exception: an id to find it by in the log, and no more."""
+    """Make the status of an unexpected exception, with nothing but the id of its log line."""
     message = (
         f"unexpected error {error_id}: the log of the server has the details under this error_id"
     )
@@ -168,16 +171,16 @@ def status_of_bug(error_id: str) -> status_pb2.Status:
 
 
 def operation_error(status: status_pb2.Status) -> kv_pb2.OperationError:
-    """The same, as an operation of a session or a watch tells it."""
-    told = kv_pb2.OperationError(code=status.code, message=status.message)
+    """Convert a status to the error of an operation of a session, or of a watch."""
+    error = kv_pb2.OperationError(code=status.code, message=status.message)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     for detail in status.details:
         if detail.Unpack(info):
-            told.reason = info.reason
-            told.metadata.update(info.metadata)
+            error.reason = info.reason
+            error.metadata.update(info.metadata)
         elif detail.Unpack(retry):
-            told.retry_delay_ms = retry.retry_delay.ToMilliseconds()
-    return told
+            error.retry_delay_ms = retry.retry_delay.ToMilliseconds()
+    return error
 
 
 def _status(code: grpc.StatusCode, message: str, details: list[Message]) -> status_pb2.Status:
@@ -205,10 +208,6 @@ def _advice(error: errors.ShaleError) -> Iterator[Message]:
             field=_short(error.field), description=_short(error.problem)
         )
         yield error_details_pb2.BadRequest(field_violations=[violation])
-
-
-# --- errors_page
-# The published table of errors, server/docs/errors.md, from `shalekv.rpc.status`.
 
 
 _BEFORE = f"""# Errors
@@ -247,7 +246,7 @@ names the field that was wrong.
 |---|---|---|---|---|
 """
 
-# The class at the top says what all errors are; as a reason it stands for what has no class.
+# As a reason, the base class stands for exceptions without a class; its docstring does not say so.
 _UNEXPECTED = "A bug in the server. Report it with what the log says under its `error_id`."
 
 _AFTER = """
@@ -257,7 +256,7 @@ line of the server with the same `error_id` has the details, which clients never
 
 
 def errors_page() -> str:
-    """The whole page."""
+    """Return the page with the table of errors, server/docs/errors.md."""
     return _BEFORE + "".join(f"| {' | '.join(row)} |\n" for row in _rows()) + _AFTER
 
 
@@ -270,7 +269,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, str]]:
         if issubclass(kind, errors.Overloaded):
             names.append("Retry")
         applied = "no" if row.applied is Applied.NO else "unknown"
-        # The first paragraph of the docstring is what the class means.
+        # The meaning of a class is the first paragraph of its docstring.
         meaning = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         if kind is errors.ShaleError:
             meaning = _UNEXPECTED

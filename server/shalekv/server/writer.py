@@ -72,11 +72,10 @@ class Writer:
         since_epoch: int | None = None,
         links: Links | None = None,
     ) -> Writer:
-        """Take over the database in `store`; raises as `write.opening.open_log`.
+        """Take over the database in `store`. Raises as `open_log`, which knows `since_epoch`.
 
         `advertise` is the HOST:PORT that the manifest will name. `links` are the connections to the
-        safekeepers of a database that has some; the caller closes them. `since_epoch` is the writer
-        epoch at the moment when the opening began; None: it begins now.
+        safekeepers of a database that has some; the caller closes them.
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()

@@ -100,13 +100,13 @@ class DrivenSession:
     """A session without a transport: messages are read when the test lets it, and replies too."""
 
     def __init__(
-        self, service: KvService, limits: LimitSettings, room: MemoryBudget | None = None
+        self, service: KvService, limits: LimitSettings, budget: MemoryBudget | None = None
     ) -> None:
         self.session = Session(
             service,
             limits,
             Call(peer="test"),
-            room=room,
+            budget=budget,
             describe=described,
             counts=CallCounts(),
             now_ms=LoopClock().monotonic_ms,
@@ -136,10 +136,10 @@ class DrivenSession:
 
 @asynccontextmanager
 async def driven(
-    service: KvService, *, limits: LimitSettings | None = None, room: MemoryBudget | None = None
+    service: KvService, *, limits: LimitSettings | None = None, budget: MemoryBudget | None = None
 ) -> AsyncIterator[DrivenSession]:
-    """A session that reads; at the end its client is gone. It shares `room` with others."""
-    session = DrivenSession(service, limits or LimitSettings(), room)
+    """A session that reads; at the end its client is gone. It shares `budget` with others."""
+    session = DrivenSession(service, limits or LimitSettings(), budget)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(session.session.read(session.requests(), tasks))
         yield session

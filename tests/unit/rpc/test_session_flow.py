@@ -138,16 +138,16 @@ async def test_long_message_lets_others_run() -> None:
 SESSIONS = 10
 
 
-async def test_sessions_share_their_room() -> None:
+async def test_sessions_share_their_budget() -> None:
     """Ten clients that take nothing hold no more than all of it, and one operation each; a client
     that comes later and takes its results gets all of them; in the end everything is given back.
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE
-    room = MemoryBudget(MAX_BYTES)
+    budget = MemoryBudget(MAX_BYTES)
     async with AsyncExitStack() as stack:
         silent = [
-            await stack.enter_async_context(driven(service, limits=LIMITS, room=room))
+            await stack.enter_async_context(driven(service, limits=LIMITS, budget=budget))
             for _ in range(SESSIONS)
         ]
         for session in silent:
@@ -157,10 +157,10 @@ async def test_sessions_share_their_room() -> None:
             await quiesce()
         held = [session.session.held_bytes for session in silent]
         assert all(each > SMALL_BYTES for each in held)
-        assert room.used_bytes == sum(held)
-        assert MAX_BYTES < room.used_bytes <= MAX_BYTES + SESSIONS * GET_BYTES
-        async with driven(service, limits=LIMITS, room=room) as late:
+        assert budget.used_bytes == sum(held)
+        assert MAX_BYTES < budget.used_bytes <= MAX_BYTES + SESSIONS * GET_BYTES
+        async with driven(service, limits=LIMITS, budget=budget) as late:
             for number in range(20):
                 late.send(operation(number, kv_pb2.GetRequest(key=b"a")))
             assert len(await late.rest()) == 20
-    assert room.used_bytes == 0
+    assert budget.used_bytes == 0

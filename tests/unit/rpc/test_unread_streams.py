@@ -112,7 +112,7 @@ VALUE = b"x" * 4 * KIB
 LIMITS = LimitSettings(
     session_bytes_max=64 * KIB, sessions_bytes_max=256 * KIB, result_stalled_ms=50
 )
-SILENT = 8  # sessions, half of which take all the room
+SILENT = 8  # sessions, half of which use up the budget
 
 
 async def fill(session: DrivenSession) -> None:
@@ -128,17 +128,17 @@ async def test_silent_sessions_give_way() -> None:
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE
-    room = MemoryBudget(LIMITS.sessions_bytes_max, Stalls(LoopClock(), LIMITS.result_stalled_ms))
+    budget = MemoryBudget(LIMITS.sessions_bytes_max, Stalls(LoopClock(), LIMITS.result_stalled_ms))
     async with AsyncExitStack() as stack:
         silent = [
-            await stack.enter_async_context(driven(service, limits=LIMITS, room=room))
+            await stack.enter_async_context(driven(service, limits=LIMITS, budget=budget))
             for _ in range(SILENT)
         ]
         for session in silent:
             await fill(session)
-        await until(lambda: not room.free_bytes, "there is no room left")
+        await until(lambda: not budget.free_bytes, "the budget is used up")
         service.hold = True  # so that a session holds more than a little
-        async with driven(service, limits=LIMITS, room=room) as late:
+        async with driven(service, limits=LIMITS, budget=budget) as late:
             for number in range(20):
                 late.send(operation(number, kv_pb2.PutRequest(key=b"b", value=VALUE)))
             await until(lambda: len(service.held) > 10, "it goes on in large steps")
@@ -153,7 +153,7 @@ async def test_silent_sessions_give_way() -> None:
             except StreamTooSlow:
                 ended += 1
         assert 0 < ended < SILENT
-    assert room.used_bytes == 0
+    assert budget.used_bytes == 0
 
 
 async def test_a_session_is_told_that_it_was_ended() -> None:
@@ -162,8 +162,8 @@ async def test_a_session_is_told_that_it_was_ended() -> None:
     """
     limits = LIMITS.model_copy(update={"result_stalled_ms": 500})
     async with served_writer(limits=limits) as (it, _), AsyncExitStack() as stack:
-        room = it.server.session_room
-        assert room.stalls is not None
+        budget = it.server.session_room
+        assert budget.stalls is not None
         await it.kv.Put(kv_pb2.PutRequest(key=b"a", value=VALUE * 16))
         silent = []
         for _ in range(6):
@@ -175,9 +175,9 @@ async def test_a_session_is_told_that_it_was_ended() -> None:
             await session.take(1)
             await session.send(*(operation(n, kv_pb2.GetRequest(key=b"a")) for n in range(50)))
             silent.append(session)
-        await until(lambda: not room.free_bytes, "there is no room left")
+        await until(lambda: not budget.free_bytes, "the budget is used up")
         late, count = SocketSession(it.kv), 0
-        while not room.stalls.ended_count:
+        while not budget.stalls.ended_count:
             put = kv_pb2.PutRequest(key=b"b", value=VALUE)
             await late.send(*(operation(count + n, put) for n in range(20)))
             count += 20
