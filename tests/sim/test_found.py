@@ -120,17 +120,17 @@ class _Waiting(archiver.Archiver):
 
     def __init__(self, clock: NodeClock) -> None:
         self._clock = clock
-        self._look_due_ms = clock.monotonic_ms() + 20.0
-        self._heard_lsn, self._heard_id, self._is_named = 0, b"", True
-        member = SimpleNamespace(is_room_wanted=False, state=SimpleNamespace(health=None))
-        member.wait_called = lambda *_: asyncio.Event().wait()
+        self._poll_due_ms = clock.monotonic_ms() + 20.0
+        self._seen_lsn, self._seen_archiver_id, self._is_named = 0, b"", True
+        member = SimpleNamespace(is_space_wanted=False, state=SimpleNamespace(health=None))
+        member.wait_for_work = lambda *_: asyncio.Event().wait()
         self._member = member
 
     def _is_turn(self) -> bool:
         return False
 
     async def until_it_looks(self) -> None:
-        while self._left_ms >= vars(archiver)["NOW_MS"]:  # as it is planted
+        while self._poll_in_ms >= vars(archiver)["NOW_MS"]:  # as it is planted
             await self._wait()
 
 

@@ -47,7 +47,7 @@ PATIENT = EAGER.model_copy(update={"archive_unasked_ms": 3_600_000})
 IMPATIENT_STORE = StoreSettings(retry_initial_ms=1, retry_max_ms=5)
 
 
-class Archiving:
+class ArchiverStatus:
     """What an archiver tells of itself."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Archiving:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def told(self, *, problem: bool) -> str:
+    async def reported(self, *, problem: bool) -> str:
         """Wait until there is a problem, or none any more."""
         async with asyncio.timeout(DEADLINE_S):
             while bool(self._problem) != problem:
@@ -80,8 +80,8 @@ class HeldLog:
         self.identity = MemberIdentity(DATABASE_ID, member_id, "memory://test", bytes(16))
         self.state = AcceptorState(member_id, promise=Ballot(EPOCH, NONCE))
         self.archiver_id = appointed
-        self.archiving = Archiving()
-        self.is_room_wanted = False
+        self.archiver_status = ArchiverStatus()
+        self.is_space_wanted = False
         self.trims: list[LogEnd] = []
         self.dies_at_trim = False
         self._records: dict[int, Record] = {}
@@ -95,12 +95,12 @@ class HeldLog:
         self.state = replace(self.state, log=log, committed_lsn=committed_lsn)
         self._wake()
 
-    def want_room(self) -> None:
-        self.is_room_wanted = True
+    def want_space(self) -> None:
+        self.is_space_wanted = True
         self._wake()
 
-    def note_looking(self) -> None:
-        self.is_room_wanted = False
+    def clear_space_wanted(self) -> None:
+        self.is_space_wanted = False
 
     def reset(self, base: LogEnd) -> None:
         self._records.clear()
@@ -124,10 +124,10 @@ class HeldLog:
         await asyncio.sleep(0)
         return found
 
-    async def wait_called(self, beyond_lsn: int, archiver_id: bytes) -> None:
+    async def wait_for_work(self, beyond_lsn: int, archiver_id: bytes) -> None:
         while self.state.committed_lsn <= beyond_lsn and self.archiver_id == archiver_id:
             self._check()
-            if self.is_room_wanted:
+            if self.is_space_wanted:
                 return
             await self._changed.wait()
 

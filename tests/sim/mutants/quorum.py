@@ -26,7 +26,7 @@ from shalekv.server import database
 from shalekv.server.safekeeper import service
 from shalekv.server.safekeeper.log_objects import LogObjects
 from shalekv.server.safekeeper.member import LocalMember
-from shalekv.server.safekeeper.membership_status import Held, MembershipStatus
+from shalekv.server.safekeeper.membership_status import HostedMember, MembershipStatus
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.api import Created, CreateOutcome, Exists, Recovered, Unknown
 from shalekv.store.safekeeper_log.log import MemberLog
@@ -224,13 +224,13 @@ def _enter_at_once(
     return replace(entered, wal_id_last_compacted=c, wal_ids_left_out=())
 
 
-def _keep_for_ever(self: Held, standing: MembershipStatus) -> bool:
-    del self, standing
+def _keep_for_ever(self: HostedMember, membership: MembershipStatus) -> bool:
+    del self, membership
     return False
 
 
-def _let_go_soon(self: Held, standing: MembershipStatus) -> bool:
-    self.unnamed_checks = 0 if standing is MembershipStatus.NAMED else self.unnamed_checks + 1
+def _let_go_soon(self: HostedMember, membership: MembershipStatus) -> bool:
+    self.unnamed_checks = 0 if membership is MembershipStatus.NAMED else self.unnamed_checks + 1
     return self.unnamed_checks > 1
 
 
@@ -277,13 +277,13 @@ QUORUM = (
     ),
     mutant(
         "a member that nobody names stays",
-        (Held, "_will_not_be_named", _keep_for_ever),
+        (HostedMember, "_will_not_be_named", _keep_for_ever),
         seeds=10,
         hint=1,
     ),
     mutant(
         "a member that may be named goes",
-        (Held, "_will_not_be_named", _let_go_soon),
+        (HostedMember, "_will_not_be_named", _let_go_soon),
         seeds=60,
         hint=15,
     ),

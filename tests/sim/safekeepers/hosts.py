@@ -15,7 +15,7 @@ from shalekv.rpc.methods import safekeeper_methods
 from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.node import Node as Safekeeper
-from shalekv.server.safekeeper.propose import Proposing
+from shalekv.server.safekeeper.propose import ProposeStream
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeepSettings, StoreSettings
 from shalekv.store.api import ObjectStore
@@ -53,7 +53,7 @@ class SimLinks(GrpcLinks):
         self._sim_channels.clear()
 
 
-class _WatchedProposing(Proposing):
+class _WatchedProposing(ProposeStream):
     """Lets somebody see each reply before the writer does."""
 
     on_reply: Callable[[ToProposer], None]
@@ -72,7 +72,7 @@ class _WatchedService(SafekeeperService):
         super().__init__(node)
         self._on_reply = on_reply
 
-    def propose(self) -> Proposing:
+    def propose(self) -> ProposeStream:
         proposing = _WatchedProposing(self._node)
         proposing.on_reply = self._on_reply
         return proposing

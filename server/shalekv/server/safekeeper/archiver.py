@@ -1,12 +1,12 @@
-"""Brings the log of one member into the archive, in order, and lets the log go of what is there.
+"""Archiver of one member: uploads its log to the archive, in order, and trims what is there.
 
-    wait for commits, or for the next look
-    look   list the archive, read the manifest; trim what was listed (CE13)
-    add    the appointed member, or one that has waited for long, uploads what is complete (CE7)
+    wait   for commits, or until the next poll is due
+    poll   list the archive, read the manifest; trim objects that were listed (CE13)
+    add    the appointed member, or one that has waited long, uploads complete objects (CE7)
 
-Who archives and who else does matters for nothing but the number of requests: names are created
-once, and the bytes are a function of the log (CE16). When the archive contradicts the log, an
-archiver raises the alarm, and neither adds nor trims any more until its process is begun anew.
+It matters only for the number of requests which members archive: names are created once, and the
+bytes of an object are a function of the log (CE16). When the archive contradicts the log, an
+archiver raises an alarm, and neither adds nor trims any more until its process is restarted.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from shalekv.write.quorum.archive import Archive
 
 log = structlog.get_logger()
 
-ROOM_LOOK_MS = 500  # while room is wanted, it is looked as often for what can be trimmed
-_BATCH_PER_UPLOAD = 8  # so many for each that is under way at once, before the next look
+SPACE_POLL_MS = 500  # interval between polls while space is wanted
+_BATCH_PER_UPLOAD = 8  # objects for each parallel upload, before the next poll
 
 
 class Archiver:
-    """The archiver of one member, whose `archiving` tells what it does, and its last problem."""
+    """The archiver of one member. It reports to the member's `archiver_status`."""
 
     def __init__(self, member: ArchivedLog, store: CasStore, settings: ArchivingSettings) -> None:
-        """`store` is that of the database, opened for the URL of the member."""
+        """`store` is that of the database, at the URL of the member."""
         identity = member.identity
         self._member = member
         self._member_id = identity.member_id
@@ -63,60 +63,61 @@ class Archiver:
         timeout_ms = settings.archive_upload_timeout_ms
         self._archive = Archive(store, identity.database_id, upload_timeout_ms=timeout_ms)
         self._objects = LogObjects(member, read_bytes=settings.archive_read_bytes)
-        # Up to here all is in the archive: by our lists, our uploads, or since the log begins here.
+        # All objects up to this one are in the archive: they were listed or uploaded here, or the
+        # log begins behind them.
         self._tip = member.state.log.base.wal_id
-        self._known: set[int] = set()  # objects that we have added or compared, and not trimmed
-        self._patience = TakeoverTimer()
-        self._heard_lsn = 0
-        self._heard_id = b""  # whom the writer had appointed then
-        self._look_due_ms = self._manifest_due_ms = self._clock.monotonic_ms()
-        self._looked_ms = -math.inf
+        self._known: set[int] = set()  # objects that were added or compared here, and not trimmed
+        self._takeover_timer = TakeoverTimer()
+        self._seen_lsn = 0
+        self._seen_archiver_id = b""
+        self._poll_due_ms = self._manifest_due_ms = self._clock.monotonic_ms()
+        self._polled_ms = -math.inf
         self._was_found = False
         self._log = log.bind(database_id=identity.database_id.hex(), url=store.url)
-        self._is_named = True  # by the manifest; the node deletes who is not
+        self._is_named = True  # by the manifest; the node deletes members that are not
         self.alarm: IllegalState | DatabaseMismatch | None = None
 
     async def run(self) -> None:
-        """Archive until cancelled, until the member answers nothing any more, or until an alarm.
+        """Archive until cancelled, until the member has ended, or until an alarm.
 
         Raises `StoreBroken` when this process may not write to the store any more.
         """
         failures = 0
         while True:
             try:
-                if self._member.state.is_untouched:  # no manifest need name it, or ever will
-                    await self._member.wait_called(0, b"")
+                if self._member.state.is_untouched:  # perhaps no manifest will ever name it
+                    await self._member.wait_for_work(0, b"")
                 await self._round()
                 await self._wait()
             except StoreBroken:
                 raise
             except (NotAMember, Stopping):
                 return
-            except RecordTrimmed as error:  # the log was begun anew while it was read
+            except RecordTrimmed as error:  # the log was reset while it was read
                 self._log.info("the log has moved on", problem=str(error))
                 await self._store.pause(1)
             except (IllegalState, DatabaseMismatch) as error:
                 self._raise_alarm(error)
                 return
-            except (ShaleError, OSError) as error:  # too many open files, for one
+            except (ShaleError, OSError) as error:  # OSError: too many open files, for example
                 failures += 1
-                self._tell(error, failures)
+                self._log_failure(error, failures)
                 await self._store.pause(failures)
             else:
                 failures = 0
-                self._member.archiving.problem = ""
+                self._member.archiver_status.problem = ""
 
     def _raise_alarm(self, error: IllegalState | DatabaseMismatch) -> None:
         self._log.error("ARCHIVING STOPPED", reason=error.reason, problem=str(error))
         self.alarm = error
-        self._member.archiving.problem = str(error)
-        self._member.archiving.is_archiver = False
+        self._member.archiver_status.problem = str(error)
+        self._member.archiver_status.is_archiver = False
 
-    def _tell(self, error: Exception, failures: int) -> None:
+    def _log_failure(self, error: Exception, failures: int) -> None:
         if isinstance(error, DatabaseNotFound) and not self._was_found:
-            return  # room for a log is made before the first manifest is written
+            return  # a member is admitted before the first manifest is written
         self._log.warning("archiving failed", failures=failures, problem=str(error))
-        self._member.archiving.problem = str(error)
+        self._member.archiver_status.problem = str(error)
 
     @property
     def _may_archive(self) -> bool:
@@ -124,40 +125,40 @@ class Archiver:
         return self._is_named and not is_damaged
 
     async def _round(self) -> None:
-        self._heard_lsn = self._member.state.committed_lsn
-        self._heard_id = self._member.archiver_id
-        if self._left_ms < NOW_MS:
-            await self._look()
+        self._seen_lsn = self._member.state.committed_lsn
+        self._seen_archiver_id = self._member.archiver_id
+        if self._poll_in_ms < NOW_MS:
+            await self._poll()
         is_turn = self._may_archive and self._is_turn()
-        self._member.archiving.is_archiver = is_turn
+        self._member.archiver_status.is_archiver = is_turn
         if is_turn:
             await self._objects.scan()
             await self._add(self._objects.waiting(self._tip))
 
     async def _wait(self) -> None:
-        """Wait for more that is committed, an appointment, want of room, or the time to look."""
+        """Wait for commits, an appointment, want of space, or the next poll."""
         if self._may_archive and self._is_turn() and self._objects.waiting(self._tip):
             return
-        left_ms = max(self._left_ms, 0)
-        if self._member.is_room_wanted or not self._may_archive:
+        left_ms = max(self._poll_in_ms, 0)
+        if self._member.is_space_wanted or not self._may_archive:
             await self._clock.sleep_ms(left_ms)
             return
         try:
             async with asyncio.timeout(left_ms / 1_000):
-                await self._member.wait_called(self._heard_lsn, self._heard_id)
+                await self._member.wait_for_work(self._seen_lsn, self._seen_archiver_id)
         except TimeoutError:
             return
         await self._clock.sleep_ms(self._settings.archive_pause_ms)
 
     @property
-    def _left_ms(self) -> float:
-        """Until the next look."""
-        due_ms = self._look_due_ms
-        if self._member.is_room_wanted:
-            due_ms = min(due_ms, self._looked_ms + ROOM_LOOK_MS)
+    def _poll_in_ms(self) -> float:
+        """Time until the next poll."""
+        due_ms = self._poll_due_ms
+        if self._member.is_space_wanted:
+            due_ms = min(due_ms, self._polled_ms + SPACE_POLL_MS)
         return due_ms - self._clock.monotonic_ms()
 
-    # Whose turn it is.
+    # Appointment and takeover.
 
     def _is_turn(self) -> bool:
         appointed_id = self._member.archiver_id
@@ -166,18 +167,18 @@ class Archiver:
         if not self._was_found:
             return False
         configuration = Configuration.of(self._archive.manifest)
-        return self._patience.has_ended(
+        return self._takeover_timer.has_ended(
             self._clock.monotonic_ms(),
             takeover_ms=self._settings.archive_unasked_ms,
             place=takeover_place(self._member_id, configuration, appointed_id),
         )
 
-    # Looking.
+    # Polling.
 
-    async def _look(self) -> None:
-        """Read the manifest when it is time; list the archive when something may be trimmed."""
-        now_ms = self._looked_ms = self._clock.monotonic_ms()
-        self._member.note_looking()
+    async def _poll(self) -> None:
+        """List the archive if objects may be trimmed; else read the manifest when it is due."""
+        now_ms = self._polled_ms = self._clock.monotonic_ms()
+        self._member.clear_space_wanted()
         if self._may_archive:
             await self._objects.scan()
         if self._may_archive and self._objects.complete:
@@ -185,19 +186,19 @@ class Archiver:
         elif now_ms >= self._manifest_due_ms:
             await self._archive.refresh()
         else:
-            self._look_due_ms = now_ms + self._settings.archive_look_interval_ms
+            self._poll_due_ms = now_ms + self._settings.archive_look_interval_ms
             return
         self._was_found = True
         manifest = self._archive.manifest
         is_quorum = manifest.wal_mode is WalMode.QUORUM
         named = Configuration.of(manifest).everyone if is_quorum else ()
         self._is_named = any(member.id == self._member_id for member in named)
-        self._look_due_ms = now_ms + self._settings.archive_look_interval_ms
-        if self._is_named:  # one that is about to be looks again soon
+        self._poll_due_ms = now_ms + self._settings.archive_look_interval_ms
+        if self._is_named:  # else soon again: the manifest may be about to name it
             self._manifest_due_ms = now_ms + self._settings.archive_manifest_interval_ms
 
     async def _list_and_trim(self) -> None:
-        """Trim what this very member has listed (CE13); whoever has archived it."""
+        """Trim objects that this member itself has listed (CE13), by whichever member archived."""
         base = self._member.state.log.base
         tip = await self._archive.look()
         for known in (base.wal_id, self._tip):
@@ -218,13 +219,15 @@ class Archiver:
             self._known &= {each.wal_id for each in self._objects.complete}
         waiting = self._objects.waiting(tip)
         first_waiting = waiting[0].wal_id if waiting else None
-        self._patience = self._patience.looked(first_waiting, self._clock.monotonic_ms())
+        self._takeover_timer = self._takeover_timer.looked(
+            first_waiting, self._clock.monotonic_ms()
+        )
 
     async def _compare(self, tip: int) -> None:
-        """Compare the last objects that others have archived with what the log says of them.
+        """Compare the last objects that other members have archived with the log.
 
-        An archiver stops at the first that contradicts it, with no more behind it than it uploads
-        at once: so the last ones tell of all.
+        An archiver stops at the first object that contradicts its log, with no more behind it than
+        its parallel uploads. So the last ones stand for all.
         """
         others = [
             each
@@ -238,7 +241,7 @@ class Archiver:
     # Adding.
 
     async def _add(self, waiting: list[LogObject]) -> None:
-        """Upload some of these; `_tip` moves as far as there is no hole behind it."""
+        """Upload some of these objects, and move `_tip` up to the first gap."""
         parallel = self._settings.archive_parallel_uploads
         batch = waiting[: parallel * _BATCH_PER_UPLOAD]
         missing = [each for each in batch if each.wal_id not in self._known]
@@ -276,5 +279,5 @@ class Archiver:
 
 
 def _weight(error: ShaleError) -> int:
-    """Of several, the one that says the most: what is broken, then what rules out to go on."""
+    """Rank errors: `StoreBroken`, then those that raise the alarm, then others."""
     return 2 * isinstance(error, StoreBroken) + isinstance(error, IllegalState | DatabaseMismatch)

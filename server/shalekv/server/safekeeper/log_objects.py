@@ -1,7 +1,8 @@
-"""Which objects of the archive the log of a member makes: those that are complete and committed.
+"""WAL objects in the log of a member that are complete and committed, and so can be archived.
 
-The log is read once, from its base on, as it becomes committed; of each object only the place is
-kept. Who archives an object reads its records again.
+The log is read once, from its base on, as it becomes committed; only the position of each object is
+kept. Its records are read again when it is archived. The protocols here are what an archiver needs
+of a member.
 """
 
 from __future__ import annotations
@@ -18,77 +19,77 @@ from shalekv.protocol.membership import LogObject, complete_objects, is_archived
 from shalekv.protocol.quorum_records import LogEnd, Record
 
 
-class Archiving(Protocol):
-    """What an archiver tells of itself."""
+class ArchiverStatus(Protocol):
+    """Status of an archiver."""
 
-    is_archiver: bool  # by appointment, or because nobody else did
+    is_archiver: bool  # it archives now: it was appointed, or no other member did
     problem: str  # the last one; empty: none
 
 
 class ArchivedLog(Protocol):
-    """What an archiver needs of a member."""
+    """A member, as its archiver sees it."""
 
     @property
     def identity(self) -> MemberIdentity:
-        """Who it is."""
+        """Ids and URL of the member."""
         ...
 
     @property
     def state(self) -> AcceptorState:
-        """What it has."""
+        """State of its log."""
         ...
 
     @property
     def archiver_id(self) -> bytes:
-        """Whom the writer has appointed; empty: nobody."""
+        """The member that the writer has appointed; empty: none."""
         ...
 
     @property
-    def archiving(self) -> Archiving:
-        """Where the archiver tells of itself."""
+    def archiver_status(self) -> ArchiverStatus:
+        """Status that the archiver reports."""
         ...
 
     @property
-    def is_room_wanted(self) -> bool:
-        """The log was too large for more records, since `note_looking`."""
+    def is_space_wanted(self) -> bool:
+        """True if the log was too large for more records since `clear_space_wanted`."""
         ...
 
-    def note_looking(self) -> None:
-        """What is in the archive is about to be looked at."""
+    def clear_space_wanted(self) -> None:
+        """Clear `is_space_wanted`, because the archive is about to be polled."""
 
     async def records(self, first_lsn: int, last_lsn: int, *, bytes_max: int) -> Sequence[Record]:
-        """Records from `first_lsn` on, up to `last_lsn`, at least one unless the log ends before.
+        """Read records from `first_lsn` to `last_lsn`, at least one unless the log ends before.
 
         Raises `RecordTrimmed`, `LogDamaged`, `CorruptObject`.
         """
         ...
 
-    async def wait_called(self, beyond_lsn: int, archiver_id: bytes) -> None:
-        """Wait until more is committed, another than `archiver_id` appointed, or room wanted."""
+    async def wait_for_work(self, beyond_lsn: int, archiver_id: bytes) -> None:
+        """Wait until more is committed, the appointed archiver changes, or space is wanted."""
 
     async def note_archived(self, wal_id: int, base: LogEnd) -> None:
-        """All objects up to `wal_id` were seen in the archive; trim the log up to `base`."""
+        """Note that all objects up to `wal_id` are in the archive; trim the log up to `base`."""
 
 
 class LogObjects:
     """The complete objects of one log that were not trimmed, oldest first."""
 
     def __init__(self, log: ArchivedLog, *, read_bytes: int) -> None:
-        """Nothing is read yet; `read_bytes` are read at once."""
+        """Read nothing yet; `read_bytes` is the size of one read of the log."""
         self._log = log
         self._read_bytes = read_bytes
         self._base = log.state.log.base
         self._next_lsn = self._base.lsn + 1
         self._complete: deque[LogObject] = deque()
-        self._rest: list[Record] = []  # of the object that is not complete yet, without payloads
+        self._incomplete: list[Record] = []  # of the last object, without payloads
 
     @property
     def complete(self) -> Sequence[LogObject]:
-        """Those that are known since the last `scan`."""
+        """The complete objects, as of the last `scan`."""
         return self._complete
 
     async def scan(self) -> None:
-        """Read what was committed since. Raises what `ArchivedLog.records` does."""
+        """Read the records that were committed since. Raises as `ArchivedLog.records`."""
         base = self._log.state.log.base
         if base != self._base:
             self._move_to(base)
@@ -100,14 +101,14 @@ class LogObjects:
             if not records:
                 return
             self._next_lsn = records[-1].lsn + 1
-            self._rest += [replace(record, payload=b"") for record in records]
-            found = complete_objects(self._rest, committed_lsn)
+            self._incomplete += [replace(record, payload=b"") for record in records]
+            found = complete_objects(self._incomplete, committed_lsn)
             self._complete += found
-            count = 0 if not found else found[-1].last.lsn - self._rest[0].lsn + 1
-            del self._rest[:count]
+            count = 0 if not found else found[-1].last.lsn - self._incomplete[0].lsn + 1
+            del self._incomplete[:count]
 
     def waiting(self, tip: int | None) -> list[LogObject]:
-        """Those that are to be archived still, when the archive goes up to `tip`."""
+        """Return the objects that are still to be archived if the archive ends with `tip`."""
         committed_lsn = self._log.state.committed_lsn
         return [
             each
@@ -116,11 +117,11 @@ class LogObjects:
         ]
 
     async def read(self, each: LogObject) -> Sequence[Record]:
-        """The records of one. Raises what `ArchivedLog.records` does."""
+        """Read the records of one object. Raises as `ArchivedLog.records`."""
         return await self._read(each.first_lsn, each.last.lsn)
 
     async def read_end(self, each: LogObject) -> Sequence[Record]:
-        """The last records of one, one with a payload among them if there is any."""
+        """Read the last records of one object, back to the last one that has a payload."""
         found: Sequence[Record] = ()
         for lsn in range(each.last.lsn, each.first_lsn - 1, -1):
             found = [*await self._read(lsn, lsn), *found]
@@ -132,17 +133,17 @@ class LogObjects:
         found: list[Record] = []
         while (next_lsn := first_lsn + len(found)) <= last_lsn:
             records = await self._log.records(next_lsn, last_lsn, bytes_max=self._read_bytes)
-            if not records:  # the log was emptied, and is filled anew
+            if not records:  # the log was emptied, and is being refilled
                 raise RecordTrimmed(f"record {next_lsn} is not in the log any more")
             found += records
         return found
 
     def _move_to(self, base: LogEnd) -> None:
-        """The log was trimmed there, or begun anew."""
+        """Follow the base of the log, which was trimmed up to there or reset."""
         if all(each.last != base for each in self._complete):
             self._next_lsn = base.lsn + 1
             self._complete.clear()
-            self._rest.clear()
+            self._incomplete.clear()
         self._base = base
         while self._complete and self._complete[0].last.lsn <= base.lsn:
             self._complete.popleft()

@@ -1,11 +1,14 @@
-"""One member: the log of one database on this node, and what it has promised.
+"""Local member: the log of one database on this node, with its promise, driven by the acceptor.
 
-Messages are stepped by the pure acceptor strictly in the order in which they are taken; what a step
-wants done goes to the disk in that order, and a reply is given when all before it is durable.
-Taking a message does not wait for the sync of the one before: appends are pipelined, and one sync
-answers many.
+Messages are stepped by the pure acceptor strictly in the order in which they are taken. The effects
+of the steps go to the disk in that order, and a reply is sent when all effects before it are
+durable. Taking a message does not wait for the sync of the one before: appends are pipelined, and
+one sync serves many.
 
-Streams are numbered here, in the order in which they are opened: rule CE10 rests on that.
+Streams are numbered here, in the order in which they are opened, on which rule CE10 depends.
+
+The end of the log is kept in memory as well, so that tails and the refilling of members rarely read
+the disk (`RecentRecords`).
 """
 
 from __future__ import annotations
@@ -42,26 +45,27 @@ from shalekv.protocol.quorum_records import (
     ToProposer,
 )
 from shalekv.runtime import Runtime
-from shalekv.server.safekeeper.log_objects import Archiving
+from shalekv.server.safekeeper.log_objects import ArchiverStatus
 from shalekv.settings import SafekeeperSettings
 from shalekv.store.safekeeper_log.log import MemberLog
 from shalekv.store.safekeeper_log.syncer import Syncer
 
-# --- recent
-# The end of a log in memory, so that tails and the filling of members rarely read the disk.
-#
-# It always holds what is not on the disk yet, and of the rest as much as fits, newest first.
+RECORD_BYTES = 200  # memory of a record beside its payload
+# Effects that a reply waits for. A commit point is none: on the disk it is a hint, which is written
+# with the next effects.
+_AWAITED_EFFECTS = (Save, Truncate, Reset, Write, Flush)
 
-
-# What a record takes beside its payload.
-RECORD_BYTES = 200
+log = structlog.get_logger()
 
 
 class RecentRecords:
-    """The last records of one log, without gaps up to its end."""
+    """The last records of one log in memory, without gaps up to its end.
+
+    It always has the records that are not on the disk yet, and as many others as fit, the newest.
+    """
 
     def __init__(self, last_lsn: int, bytes_max: int) -> None:
-        """Nothing of a log that ends with `last_lsn` is in memory yet."""
+        """Begin without records, for a log that ends with `last_lsn`."""
         self._records: dict[int, Record] = {}  # by lsn
         self._last_lsn = last_lsn
         self._flushed_lsn = last_lsn
@@ -70,42 +74,42 @@ class RecentRecords:
 
     @property
     def first_lsn(self) -> int:
-        """From here on everything is here; behind the end of the log: nothing is."""
+        """LSN of the first record in memory; that behind the end of the log if there is none."""
         return self._last_lsn - len(self._records) + 1
 
     def append(self, records: Iterable[Record]) -> None:
-        """These are at the end of the log now. REQUIRES: they follow it."""
+        """Add records that were appended to the log. REQUIRES: they follow its end."""
         for record in records:
             self._records[record.lsn] = record
             self._last_lsn = record.lsn
             self.held_bytes += _size(record)
 
     def flushed(self, lsn: int) -> None:
-        """The disk has the records up to `lsn`: they may be dropped when there is no room."""
+        """Note that records up to `lsn` are on the disk, and drop those that do not fit."""
         self._flushed_lsn = max(self._flushed_lsn, lsn)
         while self.held_bytes > self._bytes_max and self.first_lsn <= self._flushed_lsn:
             self._drop_first()
 
     def truncate(self, last_lsn: int) -> None:
-        """The log ends with `last_lsn` now."""
+        """Note that the log ends with `last_lsn` now."""
         for lsn in range(max(self.first_lsn, last_lsn + 1), self._last_lsn + 1):
             self.held_bytes -= _size(self._records.pop(lsn))
         self._last_lsn = last_lsn
         self._flushed_lsn = min(self._flushed_lsn, last_lsn)
 
     def reset(self, base_lsn: int) -> None:
-        """The log is empty now, and goes on behind `base_lsn`."""
+        """Note that the log is empty now, and goes on behind `base_lsn`."""
         self._records.clear()
         self.held_bytes = 0
         self._last_lsn = self._flushed_lsn = base_lsn
 
     def trim(self, base_lsn: int) -> None:
-        """Records up to `base_lsn` are not in the log any more."""
+        """Drop records up to `base_lsn`, which are not in the log any more."""
         while self._records and self.first_lsn <= base_lsn:
             self._drop_first()
 
     def read(self, first_lsn: int, last_lsn: int, bytes_max: int) -> list[Record]:
-        """Records from `first_lsn` on, at least one. REQUIRES: both are here."""
+        """Return records from `first_lsn` on, at least one. REQUIRES: both ends are in memory."""
         taken: list[Record] = []
         size_bytes = 0
         for lsn in range(first_lsn, last_lsn + 1):
@@ -124,45 +128,36 @@ def _size(record: Record) -> int:
     return len(record.payload) + RECORD_BYTES
 
 
-# --- member
-
-
-log = structlog.get_logger()
-
-# A commit point is not: on the disk it is a hint, which goes there with what comes next.
-_WAITED_FOR = (Save, Truncate, Reset, Write, Flush)
-
-
 class WriterStream(Protocol):
-    """What a member tells a writer beside replies to what came on its stream."""
+    """Stream to a writer, for messages that do not answer a message of the same stream."""
 
     def wake(self) -> None:
-        """There may be tidings: see `LocalMember.tidings`."""
+        """Check `LocalMember.notification`, which may have something to send."""
 
     def answer(self, reply: Awaitable[ToProposer | None], size_bytes: int) -> None:
-        """Something of the writer's was taken that came another way; its reply is for here."""
+        """Send the reply to a message of the writer that came by a relay."""
 
 
 @dataclass(slots=True)
-class _NotArchiving:
-    """Before its archiver has begun."""
+class _IdleArchiver:
+    """Status of an archiver that has not begun."""
 
     is_archiver: bool = False
     problem: str = ""
 
 
 class LocalMember:
-    """The log of one database. All methods are for the thread of the loop."""
+    """The log of one database. All methods must be called in the thread of the event loop."""
 
     def __init__(
         self, member_log: MemberLog, syncer: Syncer, settings: SafekeeperSettings, runtime: Runtime
     ) -> None:
-        """`member_log` was opened or created just now; nobody else writes to it."""
+        """REQUIRES: `member_log` was just opened or created, and nothing else writes to it."""
         self.identity = member_log.identity
         self.state: AcceptorState = member_log.recovered
-        self.archiving: Archiving = _NotArchiving()
-        self.archiver_id = b""  # whom the writer has appointed; empty: nobody
-        self.writer_heard_ms: float | None = None  # when its leader was heard of last
+        self.archiver_status: ArchiverStatus = _IdleArchiver()
+        self.archiver_id = b""  # the member that the writer has appointed; empty: none
+        self.writer_heard_ms: float | None = None  # time of the leader's last message
         self.log = member_log
         self._syncer = syncer
         self._settings = settings
@@ -170,17 +165,19 @@ class LocalMember:
         self._recent = RecentRecords(self.state.log.last.lsn, settings.recent_bytes_max)
         self._streams = 0
         self._writers: dict[int, WriterStream] = {}  # by stream
-        self._cuts = 0  # of the log: what was flushed or read before them counts no more
-        self._hints: list[CommittedUpTo] = []  # that the disk has not got yet; the last one counts
+        # Count of truncations and resets: flushes and reads that began before the last are void.
+        self._cuts = 0
+        self._hints: list[CommittedUpTo] = []  # not on the disk yet; only the last one counts
         self._is_disk_full = False
-        self.is_room_wanted = False  # the log was too large for records since `note_looking`
+        # Records were refused, because the log was too large, since `clear_space_wanted`.
+        self.is_space_wanted = False
         self._ended: ShaleError | None = None
         self._changed = asyncio.Event()  # set, and replaced, whenever more is committed
 
     # The protocol.
 
     def open_stream(self, writer: WriterStream | None = None) -> int:
-        """The number of a stream that was opened just now. Raises what ended the member."""
+        """Number a new stream. Raises the error of `end`."""
         self._check_not_ended()
         self._streams += 1
         if writer is not None:
@@ -188,43 +185,44 @@ class LocalMember:
         return self._streams
 
     async def take(self, stream: int, message: ToAcceptor) -> Awaitable[ToProposer | None]:
-        """Step a message; await what is returned for its reply, None of appends of no records.
+        """Step a message, and return an awaitable of its reply.
 
-        To be called for one message of a stream after the other: they are stepped in that order,
-        and their replies are to be sent in it. It waits for space on the disk at most, not for what
-        is under way. Raises what ended the member: see `end`.
+        The reply is None for an append without records. Call this for one message of a stream after
+        the other: they are stepped in that order, and their replies must be sent in it. It waits
+        for space on the disk if need be, but not for earlier messages to become durable. Raises the
+        error of `end`.
         """
         self._check_not_ended()
-        has_room = not isinstance(message, Append) or await self._make_room(message.records)
+        has_space = not isinstance(message, Append) or await self._make_space(message.records)
         self._check_not_ended()
         before, committed_lsn = self.state, self.state.committed_lsn
-        state, effects = acceptor.step(before, stream, message, has_room=has_room)
+        state, effects = acceptor.step(before, stream, message, has_room=has_space)
         self.state = state
         overtaken = acceptor.overtaken(before, state)
         if overtaken is not None and overtaken[0] != stream:
-            self._tell(*overtaken)
+            self._notify(*overtaken)
         self._cuts += any(isinstance(effect, Truncate | Reset) for effect in effects)
         if state.leader == stream:
-            self._hear(message)
+            self._note_leader_message(message)
         reply = self._carry_out(effects)
         if state.committed_lsn > committed_lsn:
             self._wake()
         return reply
 
     async def receive(self, stream: int, message: ToAcceptor) -> ToProposer | None:
-        """The reply to a message: `take`, and wait for it."""
+        """Take a message, and wait for its reply."""
         return await (await self.take(stream, message))
 
     async def take_relayed(self, message: Append) -> bool:
-        """Step an append that another member has passed on; whether it was taken.
+        """Step an append that another member has relayed; returns False if it was dropped.
 
-        What was not is dropped: its writer sends it again. Raises what ended the member.
+        The writer sends a dropped append again. Raises the error of `end`.
         """
         self._check_not_ended()
-        has_room = await self._make_room(message.records)
+        has_space = await self._make_space(message.records)
         self._check_not_ended()
         writer = self._writers.get(self.state.leader or 0)
-        stepped = acceptor.step_relayed(self.state, message, has_room=has_room)
+        stepped = acceptor.step_relayed(self.state, message, has_room=has_space)
         if stepped is None or writer is None:
             return False
         committed_lsn = self.state.committed_lsn
@@ -236,23 +234,27 @@ class LocalMember:
             self._wake()
         return True
 
-    def tidings(self, stream: int, told_wal_id: int | None) -> ToProposer | None:
-        """What the writer on `stream` is to hear unasked. REQUIRES: it has got `Joined`."""
-        return acceptor.tidings(self.state, stream, told_wal_id)
+    def notification(self, stream: int, reported_wal_id: int | None) -> ToProposer | None:
+        """Return a message for the writer on `stream` that answers none of its messages.
+
+        `reported_wal_id` is the archived WAL id that the writer knows. REQUIRES: it has received
+        `Joined`.
+        """
+        return acceptor.tidings(self.state, stream, reported_wal_id)
 
     def disconnected(self, stream: int) -> None:
-        """The stream has ended: nothing that comes on it counts any more."""
+        """Note that a stream has ended: its messages do not count any more."""
         self._writers.pop(stream, None)
         self.state = acceptor.disconnected(self.state, stream)
 
-    # What is in the log.
+    # Reading the log.
 
     async def records(self, first_lsn: int, last_lsn: int, *, bytes_max: int) -> Sequence[Record]:
-        """Records from `first_lsn` on, up to `last_lsn`, no more than fit into `bytes_max`.
+        """Read records from `first_lsn` to `last_lsn`, at most `bytes_max` but at least one.
 
-        At least one, unless the log ends before `first_lsn`; fewer than fit where some are in
-        memory, and those before on the disk. Raises `RecordTrimmed` when the first
-        is only in the archive any more, `LogDamaged`, `CorruptObject`, and what ended the member.
+        Returns none if the log ends before `first_lsn`, and fewer than fit if the first ones are on
+        the disk and the others in memory. Raises `RecordTrimmed` when the first one is only in the
+        archive, `LogDamaged`, `CorruptObject`, and the error of `end`.
         """
         while True:
             self.check_readable(first_lsn)
@@ -271,55 +273,57 @@ class LocalMember:
                 if cuts == self._cuts:
                     self._found_damaged(error)
                 continue
-            if cuts == self._cuts:  # else the log may have been cut meanwhile
+            if cuts == self._cuts:  # else the log was cut meanwhile: read again
                 return found
 
     def first_of_object(self, wal_id: int) -> int:
-        """The lsn of the first record of an object or of a later one; the next lsn if none does.
+        """Return the LSN of the first record of a WAL object, or of a later one.
 
-        Of records that are being written it may be one before. Raises `RecordTrimmed` when the
-        object, or a part of it, is only in the archive any more, and `LogDamaged`.
+        That behind the end of the log if there is none. While records are being written it may be
+        an earlier one. Raises `RecordTrimmed` when the object, or a part of it, is only in the
+        archive, and `LogDamaged`.
         """
         base = self.state.log.base
         self.check_readable(base.lsn + 1)
         if wal_id < base.next_wal_id:
             raise RecordTrimmed(f"WAL object {wal_id} is in the archive alone, as all up to {base}")
-        # What is not committed may be cut, and on the disk it may be there still.
+        # Uncommitted records may be cut, and may still be on the disk then.
         first_lsn = min(self.log.first_lsn_of(wal_id), self.state.committed_lsn + 1)
         return max(base.lsn + 1, first_lsn)
 
     async def wait_committed(self, beyond_lsn: int) -> int:
-        """Wait until records behind `beyond_lsn` are committed; the lsn of the last one.
+        """Wait until records behind `beyond_lsn` are committed, and return the last such LSN.
 
-        Raises what ended the member.
+        Raises the error of `end`.
         """
         while self.state.committed_lsn <= beyond_lsn:
             self._check_not_ended()
             await self._changed.wait()
         return self.state.committed_lsn
 
-    async def wait_called(self, beyond_lsn: int, archiver_id: bytes) -> None:
-        """Wait until more is committed, another than `archiver_id` appointed, or room wanted.
+    async def wait_for_work(self, beyond_lsn: int, archiver_id: bytes) -> None:
+        """Wait until an archiver may have work.
 
-        Raises what ended the member.
+        That is when records behind `beyond_lsn` are committed, the appointed archiver is not
+        `archiver_id`, or `is_space_wanted`. Raises the error of `end`.
         """
         while self.state.committed_lsn <= beyond_lsn and self.archiver_id == archiver_id:
             self._check_not_ended()
-            if self.is_room_wanted:
+            if self.is_space_wanted:
                 return
             await self._changed.wait()
 
-    # Archiving.
+    # ArchiverStatus.
 
-    def note_looking(self) -> None:
-        """Somebody looks into the archive: what is there may be trimmed then."""
-        self.is_room_wanted = False
+    def clear_space_wanted(self) -> None:
+        """Clear `is_space_wanted`, because the archive is about to be polled for a trim."""
+        self.is_space_wanted = False
 
     async def note_archived(self, wal_id: int, base: LogEnd) -> None:
-        """All objects up to `wal_id` were seen in the archive; trim the log up to `base`.
+        """Note that all objects up to `wal_id` were seen in the archive; trim the log up to `base`.
 
-        REQUIRES: `base` is a committed record that ends an object up to `wal_id`, or the base of
-        the log: then nothing is trimmed. A log in which it is not any more is left alone.
+        REQUIRES: `base` is the end of a committed object up to `wal_id`, or the base of the log:
+        then nothing is trimmed. Nothing is done if the log does not contain `base` any more.
         """
         shape = self.state.log
         if base.lsn not in shape or shape.epoch_at(base.lsn) != base.epoch:
@@ -333,12 +337,12 @@ class LocalMember:
 
     @property
     def unarchived_bytes(self) -> int:
-        """In the log and not trimmed."""
+        """Size of the log, which is all that was not trimmed."""
         return self.log.size_bytes
 
     @property
     def full_problem(self) -> str:
-        """Why nothing is appended; empty: there is room."""
+        """Reason for refusing records; empty: there is space."""
         if self.unarchived_bytes >= self._settings.unarchived_bytes_max:
             bound = self._settings.unarchived_bytes_max
             return f"{self.unarchived_bytes} bytes are not in the archive, and {bound} are allowed"
@@ -347,46 +351,46 @@ class LocalMember:
     # The end.
 
     def end(self, error: ShaleError) -> None:
-        """Answer with `error` from now on; what was taken comes to its end."""
+        """Refuse everything with `error` from now on; messages that were taken are completed."""
         self._ended = error
         self._wake()
 
     async def settle(self) -> None:
-        """Wait until all that was taken is durable."""
+        """Wait until the effects of all messages taken are durable."""
         await self._submit([Flush()])
 
-    def _hear(self, message: ToAcceptor) -> None:
-        """A message of the leader has come."""
+    def _note_leader_message(self, message: ToAcceptor) -> None:
+        """Note the time of a message of the leader, and the archiver that it appoints."""
         self.writer_heard_ms = self._runtime.clock.monotonic_ms()
         if isinstance(message, Append) and message.archiver_id != self.archiver_id:
             self.archiver_id = message.archiver_id
             self._wake()
 
-    async def _make_room(self, records: Sequence[Record]) -> bool:
+    async def _make_space(self, records: Sequence[Record]) -> bool:
         while True:
             new = [record for record in records if record.lsn > self.state.log.last.lsn]
             if not new:
                 return True
             size_bytes = sum(len(record.payload) + HEADER_BYTES for record in new)
             if self.unarchived_bytes + size_bytes > self._settings.unarchived_bytes_max:
-                self._want_room()
+                self._want_space()
                 return False
             if self.log.has_room(new):
                 self._is_disk_full = False
                 return True
-            # By the time it is there, what came another way may have taken it.
+            # Checked again afterwards: a relayed message may have taken the space meanwhile.
             self._is_disk_full = not await self._syncer.make_room(self.log, new)
             if self._is_disk_full:
                 return False
 
-    def _want_room(self) -> None:
-        """Much of what fills the log may be archived, and nobody has looked since."""
-        if not self.is_room_wanted:
-            self.is_room_wanted = True
+    def _want_space(self) -> None:
+        """Have the archiver poll: objects that fill the log may have been archived since."""
+        if not self.is_space_wanted:
+            self.is_space_wanted = True
             self._wake()
 
     def _carry_out(self, effects: Sequence[Effect]) -> Future[ToProposer | None]:
-        """Do what a step says; the future is done when its reply may be sent."""
+        """Carry out the effects of a step; the future is completed when its reply may be sent."""
         reply: Future[ToProposer | None] = asyncio.get_running_loop().create_future()
         message: ToProposer | None = None
         for effect in effects:
@@ -399,7 +403,7 @@ class LocalMember:
                     self._recent.truncate(effect.last.lsn)
                 case Reset():
                     self._recent.reset(effect.base.lsn)
-        if any(isinstance(effect, _WAITED_FOR) for effect in effects):
+        if any(isinstance(effect, _AWAITED_EFFECTS) for effect in effects):
             self._submit(effects).add_done_callback(self._when_durable(reply, message))
         else:
             self._hints += [effect for effect in effects if isinstance(effect, CommittedUpTo)][-1:]
@@ -407,7 +411,7 @@ class LocalMember:
         return reply
 
     def _submit(self, effects: Sequence[Effect]) -> Future[int]:
-        """Queue what is to be done on the disk, after what was queued before."""
+        """Queue effects for the disk, behind those that were queued before."""
         hints, self._hints = self._hints[-1:], []
         on_disk = [effect for effect in effects if not isinstance(effect, Reply)]
         return self._syncer.submit(self.log, [*hints, *on_disk])
@@ -417,34 +421,34 @@ class LocalMember:
     ) -> Callable[[Future[int]], None]:
         cuts = self._cuts
 
-        def tell(durable: Future[int]) -> None:
+        def finish(durable: Future[int]) -> None:
             if durable.cancelled():
                 reply.cancel()
                 return
             error = durable.exception()
             if error is None and cuts == self._cuts:
                 self._note_flushed(durable.result())
-            if reply.done():  # whoever asked has gone
+            if reply.done():  # the caller has gone
                 return
             if error is None:
                 reply.set_result(message)
             else:
                 reply.set_exception(error)
-                reply.exception()  # it was told, even if nobody waits for it any more
+                reply.exception()  # marks it as retrieved, in case the caller goes before
 
-        return tell
+        return finish
 
-    def _tell(self, stream: int, refusal: Refusal) -> None:
-        """Tell a writer, who did not ask, that it is not followed any more."""
+    def _notify(self, stream: int, refusal: Refusal) -> None:
+        """Notify a writer that this member does not follow it any more."""
         writer = self._writers.get(stream)
         if writer is not None:
-            told: Future[ToProposer | None] = asyncio.get_running_loop().create_future()
-            told.set_result(refusal)
-            writer.answer(told, 0)
+            reply: Future[ToProposer | None] = asyncio.get_running_loop().create_future()
+            reply.set_result(refusal)
+            writer.answer(reply, 0)
 
     def _found_damaged(self, error: ShaleError) -> None:
-        """The disk has not kept what was written to it."""
-        self._check_not_ended()  # or its files are gone for a good reason
+        """Note that the disk has lost records that were written to it."""
+        self._check_not_ended()  # the files of a member that has ended may be gone
         if self.state.health is LogHealth.DAMAGED:
             return
         database_id = self.identity.database_id.hex()
@@ -452,7 +456,7 @@ class LocalMember:
         self.state, effects = acceptor.damaged(self.state)
         for effect in effects:
             if isinstance(effect, Reply) and isinstance(effect.message, Refusal):
-                self._tell(effect.stream, effect.message)
+                self._notify(effect.stream, effect.message)
         _ = self._submit(effects)  # nobody waits for it
 
     def _note_flushed(self, lsn: int) -> None:
@@ -462,10 +466,10 @@ class LocalMember:
             database_id = self.identity.database_id.hex()
             log.info("a log that had lost records is whole again", database_id=database_id, lsn=lsn)
             self.state = state
-            _ = self._submit(effects)  # nobody waits for it
+            _ = self._submit(effects)  # nothing waits for these
 
     def check_readable(self, lsn: int) -> None:
-        """Raise why this record can't be read here, now or ever: as `records` does."""
+        """Raise as `records` does if the record with this LSN cannot be read, now or ever."""
         self._check_not_ended()
         if self.state.health is LogHealth.DAMAGED:
             raise LogDamaged("records were lost here: this member waits until it is filled again")

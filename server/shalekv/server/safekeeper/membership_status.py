@@ -1,18 +1,21 @@
-"""A member and the database that it belongs to: whether the manifest still names it.
+"""Membership status of the members of a node: whether the manifest of the database names them.
 
-A manifest that has ceased to name a member is read twice, some time apart, before a log goes that
-nobody asked to delete. One whose records are not all seen in the archive yet has more time.
+Before a node discards a log that it was not asked to delete, the manifest has to be found without
+the member in two checks, some time apart; in more if the log has records that were not seen in the
+archive.
 
-A member that no writer has turned to is one that a manifest may be about to name: whoever has
-asked for it may stand still. It goes when that is ruled out:
+A member that no writer has used may be named soon, by a process that has requested it and is
+stalled. It is discarded when that is impossible:
 
-- another database is at its place, so that its own can't be created there any more;
-- a manifest of its database is of a later generation than when room was asked for: edits are of the
-  generation that was looked at before (`protocol.membership`). If none comes, this node makes
-  one, which changes nothing else;
-- there was no manifest for long. Then whoever creates the database late looks after it.
+- Another database is at its URL, so its own cannot be created there any more.
+- The manifest of its database has a later generation than when the member was requested: an edit of
+  the members requires the generation that was read before (`protocol.membership`). If the
+  generation does not change, this node raises it by an edit that changes nothing else.
+- There was no manifest for long. If the database is created late, its creation admits the members
+  again.
 
-It has promised nothing and holds nothing, so whatever happens nothing is lost with it.
+Such a member has promised nothing and has no records, so nothing is lost with it in any case. See
+server/docs/safekeepers.md, "Members that no manifest names".
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from shalekv.write.quorum.links import DatabasePlace, MemberStatus
 
 log = structlog.get_logger()
 
+# Checks in a row, at intervals of `retire_interval_ms`, before a member is discarded.
 _UNNAMED_CHECKS = 2
 _UNARCHIVED_CHECKS = 10
 _UNTOUCHED_CHECKS = 10
@@ -47,53 +51,53 @@ _RULE_OUT_TIMEOUT_MS = 20_000
 
 
 class MembershipStatus(enum.Enum):
-    """What the manifest says of a member."""
+    """Status of a member by the manifest."""
 
-    NAMED = "named"  # among the present members, or those to be
+    NAMED = "named"  # among the present members, or the next ones
     UNNAMED = "unnamed"
-    DISPLACED = "displaced"  # it is that of another database
-    UNKNOWN = "unknown"  # there is none, or one of an older state
+    DISPLACED = "displaced"  # the manifest is that of another database
+    UNKNOWN = "unknown"  # there is no manifest, or an older one than the member has seen
 
 
 @dataclass(slots=True)
-class Held:
-    """A member that this node has."""
+class HostedMember:
+    """A member on this node, with its store, its archiver, and the checks of its membership."""
 
     member: LocalMember
     store: ObjectStore  # of its database
     cas: CasStore
     manifest: StoredManifest = field(init=False)
-    archiving: asyncio.Task[None] | None = None  # of the node's group
-    unnamed_checks: int = 0  # one after the other, that found it unnamed
-    generation: int | None = None  # of the first of these; None: it was not named in any
+    archiver_task: asyncio.Task[None] | None = None  # in the task group of the node
+    unnamed_checks: int = 0  # checks in a row that did not find it named
+    generation: int | None = None  # of the manifest at the first of them that found it unnamed
 
     def __post_init__(self) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self.manifest = StoredManifest(self.cas)
 
     def expect_to_be_named(self) -> None:
-        """Somebody has asked for it, after a look at the manifest, and is about to name it."""
+        """Restart the checks: the member was requested, and a manifest may name it soon."""
         self.unnamed_checks = 0
         self.generation = None
 
-    def stop_archiving(self) -> None:
-        """Nothing more is added to the archive; what is under way may still arrive there."""
-        if self.archiving is not None:
-            self.archiving.cancel()
+    def stop_archiver(self) -> None:
+        """Stop archiving; uploads in flight may still succeed."""
+        if self.archiver_task is not None:
+            self.archiver_task.cancel()
 
     @property
     def is_untouched(self) -> bool:
-        """True if no writer has asked it yet. Then perhaps no manifest has named it either."""
+        """True if no writer has used it yet. Then perhaps no manifest has named it either."""
         return self.member.state.is_untouched
 
     @property
     def is_archived(self) -> bool:
-        """Whether nothing is in its log that is not in the archive."""
+        """True if all records of its log were archived and trimmed."""
         log = self.member.state.log
         return log.last.lsn == log.base.lsn
 
-    async def standing(self) -> MembershipStatus:
-        """What the manifest says now. Raises `CorruptObject`, `StoreError`."""
+    async def membership(self) -> MembershipStatus:
+        """Read the manifest, and return the status by it. Raises `CorruptObject`, `StoreError`."""
         member_id = self.member.identity.member_id
         if self.is_untouched:  # its database may have been deleted, and another one created
             self.manifest = StoredManifest(self.cas)
@@ -104,29 +108,35 @@ class Held:
         if manifest.database_id != self.member.identity.database_id:
             return MembershipStatus.DISPLACED
         if manifest.writer_epoch < self.member.state.promise.epoch:
-            # An epoch is promised after a manifest has it: this is a backup that was put back.
+            # A writer creates the manifest with its epoch before members promise it: so this is an
+            # older state of the database, such as a restored backup.
             return MembershipStatus.UNKNOWN
         if manifest.wal_mode is not WalMode.QUORUM:
             return MembershipStatus.UNNAMED
         named = {each.id for each in Configuration.of(manifest).everyone}
         return MembershipStatus.NAMED if member_id in named else MembershipStatus.UNNAMED
 
-    async def is_of_no_use(self) -> bool:
-        """Look once more, as is done regularly. Raises `CorruptObject`, `StoreError`."""
-        standing = await self.standing()
-        # From here on nothing is waited for: what is untouched now has told nobody anything.
+    async def is_unneeded(self) -> bool:
+        """Check once more, and return True if the member is to be discarded.
+
+        To be called regularly. Raises `CorruptObject`, `StoreError`.
+        """
+        membership = await self.membership()
+        # No await from here on: a member that is untouched now has promised nothing.
         if self.is_untouched:
-            return self._will_not_be_named(standing)
-        self.unnamed_checks = self.unnamed_checks + 1 if standing is MembershipStatus.UNNAMED else 0
+            return self._will_not_be_named(membership)
+        self.unnamed_checks = (
+            self.unnamed_checks + 1 if membership is MembershipStatus.UNNAMED else 0
+        )
         return self.unnamed_checks >= (_UNNAMED_CHECKS if self.is_archived else _UNARCHIVED_CHECKS)
 
-    def _will_not_be_named(self, standing: MembershipStatus) -> bool:
-        if standing is MembershipStatus.NAMED:
+    def _will_not_be_named(self, membership: MembershipStatus) -> bool:
+        if membership is MembershipStatus.NAMED:
             self.expect_to_be_named()
             return False
         self.unnamed_checks += 1
-        if standing is not MembershipStatus.UNNAMED:
-            is_displaced = standing is MembershipStatus.DISPLACED
+        if membership is not MembershipStatus.UNNAMED:
+            is_displaced = membership is MembershipStatus.DISPLACED
             return self.unnamed_checks >= (_UNNAMED_CHECKS if is_displaced else _UNTOUCHED_CHECKS)
         present = self.manifest.current.wal_generation
         if self.generation is None:
@@ -134,15 +144,16 @@ class Held:
         return present != self.generation
 
     @property
-    def waits_in_vain(self) -> bool:
-        """Whether whoever was about to name it should have done so long ago."""
+    def is_overdue(self) -> bool:
+        """True if it is untouched, and the manifest should have named it long ago."""
         is_late = self.unnamed_checks >= _UNTOUCHED_CHECKS
         return self.is_untouched and self.generation is not None and is_late
 
-    async def rule_out(self) -> None:
-        """Have no change name it that was prepared by now; the next look sees if it has worked.
+    async def prevent_naming(self) -> None:
+        """Raise the generation of the manifest, so that no change prepared before can name it.
 
-        Raises `StoreBroken` when this process may not write to the store any more.
+        The next check finds out whether that has worked. Raises `StoreBroken` when this process may
+        not write to the store any more.
         """
         assert self.generation is not None
         before, edit = self.generation, partial(close_generation, generation=self.generation)
@@ -151,15 +162,15 @@ class Held:
                 await self.manifest.edit(edit, lambda manifest: manifest.wal_generation != before)
         except StoreBroken:
             raise
-        except InvalidRequest:  # somebody else has begun a generation
+        except InvalidRequest:  # another process has raised it
             return
-        except Exception as error:  # noqa: BLE001 - as when it is retired meanwhile: no others end
+        except Exception as error:  # noqa: BLE001 - one member must not end others: it may be retired now
             problem = str(error) or f"not done within {_RULE_OUT_TIMEOUT_MS} ms"
-            log.warning("a member that nobody names is kept", problem=problem, **self.told)
+            log.warning("a member that nobody names is kept", problem=problem, **self.log_fields)
 
     @property
-    def told(self) -> dict[str, str]:
-        """What logs tell of it."""
+    def log_fields(self) -> dict[str, str]:
+        """Fields of log lines about this member."""
         identity = self.member.identity
         return {
             "url": identity.url,
@@ -169,7 +180,7 @@ class Held:
         }
 
     def status(self) -> MemberStatus:
-        """What it holds."""
+        """Report the state of the member."""
         member, identity = self.member, self.member.identity
         return MemberStatus(
             place=DatabasePlace(identity.database_id, identity.url),
@@ -180,14 +191,14 @@ class Held:
             committed_lsn=member.state.committed_lsn,
             archived_wal_id=member.state.archived_wal_id,
             log_bytes=member.unarchived_bytes,
-            is_archiver=member.archiving.is_archiver,
-            archive_problem=member.archiving.problem,
+            is_archiver=member.archiver_status.is_archiver,
+            archive_problem=member.archiver_status.problem,
             full_problem=member.full_problem,
         )
 
 
 async def check_database(cas: CasStore, database_id: bytes) -> None:
-    """Raise `DatabaseMismatch` when another database is there; there may be none yet."""
+    """Raise `DatabaseMismatch` if there is another database; there may be none yet."""
     try:
         manifest = await StoredManifest(cas).refresh()
     except DatabaseNotFound:

@@ -1,8 +1,8 @@
-"""A node: the logs of several databases in one folder, and what keeps them.
+"""Safekeeper node: the members of several databases in one data folder, and their background tasks.
 
-A member is made by `admit`, before any manifest names it, and deleted by `retire`, after the
-manifest has ceased to, or when none will ever name it (`standing`). Which members a database has is
-the manifest's word alone.
+A member is created by `admit`, before any manifest names it. It is deleted by `retire`, after the
+manifest has ceased to name it, or by the node itself when no manifest will ever name it
+(`membership_status`). The manifest alone decides which members a database has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ from shalekv.protocol.quorum_records import LogHealth
 from shalekv.runtime import Runtime, Workers
 from shalekv.server.safekeeper.archiver import Archiver
 from shalekv.server.safekeeper.member import LocalMember
-from shalekv.server.safekeeper.membership_status import Held, MembershipStatus, check_database
+from shalekv.server.safekeeper.membership_status import (
+    HostedMember,
+    MembershipStatus,
+    check_database,
+)
 from shalekv.server.safekeeper.relaying import Relays
 from shalekv.settings import SafekeepSettings, StoreSettings
 from shalekv.store.api import ObjectStore
@@ -47,12 +51,18 @@ from shalekv.store.safekeeper_log.syncer import Syncer
 from shalekv.store.url import BucketUrl, FileUrl, MemoryUrl, parse_url
 from shalekv.write.quorum.links import DatabasePlace, NodeStatus, RelayLinks
 
-# --- places
-# Which databases a node takes: those at or below its own URL, where it archives to.
+_ID_BYTES = 16
+
+OpenStore: TypeAlias = Callable[[str, Runtime, StoreSettings], ObjectStore]
+
+log = structlog.get_logger()
 
 
 def check_place(url: str, node_url: str) -> str:
-    """`url`, if it is at or below that of the node. Raises `InvalidUrl`."""
+    """Return `url`, which must be at or below the URL of the node, where it archives to.
+
+    Raises `InvalidUrl`.
+    """
     if not _is_at_or_below(url, node_url):
         raise InvalidUrl(
             f"{url} is not at or below {node_url}, the --url of this safekeeper: it archives "
@@ -78,18 +88,8 @@ def _with_slash(folder: str) -> str:
     return f"{folder}/" if folder else ""
 
 
-# --- node
-
-
-_ID_BYTES = 16
-
-OpenStore: TypeAlias = Callable[[str, Runtime, StoreSettings], ObjectStore]
-
-log = structlog.get_logger()
-
-
 class Node:
-    """The members of one data folder. It answers while `run` runs."""
+    """The members of one data folder. It answers requests while `run` runs."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Node:
         sync_workers: Workers,
         open_store: OpenStore,
     ) -> None:
-        """Use `Node.open`."""
+        """Compose a node; called by `Node.open`."""
         self.settings = settings
         self.relays = relays
         self._folder = folder
@@ -109,8 +109,8 @@ class Node:
         self._sync_workers = sync_workers
         self._runtime = runtime
         self._open_store = open_store
-        self._held: Mapping[bytes, Held] = {}  # by database; replaced, and never changed
-        self._changing = asyncio.Lock()  # held by who adds or removes members
+        self._hosted: Mapping[bytes, HostedMember] = {}  # by database; replaced, and never changed
+        self._membership_lock = asyncio.Lock()  # while members are added or removed
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = asyncio.Event()
         self._failure: ShaleError | None = None
@@ -127,12 +127,12 @@ class Node:
         links: RelayLinks | None = None,
         open_store: OpenStore = open_store,
     ) -> Node:
-        """Open all logs of the data folder. `sync_workers` are for nothing but syncs.
+        """Open all logs of the data folder. `sync_workers` must do nothing but syncs.
 
-        By `links` it passes on what writers ask it to; without them it does not. `open_store` opens
-        the archives.
+        `links` connect to other nodes, to relay appends if writers ask for it; without them nothing
+        is relayed. `open_store` opens the archives.
 
-        Raises `StoreRefused` when another process has the folder, or the archive refuses us;
+        Raises `StoreRefused` when another process uses the folder, or the archive refuses access;
         `InvalidUrl`, `InvalidSetting`, `StoreError`.
         """
         await _check_archive(settings, runtime, open_store)
@@ -145,20 +145,20 @@ class Node:
             problem = "nobody can tell any more what was promised: this member is gone"
             log.error("a log was set aside", folder=str(path), problem=problem)
         for member_log in logs:
-            _tell_opened(node._hold(member_log))
+            _log_opened(node._host(member_log))
         return node
 
-    # What it is asked for.
+    # Requests.
 
     def find(self, database_id: bytes) -> LocalMember:
-        """The member of a database. Raises `NotAMember`."""
-        held = self._held.get(database_id)
-        if held is None:
+        """Return the member of a database. Raises `NotAMember`."""
+        hosted = self._hosted.get(database_id)
+        if hosted is None:
             raise NotAMember(f"this safekeeper has no log of the database {database_id.hex()}")
-        return held.member
+        return hosted.member
 
     def find_exactly(self, database_id: bytes, member_id: bytes) -> LocalMember:
-        """The member with this id. Raises `NotAMember`."""
+        """Return the member with this id. Raises `NotAMember`."""
         member = self.find(database_id)
         if member.identity.member_id != member_id:
             raise NotAMember(
@@ -168,146 +168,147 @@ class Node:
         return member
 
     async def admit(self, place: DatabasePlace, request_id: bytes) -> bytes:
-        """Make room for a log; the id of the member that this node is from now on.
+        """Create a member with an empty log, and return its id.
 
-        Raises `InvalidUrl`, `InvalidRequest`, `DatabaseMismatch`, `DatabaseExists` when there is a
-        log that is in use, and `StoreError`.
+        Returns the id of the present member if no writer has used it, or if the same request has
+        created it. Raises `InvalidUrl`, `InvalidRequest`, `DatabaseMismatch`, `DatabaseExists` when
+        there is a log in use, and `StoreError`.
         """
         check_id(place.database_id, "database.database_id")
         check_id(request_id, "request_id")
         check_place(place.url, self.settings.database.url)
-        async with self._changing:
-            held = self._held.get(place.database_id)
-            if held is not None:
-                identity = held.member.identity
+        async with self._membership_lock:
+            hosted = self._hosted.get(place.database_id)
+            if hosted is not None:
+                identity = hosted.member.identity
                 if identity.url != place.url:
                     message = f"this safekeeper has a log of the database for {identity.url}"
                     raise DatabaseMismatch(message)
-                if held.is_untouched:
-                    held.expect_to_be_named()
+                if hosted.is_untouched:
+                    hosted.expect_to_be_named()
                     return identity.member_id
                 if identity.request_id == request_id:
                     return identity.member_id
-                await self._make_way(held)
+                await self._free_place(hosted)
             return (await self._create(place, request_id)).member.identity.member_id
 
     async def retire(self, database_id: bytes, member_id: bytes) -> None:
         """Delete a member that the manifest does not name.
 
-        Raises `NotAMember`, and `InvalidRequest` while the manifest names it, or when there is none
-        to ask and the log has records that are not in the archive.
+        Raises `NotAMember`; `InvalidRequest` while the manifest names it, or when there is no
+        manifest of the database and the log has records that are not in the archive.
         """
-        async with self._changing:
+        async with self._membership_lock:
             self.find_exactly(database_id, member_id)
-            held = self._held[database_id]
-            standing = await held.standing()
-            if standing is MembershipStatus.NAMED:
+            hosted = self._hosted[database_id]
+            membership = await hosted.membership()
+            if membership is MembershipStatus.NAMED:
                 problem = "the manifest names this member: change the members first"
                 raise InvalidRequest("member_id", problem)
-            if standing is not MembershipStatus.UNNAMED and not held.is_archived:
-                url = held.member.identity.url
+            if membership is not MembershipStatus.UNNAMED and not hosted.is_archived:
+                url = hosted.member.identity.url
                 problem = (
                     f"{url} does not hold its database, or an older state of it, and the log has "
                     "records that may be nowhere else: stop this safekeeper, and delete the folder "
                     "if they are of no use"
                 )
                 raise InvalidRequest("member_id", problem)
-            await self._remove(held)
+            await self._remove(hosted)
 
     def status(self, database_id: bytes = b"") -> NodeStatus:
-        """What is held, of one database or of all. Raises `NotAMember`."""
+        """Report the state of one member, or of all. Raises `NotAMember`."""
         if database_id:
             self.find(database_id)
-        chosen = [self._held[database_id]] if database_id else self._held.values()
+        chosen = [self._hosted[database_id]] if database_id else self._hosted.values()
         folder = self._folder
         free_bytes = folder.files.filesystem.free_bytes(folder.path)
-        return NodeStatus(__version__, [held.status() for held in chosen], free_bytes)
+        return NodeStatus(__version__, [hosted.status() for hosted in chosen], free_bytes)
 
-    # Its life.
+    # Lifecycle.
 
     async def run(self) -> None:
-        """Go on until `close`, or raise what has ended it."""
+        """Sync, archive and retire until `close`. Raises the error that has ended it before."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self.relays.begin(tasks)
             syncing = tasks.create_task(self._sync(), name="sync")
-            retiring = tasks.create_task(self._retire_again_and_again(), name="retire")
-            for held in self._held.values():
-                self._begin_archiving(held)
+            retiring = tasks.create_task(self._retire_loop(), name="retire")
+            for hosted in self._hosted.values():
+                self._begin_archiver(hosted)
             await self._closed.wait()
             self._tasks = None
             self.relays.end()
             retiring.cancel()
-            for held in self._held.values():
-                held.stop_archiving()
-            with contextlib.suppress(StoreBroken):  # which is told below
-                for held in self._held.values():
-                    if self._has(held):  # else it was retired meanwhile
-                        await held.member.settle()
+            for hosted in self._hosted.values():
+                hosted.stop_archiver()
+            with contextlib.suppress(StoreBroken):  # raised below
+                for hosted in self._hosted.values():
+                    if self._has(hosted):  # else it was retired meanwhile
+                        await hosted.member.settle()
             syncing.cancel()
         if self._failure is not None:
             raise self._failure
 
     async def ended(self) -> ShaleError | None:
-        """Wait until nothing more is taken: what ended it, None after `close`."""
+        """Wait until no more messages are taken; return the error behind it, None after `close`."""
         await self._closed.wait()
         return self._failure
 
     def close(self) -> None:
-        """Take nothing more; `run` returns when what was taken is durable."""
+        """Take no more messages; `run` returns when those that were taken are durable."""
         self._end(Stopping("this safekeeper is shutting down"))
 
     def readiness(self) -> None:
-        """Nothing: a safekeeper answers neither reads nor writes of clients."""
+        """Return None: a safekeeper serves neither reads nor writes of clients."""
 
     async def leave(self, timeout_ms: float = 0.0) -> None:
         """Close all files. REQUIRES: `run` has returned, or never began."""
-        del timeout_ms  # nothing here waits for anybody
+        del timeout_ms  # nothing here waits
         if self._has_left:
             return
         self._has_left = True
-        for held in self._held.values():
-            held.member.log.close()
-            await held.store.close()
+        for hosted in self._hosted.values():
+            hosted.member.log.close()
+            await hosted.store.close()
         self._folder.close()
 
     def _end(self, error: ShaleError) -> None:
-        for held in self._held.values():
-            held.member.end(error)
+        for hosted in self._hosted.values():
+            hosted.member.end(error)
         self._closed.set()
 
     async def _sync(self) -> None:
         try:
             await self._syncer.run()
-        except ShaleError as error:  # nothing may be acknowledged any more
+        except ShaleError as error:  # nothing may be acknowledged after a failed sync
             self._fail(error)
 
-    async def _archive(self, held: Held) -> None:
+    async def _archive(self, hosted: HostedMember) -> None:
         try:
-            await Archiver(held.member, held.cas, self.settings.archiving).run()
-        except StoreBroken as error:  # of an archive on a disk: a new process reads what is there
+            await Archiver(hosted.member, hosted.cas, self.settings.archiving).run()
+        except StoreBroken as error:  # an archive on a disk: a new process has to read its state
             self._fail(error)
         except Exception as error:  # a bug with one database must not end the others
-            log.exception("ARCHIVING STOPPED", **held.told)
-            held.member.archiving.problem = f"unexpected error: {error}"
-            held.member.archiving.is_archiver = False
+            log.exception("ARCHIVING STOPPED", **hosted.log_fields)
+            hosted.member.archiver_status.problem = f"unexpected error: {error}"
+            hosted.member.archiver_status.is_archiver = False
 
     def _fail(self, error: ShaleError) -> None:
         self._failure = self._failure or error
         self._end(error)
 
-    def _begin_archiving(self, held: Held) -> None:
+    def _begin_archiver(self, hosted: HostedMember) -> None:
         if self._tasks is not None:  # else `run` begins it
-            held.archiving = self._tasks.create_task(self._archive(held), name="archive")
+            hosted.archiver_task = self._tasks.create_task(self._archive(hosted), name="archive")
 
-    def _hold(self, member_log: MemberLog) -> Held:
+    def _host(self, member_log: MemberLog) -> HostedMember:
         member = LocalMember(member_log, self._syncer, self.settings.safekeeper, self._runtime)
         store = self._open_store(member.identity.url, self._runtime, self.settings.store)
-        held = Held(member, store, CasStore(store, self._runtime, self.settings.store))
-        self._held = {**self._held, member.identity.database_id: held}
-        return held
+        hosted = HostedMember(member, store, CasStore(store, self._runtime, self.settings.store))
+        self._hosted = {**self._hosted, member.identity.database_id: hosted}
+        return hosted
 
-    async def _create(self, place: DatabasePlace, request_id: bytes) -> Held:
+    async def _create(self, place: DatabasePlace, request_id: bytes) -> HostedMember:
         store = self._open_store(place.url, self._runtime, self.settings.store)
         try:
             await check_database(
@@ -317,79 +318,82 @@ class Node:
             await store.close()
         member_id = self._runtime.random.randbytes(_ID_BYTES)
         identity = MemberIdentity(place.database_id, member_id, place.url, request_id)
-        held = self._hold(await self._runtime.workers.run(self._folder.create, identity))
-        self._begin_archiving(held)
-        log.info("member admitted", **held.told)
-        return held
+        hosted = self._host(await self._runtime.workers.run(self._folder.create, identity))
+        self._begin_archiver(hosted)
+        log.info("member admitted", **hosted.log_fields)
+        return hosted
 
-    async def _make_way(self, held: Held) -> None:
-        """Let go of a member so that there can be another. Raises `DatabaseExists`."""
-        if await held.standing() is not MembershipStatus.UNNAMED:
-            identity = held.member.identity
+    async def _free_place(self, hosted: HostedMember) -> None:
+        """Discard a member so that another can be created. Raises `DatabaseExists`."""
+        if await hosted.membership() is not MembershipStatus.UNNAMED:
+            identity = hosted.member.identity
             raise DatabaseExists(
                 f"this safekeeper has a log of {identity.url} already, as member "
                 f"{identity.member_id.hex()}"
             )
-        await self._let_go(held)
+        await self._discard(hosted)
 
-    async def _let_go(self, held: Held) -> None:
-        """Remove a member that nobody has asked to retire.
+    async def _discard(self, hosted: HostedMember) -> None:
+        """Remove a member without a request to retire it; set its log aside if it is not archived.
 
-        It may have been lost when the others were recovered without a majority, and come back with
-        the only copy of what was given up: that is for people to delete.
+        The member may have been missing when the others were recovered without a majority, and have
+        the only copy of the records that were given up. Only the operator may delete those.
         """
-        if held.is_archived:
-            await self._remove(held)
+        if hosted.is_archived:
+            await self._remove(hosted)
             return
-        await self._end_member(held)
-        folder = await self._sync_workers.run(self._folder.set_aside, held.member.log)
+        await self._end_member(hosted)
+        folder = await self._sync_workers.run(self._folder.set_aside, hosted.member.log)
         log.warning(
             "MEMBER SET ASIDE: its log has records that are not archived. Delete the folder if "
             "they are of no use",
             folder=str(folder),
-            **held.told,
+            **hosted.log_fields,
         )
 
-    async def _remove(self, held: Held) -> None:
-        await self._end_member(held)
-        await self._sync_workers.run(self._folder.remove, held.member.log)
-        log.info("member retired", **held.told)
+    async def _remove(self, hosted: HostedMember) -> None:
+        await self._end_member(hosted)
+        await self._sync_workers.run(self._folder.remove, hosted.member.log)
+        log.info("member retired", **hosted.log_fields)
 
-    async def _end_member(self, held: Held) -> None:
-        """Afterwards its files are touched only behind what the thread of syncs still does for it:
-        making room for what would come.
+    async def _end_member(self, hosted: HostedMember) -> None:
+        """End a member. Its files may only be touched by the sync workers from now on.
+
+        They may still be allocating space for it.
         """
         error = NotAMember("this member was retired: the manifest does not name it any more")
-        held.member.end(error)
-        held.stop_archiving()
-        await held.member.settle()
-        self._held = {key: each for key, each in self._held.items() if each is not held}
-        await held.store.close()
+        hosted.member.end(error)
+        hosted.stop_archiver()
+        await hosted.member.settle()
+        self._hosted = {key: each for key, each in self._hosted.items() if each is not hosted}
+        await hosted.store.close()
 
-    async def _retire_again_and_again(self) -> None:
+    async def _retire_loop(self) -> None:
         try:
             while True:
                 await self._runtime.clock.sleep_ms(self.settings.safekeeper.retire_interval_ms)
-                for held in self._held.values():
-                    async with self._changing:
-                        if self._has(held):
-                            await self._retire_if_unnamed(held)
-                    if self._has(held) and held.waits_in_vain:
-                        await held.rule_out()
+                for hosted in self._hosted.values():
+                    async with self._membership_lock:
+                        if self._has(hosted):
+                            await self._retire_if_unnamed(hosted)
+                    if self._has(hosted) and hosted.is_overdue:
+                        await hosted.prevent_naming()
         except StoreBroken as error:  # of our own disk, or of an archive on a disk
             self._fail(error)
 
-    def _has(self, held: Held) -> bool:
-        return self._held.get(held.member.identity.database_id) is held
+    def _has(self, hosted: HostedMember) -> bool:
+        return self._hosted.get(hosted.member.identity.database_id) is hosted
 
-    async def _retire_if_unnamed(self, held: Held) -> None:
+    async def _retire_if_unnamed(self, hosted: HostedMember) -> None:
         try:
-            is_of_no_use = await held.is_of_no_use()
+            is_unneeded = await hosted.is_unneeded()
         except ShaleError as error:
-            log.warning("whether a log is of use is not known", problem=str(error), **held.told)
+            log.warning(
+                "whether a log is of use is not known", problem=str(error), **hosted.log_fields
+            )
             return
-        if is_of_no_use:
-            await self._let_go(held)
+        if is_unneeded:
+            await self._discard(hosted)
 
 
 def _open_folder(settings: SafekeepSettings, filesystem: FileSystem) -> DataFolder:
@@ -405,9 +409,9 @@ def _open_folder(settings: SafekeepSettings, filesystem: FileSystem) -> DataFold
 async def _check_archive(
     settings: SafekeepSettings, runtime: Runtime, open_store: OpenStore
 ) -> None:
-    """Notice a bucket that is missing, or refuses us, before anybody rests on this node.
+    """Raise an error if the bucket is missing or refuses access, before members depend on it.
 
-    One that does not answer is no reason not to start: votes and appends do without it.
+    A node starts with a store that does not answer: votes and appends do not need it.
     """
     store = open_store(settings.database.url, runtime, settings.store)
     try:
@@ -419,9 +423,9 @@ async def _check_archive(
         await store.close()
 
 
-def _tell_opened(held: Held) -> None:
-    if held.member.state.health is not LogHealth.DAMAGED:
-        log.info("log opened", **held.told)
+def _log_opened(hosted: HostedMember) -> None:
+    if hosted.member.state.health is not LogHealth.DAMAGED:
+        log.info("log opened", **hosted.log_fields)
         return
-    problem = held.member.log.problem or "this was found before, and nothing has filled the log"
-    log.error("records were lost", problem=problem, **held.told)
+    problem = hosted.member.log.problem or "this was found before, and nothing has filled the log"
+    log.error("records were lost", problem=problem, **hosted.log_fields)

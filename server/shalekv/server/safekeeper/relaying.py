@@ -1,8 +1,9 @@
-"""Passing on what writers send, from one safekeeper to the next (seed 001, "Optimizations").
+"""Relay of appends from one safekeeper to the next.
 
-Nothing rests on it: what is passed on counts only as the writer's own message would, and a writer
-that hears of no progress sends it itself. So a queue that is full, and a safekeeper that is not
-reached, lose what there is for it.
+Neither safety nor availability depends on it (server/docs/safekeepers.md, "Ways of records"). A
+relayed message counts only as the writer's own message would, and a writer that sees no progress
+sends it itself. So messages are dropped when the queue is full or the next safekeeper is not
+reached.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from shalekv.write.quorum.links import LinkBroken, RelayLink, RelayLinks
 
 log = structlog.get_logger()
 
-ADDRESSES_MAX = 64  # that one node passes something on to; writers name them
-PAUSE_MS = 200  # before one that was not reached is called again
+ADDRESSES_MAX = 64  # nodes to which one node relays; writers name them
+PAUSE_MS = 200  # before the next attempt to connect to a node that was not reached
 
 
 class Members(Protocol):
-    """Where the members of a node are found."""
+    """The members of a node."""
 
     def find_exactly(self, database_id: bytes, member_id: bytes) -> LocalMember:
-        """The member with this id. Raises `NotAMember`."""
+        """Return the member with this id. Raises `NotAMember`."""
         ...
 
 
@@ -45,28 +46,28 @@ class _Queued(NamedTuple):
 
 
 class Relays:
-    """What one node passes on to others. It does nothing before `begin`."""
+    """The queues of one node to others. Everything is dropped before `begin`."""
 
     def __init__(self, links: RelayLinks | None, queue_bytes_max: int, runtime: Runtime) -> None:
-        """Without `links` nothing is passed on."""
+        """Without `links` nothing is relayed."""
         self._links = links
         self._queue_bytes_max = queue_bytes_max
         self._runtime = runtime
-        self._ways: dict[str, _Way] = {}  # by address
+        self._queues: dict[str, _RelayQueue] = {}  # by address
         self._tasks: asyncio.TaskGroup | None = None
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """From now on each address gets one of `tasks`."""
+        """Relay from now on, with a task in `tasks` for each address."""
         self._tasks = tasks
 
     def end(self) -> None:
-        """Pass nothing on any more."""
+        """Stop relaying."""
         self._tasks = None
-        for way in self._ways.values():
-            way.stop()
+        for queue in self._queues.values():
+            queue.stop()
 
     def pass_on(self, database_id: bytes, append: Append) -> None:
-        """Hand an append that was taken to the next that it names."""
+        """Relay an append that was taken to the next member of its chain."""
         if append.relays:
             target, *others = append.relays
             following = Append(
@@ -74,36 +75,38 @@ class Relays:
             )
             self._put(target, database_id, following)
 
-    def tell_committed(self, database_id: bytes, append: Append) -> None:
-        """Tell the peers that it names how far the log is committed."""
+    def broadcast_commit(self, database_id: bytes, append: Append) -> None:
+        """Send the committed LSN of an append to the peers that it names."""
         if append.commit_peers:
-            told = Append(append.ballot, (), append.committed_lsn)
+            commit = Append(append.ballot, (), append.committed_lsn)
             for target in append.commit_peers:
-                self._put(target, database_id, told)
+                self._put(target, database_id, commit)
 
     def _put(self, target: RelayTarget, database_id: bytes, append: Append) -> None:
-        way = self._ways.get(target.address)
-        if way is None:
-            if self._links is None or self._tasks is None or len(self._ways) >= ADDRESSES_MAX:
+        queue = self._queues.get(target.address)
+        if queue is None:
+            if self._links is None or self._tasks is None or len(self._queues) >= ADDRESSES_MAX:
                 return
-            way = _Way(target.address, self._links, self._queue_bytes_max, self._runtime)
-            self._ways[target.address] = way
-            way.task = self._tasks.create_task(self._run(way), name=f"relay to {target.address}")
+            queue = _RelayQueue(target.address, self._links, self._queue_bytes_max, self._runtime)
+            self._queues[target.address] = queue
+            queue.task = self._tasks.create_task(
+                self._run(queue), name=f"relay to {target.address}"
+            )
         size_bytes = HEADER_BYTES + sum(len(each.payload) + HEADER_BYTES for each in append.records)
-        way.put(_Queued(database_id, target.member_id, append, size_bytes))
+        queue.put(_Queued(database_id, target.member_id, append, size_bytes))
 
-    async def _run(self, way: _Way) -> None:
-        await way.run()
-        del self._ways[way.address]  # until there is something for it again
+    async def _run(self, queue: _RelayQueue) -> None:
+        await queue.run()
+        del self._queues[queue.address]  # created again with the next message
 
 
-class _Way:
-    """The way to one other node."""
+class _RelayQueue:
+    """Queue of appends to one other node."""
 
     def __init__(
         self, address: str, links: RelayLinks, queue_bytes_max: int, runtime: Runtime
     ) -> None:
-        """It is not connected."""
+        """Begin empty, without a connection."""
         self.task: asyncio.Task[None] | None = None
         self.address = address
         self._links = links
@@ -114,7 +117,7 @@ class _Way:
         self._wake = asyncio.Event()
 
     def put(self, queued: _Queued) -> None:
-        """Queue it, or drop it when there is no room."""
+        """Queue an append, or drop it if the queue is full."""
         if self._queued and self._queued_bytes + queued.size_bytes > self._queue_bytes_max:
             return
         self._queued.append(queued)
@@ -127,7 +130,7 @@ class _Way:
             self.task.cancel()
 
     async def run(self) -> None:
-        """Send what is queued, until the other is not reached, and nothing comes for a time."""
+        """Send what is queued; returns when the node was not reached, and nothing came since."""
         while self._queued:
             try:
                 link = await self._links.relay(self.address)
@@ -151,11 +154,11 @@ class _Way:
             await self._wake.wait()
 
 
-class Relayed:
-    """What another safekeeper passes on to this one: a `DuplexStream`."""
+class RelayStream:
+    """`Safekeeper.Relay`: the `DuplexStream` of appends from another safekeeper."""
 
     def __init__(self, members: Members, relays: Relays) -> None:
-        """`relays` takes what goes on to others."""
+        """`relays` relays the appends further."""
         self._members = members
         self._relays = relays
         self._error: ShaleError | None = None
@@ -164,7 +167,7 @@ class Relayed:
     async def read(
         self, requests: AsyncIterator[wire.RelayRequest], _tasks: asyncio.TaskGroup
     ) -> None:
-        """Take what counts, and drop the rest."""
+        """Take the appends that count, and drop the others."""
         try:
             async for request in requests:
                 if self._over.is_set():
@@ -175,7 +178,7 @@ class Relayed:
         self._over.set()
 
     async def replies(self) -> AsyncIterator[wire.RelayReply]:
-        """None; raises what ends the stream."""
+        """Yield nothing; raises the error that ends the stream."""
         await self._over.wait()
         if self._error is not None:
             raise self._error
@@ -183,12 +186,12 @@ class Relayed:
             yield wire.RelayReply()
 
     def refuse(self, error: ShaleError) -> None:
-        """End with `error`."""
+        """End the stream with `error`."""
         self._error = self._error or error
         self._over.set()
 
     def close(self) -> None:
-        """The other one has gone."""
+        """End the stream, because the other safekeeper has gone."""
         self._over.set()
 
     async def _take(self, request: wire.RelayRequest) -> None:

@@ -1,4 +1,4 @@
-"""The service `Safekeeper`: a node, answering in messages."""
+"""The service `shalekv.v1.Safekeeper` on a `Node`, and the messages of its status."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from shalekv.format.quorum_messages import (
     status_shape,
 )
 from shalekv.server.safekeeper.node import Node
-from shalekv.server.safekeeper.propose import Proposing, fetch, tail
-from shalekv.server.safekeeper.relaying import Relayed
+from shalekv.server.safekeeper.propose import ProposeStream, fetch, tail
+from shalekv.server.safekeeper.relaying import RelayStream
 from shalekv.server.service import Call
 from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.write.quorum.links import DatabasePlace, MemberStatus, NodeStatus
 
-# --- status_messages
-# What a node holds, as messages, and back.
-
 
 def node_status_message(status: NodeStatus) -> wire.GetSafekeeperStatusReply:
-    """To be sent."""
+    """Convert a status to its message."""
     return wire.GetSafekeeperStatusReply(
         version=status.version,
         members=map(_member_message, status.members),
@@ -34,7 +31,7 @@ def node_status_message(status: NodeStatus) -> wire.GetSafekeeperStatusReply:
 
 
 def node_status_of(reply: wire.GetSafekeeperStatusReply) -> NodeStatus:
-    """As it was sent. Raises `InvalidRequest`."""
+    """Convert a message to the status. Raises `InvalidRequest`."""
     members = [_member_of(member) for member in reply.members]
     return NodeStatus(reply.version, members, reply.disk_free_bytes)
 
@@ -72,40 +69,37 @@ def _member_of(member: wire.MemberStatus) -> MemberStatus:
     )
 
 
-# --- service
-
-
 class SafekeeperService:
     """Answers the calls of `shalekv.v1.Safekeeper`."""
 
     def __init__(self, node: Node) -> None:
-        """`node` runs."""
+        """REQUIRES: `node` is running."""
         self._node = node
         self._settings = node.settings.safekeeper
 
     async def admit(self, request: wire.AdmitRequest, _call: Call) -> wire.AdmitReply:
-        """Make room for a log."""
+        """Create a member with an empty log."""
         place = DatabasePlace(request.database.database_id, request.database.url)
         return wire.AdmitReply(member_id=await self._node.admit(place, request.request_id))
 
-    def propose(self) -> Proposing:
-        """A new stream of a writer."""
-        return Proposing(self._node)
+    def propose(self) -> ProposeStream:
+        """Open the stream of a writer."""
+        return ProposeStream(self._node)
 
-    def relay(self) -> Relayed:
-        """A new stream of another safekeeper."""
-        return Relayed(self._node, self._node.relays)
+    def relay(self) -> RelayStream:
+        """Open the stream of another safekeeper."""
+        return RelayStream(self._node, self._node.relays)
 
     async def fetch(
         self, request: wire.FetchRequest, _call: Call
     ) -> AsyncIterator[wire.FetchReply]:
-        """Records as they are on the disk."""
+        """Yield records as they are in the log, committed or not."""
         member = self._node.find_exactly(request.database_id, request.member_id)
         async for records in fetch(member, request.first_lsn, self._settings):
             yield wire.FetchReply(records=record_messages(records))
 
     async def tail(self, request: wire.TailRequest, _call: Call) -> AsyncIterator[wire.TailReply]:
-        """Committed records, as they become so."""
+        """Yield records as they are committed."""
         member = self._node.find(request.database_id)
         async for piece in tail(member, request.first_wal_id, self._settings):
             records = record_messages(piece.records)
@@ -114,10 +108,10 @@ class SafekeeperService:
     def status(
         self, request: wire.GetSafekeeperStatusRequest, _call: Call
     ) -> wire.GetSafekeeperStatusReply:
-        """What the node holds."""
+        """Report the state of the node."""
         return node_status_message(self._node.status(request.database_id))
 
     async def retire(self, request: wire.RetireRequest, _call: Call) -> wire.RetireReply:
-        """Delete a log."""
+        """Delete a member and its log."""
         await self._node.retire(request.database_id, request.member_id)
         return wire.RetireReply()

@@ -68,7 +68,7 @@ async def test_the_appointed_member_archives_what_is_complete(
     log.append(written.write("000.11-.2.33"), committed_lsn=9)
     async with running(archiver_of(log, store, runtime)):
         await log.reached(archived=2, trimmed_lsn=7)
-        assert log.archiving.is_archiver
+        assert log.archiver_status.is_archiver
     assert await listed(store) == [0, 1, 2]
     for wal_id in range(3):
         stored = await store.get(names.wal_name(wal_id))
@@ -126,9 +126,9 @@ async def test_a_member_without_room_looks_at_once(
         async with running(archiver_of(a, store, runtime)):
             await a.reached(archived=2)
         assert b.trims == []
-        b.want_room()
+        b.want_space()
         await b.reached(archived=2, trimmed_lsn=6)
-        assert not b.is_room_wanted
+        assert not b.is_space_wanted
 
 
 async def test_collected_objects_count_as_archived(store: MemoryStore, runtime: Runtime) -> None:
@@ -216,11 +216,11 @@ async def test_other_bytes_stop_the_archiver(store: MemoryStore, runtime: Runtim
     async with running(archiver):
         await log.reached(archived=0)
         log.append(written.write("1."), committed_lsn=2)
-        assert names.wal_name(1) in await log.archiving.told(problem=True)
+        assert names.wal_name(1) in await log.archiver_status.reported(problem=True)
         log.append(written.write("2.3."), committed_lsn=4)
     assert isinstance(archiver.alarm, IllegalState)
-    assert log.archiving.problem == str(archiver.alarm)
-    assert not log.archiving.is_archiver
+    assert log.archiver_status.problem == str(archiver.alarm)
+    assert not log.archiver_status.is_archiver
     assert await listed(store) == [0, 1]
     assert (await store.get(names.wal_name(1))).data == foreign.object(1)
     assert log.trims == []
@@ -235,7 +235,7 @@ async def test_what_others_have_archived_is_compared(store: MemoryStore, runtime
     log.append(written.write("0."), committed_lsn=1)
     archiver = archiver_of(log, store, runtime, PATIENT)
     async with running(archiver):
-        await log.archiving.told(problem=True)
+        await log.archiver_status.reported(problem=True)
     assert isinstance(archiver.alarm, IllegalState)
     assert log.trims == []
 
@@ -250,7 +250,7 @@ async def test_an_object_that_is_gone_is_an_alarm(store: MemoryStore, runtime: R
     log.append(written.write("2."), committed_lsn=3)
     archiver = archiver_of(log, store, runtime)
     async with running(archiver):
-        assert names.wal_name(1) in await log.archiving.told(problem=True)
+        assert names.wal_name(1) in await log.archiver_status.reported(problem=True)
     assert isinstance(archiver.alarm, IllegalState)
     assert await listed(store) == [0]
 
@@ -279,10 +279,10 @@ async def test_a_store_that_does_not_answer_is_told_of(runtime: Runtime) -> None
     settings = EAGER.model_copy(update={"archive_upload_timeout_ms": 10})
     archiver = archiver_of(log, store, runtime, settings)
     async with running(archiver):
-        assert names.wal_name(0) in await log.archiving.told(problem=True)
+        assert names.wal_name(0) in await log.archiver_status.reported(problem=True)
         store.let_go()
         await log.reached(archived=0, trimmed_lsn=1)
-        await log.archiving.told(problem=False)
+        await log.archiver_status.reported(problem=False)
     assert archiver.alarm is None
 
 
@@ -293,7 +293,7 @@ async def test_archived_never_passes_a_hole(store: MemoryStore, runtime: Runtime
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.1.2.3.4."), committed_lsn=5)
     async with running(archiver_of(log, faulty, runtime)):
-        assert "no permission" in await log.archiving.told(problem=True)
+        assert "no permission" in await log.archiver_status.reported(problem=True)
         await log.reached(archived=0, trimmed_lsn=1)
         await looked(store, 3)
         assert (log.state.archived_wal_id, len(log.trims)) == (0, 1)
@@ -322,7 +322,7 @@ async def test_another_database_is_not_written_to(
             await asyncio.sleep(0)
         assert not store.sent.by_kind[RequestKind.LIST]
         log.append(written.write("0."), committed_lsn=1)
-        await log.archiving.told(problem=True)
+        await log.archiver_status.reported(problem=True)
     assert isinstance(archiver.alarm, DatabaseMismatch)
     assert await listed(store) == []
 

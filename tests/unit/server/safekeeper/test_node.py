@@ -301,7 +301,7 @@ async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> 
         await node.admit(place(tmp_path), REQUEST_ID)
         await node.admit(place(tmp_path, "moved", moved_id), REQUEST_ID)
         async with asyncio.timeout(DEADLINE_S):
-            while node._held[moved_id].generation is None:  # noqa: ASYNC110, SLF001
+            while node._hosted[moved_id].generation is None:  # noqa: ASYNC110, SLF001
                 await asyncio.sleep(0)
         await write_manifest(tmp_path, 1, OTHER_ID, name="moved", database_id=moved_id)
         await until_kept(settings, {DATABASE_ID.hex()})
