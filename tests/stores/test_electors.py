@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shalekv.server.election.elector import EtcdAddress
-from shalekv.server.election.etcd import EtcdClient, EtcdSilent
+from shalekv.server.election.etcd import EtcdClient, EtcdUnavailable
 from tests.servers.kubernetes import kubernetes_api
 from tests.servers.process import free_port
 from tests.servers.record_stores import EtcdServer
@@ -118,6 +118,6 @@ async def test_silence_of_etcd_is_told() -> None:
     """A client that reaches nobody says whom it has asked."""
     port = free_port()
     client = EtcdClient([EtcdAddress("127.0.0.1", port)], "key", timeout_ms=TIMEOUT_MS)
-    with pytest.raises(EtcdSilent, match=f"none of 127.0.0.1:{port} has answered"):
+    with pytest.raises(EtcdUnavailable, match=f"none of 127.0.0.1:{port} has answered"):
         await client.holder()
     client.close()

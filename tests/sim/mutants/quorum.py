@@ -177,11 +177,11 @@ async def _scan_all(self: LogObjects) -> None:
         if not records:
             return
         self._next_lsn = records[-1].lsn + 1
-        self._rest += [replace(record, payload=b"") for record in records]
-        found = complete_objects(self._rest, last_lsn)
+        self._incomplete += [replace(record, payload=b"") for record in records]
+        found = complete_objects(self._incomplete, last_lsn)
         self._complete += found
-        count = 0 if not found else found[-1].last.lsn - self._rest[0].lsn + 1
-        del self._rest[:count]
+        count = 0 if not found else found[-1].last.lsn - self._incomplete[0].lsn + 1
+        del self._incomplete[:count]
 
 
 def _all_waiting(self: LogObjects, tip: int | None) -> list[LogObject]:

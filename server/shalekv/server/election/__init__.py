@@ -1,1 +1,1 @@
-"""Election of a writer: in the bucket, in etcd, or in Kubernetes."""
+"""Election of the writer: in the bucket, in etcd, or in Kubernetes."""

@@ -1,15 +1,16 @@
-"""The election in the bucket of the database itself: numbered leases, of which the highest counts.
+"""Election in the bucket of the database itself: numbered leases, of which the highest counts.
 
 `election/<20 digits>.lease` is created if it is absent, and never changed. A holder renews its
-lease by creating the next one; a candidate that has seen the same one as the highest for its whole
-TTL creates the next one. Both want the same name, and one gets it.
+lease by creating the next one. A candidate that has seen the same lease as the highest for its
+whole TTL creates the next one as well. Both use the same name, so only one succeeds.
 
-A stalled process may create a name again that was deleted behind the others. So whoever takes a
-lease lists the folder *after* it has created it, and only the highest counts, as of manifests (F2).
+A stalled process may create a name again that was deleted behind the others. So a process that
+takes a lease lists the folder *after* it has created it, and only the highest lease counts, as with
+manifests (F2).
 
-What it costs while nothing happens: a holder creates one object each third of the TTL, and deletes
-several at once. A candidate asks for one object about each thirteenth of the TTL, and lists when it
-takes over.
+Requests while nothing changes: a holder creates one object each third of the TTL, and deletes
+several at once. A candidate asks for one object about each thirteenth of the TTL, and lists the
+folder when it takes over.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from shalekv.format.names import (
     parse_temporary_name,
 )
 from shalekv.protocol.lease import KEPT, ElectionLease, Sighting, is_outdated, look_wait_ms, sight
-from shalekv.server.election.elector import Tenure, Told
+from shalekv.server.election.elector import HolderChanged, Tenure
 from shalekv.store.cas import CasStore, Claimed, Taken
 
 FIRST_ID = 0
-RELEASE_ATTEMPTS = 3  # a renewal that was cut off may stand where the release wants to
+RELEASE_ATTEMPTS = 3  # a renewal whose reply was lost may have taken the name of the release
 
 _log = structlog.get_logger(__name__)
 
@@ -42,18 +43,20 @@ _log = structlog.get_logger(__name__)
 class BucketElector:
     """One process that campaigns in the bucket."""
 
-    def __init__(self, store: CasStore, *, holder: str, ttl_ms: int, told: Told) -> None:
-        """`holder` is the HOST:PORT that others are told; `told` hears of theirs."""
+    def __init__(
+        self, store: CasStore, *, holder: str, ttl_ms: int, on_holder_change: HolderChanged
+    ) -> None:
+        """`holder` is the HOST:PORT that others see; `on_holder_change` is called with theirs."""
         self._store = store
         self._clock = store.runtime.clock
         self._random = store.runtime.random
         self._holder = holder
         self._ttl_ms = ttl_ms
-        self._told = told
+        self._on_holder_change = on_holder_change
         self._seen: Sighting | None = None
 
     async def campaign(self) -> Tenure:
-        """As `Elector.campaign`."""
+        """Implement `Elector.campaign`."""
         while True:
             try:
                 async with asyncio.timeout(self._ttl_ms / 1_000):
@@ -75,19 +78,19 @@ class BucketElector:
                 return None
         ids = _ids(await self._names())
         if ids and (seen is None or seen.lease_id != ids[-1]):
-            seen = await self._look_at(ids[-1])
+            seen = await self._read(ids[-1])
             if seen is None or not seen.lease.is_released:
                 return None
         return await self._take(ids[-1] + 1 if ids else FIRST_ID)
 
     async def _follow(self, seen: Sighting) -> Sighting:
-        """Go on from a lease to those after it, as far as there are any."""
-        while (after := await self._look_at(seen.lease_id + 1)) is not None:
+        """Read the leases after this one, as far as there are any."""
+        while (after := await self._read(seen.lease_id + 1)) is not None:
             seen = after
         return seen
 
-    async def _look_at(self, lease_id: int) -> Sighting | None:
-        """This lease, if it is there: the newest that is known, then."""
+    async def _read(self, lease_id: int) -> Sighting | None:
+        """Read this lease, the newest that is known then; None: it does not exist."""
         try:
             data = (await self._store.reads.get(election_name(lease_id))).data
         except ObjectNotFound:
@@ -95,10 +98,10 @@ class BucketElector:
         return self._sight(lease_id, data)
 
     def _sight(self, lease_id: int, data: bytes) -> Sighting:
-        # What cannot be read lasts as long as one of ours.
+        # A lease that cannot be decoded lasts as long as one of this process.
         lease = decode_lease(lease_id, data) or ElectionLease("", b"", self._ttl_ms)
         self._seen = sight(self._seen, lease_id, lease, self._clock.monotonic_ms())
-        self._told("" if lease.is_released else lease.holder)
+        self._on_holder_change("" if lease.is_released else lease.holder)
         return self._seen
 
     async def _take(self, lease_id: int) -> Tenure | None:
@@ -115,7 +118,7 @@ class BucketElector:
         if newest != lease_id:
             _log.info("lease created behind others", lease_id=lease_id, newest_id=newest)
             return None
-        self._told(self._holder)
+        self._on_holder_change(self._holder)
         _log.info("elected", lease_id=lease_id, holder=self._holder)
         held = BucketLease(self._store, lease, lease_id, names)
         return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
@@ -125,7 +128,7 @@ class BucketElector:
 
 
 def _ids(listed: Sequence[str]) -> list[int]:
-    """The ids of the leases among these names, in their order."""
+    """Return the ids of the leases among these names, in their order."""
     found = [parse_election_name(name) for name in listed]
     return [lease_id for lease_id in found if lease_id is not None]
 
@@ -136,21 +139,21 @@ class BucketLease:
     def __init__(
         self, store: CasStore, lease: ElectionLease, lease_id: int, names: Sequence[str]
     ) -> None:
-        """`names` are the objects of the folder: what is outdated of them will be deleted."""
+        """`names` are the objects of the folder; outdated ones are deleted at renewals."""
         self._store = store
         self._lease = lease
         self._id = lease_id
         self._names = list(names)
 
     async def renew(self) -> str | None:
-        """As `RenewableLease.renew`."""
+        """Implement `RenewableLease.renew`."""
         why = await self._create(self._lease)
         if why is None:
             await self._delete_outdated()
         return why
 
     async def release(self) -> None:
-        """As `RenewableLease.release`."""
+        """Implement `RenewableLease.release`."""
         released = replace(self._lease, is_released=True)
         for _ in range(RELEASE_ATTEMPTS):
             before_id = self._id
@@ -161,7 +164,7 @@ class BucketLease:
                 return
 
     async def _create(self, lease: ElectionLease) -> str | None:
-        """Create the next lease; why not, when that can't be done."""
+        """Create the next lease; returns None, or the reason why that is impossible."""
         lease_id = self._id + 1
         name = election_name(lease_id)
         try:
@@ -170,7 +173,7 @@ class BucketLease:
             return f"the lease cannot be renewed: {error}"
         rival = decode_lease(lease_id, outcome.data) if isinstance(outcome, Taken) else None
         is_ours = rival is not None and rival.nonce == self._lease.nonce
-        if isinstance(outcome, Claimed) or is_ours:  # by a request that was cut off
+        if isinstance(outcome, Claimed) or is_ours:  # ours: by a request whose reply was lost
             self._id = lease_id
             self._names.append(name)
         if isinstance(outcome, Claimed):
@@ -180,8 +183,8 @@ class BucketLease:
     async def _delete_outdated(self) -> None:
         outdated = [name for name in self._names if self._is_outdated(name)]
         if len(outdated) < KEPT:
-            return  # several at once: a request may cost something
-        with suppress(StoreError):  # they are as harmless as they are old
+            return  # several at once: requests may cost money
+        with suppress(StoreError):  # outdated leases are harmless
             await self._store.reads.delete(outdated)
             gone = set(outdated)
             self._names = [name for name in self._names if name not in gone]

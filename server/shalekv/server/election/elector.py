@@ -1,8 +1,9 @@
-"""What the system asks of an elector, and what electors are made of.
+"""Interfaces of electors, the lease that all of them share, and the setting `elect`.
 
-An elector may be wrong: it may elect two at once, or nobody for a while. Epochs and fences keep
-the history right whatever it says (protocol, "Epochs and fences"). Another kind of elector is one
-more implementation of `Elector` and `RenewableLease`, and one more case in `place` and `opening`.
+An elector may be wrong: it may elect two processes at once, or none for a while. Epochs and fences
+keep the history right in any case (server/docs/protocol.md, "Epochs and fences"). Another kind of
+elector needs an implementation of `Elector` and of `RenewableLease`, and a case in `parse_place`
+and in `election.opening`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from typing import Protocol
 from shalekv.clock import Clock
 from shalekv.errors import InvalidSetting
 from shalekv.protocol.lease import lapses_ms, renew_wait_ms
-
-# --- place
-# Where the election is held, as `elect` names it.
-
 
 BUCKET = "bucket"
 ETCD_SCHEME = "etcd://"
@@ -42,24 +39,24 @@ _LEASE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 @dataclass(frozen=True, slots=True)
 class BucketPlace:
-    """The bucket of the database."""
+    """Election in the bucket of the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """One server of etcd."""
+    """Address of one server of etcd."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """HOST:PORT."""
+        """Format as HOST:PORT."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdPlace:
-    """A key of etcd, and the servers that have it."""
+    """Election by a key of etcd, on these servers."""
 
     addresses: tuple[EtcdAddress, ...]
     key: str
@@ -67,14 +64,14 @@ class EtcdPlace:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesPlace:
-    """A Lease of Kubernetes."""
+    """Election by a Lease of Kubernetes."""
 
     namespace: str  # empty: that of the service account
     name: str
 
 
 def parse_place(elect: str) -> BucketPlace | EtcdPlace | KubernetesPlace:
-    """The place that `elect` names; raises `InvalidSetting`."""
+    """Parse the setting `elect`. Raises `InvalidSetting`."""
     if elect == BUCKET:
         return BucketPlace()
     before, slash, after = elect.partition("://")[2].partition("/")
@@ -86,7 +83,7 @@ def parse_place(elect: str) -> BucketPlace | EtcdPlace | KubernetesPlace:
 
 
 def check_namespace(text: str) -> str:
-    """The name of a namespace of Kubernetes; raises `InvalidSetting` for any other text."""
+    """Return the name of a namespace of Kubernetes; raises `InvalidSetting` for any other text."""
     if len(text) > NAMESPACE_CHARS_MAX or _NAMESPACE.fullmatch(text) is None:
         raise InvalidSetting(
             f"--elect: {text!r} is not the name of a namespace of Kubernetes: at most "
@@ -112,22 +109,19 @@ def _address(text: str) -> EtcdAddress:
     return EtcdAddress(found[1].strip("[]"), int(found[2]))
 
 
-# --- elector
-
-
-# Told the HOST:PORT of who holds the lease, whenever that changes; "" for nobody.
-Told = Callable[[str], None]
+# Called with the HOST:PORT of the holder of the lease whenever it changes; "" for none.
+HolderChanged = Callable[[str], None]
 
 
 class RenewableLease(Protocol):
-    """A lease that this process holds; what keeps it is a `Tenure`."""
+    """A lease that this process holds; `Tenure` keeps it."""
 
     async def renew(self) -> str | None:
-        """Renew it, however often that has to be tried; why not, when that can't be any more."""
+        """Renew the lease, with retries; returns None, or the reason why that is impossible."""
         ...
 
     async def release(self) -> None:
-        """Let others have it at once, if that can be done; nothing is raised if not."""
+        """Release the lease, so that others can take it at once; raises nothing on failure."""
         ...
 
 
@@ -135,44 +129,42 @@ class Term(Protocol):
     """The time in which this process may try to be the writer."""
 
     async def keep(self) -> str:
-        """Renew until the lease is lost; returns why. May be cancelled, and then begins again."""
+        """Renew the lease until it is lost; returns the reason.
+
+        May be cancelled, and called again after that.
+        """
         ...
 
     async def resign(self) -> None:
-        """Let others have the lease at once. REQUIRES: `keep` does not run."""
+        """Release the lease. REQUIRES: `keep` is not running."""
         ...
 
 
 class Elector(Protocol):
-    """Decides who tries to be the writer of one database."""
+    """Decides which process tries to be the writer of one database."""
 
     async def campaign(self) -> Term:
-        """Wait until this process may try; may be cancelled.
+        """Wait until this process may try to be the writer; may be cancelled.
 
-        Trouble is logged and waited out. What trying again cannot mend is raised: `StoreRefused`,
+        Temporary errors are logged and retried. Permanent ones are raised: `StoreRefused`,
         `StoreBroken`, `InvalidSetting`.
         """
         ...
 
 
-# --- tenure
-# A lease that is held: renewed in time, and given up in time when it cannot be.
-#
-#     held ---- renewed every third of the TTL ----> held
-#      |
-#      +------ somebody else has it ----------------> lost
-#      +------ not renewed for HOLD_SHARE of it ----> lost, before anybody else may take it
-#
-# How it is renewed and released is the affair of a `RenewableLease`.
-
-
 class Tenure:
-    """A `Term` that rests on a lease."""
+    """A `Term` that rests on a `RenewableLease`, renewed and given up in time.
+
+    held ---- renewed every third of the TTL ----> held
+     |
+     +------ somebody else has it ----------------> lost
+     +------ not renewed for HOLD_SHARE of it ----> lost, before anybody else may take it
+    """
 
     def __init__(
         self, lease: RenewableLease, clock: Clock, *, ttl_ms: int, acquired_ms: float
     ) -> None:
-        """`acquired_ms` is when the request was *sent* that has acquired the lease."""
+        """`acquired_ms` is the time when the request that acquired the lease was *sent*."""
         self._lease = lease
         self._clock = clock
         self._ttl_ms = ttl_ms
@@ -180,7 +172,7 @@ class Tenure:
         self._is_lost = False
 
     async def keep(self) -> str:
-        """As `Term.keep`."""
+        """Implement `Term.keep`."""
         async with asyncio.TaskGroup() as tasks:
             ways = (tasks.create_task(self._renew()), tasks.create_task(self._lapse()))
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +182,7 @@ class Tenure:
         return "; ".join(each.result() for each in ways if each in done)
 
     async def resign(self) -> None:
-        """As `Term.resign`; takes no longer than the lease would have lasted."""
+        """Implement `Term.resign`; takes no longer than the TTL of the lease."""
         if self._is_lost:
             return
         with suppress(TimeoutError):

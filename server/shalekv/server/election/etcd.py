@@ -1,8 +1,13 @@
-"""The election in etcd: one key, created if it is absent, that lives as long as a lease.
+"""Election in etcd: one key, created if it is absent, that lives as long as a lease of etcd.
 
-A holder keeps its lease alive, and looks whether the key is still its own: whoever deletes the key
-by hand makes it step down. A candidate asks for the key again and again, and creates it when it is
-gone. etcd ends a lease by its own time, in whole seconds, and some hundred milliseconds later.
+A holder keeps its lease alive, and checks that the key is still its own: deleting the key by hand
+makes it step down. A candidate polls the key, and creates it when it is gone. etcd ends a lease by
+its own time, in whole seconds, and some hundred milliseconds later.
+
+etcd3gw is OpenStack's client of etcd's JSON gateway. It blocks, so requests run in threads of their
+own: one that hangs must not hold up the object store. Its watches have no time limit, so nothing is
+watched; a candidate polls after a part of the TTL. Each request has a time limit, and is answered
+by any one of the servers.
 """
 
 from __future__ import annotations
@@ -22,30 +27,24 @@ from shalekv.clock import Clock
 from shalekv.format.election import NONCE_BYTES
 from shalekv.protocol.lease import poll_wait_ms
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.server.election.elector import EtcdAddress, Tenure, Told
-
-# --- etcd_client
-# Requests to etcd: whichever of its servers answers, in threads, each with a time limit.
-#
-# etcd3gw is OpenStack's client of etcd's JSON gateway. It blocks, so what it does is done in
-# threads of its own: a request that hangs must not hold up the object store. Its watches have no
-# time limit, so nothing is watched: a candidate asks again after a part of the TTL.
-
+from shalekv.server.election.elector import EtcdAddress, HolderChanged, Tenure
 
 T = TypeVar("T")
 
-THREADS = 2  # one that hangs leaves one
+THREADS = 2  # if one hangs, the other is left
+
+_log = structlog.get_logger(__name__)
 
 
-class EtcdSilent(Exception):
-    """No server of etcd has answered in time, or as it should: nobody knows what was done."""
+class EtcdUnavailable(Exception):
+    """No server of etcd has answered in time, or as expected: the outcome is unknown."""
 
 
 class EtcdClient:
-    """What an elector asks of etcd."""
+    """Requests of an elector to etcd. All methods raise `EtcdUnavailable`."""
 
     def __init__(self, addresses: Sequence[EtcdAddress], key: str, *, timeout_ms: float) -> None:
-        """`key` holds the value of whoever has the lease; `timeout_ms` is for each request."""
+        """`key` has the value of the holder of the lease; `timeout_ms` is for each request."""
         self._addresses = [str(each) for each in addresses]
         self._clients = [
             Etcd3Client(each.host, each.port, timeout=timeout_ms / 1_000, api_path="/v3/")
@@ -55,40 +54,43 @@ class EtcdClient:
         self._workers = ThreadWorkers(THREADS)
 
     def close(self) -> None:
-        """Wait for what is under way; it blocks."""
+        """Wait for requests in progress. Blocks the thread."""
         self._workers.close()
 
     async def holder(self) -> bytes | None:
-        """The value of the key; None when nobody has it. Raises `EtcdSilent`, as all do."""
+        """Return the value of the key; None: there is no holder."""
 
         def get(client: Etcd3Client) -> bytes | None:
             return next(iter(client.get(self._key)), None)
 
-        return await self._ask(get)
+        return await self._request(get)
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease of that many seconds."""
-        return await self._ask(lambda client: client.lease(ttl_s).id)
+        """Create a lease of that many seconds, and return its id."""
+        return await self._request(lambda client: client.lease(ttl_s).id)
 
     async def create(self, value: bytes, lease_id: int) -> bool:
-        """Give the key this value, as long as the lease lives; False: somebody has it."""
-        return await self._ask(
+        """Create the key with this value, for the life of the lease; False: it exists already."""
+        return await self._request(
             lambda client: client.create(self._key, value, Lease(lease_id, client))
         )
 
     async def keep_alive(self, lease_id: int) -> bool:
-        """Renew the lease; False: it is over."""
-        return await self._ask(lambda client: Lease(lease_id, client).refresh() > 0)
+        """Renew the lease; False: it has ended."""
+        return await self._request(lambda client: Lease(lease_id, client).refresh() > 0)
 
     async def revoke(self, lease_id: int) -> None:
         """End the lease, and with it the key."""
-        await self._ask(lambda client: Lease(lease_id, client).revoke())
+        await self._request(lambda client: Lease(lease_id, client).revoke())
 
-    async def _ask(self, request: Callable[[Etcd3Client], T]) -> T:
-        return await self._workers.run(self._ask_in_turn, request)
+    async def _request(self, request: Callable[[Etcd3Client], T]) -> T:
+        return await self._workers.run(self._request_in_turn, request)
 
-    def _ask_in_turn(self, request: Callable[[Etcd3Client], T]) -> T:
-        """In a thread: the first server that answers; who fails is asked last the next time."""
+    def _request_in_turn(self, request: Callable[[Etcd3Client], T]) -> T:
+        """Send a request to one server after the other until one answers; runs in a thread.
+
+        A server that fails is asked last the next time.
+        """
         problems = []
         for _ in range(len(self._clients)):
             client = self._clients[0]
@@ -98,48 +100,48 @@ class EtcdClient:
                 problems.append(f"{type(error).__name__} {error}".strip())
                 self._clients = [*self._clients[1:], client]
         asked = ", ".join(self._addresses)
-        raise EtcdSilent(f"none of {asked} has answered: {'; '.join(problems)}")
-
-
-# --- etcd
-
-
-_log = structlog.get_logger(__name__)
+        raise EtcdUnavailable(f"none of {asked} has answered: {'; '.join(problems)}")
 
 
 class EtcdElector:
     """One process that campaigns in etcd."""
 
     def __init__(
-        self, client: EtcdClient, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
+        self,
+        client: EtcdClient,
+        runtime: Runtime,
+        *,
+        holder: str,
+        ttl_ms: int,
+        on_holder_change: HolderChanged,
     ) -> None:
-        """`holder` is the HOST:PORT that others are told; `told` hears of theirs."""
+        """`holder` is the HOST:PORT that others see; `on_holder_change` is called with theirs."""
         self._client = client
         self._clock = runtime.clock
         self._random = runtime.random
         self._holder = holder
         self._ttl_ms = ttl_ms
-        self._told = told
-        self._is_silent = False
+        self._on_holder_change = on_holder_change
+        self._is_unavailable = False
 
     async def campaign(self) -> Tenure:
-        """As `Elector.campaign`."""
+        """Implement `Elector.campaign`."""
         while True:
             try:
                 tenure = await self._attempt()
-            except EtcdSilent as error:
-                if not self._is_silent:
+            except EtcdUnavailable as error:
+                if not self._is_unavailable:
                     _log.warning("election goes on without an answer", problem=str(error))
-                self._is_silent = True
+                self._is_unavailable = True
             else:
-                self._is_silent = False
+                self._is_unavailable = False
                 if tenure is not None:
                     return tenure
             await self._clock.sleep_ms(poll_wait_ms(self._ttl_ms, self._random.random()))
 
     async def _attempt(self) -> Tenure | None:
         found = await self._client.holder()
-        self._told("" if found is None else _holder_in(found))
+        self._on_holder_change("" if found is None else _holder_in(found))
         if found is not None:
             return None
         value = f"{self._holder} {self._random.randbytes(NONCE_BYTES).hex()}".encode()
@@ -147,12 +149,12 @@ class EtcdElector:
         lease_id = await self._client.grant(math.ceil(self._ttl_ms / 1_000))
         try:
             is_ours = await self._client.create(value, lease_id)
-        except EtcdSilent:
+        except EtcdUnavailable:
             is_ours = await self._client.holder() == value
         if not is_ours:
             await self._client.revoke(lease_id)
             return None
-        self._told(self._holder)
+        self._on_holder_change(self._holder)
         _log.info("elected", lease_id=f"{lease_id:x}", holder=self._holder)
         held = EtcdLease(self._client, self._clock, lease_id, value, self._ttl_ms)
         return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
@@ -164,7 +166,7 @@ class EtcdLease:
     def __init__(
         self, client: EtcdClient, clock: Clock, lease_id: int, value: bytes, ttl_ms: int
     ) -> None:
-        """`value` is what the key has as long as the lease is ours."""
+        """`value` is that of the key as long as this process holds the lease."""
         self._client = client
         self._clock = clock
         self._id = lease_id
@@ -172,17 +174,17 @@ class EtcdLease:
         self._ttl_ms = ttl_ms
 
     async def renew(self) -> str | None:
-        """As `RenewableLease.renew`."""
+        """Implement `RenewableLease.renew`."""
         while True:
             try:
                 return await self._attempt()
-            except EtcdSilent as error:
+            except EtcdUnavailable as error:
                 _log.warning("lease not renewed yet", problem=str(error))
             await self._clock.sleep_ms(poll_wait_ms(self._ttl_ms, 1.0))
 
     async def release(self) -> None:
-        """As `RenewableLease.release`."""
-        with suppress(EtcdSilent):  # then it lapses
+        """Implement `RenewableLease.release`."""
+        with suppress(EtcdUnavailable):  # then the lease expires
             await self._client.revoke(self._id)
             _log.info("lease released", lease_id=f"{self._id:x}")
 
@@ -196,5 +198,5 @@ class EtcdLease:
 
 
 def _holder_in(value: bytes) -> str:
-    """The HOST:PORT in a value; whatever else is there is shown as it is."""
+    """Return the HOST:PORT in a value; another value up to its first space."""
     return value.decode(errors="replace").partition(" ")[0]

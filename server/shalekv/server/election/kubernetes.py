@@ -1,4 +1,4 @@
-"""The election in Kubernetes: one Lease, which is renewed by replacing it.
+"""Election in Kubernetes: one Lease, which is renewed by replacing it.
 
 A Lease says who holds it and how long it lasts without being renewed. A holder replaces it in order
 to renew it. A candidate replaces it when it has seen it unchanged for as long as it lasts, by its
@@ -7,6 +7,14 @@ times in a Lease are there for people and other programs. They are never compare
 the clocks of two machines differ.
 
 Other programs that elect with Leases do the same, so a Lease that one of them holds is respected.
+
+Requests to the API server use the credentials of the pod. Kubernetes replaces its token and
+certificates while it runs, so both are read for each request. A reply of the API server becomes one
+of three outcomes:
+
+    a Lease, or None       done, or not done because the Lease has changed
+    KubernetesUnavailable  the outcome is unknown, or a retry may succeed
+    InvalidSetting         permanent: no such namespace, no permission
 """
 
 from __future__ import annotations
@@ -45,39 +53,34 @@ from shalekv.protocol.lease import (
     sight,
 )
 from shalekv.runtime import Runtime
-from shalekv.server.election.elector import KubernetesPlace, Tenure, Told, check_namespace
-
-# --- kubernetes_api
-# Requests to the API server of Kubernetes about one Lease, with the credentials of a pod.
-#
-# Kubernetes replaces the token and the certificates of a pod while it runs, so both are read for
-# each request. What the API server answers becomes one of three things:
-#
-#     a Lease, or None     done, or not done because the Lease is another one than was expected
-#     KubernetesSilent     nobody knows what was done, or it may go better later
-#     InvalidSetting       trying again does not mend it: no such namespace, no permission
-
+from shalekv.server.election.elector import HolderChanged, KubernetesPlace, Tenure, check_namespace
 
 API_VERSION = "coordination.k8s.io/v1"
 HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 TOKEN_FILE, CA_FILE, NAMESPACE_FILE = "token", "ca.crt", "namespace"
-# The verbs of a Role, and the method of each.
+# The verbs of a Role, and the HTTP method of each.
 GET, CREATE, UPDATE = "get", "create", "update"
 METHODS: Mapping[str, str] = {GET: "GET", CREATE: "POST", UPDATE: "PUT"}
 
-# These mean that the request was allowed, whatever became of it.
+# Statuses of requests that were allowed, successful or not.
 _ALLOWED = frozenset({200, 201, 404, 409})
 _LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _REFUSED = range(400, 500)
 
+REPLACE_ATTEMPTS = 3  # a lost reply, or a label of another program, may have changed the Lease
+RELEASED_S = 1  # the shortest duration that a Lease may have
+_IDENTITY = re.compile(rf"(.*)_[0-9a-f]{{{2 * NONCE_BYTES}}}")
+
 Document = Mapping[str, Any]
 
+_log = structlog.get_logger(__name__)
 
-class KubernetesSilent(Exception):
+
+class KubernetesUnavailable(Exception):
     """The API server has not answered in time, or not as it should."""
 
     def __init__(self, problem: str, *, wait_ms: float = 0.0) -> None:
-        """`wait_ms` is how long the API server wants to be left alone."""
+        """`wait_ms` is the time that the API server asks to wait before the next request."""
         super().__init__(problem)
         self.wait_ms = wait_ms
 
@@ -100,18 +103,18 @@ class KubernetesLease:
 
     @property
     def ttl_ms(self) -> int | None:
-        """How long it lasts without being renewed, if it says so."""
+        """Time that it lasts without being renewed, if it says so."""
         seconds = self.spec.get("leaseDurationSeconds")
         return seconds * 1_000 if isinstance(seconds, int) and seconds > 0 else None
 
     @property
     def transitions(self) -> int:
-        """How often it has changed hands."""
+        """Count of changes of its holder."""
         count = self.spec.get("leaseTransitions")
         return count if isinstance(count, int) else 0
 
     def changed(self, **fields: Any) -> Document:
-        """The same Lease with other fields in its `spec`; what others have added stays."""
+        """Return the Lease with other fields in its `spec`; fields of other programs stay."""
         return {**self.document, "spec": {**self.spec, **fields}}
 
 
@@ -119,55 +122,61 @@ class Credentials:
     """Token and certificates of a service account."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is where Kubernetes keeps the files up to date. Raises `InvalidSetting`."""
+        """`folder` has the files, which Kubernetes keeps up to date. Raises `InvalidSetting`."""
         self._folder = folder
         self._ca = ""
         self._context: ssl.SSLContext | None = None
         try:
             self.read()
-        except KubernetesSilent as error:
+        except KubernetesUnavailable as error:
             raise InvalidSetting(
                 f"--elect kubernetes:// needs the credentials of a service account: {error}. Has "
                 "the pod a service account, and automountServiceAccountToken not set to false?"
             ) from error
 
     def read(self) -> tuple[str, ssl.SSLContext]:
-        """The token, and what verifies the API server. Raises `KubernetesSilent`."""
+        """Read the token, and the context that verifies the API server.
+
+        Raises `KubernetesUnavailable`.
+        """
         token, ca = self._text_of(TOKEN_FILE), self._text_of(CA_FILE)
         if self._context is None or ca != self._ca:
             try:
                 context = ssl.create_default_context(cadata=ca)
             except (ssl.SSLError, ValueError) as error:
                 problem = f"{self._folder / CA_FILE} holds no certificate: {error}"
-                raise KubernetesSilent(problem) from error
-            # Certificates of clusters may lack key identifiers, which newer Pythons ask for.
+                raise KubernetesUnavailable(problem) from error
+            # Certificates of clusters may lack key identifiers, which newer Pythons require.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             self._ca, self._context = ca, context
         return token, self._context
 
     def namespace(self) -> str:
-        """That of the pod. Raises `InvalidSetting`."""
+        """Read the namespace of the pod. Raises `InvalidSetting`."""
         try:
             return check_namespace(self._text_of(NAMESPACE_FILE))
-        except KubernetesSilent as error:
+        except KubernetesUnavailable as error:
             raise InvalidSetting(f"--elect kubernetes:///NAME: {error}; name one") from error
 
     def _text_of(self, name: str) -> str:
-        """A file, which is short and in memory. Raises `KubernetesSilent`."""
+        """Read a file; it is short and in memory, so this does not block.
+
+        Raises `KubernetesUnavailable`.
+        """
         path = self._folder / name
         try:
             text = path.read_text(encoding="ascii").strip()
         except OSError as error:
-            raise KubernetesSilent(f"{path}: {error.strerror}") from error
+            raise KubernetesUnavailable(f"{path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise KubernetesSilent(f"{path} is not text") from error
+            raise KubernetesUnavailable(f"{path} is not text") from error
         if not text:
-            raise KubernetesSilent(f"{path} is empty")
+            raise KubernetesUnavailable(f"{path} is empty")
         return text
 
 
 class KubernetesLeases:
-    """One Lease at the API server: read, created, and replaced as long as it is the same."""
+    """One Lease at the API server: read, created, and replaced if it has not changed."""
 
     def __init__(
         self, session: ClientSession, credentials: Credentials, server: str, place: KubernetesPlace
@@ -180,15 +189,15 @@ class KubernetesLeases:
         self._granted: set[str] = set()  # verbs that were allowed once
 
     async def get(self) -> KubernetesLease | None:
-        """The Lease; None: there is none."""
-        status, document = await self._ask(GET)
+        """Read the Lease; None: there is none."""
+        status, document = await self._request(GET)
         return None if status == HTTPStatus.NOT_FOUND else _lease(document)
 
     async def create(self, spec: Document) -> KubernetesLease | None:
-        """Create it; None: there is one already."""
+        """Create the Lease; None: there is one already."""
         metadata = {"name": self._place.name, "namespace": self._place.namespace}
         body = {"apiVersion": API_VERSION, "kind": "Lease", "metadata": metadata, "spec": spec}
-        status, document = await self._ask(CREATE, body)
+        status, document = await self._request(CREATE, body)
         if status == HTTPStatus.NOT_FOUND:
             namespace = self._place.namespace
             raise InvalidSetting(
@@ -198,13 +207,13 @@ class KubernetesLeases:
         return None if status == HTTPStatus.CONFLICT else _lease(document)
 
     async def replace(self, changed: Document) -> KubernetesLease | None:
-        """Replace the Lease that this was made of; None: it is not that one any more."""
-        status, document = await self._ask(UPDATE, changed)
+        """Replace the Lease from which `changed` was made; None: it has changed since."""
+        status, document = await self._request(UPDATE, changed)
         is_another = status in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}
         return None if is_another else _lease(document)
 
-    async def _ask(self, verb: str, body: Document | None = None) -> tuple[int, Document]:
-        """The status and the document of an answer that is one of `_ALLOWED`."""
+    async def _request(self, verb: str, body: Document | None = None) -> tuple[int, Document]:
+        """Send a request; returns status and document of a reply with a status of `_ALLOWED`."""
         status, document, wait_ms = await self._send(verb, body)
         said = f"{self._server} has answered {status}: {_message(document)}"
         if status in _ALLOWED and document.get("kind") in {"Lease", "Status"}:
@@ -212,13 +221,13 @@ class KubernetesLeases:
             return status, document
         match status:
             case HTTPStatus.UNAUTHORIZED:
-                is_mended_later = bool(self._granted)  # it has accepted a token before
+                may_pass = bool(self._granted)  # it has accepted a token before
             case HTTPStatus.FORBIDDEN:
-                is_mended_later = verb in self._granted
+                may_pass = verb in self._granted
             case _:
-                is_mended_later = status in _LATER | _ALLOWED or status not in _REFUSED
-        if is_mended_later:
-            raise KubernetesSilent(said, wait_ms=wait_ms)
+                may_pass = status in _LATER | _ALLOWED or status not in _REFUSED
+        if may_pass:
+            raise KubernetesUnavailable(said, wait_ms=wait_ms)
         raise InvalidSetting(self._refusal(verb, status, said))
 
     async def _send(self, verb: str, body: Document | None) -> tuple[int, Document, float]:
@@ -239,7 +248,7 @@ class KubernetesLeases:
                 wait_ms = _retry_after_ms(reply.headers.get("Retry-After", ""))
                 return reply.status, _document(await reply.read()), wait_ms
         except (ClientError, OSError, ValueError) as error:
-            raise KubernetesSilent(f"{self._server} does not answer: {_why(error)}") from error
+            raise KubernetesUnavailable(f"{self._server} does not answer: {_why(error)}") from error
 
     def _refusal(self, verb: str, status: int, said: str) -> str:
         match status:
@@ -264,7 +273,7 @@ async def open_leases(
     *,
     timeout_ms: float,
 ) -> AsyncIterator[KubernetesLeases]:
-    """A client of the API server of this pod; `timeout_ms` is for each request.
+    """Open a client of the API server of this pod, with a timeout for each request.
 
     Raises `InvalidSetting` outside of a pod.
     """
@@ -302,12 +311,12 @@ def _why(error: Exception) -> str:
 
 def _lease(document: Document) -> KubernetesLease:
     if document.get("kind") != "Lease":
-        raise KubernetesSilent(f"the API server has answered with a {document.get('kind')}")
+        raise KubernetesUnavailable(f"the API server has answered with a {document.get('kind')}")
     return KubernetesLease(document)
 
 
 def _document(data: bytes) -> Document:
-    """The JSON of an answer; for anything else a document that has the text as its message."""
+    """Parse the JSON of a reply; for anything else return a document with the text as message."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -325,33 +334,28 @@ def _retry_after_ms(text: str) -> float:
     return int(text) * 1_000.0 if text.isascii() and text.isdecimal() else 0.0
 
 
-# --- kubernetes
-
-
-REPLACE_ATTEMPTS = 3  # a request that was cut off may have changed the Lease, or somebody's label
-RELEASED_S = 1  # the least that a Lease may say
-
-_IDENTITY = re.compile(rf"(.*)_[0-9a-f]{{{2 * NONCE_BYTES}}}")
-
-_log = structlog.get_logger(__name__)
-
-
 class KubernetesElector:
     """One process that campaigns in Kubernetes."""
 
     def __init__(
-        self, leases: KubernetesLeases, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
+        self,
+        leases: KubernetesLeases,
+        runtime: Runtime,
+        *,
+        holder: str,
+        ttl_ms: int,
+        on_holder_change: HolderChanged,
     ) -> None:
-        """`holder` is the HOST:PORT that others are told; `told` hears of theirs."""
+        """`holder` is the HOST:PORT that others see; `on_holder_change` is called with theirs."""
         self._leases = leases
         self._clock = runtime.clock
         self._random = runtime.random
         self._holder = holder
         self._ttl_ms = ttl_ms
-        self._told = told
+        self._on_holder_change = on_holder_change
         self._seen: Sighting | None = None
-        self._spec: Document = {}  # of the Lease that was seen
-        self._changes = 0  # of it that were seen
+        self._spec: Document = {}  # of the Lease when it was last read
+        self._changes = 0  # count of its changes that were seen
         self._problem = ""
 
     async def campaign(self) -> Tenure:
@@ -361,7 +365,7 @@ class KubernetesElector:
             least_ms = 0.0
             try:
                 tenure = await self._attempt(identity)
-            except KubernetesSilent as error:
+            except KubernetesUnavailable as error:
                 least_ms = min(error.wait_ms, self._ttl_ms)
                 if str(error) != self._problem:
                     _log.warning("election goes on without an answer", problem=str(error))
@@ -378,7 +382,7 @@ class KubernetesElector:
         found = await self._leases.get()
         if found is None:
             self._seen = None
-            self._told("")
+            self._on_holder_change("")
             sent_ms = self._clock.monotonic_ms()
             taken = await self._leases.create(self._claim(identity, transitions=0))
         else:
@@ -393,7 +397,7 @@ class KubernetesElector:
         if taken is None:  # somebody was faster
             return None
         self._seen = None
-        self._told(self._holder)
+        self._on_holder_change(self._holder)
         _log.info("elected", lease=identity, holder=self._holder)
         held = HeldKubernetesLease(self._leases, self._clock, taken, self._ttl_ms)
         return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
@@ -409,7 +413,7 @@ class KubernetesElector:
         }
 
     def _sight(self, found: KubernetesLease) -> Sighting:
-        """State of this Lease; its age counts from the last change of its `spec`."""
+        """Update the state of the Lease; its age counts from the last change of its `spec`."""
         if self._seen is None or found.spec != self._spec:
             self._spec = found.spec
             self._changes += 1
@@ -417,7 +421,7 @@ class KubernetesElector:
         ttl_ms = found.ttl_ms or self._ttl_ms
         lease = ElectionLease(holder, b"", ttl_ms, is_released=not found.holder)
         self._seen = sight(self._seen, self._changes, lease, self._clock.monotonic_ms())
-        self._told(holder)
+        self._on_holder_change(holder)
         return self._seen
 
 
@@ -442,7 +446,7 @@ class HeldKubernetesLease:
                 return await self._replace(renewTime=_now(self._clock))
             except InvalidSetting as error:
                 return str(error)
-            except KubernetesSilent as error:
+            except KubernetesUnavailable as error:
                 least_ms = min(error.wait_ms, self._ttl_ms / RENEWALS)
                 _log.warning("lease not renewed yet", problem=str(error))
             await self._clock.sleep_ms(max(poll_wait_ms(self._ttl_ms, 1.0), least_ms))
@@ -450,7 +454,7 @@ class HeldKubernetesLease:
     async def release(self) -> None:
         """Implement `RenewableLease.release`."""
         now = _now(self._clock)
-        with suppress(KubernetesSilent, InvalidSetting):  # then it lapses
+        with suppress(KubernetesUnavailable, InvalidSetting):  # then the Lease expires
             why = await self._replace(
                 holderIdentity="",
                 leaseDurationSeconds=RELEASED_S,
@@ -461,7 +465,7 @@ class HeldKubernetesLease:
                 _log.info("lease released", lease=self._identity)
 
     async def _replace(self, **fields: Any) -> str | None:
-        """Change the Lease as long as it is ours; why not, when it is not."""
+        """Change the Lease if it is still ours; returns None, or the reason why it is not."""
         for _ in range(REPLACE_ATTEMPTS):
             replaced = await self._leases.replace(self._held.changed(**fields))
             if replaced is not None:
@@ -475,17 +479,17 @@ class HeldKubernetesLease:
             if found.holder != self._identity:
                 return f"{_address_in(found.holder)} has taken the lease"
             self._held = found
-        raise KubernetesSilent("somebody else changes the lease all the time")
+        raise KubernetesUnavailable("somebody else changes the lease all the time")
 
 
 def _address_in(identity: str) -> str:
-    """The HOST:PORT in an identity of ours; that of another program is shown as it is."""
+    """Return the HOST:PORT in an identity; the identity itself if it is of another program."""
     found = _IDENTITY.fullmatch(identity)
     return identity if found is None else found[1]
 
 
 def _now(clock: Clock) -> str:
-    """The time of this machine, or of its clock that knows no day, as a Lease has it."""
+    """Format the time of this machine as in a Lease; without a wall clock, the monotonic time."""
     wall_ms = clock.wall_ms()
     now_ms = clock.monotonic_ms() if wall_ms is None else wall_ms
     return f"{datetime.fromtimestamp(now_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"

@@ -1,4 +1,4 @@
-"""Opens the elector that the settings name. A client is imported when it is wanted."""
+"""Opens the elector that the settings name. Its client is imported only if it is needed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shalekv.server.election.elector import (
     BucketPlace,
     Elector,
     EtcdPlace,
+    HolderChanged,
     KubernetesPlace,
-    Told,
     parse_place,
 )
 from shalekv.settings import ElectionSettings
 from shalekv.store.cas import CasStore
 
-TIMEOUT_MS_MIN = 250  # of a request to etcd or Kubernetes, which sync a disk
+TIMEOUT_MS_MIN = 250  # of a request to etcd or Kubernetes, which have to sync a disk
 
 
 @asynccontextmanager
@@ -31,18 +31,18 @@ async def open_elector(
     runtime: Runtime,
     *,
     holder: str,
-    told: Told,
+    told: HolderChanged,
     environment: Mapping[str, str],
 ) -> AsyncIterator[Elector]:
-    """The elector of `settings` for the database in `store`; raises `InvalidSetting`.
+    """Open the elector of `settings` for the database in `store`. Raises `InvalidSetting`.
 
-    `holder` is the HOST:PORT under which clients reach this process; `told` hears of the holder.
-    `environment` says where Kubernetes is, in a pod.
+    `holder` is the HOST:PORT under which clients reach this process. `told` is called with that of
+    the present holder. `environment` has the address of Kubernetes, in a pod.
     """
     ttl_ms = settings.lease_ttl_ms
     match parse_place(settings.elect):
         case BucketPlace():
-            yield BucketElector(store, holder=holder, ttl_ms=ttl_ms, told=told)
+            yield BucketElector(store, holder=holder, ttl_ms=ttl_ms, on_holder_change=told)
         case EtcdPlace() as place:
             async with _open_etcd(place, runtime, holder=holder, ttl_ms=ttl_ms, told=told) as it:
                 yield it
@@ -53,18 +53,18 @@ async def open_elector(
             path, timeout_ms = settings.kubernetes_credentials_path, _timeout_ms(ttl_ms)
             async with open_leases(place, environment, path, timeout_ms=timeout_ms) as leases:
                 yield kubernetes.KubernetesElector(
-                    leases, runtime, holder=holder, ttl_ms=ttl_ms, told=told
+                    leases, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=told
                 )
 
 
 def _timeout_ms(ttl_ms: int) -> float:
-    """How long a request may take: two of them fit between two renewals."""
+    """Return the timeout of a request: two requests fit between two renewals."""
     return max(TIMEOUT_MS_MIN, ttl_ms / RENEWALS / 2)
 
 
 @asynccontextmanager
 async def _open_etcd(
-    place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, told: Told
+    place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, told: HolderChanged
 ) -> AsyncIterator[Elector]:
     try:
         from shalekv.server.election.etcd import (  # noqa: PLC0415 (brings an HTTP client)
@@ -78,6 +78,6 @@ async def _open_etcd(
         ) from error
     client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms))
     try:
-        yield EtcdElector(client, runtime, holder=holder, ttl_ms=ttl_ms, told=told)
+        yield EtcdElector(client, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=told)
     finally:
         await asyncio.to_thread(client.close)

@@ -46,7 +46,10 @@ class Candidates:
         runtime = self.world.runtime_for(node)
         store = CasStore(self.world.store_for(node), runtime, StoreSettings())
         return BucketElector(
-            store, holder=name, ttl_ms=TTL_MS, told=lambda holder: self._told(name, holder)
+            store,
+            holder=name,
+            ttl_ms=TTL_MS,
+            on_holder_change=lambda holder: self._told(name, holder),
         )
 
     def start(self, name: str) -> Node:
@@ -160,7 +163,7 @@ async def test_who_creates_behind_others_is_not_elected() -> None:
     await store.create(election_name(0), encode_lease(0, HELD))
     told: list[str] = []
     cas = CasStore(store, runtime, StoreSettings())
-    await BucketElector(cas, holder="late", ttl_ms=TTL_MS, told=told.append).campaign()
+    await BucketElector(cas, holder="late", ttl_ms=TTL_MS, on_holder_change=told.append).campaign()
     found = [parse_election_name(info.name) for info in objects.page(ELECTION_FOLDER, "")]
     assert found[-1] == highest + 1
     assert told.count("late") == 1
