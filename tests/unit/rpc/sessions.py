@@ -30,7 +30,7 @@ BUG_ID = "c0ffee"
 
 
 def operation(operation_id: int, request: Message | None = None) -> kv_pb2.SessionOperation:
-    """An operation that asks what `request` asks; None: it asks nothing."""
+    """A session operation with this request; None: without one."""
     made = kv_pb2.SessionOperation(id=operation_id)
     if request is not None:
         getattr(made, METHODS[type(request)]).CopyFrom(request)
@@ -59,7 +59,7 @@ class SocketSession:
         await self.call.write(kv_pb2.SessionRequest(operations=sent))
 
     async def take(self, count: int) -> Results:
-        """Read until so many results have come, all in all; all of them."""
+        """Read until this many results have come in total; returns all of them."""
         while len(by_id(self.replies)) < count:
             reply = await self.call.read()
             assert reply is not grpc.aio.EOF, "the stream has ended"
@@ -74,7 +74,7 @@ class SocketSession:
         return by_id(self.replies)
 
     async def failure(self) -> Failure:
-        """Read to the end, which is an error: that. Keeps what came before it."""
+        """Read until the stream ends with an error, and return it. Keeps the results before it."""
         try:
             while (reply := await self.call.read()) is not grpc.aio.EOF:
                 self.replies.append(reply)
@@ -97,7 +97,9 @@ async def served_writer(
 
 
 class DrivenSession:
-    """A session without a transport: messages are read when the test lets it, and replies too."""
+    """A session without a transport: the test decides when messages are read and replies are
+    taken.
+    """
 
     def __init__(
         self, service: KvService, limits: LimitSettings, budget: MemoryBudget | None = None
@@ -138,7 +140,7 @@ class DrivenSession:
 async def driven(
     service: KvService, *, limits: LimitSettings | None = None, budget: MemoryBudget | None = None
 ) -> AsyncIterator[DrivenSession]:
-    """A session that reads; at the end its client is gone. It shares `budget` with others."""
+    """A session that is reading; its client is gone at the end. It shares `budget` with others."""
     session = DrivenSession(service, limits or LimitSettings(), budget)
     async with asyncio.TaskGroup() as tasks:
         reader = tasks.create_task(session.session.read(session.requests(), tasks))

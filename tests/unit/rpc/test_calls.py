@@ -1,4 +1,4 @@
-"""Calls from a gRPC client to a service: answers, errors, counts, and how calls end."""
+"""Calls from a gRPC client to a service: replies, errors, counts, and how calls end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 
 @dataclass
 class _Details:
-    """What grpc.aio asks a table of methods with."""
+    """The details with which grpc.aio looks up a handler."""
 
     method: str
     invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -62,7 +62,7 @@ async def test_every_method_of_the_protos_has_a_handler(descriptor: ServiceDescr
     ],
 )
 async def test_errors_arrive_in_every_way(key: bytes, code: grpc.StatusCode, reason: str) -> None:
-    """An error is told alike whether it is raised, set on a future, or raised by a stream."""
+    """An error arrives the same whether it is raised, set on a future, or raised by a stream."""
     key_range = kv_pb2.KeyRange(prefix=key)
     async with serving() as it:
         for call in (
@@ -78,7 +78,7 @@ async def test_errors_arrive_in_every_way(key: bytes, code: grpc.StatusCode, rea
 
 
 async def test_deadline_and_peer_reach_the_service_as_values() -> None:
-    """A deadline arrives on the clock of the runtime; without one there is none."""
+    """A deadline arrives as a time on the clock of the runtime; a call without one has none."""
     async with serving() as it:
         now_ms = asyncio.get_running_loop().time() * 1000.0
         await it.kv.Get(kv_pb2.GetRequest(key=b"a"), timeout=50)
@@ -109,7 +109,7 @@ class _Late:
 
 
 async def test_a_call_that_is_late_already_is_not_served() -> None:
-    """DEADLINE_EXCEEDED before any work, when grpc has not noticed itself."""
+    """A late call gets DEADLINE_EXCEEDED before any work, even if grpc has not noticed."""
     service, late = MemoryKv(), _Late(grpc.aio.AbortError())
     # The stubs of grpc know the handlers of threads alone.
     handler: Any = Adapter(runtime(), calls_max=1).unary(service.put, kv_pb2.PutRequest)
@@ -120,7 +120,7 @@ async def test_a_call_that_is_late_already_is_not_served() -> None:
 
 
 async def test_a_future_that_somebody_else_cancels_is_a_bug() -> None:
-    """The call is answered, with INTERNAL, instead of being left without an answer."""
+    """A call whose future is cancelled elsewhere gets INTERNAL; it is not left without a reply."""
     async with serving() as it:
         it.service.hold = True
         call = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
@@ -132,7 +132,7 @@ async def test_a_future_that_somebody_else_cancels_is_a_bug() -> None:
 
 
 async def test_a_scan_is_closed_when_its_caller_goes_away() -> None:
-    """The iterator of the service is closed at once, and with it the view that it holds."""
+    """The iterator of the service is closed at once, which frees the view that it holds."""
     async with serving() as it:
         it.service.values = {b"a": b"x" * 1000}
         call = it.kv.Scan(kv_pb2.ScanRequest(limit=10**9))
@@ -144,7 +144,7 @@ async def test_a_scan_is_closed_when_its_caller_goes_away() -> None:
 
 
 async def test_calls_over_the_limit_are_refused_with_advice() -> None:
-    """RESOURCE_EXHAUSTED with RetryInfo, at once; when calls end there is room again."""
+    """A call over the limit gets RESOURCE_EXHAUSTED with RetryInfo at once, until others end."""
     async with serving(concurrent_calls_max=2) as it:
         it.service.hold = True
         held = [it.kv.Put(kv_pb2.PutRequest(key=b"a")) for _ in range(2)]
@@ -172,7 +172,9 @@ async def counts(it: Serving[MemoryKv]) -> Counts:
     [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (1_023, 9), (1_024, 10), (1 << 31, 31), (1 << 40, 31)],
 )
 def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, bucket: int) -> None:
-    """Bucket i has what took from 2^i to 2^(i+1) us; the first also less, the last also more."""
+    """Bucket i counts durations of 2^i to 2^(i+1) us; the first also shorter, the last longer
+    ones.
+    """
     count = MethodCount("KV.Get")
     count.add(duration_us * 1_000 + 999, has_failed=False)
     told = count.status()
@@ -182,7 +184,7 @@ def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, b
 
 
 def test_methods_are_found_by_their_requests() -> None:
-    """Each method of the protos has a type of requests that tells its name."""
+    """Each method of the protos has a type of requests of its own, by which it is found."""
     names = {method_of(kv_pb2.GetRequest), method_of(admin_pb2.StatusRequest)}
     assert names == {"KV.Get", "Admin.Status"}
     with pytest.raises(KeyError):
@@ -190,7 +192,7 @@ def test_methods_are_found_by_their_requests() -> None:
 
 
 async def test_status_tells_of_each_method_that_was_called() -> None:
-    """Calls, failures and durations of the methods before it, and nothing of the others."""
+    """A status has calls, failures and durations of the methods called before it, and no others."""
     async with serving() as it:
         for _ in range(3):
             await it.kv.Get(kv_pb2.GetRequest(key=b"a"))
@@ -208,7 +210,7 @@ async def test_status_tells_of_each_method_that_was_called() -> None:
 
 
 async def test_status_tells_of_the_operations_of_sessions() -> None:
-    """An operation counts when it is answered, at once or later; the session when it is over."""
+    """An operation is counted when it is answered, at once or later; a session when it ends."""
     async with serving() as it:
         session = SocketSession(it.kv)
         it.service.hold = True

@@ -55,7 +55,7 @@ async def _prepare(writer: Calls) -> None:
 
 
 async def _refused(writer: Calls, request: Message) -> None:
-    """The same without a transport; a caller must not keep what it waited for either."""
+    """A refused call without a transport; its caller must not keep what it awaited either."""
     answer = None
     try:
         answer = writer.begin(request)
@@ -70,7 +70,7 @@ async def _refused(writer: Calls, request: Message) -> None:
 
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_refusals_leave_nothing_to_the_collector(kind: str) -> None:
-    """Whoever calls a service without a transport."""
+    """A refused call of a service, without a transport, leaves no cycles of references."""
     async with serving(**SMALL) as writer:
         await _prepare(writer)
 
@@ -82,7 +82,7 @@ async def test_refusals_leave_nothing_to_the_collector(kind: str) -> None:
 
 
 async def test_writes_leave_nothing_to_the_collector() -> None:
-    """Those that are acknowledged, either, with their requests to the store."""
+    """An acknowledged write, with its requests to the store, leaves no cycles of references."""
     async with serving() as writer:
         keys = iter(range(9))
 
@@ -150,7 +150,9 @@ ENDS: dict[str, Act] = {
 
 @pytest.mark.parametrize("kind", ENDS)
 async def test_refused_calls_leave_what_any_call_leaves(kind: str) -> None:
-    """That is a small cycle, which grpc makes to find the handler, and which dies young."""
+    """A refused call leaves only the small cycle that grpc makes to find the handler of any
+    call.
+    """
     async with served_writer(**SMALL) as (it, writer):
         await _prepare(writer)
 

@@ -35,7 +35,7 @@ def _files(response: Response) -> list[descriptor_pb2.FileDescriptorProto]:
 
 @pytest.mark.parametrize("package", NAMES)
 async def test_all_services_are_listed(package: str) -> None:
-    """Our services, health, and reflection itself."""
+    """Reflection lists our services, health, and reflection itself."""
     async with serving() as it:
         (listed,) = await _ask(it, package, Request(list_services="*"))
     assert [service.name for service in listed.list_services_response.service] == SERVICES
@@ -44,7 +44,7 @@ async def test_all_services_are_listed(package: str) -> None:
 @pytest.mark.parametrize("package", NAMES)
 @pytest.mark.parametrize("service", SERVICES)
 async def test_every_listed_service_is_described(package: str, service: str) -> None:
-    """The files that come back hold the service and all that they import."""
+    """The files of a service contain it and all that they import."""
     async with serving() as it:
         (found,) = await _ask(it, package, Request(file_containing_symbol=service))
     files = _files(found)
@@ -53,7 +53,7 @@ async def test_every_listed_service_is_described(package: str, service: str) -> 
 
 
 async def test_unknown_symbols_are_not_found() -> None:
-    """An error in the stream, which goes on."""
+    """An unknown symbol gets an error in the stream, which goes on."""
     async with serving() as it:
         unknown, listed = await _ask(
             it,

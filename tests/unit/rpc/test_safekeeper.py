@@ -1,4 +1,4 @@
-"""The protocol between a writer and a safekeeper, and what that refuses, over real sockets."""
+"""The protocol between a writer and a safekeeper, and its refusals, over real sockets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SECOND = Ballot(2, b"2" * 16)
 
 
 class HeldFileSystem(FileSystem):
-    """Syncs of data wait while they are held."""
+    """A file system whose syncs of data wait while they are held."""
 
     def __init__(self) -> None:
         self.may_sync = threading.Event()
@@ -70,7 +70,7 @@ class HeldFileSystem(FileSystem):
 
 
 async def test_vote_waits_for_the_disk(tmp_path: Path) -> None:
-    """A vote is given when the appends before it and the promise are on the disk (CE9)."""
+    """A vote is sent when the promise and the appends before it are on the disk (CE9)."""
     files = HeldFileSystem()
     async with safekeeper(tmp_path, filesystem=files) as it:
         await it.admit()
@@ -92,7 +92,7 @@ async def test_vote_waits_for_the_disk(tmp_path: Path) -> None:
 
 
 async def test_full_log(tmp_path: Path) -> None:
-    """When too much is not archived, appends are refused; votes and commit points are not."""
+    """A log with too much unarchived data refuses appends, but takes votes and commit points."""
     async with safekeeper(tmp_path, unarchived_bytes_max=16 << 20) as it:
         await it.admit()
         writer = await it.lead(1)
@@ -110,7 +110,7 @@ async def test_full_log(tmp_path: Path) -> None:
 
 
 async def test_an_idle_writer_is_told(tmp_path: Path) -> None:
-    """A writer that says nothing hears at once that another was promised to be followed."""
+    """A writer that sends nothing is notified at once that the member promised another one."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         old = await it.lead(1)
@@ -124,7 +124,7 @@ async def test_an_idle_writer_is_told(tmp_path: Path) -> None:
 
 
 async def test_end_of_the_stream(tmp_path: Path) -> None:
-    """Closing a link wakes who waits on it, and what it had said counts no more."""
+    """Closing a link wakes those who wait on it, and its messages do not count any more."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await it.lead(1)
@@ -142,7 +142,7 @@ async def test_end_of_the_stream(tmp_path: Path) -> None:
 
 
 async def test_unknown_database(tmp_path: Path) -> None:
-    """A safekeeper without a log of the database says so."""
+    """A safekeeper without a log of the database refuses its writer with `NotAMember`."""
     async with safekeeper(tmp_path) as it:
         link = await it.connect()
         await link.send(Greet())
@@ -164,7 +164,7 @@ async def test_damaged_on_the_way(tmp_path: Path) -> None:
 
 
 async def test_admit_is_refused(tmp_path: Path) -> None:
-    """Errors of an admission arrive as what they are."""
+    """Errors of an admission arrive with their classes."""
     async with safekeeper(tmp_path) as it:
         elsewhere = DatabasePlace(DATABASE_ID, "s3://elsewhere/db")
         with pytest.raises(InvalidUrl, match="s3://elsewhere/db is not at or below"):
@@ -178,7 +178,7 @@ async def test_admit_is_refused(tmp_path: Path) -> None:
 
 
 async def test_status(tmp_path: Path) -> None:
-    """A status tells what the node holds."""
+    """A status has the state of all members of the node."""
     async with safekeeper(tmp_path) as it:
         member_id = await it.admit()
         writer = await it.lead(3)
@@ -201,7 +201,9 @@ async def propose(it: Safekeeper, *messages: bytes) -> grpc.StatusCode:
 
 
 async def test_streams_that_break_the_rules(tmp_path: Path) -> None:
-    """The first message of a stream names the database, no other does, and all are messages."""
+    """The first message of a stream, and no other, names the database; invalid bytes are
+    refused.
+    """
     async with safekeeper(tmp_path) as it:
         await it.admit()
         greet = propose_request(Greet())
@@ -217,7 +219,9 @@ async def test_streams_that_break_the_rules(tmp_path: Path) -> None:
 
 
 async def test_shutting_down(tmp_path: Path) -> None:
-    """A node that shuts down answers what it took, ends its streams, and says so."""
+    """A node that shuts down replies to all messages that it took, and ends streams with a
+    reason.
+    """
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await it.lead(1)
@@ -229,7 +233,7 @@ async def test_shutting_down(tmp_path: Path) -> None:
 
 
 async def test_refusing_server(tmp_path: Path) -> None:
-    """A server that refuses ends streams that go on, and reports NOT_SERVING."""
+    """A server that refuses calls ends its open streams, and reports NOT_SERVING."""
     settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:
         server = Server(settings.server, runtime())
@@ -248,7 +252,7 @@ async def test_refusing_server(tmp_path: Path) -> None:
 
 
 async def test_retire_and_status_are_refused(tmp_path: Path) -> None:
-    """Nothing is told or deleted of a member that the node is not."""
+    """Requests about a member that the node does not have are refused."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         with pytest.raises(NotAMember, match="its disk may have been lost"):

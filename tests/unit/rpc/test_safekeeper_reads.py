@@ -1,4 +1,4 @@
-"""What safekeepers tell: of their logs, of the archive, and to each other."""
+"""Reads of safekeepers: their logs, notifications of the archive, and relays between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def fetched(it: Safekeeper, member_id: bytes, first_lsn: int = 1) -> list[
 
 
 class Tailing:
-    """A tail, and what it has told."""
+    """A tail, and the records that it has sent."""
 
     def __init__(self, it: Safekeeper, first_wal_id: int = 0) -> None:
         self._pieces = it.links.tail(it.address, DATABASE_ID, first_wal_id)
@@ -58,7 +58,7 @@ async def filled(it: Safekeeper, count: int = 20, size_bytes: int = 1_000) -> Wr
 
 
 async def test_fetch(tmp_path: Path) -> None:
-    """A fetch gives all records from one on, committed or not, in pieces of bounded size."""
+    """A fetch returns all records from one on, committed or not, in pieces of bounded size."""
     async with safekeeper(tmp_path, piece_bytes_max=PIECE_BYTES) as it:
         member_id = await it.admit()
         writer = await filled(it)
@@ -72,7 +72,7 @@ async def test_fetch(tmp_path: Path) -> None:
 
 
 async def test_tail_tells_only_what_is_committed(tmp_path: Path) -> None:
-    """A tail tells committed records as they become so, once each, and no others."""
+    """A tail sends records when they are committed, once each, and no others."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await filled(it, 5)
@@ -88,7 +88,7 @@ async def test_tail_tells_only_what_is_committed(tmp_path: Path) -> None:
 
 
 async def test_tail_from_an_object(tmp_path: Path) -> None:
-    """A tail begins with the first record of the object that it was asked for."""
+    """A tail begins with the first record of the requested object."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await it.lead(1)
@@ -114,7 +114,7 @@ async def test_tail_from_an_object(tmp_path: Path) -> None:
 
 
 async def test_trimmed(tmp_path: Path) -> None:
-    """What is only in the archive any more is refused, also to a tail that is too slow."""
+    """Records that are only in the archive are refused, also to a tail that is too slow."""
     async with safekeeper(tmp_path, tail_heartbeat_ms=10) as it:
         member_id = await it.admit()
         writer = await filled(it, 10)
@@ -139,7 +139,7 @@ async def test_trimmed(tmp_path: Path) -> None:
 
 
 async def test_tail_ends_with_the_node(tmp_path: Path) -> None:
-    """A node that shuts down ends its tails, and whoever follows goes to another."""
+    """A node that shuts down ends its tails, and a replica goes on with another node."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         tail = Tailing(it)
@@ -167,7 +167,7 @@ async def led(them: Sequence[Safekeeper], epoch: int = 1) -> list[Writer]:
 
 
 async def pass_on(links: GrpcLinks, to: Writer, append: Append, *, then: Append) -> None:
-    """Say as another safekeeper would what `append` and then `then` tell a member."""
+    """Relay `append` and then `then` to a member, as another safekeeper would."""
     link = await links.relay(to.address)
     await link.send(DATABASE_ID, b"?" * 16, append)  # for a member that is not there
     await link.send(DATABASE_ID, to.member_id, append)
@@ -175,7 +175,7 @@ async def pass_on(links: GrpcLinks, to: Writer, append: Append, *, then: Append)
 
 
 async def test_the_archive_is_told_unasked(tmp_path: Path) -> None:
-    """When it has moved, and after each election once."""
+    """A writer is notified when the archive has grown, and once after each election."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await it.lead(1)
@@ -193,7 +193,9 @@ async def test_the_archive_is_told_unasked(tmp_path: Path) -> None:
 
 
 async def test_a_chain(tmp_path: Path) -> None:
-    """Records sent to one go on to the next and the one behind it, and each answers the writer."""
+    """Records sent to one member are relayed along the chain, and each member replies to the
+    writer.
+    """
     async with safekeepers(tmp_path, 3) as them:
         first, *others = await led(them)
         for payload in (b"one", bytes(3 << 20), b"three"):
@@ -208,8 +210,8 @@ async def test_a_chain(tmp_path: Path) -> None:
 
 
 async def test_a_relay_of_an_old_leader(tmp_path: Path) -> None:
-    """After the next writer was elected it changes nothing, nor does one of a writer that was not
-    elected here, or for another member.
+    """A relayed append counts only for its member, and only of the writer that is elected there
+    now.
     """
     async with safekeepers(tmp_path, 1) as [it]:
         old = await it.lead(1)
@@ -225,7 +227,7 @@ async def test_a_relay_of_an_old_leader(tmp_path: Path) -> None:
 
 
 async def test_a_commit_point_is_broadcast(tmp_path: Path) -> None:
-    """Who hears of one tells its peers, who need not hear of it from the writer."""
+    """A member that learns a commit point from the writer sends it to the peers that it names."""
     async with safekeepers(tmp_path, 3) as them:
         first, *others = streams = await led(them)
         records = first.make(b"one")
@@ -238,7 +240,7 @@ async def test_a_commit_point_is_broadcast(tmp_path: Path) -> None:
 
 
 async def test_nobody_to_pass_on_to(tmp_path: Path) -> None:
-    """A member that is not reached holds up neither the writer nor the others."""
+    """A member that is not reached delays neither the writer nor the others."""
     async with safekeepers(tmp_path, 2) as them:
         first, second = await led(them)
         gone = Writer(first.link, first.ballot)

@@ -1,4 +1,4 @@
-"""The server around the services: its port, its limits, its log, its end."""
+"""The server around the services: its port, limits, log and end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kit.serving.rpc import failure, runtime, serving
 
 
 async def test_a_taken_port_is_refused() -> None:
-    """A second server does not share the port of the first in silence."""
+    """A second server does not share the port of the first unnoticed."""
     async with serving() as it:
         with pytest.raises(OSError, match="in use") as refused:
             Server(ServerSettings(listen=it.server.listen), runtime())
@@ -32,7 +32,7 @@ async def test_a_taken_port_is_refused() -> None:
 
 
 async def test_a_name_is_refused_of_which_one_address_is_taken() -> None:
-    """The other addresses of the name are not enough: clients would reach either server."""
+    """A name is refused if one of its addresses is in use: clients could reach either server."""
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         listen = f"localhost:{taken.getsockname()[1]}"
         with pytest.raises(OSError, match="in use") as refused:
@@ -41,14 +41,14 @@ async def test_a_name_is_refused_of_which_one_address_is_taken() -> None:
 
 
 async def test_an_address_of_another_machine_is_refused() -> None:
-    """The error is that of the operating system."""
+    """An address of another machine is refused with the error of the operating system."""
     with pytest.raises(OSError, match="assign") as refused:
         Server(ServerSettings(listen="192.0.2.1:0"), runtime())
     assert refused.value.errno == errno.EADDRNOTAVAIL
 
 
 async def test_new_calls_are_turned_away_while_others_end() -> None:
-    """After `refuse` a call gets the error; one that was in progress is answered and waited for."""
+    """After `refuse` new calls get the error; calls in progress are answered, and waited for."""
     fenced = Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8)
     async with serving() as it:
         it.service.hold = True
@@ -71,7 +71,7 @@ async def test_new_calls_are_turned_away_while_others_end() -> None:
 
 
 async def test_stopping_cuts_off_what_does_not_end() -> None:
-    """A call that outlives the grace is cancelled, and its caller knows nothing about it."""
+    """A call that outlives the grace period is cancelled, and its outcome is unknown."""
     async with serving() as it:
         it.service.hold = True
         held = it.kv.Put(kv_pb2.PutRequest(key=b"a"))
@@ -83,8 +83,8 @@ async def test_stopping_cuts_off_what_does_not_end() -> None:
 
 
 async def test_calls_are_logged_at_debug_level() -> None:
-    """One line for each call of any shape with its method, peer, code and duration; none at other
-    levels.
+    """Each call of any shape is logged once with method, peer, code and duration, at debug level
+    only.
     """
     reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
     requests = [reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()]
@@ -123,7 +123,7 @@ async def test_calls_are_logged_at_debug_level() -> None:
 
 
 async def test_debug_services_are_absent_by_default() -> None:
-    """Neither listed nor answered, and grpc does not even count for them."""
+    """Debug services are neither listed nor answered, and grpc collects no statistics for them."""
     service = "/grpc.channelz.v1.Channelz"
     async with serving() as it:
         failed = await failure(it.raw.unary(f"{service}/GetServers", b""))
@@ -137,7 +137,7 @@ async def test_debug_services_are_absent_by_default() -> None:
 
 
 async def test_debug_services_answer_while_standing_by() -> None:
-    """They tell of the process, whether it serves a database or not."""
+    """Debug services answer whether the process serves a database or not."""
     server = Server(ServerSettings(listen="127.0.0.1:0", debug_services=True), runtime())
     await server.stand_by(Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8))
     async with grpc.aio.insecure_channel(server.listen) as channel:
@@ -149,7 +149,7 @@ async def test_debug_services_answer_while_standing_by() -> None:
 
 
 async def test_callers_that_have_gone_are_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    """What grpc reports of a reply that came too late is not shown; its other errors are."""
+    """Errors of grpc about replies that came too late are not logged; its other errors are."""
     log = logging.getLogger(GRPC_LOGGER)
     async with serving():
         for error in (cygrpc.ExecuteBatchError('Failed "execute_batch": ...'), ValueError("bug")):
@@ -170,7 +170,7 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_silent_connections_are_closed() -> None:
-    """100 connections that never speak don't keep others from being served, and are closed."""
+    """100 connections that send nothing do not keep others from being served, and are closed."""
     async with serving(handshake_timeout_ms=500) as it:
         silent = [await _connect(it.server.listen) for _ in range(100)]
         read = kv_pb2.GetRequest(key=b"a")
@@ -185,7 +185,7 @@ async def test_silent_connections_are_closed() -> None:
 
 @pytest.mark.parametrize("deadline", ["0n", "0S"])
 async def test_a_deadline_in_the_past_is_not_served(deadline: str) -> None:
-    """The service does not see the call; the caller gets DEADLINE_EXCEEDED, or a reset."""
+    """A call that is late never reaches the service; it gets DEADLINE_EXCEEDED or a reset."""
     request = kv_pb2.PutRequest(key=b"a").SerializeToString()
     async with serving() as it:
         reader, writer = await _connect(it.server.listen)
@@ -199,7 +199,7 @@ async def test_a_deadline_in_the_past_is_not_served(deadline: str) -> None:
 
 
 async def test_a_message_over_the_limit_is_refused() -> None:
-    """RESOURCE_EXHAUSTED, and the connection goes on."""
+    """A message that is too long gets RESOURCE_EXHAUSTED, and the connection goes on."""
     async with serving(message_bytes_max=64 * 1024) as it:
         failed = await failure(it.kv.Put(kv_pb2.PutRequest(key=b"a", value=bytes(64 * 1024))))
         assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -208,7 +208,7 @@ async def test_a_message_over_the_limit_is_refused() -> None:
 
 
 async def test_metadata_over_the_limit_is_refused() -> None:
-    """RESOURCE_EXHAUSTED, always and not by chance, and the connection goes on."""
+    """Metadata that are too long always get RESOURCE_EXHAUSTED, and the connection goes on."""
     get = kv_pb2.GetRequest(key=b"a")
     async with serving(metadata_bytes_max=16 * 1024) as it:
         for _ in range(3):

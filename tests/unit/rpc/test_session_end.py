@@ -1,4 +1,4 @@
-"""How a session ends: by its client, by the server, by the connection; and what is left of it."""
+"""The end of a session by its client, its server or its connection, and its cleanup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READ = kv_pb2.GetRequest(key=b"a")
 
 @asynccontextmanager
 async def quiet(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """Nothing is logged: no bug, and no error that nobody looked at."""
+    """Nothing is logged: no bug, and no error that was never retrieved."""
     with capture_logs() as lines:
         yield
     assert lines == []
@@ -55,14 +55,16 @@ async def waiting_put(**settings: Any) -> AsyncIterator[tuple[Serving[MemoryKv],
 
 
 def check_stopping(failed: Failure) -> None:
-    """Nothing was applied of what is not answered: try elsewhere."""
+    """The error says that the server is stopping and nothing was applied."""
     assert failed.code is grpc.StatusCode.UNAVAILABLE
     assert failed.info is not None
     assert failed.info.reason == "STOPPING"
 
 
 async def test_stopping_server_answers_what_it_has_begun() -> None:
-    """After `refuse` what waits is answered, what comes is refused, and then the stream ends."""
+    """After `refuse` pending operations are answered, new ones refused, and then the stream
+    ends.
+    """
     async with waiting_put() as (it, session):
         await it.server.refuse(STOPPING)
         await session.send(operation(2, PUT), operation(3, kv_pb2.GetRequest(key=b"a")))
@@ -78,7 +80,7 @@ async def test_stopping_server_answers_what_it_has_begun() -> None:
 
 
 async def ended(it: Serving[Any]) -> None:
-    """Wait until the server has noticed that nobody calls any more."""
+    """Wait until the server has noticed that no calls are left."""
     async with asyncio.timeout(10):
         await it.server._adapter.idle()  # noqa: SLF001 - the server asks it only when it stops
 
@@ -87,7 +89,7 @@ async def ended(it: Serving[Any]) -> None:
 async def test_client_that_goes_away_is_cleaned_up(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its operations are waited for no more; what was ordered stands; others are not harmed."""
+    """When a client goes, its waits end, its submitted writes are applied, and others go on."""
     conditional = kv_pb2.PutRequest(key=b"c", precondition=absent())
     keyed = kv_pb2.WriteRequest(header=key_header(b"key"), changes=[add(b"n")])
     txn = kv_pb2.TxnRequest(then=[change(put(b"t"))])
@@ -109,10 +111,10 @@ async def test_client_that_goes_away_is_cleaned_up(
         writer.check_idle()
 
 
-async def test_nobody_waits_at_the_door_for_a_client_that_has_gone(
+async def test_queued_write_of_a_client_that_has_gone_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What was not let in yet is not applied, and leaves its place in the line to others."""
+    """A write that waits for admission is not applied when its client goes, and frees its place."""
     async with served_writer(queued_bytes_max=1 << 20) as (it, writer), quiet(caplog):
         writer.store.is_holding = True
         await writer.put(b"filler", b"x" * (1 << 20), durability=MEMORY)
@@ -129,7 +131,7 @@ async def test_nobody_waits_at_the_door_for_a_client_that_has_gone(
 
 
 async def test_session_has_the_deadline_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
-    """A stream with a deadline ends with it; its operations have no deadline of their own."""
+    """A stream ends at its deadline, which does not apply to its operations."""
     async with serving_memory() as it, quiet(caplog):
         it.service.hold = True
         session = SocketSession(it.kv, timeout=3.0)
@@ -143,7 +145,7 @@ async def test_session_has_the_deadline_of_its_call(caplog: pytest.LogCaptureFix
 
 
 async def test_message_over_the_limit_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
-    """RESOURCE_EXHAUSTED, from grpc and without details; nothing is left, and others go on."""
+    """A message that is too long ends its session with RESOURCE_EXHAUSTED of grpc; others go on."""
     async with waiting_put(message_bytes_max=64 * 1024) as (it, session), quiet(caplog):
         await session.send(operation(2, kv_pb2.PutRequest(key=b"b", value=bytes(64 * 1024))))
         failed = await session.failure()
@@ -154,7 +156,7 @@ async def test_message_over_the_limit_ends_the_session(caplog: pytest.LogCapture
 
 
 async def test_session_is_one_call() -> None:
-    """It counts as one call in progress, however many operations it has."""
+    """A session counts as one call in progress, however many operations it has."""
     async with waiting_put(concurrent_calls_max=2) as (it, session):
         await session.send(*operations(*[PUT] * 50, first_id=2))
         await it.service.holds(51)
@@ -171,7 +173,7 @@ async def test_session_is_one_call() -> None:
 
 
 async def test_session_outlives_a_writer_that_closes() -> None:
-    """Its writes are told to go elsewhere, one by one; its reads are still answered."""
+    """When the writer closes, writes of a session are refused one by one; reads are answered."""
     async with served_writer() as (it, writer):
         await writer.put(b"a", b"1")
         session = SocketSession(it.kv)
@@ -185,7 +187,7 @@ async def test_session_outlives_a_writer_that_closes() -> None:
 
 
 class _Hasty(MemoryKv):
-    """Its client goes away in the moment in which it asks."""
+    """A client that goes away at the moment of its request."""
 
     close: Any
 
@@ -195,7 +197,7 @@ class _Hasty(MemoryKv):
 
 
 async def test_task_that_never_began_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A client may be gone before the task of its operation has run for the first time."""
+    """An operation whose client goes before its task has run leaves nothing behind."""
     service = _Hasty()
     async with quiet(caplog):
         async with driven(service) as session:
@@ -206,7 +208,7 @@ async def test_task_that_never_began_leaves_nothing(caplog: pytest.LogCaptureFix
 
 
 async def test_session_that_ended_is_forgotten() -> None:
-    """The server remembers the sessions that go on, and no others."""
+    """The server refers to open sessions only."""
     async with serving_memory() as it:
         for _ in range(3):
             session = SocketSession(it.kv)

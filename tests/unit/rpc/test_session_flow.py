@@ -1,4 +1,4 @@
-"""Flow control of sessions: what they hold is bounded, each and together."""
+"""Flow control of sessions: their memory is bounded, for each and in total."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def held_by(request: Message) -> int:
 
 
 async def check_bound(session: DrivenSession, one_bytes: int) -> None:
-    """Nothing moves any more, and the bound is passed by less than one operation."""
+    """Nothing changes any more, and the bound is exceeded by less than one operation."""
     for _ in range(50):
         await quiesce()
         assert session.session.held_bytes <= MAX_BYTES + one_bytes
@@ -47,7 +47,9 @@ async def check_bound(session: DrivenSession, one_bytes: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 100])
 async def test_unanswered_operations_stop_the_reading(at_once: int) -> None:
-    """With a store that answers nothing a session begins no more than what it may hold."""
+    """With a store that does not answer, a session begins no more operations than its memory
+    allows.
+    """
     async with serving() as writer:
         writer.store.is_holding = True
         async with driven(writer.kv, limits=LIMITS) as session:
@@ -66,7 +68,7 @@ async def test_unanswered_operations_stop_the_reading(at_once: int) -> None:
 
 
 async def test_results_that_are_not_taken_stop_the_reading() -> None:
-    """A client that sends and takes nothing is not read any further."""
+    """A session whose client reads no results stops reading requests."""
     service = MemoryKv()
     service.values[b"a"] = VALUE
     async with driven(service, limits=LIMITS) as session:
@@ -86,7 +88,7 @@ async def test_results_that_are_not_taken_stop_the_reading() -> None:
 
 
 async def test_result_larger_than_a_message_stands_alone() -> None:
-    """Results share messages up to their size; one that is larger is sent, alone."""
+    """Results share messages up to their size; a larger result gets a message of its own."""
     service = MemoryKv()
     service.values = {b"large": b"x" * (STREAM_MESSAGE_BYTES_MAX + 1), b"small": b"x"}
     keys = [b"small", b"large", b"small", b"small"]
@@ -110,7 +112,7 @@ async def test_result_larger_than_a_message_stands_alone() -> None:
     ],
 )
 async def test_nothing_is_held_in_the_end(request_: Any) -> None:
-    """Answered at once, later or with an error: what was counted is given back to the byte."""
+    """All memory is given back to the byte, for results at once, later, or with an error."""
     async with serving() as writer, driven(writer.kv) as session:
         session.send(*operations(*[request_] * 20))
         session.send(operation(5, request_), operation(5, request_), operation(6))
@@ -123,7 +125,7 @@ async def test_nothing_is_held_in_the_end(request_: Any) -> None:
 
 
 async def test_long_message_lets_others_run() -> None:
-    """Operations that are answered at once are begun in turns, not all in one go."""
+    """Operations that are answered at once are begun in slices, between which other tasks run."""
     service = MemoryKv()
     async with driven(service) as session:
         session.send(*operations(*[kv_pb2.GetRequest(key=b"a")] * 1_000))
@@ -139,8 +141,8 @@ SESSIONS = 10
 
 
 async def test_sessions_share_their_budget() -> None:
-    """Ten clients that take nothing hold no more than all of it, and one operation each; a client
-    that comes later and takes its results gets all of them; in the end everything is given back.
+    """Ten clients that read nothing hold no more than the budget and one operation each; a later
+    client that reads gets all of its results; in the end everything is given back.
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE

@@ -26,7 +26,7 @@ from tests.unit.rpc.sessions import (
 
 
 async def test_results_come_in_the_order_of_their_readiness() -> None:
-    """A read overtakes a write that waits for the store; nothing waits for what it need not."""
+    """A read overtakes a write that waits for the store."""
     async with served_writer() as (it, writer):
         writer.store.is_holding = True
         session = SocketSession(it.kv)
@@ -40,7 +40,7 @@ async def test_results_come_in_the_order_of_their_readiness() -> None:
 
 
 async def test_what_came_before_a_bad_message_is_answered() -> None:
-    """The error says that nothing was applied, so it is told when nothing is left to answer."""
+    """An invalid message ends the stream only after all operations before it are answered."""
     async with served_writer() as (it, writer):
         writer.store.is_holding = True
         session = SocketSession(it.kv)
@@ -64,7 +64,7 @@ def puts(count: int, *, size_bytes: int = 0) -> list[Message]:
 
 
 async def full(writer: Serving) -> None:
-    """Whatever is written from now on waits at the door."""
+    """Fill the queue, so that all later writes wait for admission."""
     writer.store.is_holding = True
     await writer.put(b"filler", b"x" * MIB, durability=MEMORY)
 
@@ -72,7 +72,7 @@ async def full(writer: Serving) -> None:
 @pytest.mark.parametrize("at_once", [1, 7, 100])
 @pytest.mark.parametrize("size_bytes", [0, MIB // 10, MIB])
 async def test_puts_of_one_key_take_effect_as_they_were_sent(at_once: int, size_bytes: int) -> None:
-    """Also while the queue is full, and they wait at its door: the last one wins."""
+    """Puts of one key take effect in their order, also while they wait for admission."""
     count = 30
     async with serving(queued_bytes_max=MIB) as writer, driven(writer.kv) as session:
         await full(writer)
@@ -87,7 +87,7 @@ async def test_puts_of_one_key_take_effect_as_they_were_sent(at_once: int, size_
 
 
 async def test_small_put_does_not_slip_past_a_large_one() -> None:
-    """Where there is room for the second only it waits all the same, also in one message."""
+    """A small put waits behind a large one although there is space for it, also in one message."""
     async with serving(queued_bytes_max=MIB) as writer, driven(writer.kv) as session:
         writer.store.is_holding = True
         await writer.put(b"filler", b"x" * (MIB // 2), durability=MEMORY)
@@ -125,8 +125,8 @@ def told(failed: Failure) -> kv_pb2.OperationError:
 @pytest.mark.parametrize("key", ACCIDENTS)
 @pytest.mark.parametrize("kind", ["raised", "future", "coroutine"])
 async def test_accidents_are_told_in_every_way(key: bytes, kind: str) -> None:
-    """Raised at once, set on a future or raised by a coroutine, an error is told as in a call; an
-    unexpected one is logged under the id that its client gets.
+    """An error arrives as in a call, whether raised at once, set on a future or raised by a
+    coroutine; an unexpected one is logged with the id that the client gets.
     """
     requests: dict[str, Any] = {
         "raised": kv_pb2.GetRequest(key=key),

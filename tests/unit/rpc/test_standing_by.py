@@ -36,7 +36,7 @@ async def start(server: Server, service: MemoryKv) -> None:
 
 
 async def test_every_kind_of_call_is_turned_away(server: Server) -> None:
-    """Unary or a stream, in one direction or both: UNAVAILABLE, with the reason and the address."""
+    """Calls of every shape get UNAVAILABLE, with the reason and the address of the writer."""
     async with grpc.aio.insecure_channel(server.listen) as channel:
         kv, admin = kv_pb2_grpc.KVStub(channel), admin_pb2_grpc.AdminStub(channel)
         calls = [
@@ -55,7 +55,7 @@ async def test_every_kind_of_call_is_turned_away(server: Server) -> None:
 
 
 async def test_it_tells_who_is_elected_now(server: Server) -> None:
-    """Whoever calls later is told the latest."""
+    """Later calls get the latest refusal."""
     server.tell(StandingBy("nobody is", writer_address=""))
     async with grpc.aio.insecure_channel(server.listen) as channel:
         refused = await failure(kv_pb2_grpc.KVStub(channel).Get(kv_pb2.GetRequest(key=b"k")))
@@ -63,8 +63,8 @@ async def test_it_tells_who_is_elected_now(server: Server) -> None:
 
 
 async def test_it_serves_and_stands_by_in_turn(server: Server) -> None:
-    """On one connection: calls are answered, refused, and answered by the next service; whoever
-    watches the health is told each time.
+    """On one connection calls are answered, refused, and answered by the next service; health
+    watches see each change.
     """
     async with grpc.aio.insecure_channel(server.listen) as channel:
         kv = kv_pb2_grpc.KVStub(channel)
@@ -87,7 +87,7 @@ async def test_it_serves_and_stands_by_in_turn(server: Server) -> None:
 
 
 async def test_what_does_not_end_is_cut_off(server: Server) -> None:
-    """A call that goes on is ended when the server stands by; its outcome is unknown."""
+    """A call in progress is ended when the server stands by; its outcome is unknown."""
     begun = asyncio.Event()
 
     class Slow(MemoryKv):
@@ -118,13 +118,13 @@ SERVICES = ["", "shalekv.v1.KV", "shalekv.v1.Admin"]
 
 
 def _health(it: Serving[Any]) -> Any:
-    """A stub; its type stubs leave its methods out."""
+    """A stub of the health service, whose type stubs leave its methods out."""
     return health_pb2_grpc.HealthStub(it.channel)
 
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_a_service_serves_until_it_stops(service: str) -> None:
-    """SERVING from the start, NOT_SERVING as soon as calls are turned away; watchers are told."""
+    """Health is SERVING from the start, and NOT_SERVING as soon as calls are refused."""
     request = health_pb2.HealthCheckRequest(service=service)
     async with serving() as it:
         health = _health(it)
@@ -137,7 +137,7 @@ async def test_a_service_serves_until_it_stops(service: str) -> None:
 
 
 async def test_an_unknown_service_is_unknown() -> None:
-    """Check answers NOT_FOUND, and Watch waits for it to appear, as the protocol says."""
+    """For an unknown service Check returns NOT_FOUND, and Watch waits for it to appear."""
     request = health_pb2.HealthCheckRequest(service="shalekv.v1.Nobody")
     async with serving() as it:
         health = _health(it)
@@ -155,7 +155,7 @@ async def endless() -> AsyncIterator[kv_pb2.WatchRequest]:
 
 
 async def test_stream_fails_with_its_error() -> None:
-    """What the stream refuses is told as of any other call, and the stream is left."""
+    """The error of a stream arrives as that of any call, and the stream does its cleanup."""
     async with serving() as it:
         failed = await failure(it.kv.Watch(iter([create(7), kv_pb2.WatchRequest()])))
         assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -165,7 +165,7 @@ async def test_stream_fails_with_its_error() -> None:
 
 
 async def test_client_that_goes_cuts_nothing_off() -> None:
-    """What a stream has to do at its end is done, although its client does not wait for that."""
+    """The cleanup of a stream is completed although its client has gone."""
     async with serving() as it:
         watch = it.kv.Watch(endless())
         await anext(aiter(watch))
@@ -181,7 +181,7 @@ async def test_client_that_goes_cuts_nothing_off() -> None:
 
 
 async def test_server_waits_for_what_streams_have_to_do() -> None:
-    """A server that stops lets streams come to their end, which their clients do not see."""
+    """A server that stops waits for the cleanups of streams."""
     async with serving() as it:
         watch = it.kv.Watch(endless())
         await anext(aiter(watch))
@@ -197,7 +197,7 @@ async def test_server_waits_for_what_streams_have_to_do() -> None:
 
 
 async def test_streams_end_with_their_server() -> None:
-    """They would never end: who stops serving ends them with its reason, and waits for none."""
+    """Watches, which never end by themselves, are ended by `refuse` with its error."""
     async with serving() as it:
         watch = it.kv.Watch(endless())
         await anext(aiter(watch))

@@ -1,4 +1,4 @@
-"""The table of errors."""
+"""The table from errors to statuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shalekv.rpc.status import (
 def _classes(
     kind: type[errors.ShaleError] = errors.ShaleError,
 ) -> Iterator[type[errors.ShaleError]]:
-    """This error and all below it that the server's package has: others may have their own."""
+    """This error and its subclasses in the package of the server: others may have their own."""
     yield kind
     for below in kind.__subclasses__():
         if below.__module__.startswith("shalekv."):
@@ -70,12 +70,12 @@ ALL = list(_classes())
 
 
 def test_every_error_has_a_row_of_its_own() -> None:
-    """The table and the tree of errors name the same classes."""
+    """The table has exactly the classes of errors."""
     assert set(ALL) == set(TABLE)
 
 
 def test_reasons_are_unique() -> None:
-    """A client that sees a reason knows the class."""
+    """A reason identifies the class of an error."""
     assert [r for r, count in Counter(kind.reason for kind in ALL).items() if count > 1] == []
 
 
@@ -105,7 +105,7 @@ def test_operation_is_told_what_a_call_is_told(kind: type[errors.ShaleError]) ->
 
 
 def test_unavailable_means_not_applied() -> None:
-    """Nothing that may follow the upload of a write is told as UNAVAILABLE."""
+    """No error that may follow the upload of a write is UNAVAILABLE."""
     unavailable = {k for k, row in TABLE.items() if row.code is grpc.StatusCode.UNAVAILABLE}
     assert unavailable == {
         *_classes(errors.Stopping),
@@ -116,7 +116,9 @@ def test_unavailable_means_not_applied() -> None:
 
 
 def test_a_bug_tells_its_id_and_no_more() -> None:
-    """INTERNAL of an unexpected exception holds an id, and nothing of the exception."""
+    """The status of an unexpected exception is INTERNAL, with an id and no text of the
+    exception.
+    """
     status = status_of_bug("c0ffee")
     assert status.code == grpc.StatusCode.INTERNAL.value[0]
     assert dict(_info(status).metadata) == {"error_id": "c0ffee"}
@@ -125,7 +127,7 @@ def test_a_bug_tells_its_id_and_no_more() -> None:
 
 @pytest.mark.parametrize("character", ["x", "é", "😀"])
 def test_long_texts_fit_into_metadata(character: str) -> None:
-    """No error passes the 8 KiB that clients accept, whatever it quotes and in any script."""
+    """No status exceeds the 8 KiB that clients accept, for texts of any length and script."""
     long = character * 100_000
     for error in (
         errors.InvalidRequest(long, long),

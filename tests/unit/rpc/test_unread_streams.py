@@ -1,4 +1,4 @@
-"""Streams whose clients read nothing, ended for others: what is told, and what is let go."""
+"""Streams whose clients read nothing, and are ended to free memory for others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Unchanged:
 async def stalled_scan(
     stalled_ms: int, *, read_count: int = 1
 ) -> AsyncIterator[tuple[Serving[MemoryKv], Any]]:
-    """A scan whose client has read so many messages, and whose next one waits."""
+    """A scan whose client has read this many messages, and whose next one waits."""
     async with serving(limits=LimitSettings(result_stalled_ms=stalled_ms)) as it:
         await it.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v" * MIB))
         call = it.kv.Scan(SCAN)
@@ -57,7 +57,7 @@ async def stalled_scan(
 
 
 async def failure_of_stream(call: Any) -> Failure | None:
-    """Read to the end; None: it is a good one."""
+    """Read to the end, and return the error of the stream; None: it has none."""
     try:
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -73,14 +73,14 @@ def end(it: Serving[MemoryKv]) -> None:
 
 
 def is_held() -> bool:
-    """Whether grpc.aio holds a call of a server of this process."""
+    """Return True if grpc.aio refers to a call of a server of this process."""
     running = [task.get_coro() for task in asyncio.all_tasks()]
     return any(getattr(each, "__name__", "") == WATCHING for each in running)
 
 
 async def test_a_client_that_reads_on_is_told() -> None:
-    """The scan is closed at once, though its client reads nothing; when that reads on, it gets what
-    was sent, and then the error.
+    """A scan whose client reads nothing is closed at once; when the client reads on, it gets the
+    messages that were sent, and then the error.
     """
     async with stalled_scan(60_000) as (it, call):
         end(it)
@@ -95,8 +95,8 @@ async def test_a_client_that_reads_on_is_told() -> None:
 
 @pytest.mark.parametrize("read_count", [0, 1])
 async def test_a_stream_that_stays_unread_is_reset(read_count: int) -> None:
-    """When the error is not taken either, gRPC lets go of the stream, whose client gets CANCELLED
-    in the end; other calls of its connection go on.
+    """If its error is not read either, a stream is reset: its client gets CANCELLED in the end, and
+    other calls of its connection go on.
     """
     async with stalled_scan(10, read_count=read_count) as (it, call):
         end(it)
@@ -116,15 +116,15 @@ SILENT = 8  # sessions, half of which use up the budget
 
 
 async def fill(session: DrivenSession) -> None:
-    """Ask for much, and take one message; what comes then waits."""
+    """Ask for much, and read one message; the others wait."""
     for number in range(100):
         session.send(operation(number, kv_pb2.GetRequest(key=b"a")))
     await session.take()
 
 
 async def test_silent_sessions_give_way() -> None:
-    """Those that take nothing are ended for one that waits, no more than it needs, and raise what
-    ended them, never what looks like the end.
+    """Sessions whose clients read nothing are ended for one that waits, as many as needed, with an
+    error and never with what looks like an end.
     """
     service = MemoryKv()
     service.values[b"a"] = VALUE
@@ -157,8 +157,8 @@ async def test_silent_sessions_give_way() -> None:
 
 
 async def test_a_session_is_told_that_it_was_ended() -> None:
-    """Over a socket: ABORTED with STREAM_TOO_SLOW when it reads on, soon after writes of another
-    session had to wait. All others get their results.
+    """A session that was ended over a socket gets ABORTED with STREAM_TOO_SLOW when it reads on,
+    soon after writes of another session had to wait; all others get their results.
     """
     limits = LIMITS.model_copy(update={"result_stalled_ms": 500})
     async with served_writer(limits=limits) as (it, _), AsyncExitStack() as stack:

@@ -47,7 +47,7 @@ def status_of(writer: Serving) -> admin_pb2.StatusReply:
 
 
 async def test_status_tells_what_was_written() -> None:
-    """Counters, sizes and the header follow what has landed and what has not."""
+    """Counters, sizes and the header of a status follow what has landed and what has not."""
     async with serving(max_parallel_writes=2) as writer:
         await writer.put(b"a")
         await writer.put(b"a")
@@ -72,7 +72,9 @@ async def test_status_tells_what_was_written() -> None:
 
 
 async def test_stats_tell_what_was_sent() -> None:
-    """Whoever is asked is told of with its requests by kind, beside the view of the writer."""
+    """The reply has the requests of each registered process by kind, with the header of the
+    writer.
+    """
     async with serving() as writer:
         commit = await writer.put(b"a")
         clock = LoopClock()
@@ -94,7 +96,7 @@ async def test_stats_tell_what_was_sent() -> None:
 
 
 def test_every_kind_can_be_told() -> None:
-    """By the wire, by the client and by the prices there are the same kinds."""
+    """The wire, the client and the prices have the same kinds of requests."""
     kinds = [kind.name for kind in RequestKind]
     assert [f"REQUEST_KIND_{name}" for name in kinds] == list(admin_pb2.RequestKind.keys())[1:]
     assert {kind.name: kind.value for kind in shalekv_client.RequestKind} == {
@@ -106,7 +108,7 @@ def test_every_kind_can_be_told() -> None:
 
 
 def test_no_secret_is_told() -> None:
-    """Of an endpoint the host alone, of the URL of records the scheme alone."""
+    """Of an endpoint the host alone is shown, and of the URL of records the scheme alone."""
     settings = StoreSettings(
         endpoint_url="https://me:pass-word@there:9000/path",
         records_url="mysql://me:pass[word@there/database",
@@ -170,7 +172,7 @@ async def filled() -> tuple[Database, list[SstInfo]]:
 
 
 async def test_what_a_snapshot_pins_is_not_known_without_its_manifest() -> None:
-    """The snapshot is told all the same."""
+    """A snapshot whose manifest cannot be read is listed, without the bytes that it pins."""
     database, _ = await filled()
     report, _ = await report_of(database)
     await database.remove(manifest_name(1))
@@ -179,7 +181,7 @@ async def test_what_a_snapshot_pins_is_not_known_without_its_manifest() -> None:
 
 
 async def test_levels_and_amplification_are_told() -> None:
-    """Sizes by level, what they amplify, and the debt."""
+    """A status has sizes by level, the amplification, and the compaction debt."""
     database, (_, run, *l0) = await filled()
     report, engine = await report_of(database)
     found = await status(report)
@@ -197,7 +199,9 @@ async def test_levels_and_amplification_are_told() -> None:
 
 
 async def test_snapshots_tell_what_they_pin() -> None:
-    """What was replaced since, and that nothing else keeps it; each manifest is read once."""
+    """A snapshot shows the bytes that it pins, and those that it alone pins; each manifest is read
+    once.
+    """
     database, (old, *_) = await filled()
     report, _ = await report_of(database)
     named = {each.snapshot.name: each for each in (await status(report)).snapshots}
@@ -207,7 +211,9 @@ async def test_snapshots_tell_what_they_pin() -> None:
 
 
 async def test_reads_and_requests_are_counted() -> None:
-    """Misses and requests first, hits when it is read again; filters that spare a block."""
+    """First reads count as misses and requests, repeated ones as hits; filters that spare a block
+    count.
+    """
     database, _ = await filled()
     report, engine = await report_of(database)
     held = engine.levels.current
@@ -224,7 +230,7 @@ async def test_reads_and_requests_are_counted() -> None:
 
 
 async def test_the_cache_on_disk_is_told_if_there_is_one(tmp_path: Path) -> None:
-    """Hits, misses, and what it holds; without one nothing is told."""
+    """A status has hits, misses and size of the cache on disk, if there is one."""
     levels = Levels()
     info = levels.add(1, [put(b"a", 1, b"value")])
     disk = open_cache(tmp_path)
@@ -264,7 +270,7 @@ def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
 
 
 async def test_a_load_is_committed_once() -> None:
-    """The reply tells the number and object of the load; a repeat, that it was applied before."""
+    """The reply has number and object of the load; a repeat says that it was applied before."""
     database = await Database.created()
     sst = await file_of(database, 1, [Entry(b"a", 0, Kind.PUT, b"1")])
     async with loading(database) as writer:
@@ -299,7 +305,7 @@ async def test_a_load_is_committed_once() -> None:
     ],
 )
 async def test_requests_are_checked(sent: admin_pb2.IngestSstRequest, field: str) -> None:
-    """What cannot be a load is refused before the store is asked for anything."""
+    """An invalid load is refused before any request to the store."""
     database = await Database.created()
     async with loading(database) as writer:
         with pytest.raises(InvalidRequest) as caught:
@@ -310,7 +316,7 @@ async def test_requests_are_checked(sent: admin_pb2.IngestSstRequest, field: str
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_versions_of_a_listing_are_checked(version: int) -> None:
-    """A listing of a version that does not exist here is refused."""
+    """A listing of an unknown version is refused."""
     message = info_message(GOOD[0])
     message.sstinfo_format_version = version
     with pytest.raises(InvalidRequest, match=r"ssts\[0\].*version"):

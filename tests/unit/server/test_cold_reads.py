@@ -1,4 +1,4 @@
-"""What a process that has just begun fetches to answer: a few requests, and few bytes."""
+"""Requests and bytes that a new process needs for its first reads."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ EACH_ROLE = pytest.mark.parametrize("role", ["writer", "reader"])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the database."""
+    """The folder of the database."""
     return tmp_path_factory.mktemp("cold") / "db"
 
 
 @pytest.fixture(scope="module")
 def database(folder: Path) -> ColdDatabase:
-    """One on disk, in several levels."""
+    """A database on disk, in several levels."""
     settings = serve_settings(levels=LevelSettings(sst_bytes=TOTAL_BYTES // SSTS).model_dump())
     with real_runtime() as runtime:
         store = LocalStore(folder, runtime)
@@ -112,7 +112,9 @@ def requests(store: CountingStore, folder: str, *operations: Operation) -> int:
 
 @EACH_ROLE
 async def test_first_read_of_a_new_process(database: ColdDatabase, folder: Path, role: str) -> None:
-    """Manifest, tail of the log, one metadata for each SST over the key, one block: few bytes."""
+    """The first read fetches the manifest, the end of the log, the metadata of each SST over the
+    key, and one block.
+    """
     number = 2 * (database.keys // 4) + 1  # only in the lowest level
     async with process(role, folder) as (opened, store):
         assert requests(store, "levels", *Operation) == 0
@@ -136,7 +138,7 @@ async def test_first_read_of_a_new_process(database: ColdDatabase, folder: Path,
 async def test_restart_with_a_cache_on_disk(
     database: ColdDatabase, folder: Path, role: str, tmp_path: Path
 ) -> None:
-    """What a process has read, the next one on this host reads without asking the store."""
+    """What a process has read, the next one on this host reads without requests to the store."""
     random = random_of("restart")
     numbers = [random.randrange(database.keys) for _ in range(20)]
     level_requests = []

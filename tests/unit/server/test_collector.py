@@ -44,7 +44,7 @@ async def with_garbage() -> CollectedDatabase:
 
 
 async def test_one_failing_database_does_not_stop_the_others() -> None:
-    """Each is collected, and what failed is told."""
+    """Each database is collected, and the errors of those that fail are returned."""
     first, second = await with_garbage(), await with_garbage()
     missing = CollectedDatabase()
     databases = [first.collecting(), missing.collecting(), second.collecting()]
@@ -56,7 +56,7 @@ async def test_one_failing_database_does_not_stop_the_others() -> None:
 
 
 async def test_collections_are_repeated_whatever_failed() -> None:
-    """A database that does not answer is asked again; others are collected meanwhile."""
+    """A database that does not answer is tried again; others are collected meanwhile."""
     database = await with_garbage()
     counting = CountingStore(database.store)
     unavailable = failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
@@ -74,7 +74,7 @@ async def test_collections_are_repeated_whatever_failed() -> None:
 
 
 async def test_store_that_is_broken_is_given_up() -> None:
-    """This process may not delete there any more; when no database is left, the role ends."""
+    """The role ends when the store of its last database is broken."""
     broken = [failing(StoreBroken("memory://", "now_ms", "", f"sync {n}")) for n in range(2)]
     role = Collector(
         [CollectedDatabase().collecting(store) for store in broken],
@@ -87,7 +87,7 @@ async def test_store_that_is_broken_is_given_up() -> None:
 
 
 async def test_broken_store_does_not_end_the_others() -> None:
-    """They are collected as before."""
+    """A broken store of one database does not stop the collection of others."""
     database = await with_garbage()
     counting = CountingStore(database.store)
     broken = failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
@@ -100,7 +100,7 @@ async def test_broken_store_does_not_end_the_others() -> None:
 
 
 async def test_an_error_that_nobody_expects_does_not_end_the_others() -> None:
-    """It is told with its traceback, and the database is tried again."""
+    """An unexpected error is logged with its traceback, and the database is tried again."""
     first, second = await with_garbage(), await with_garbage()
     counting = CountingStore(second.store)
     strange = FaultyStore(first.store)

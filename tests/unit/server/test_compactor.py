@@ -1,4 +1,4 @@
-"""The loop of the compactor, on a store in memory, with time in the hands of the test."""
+"""The loop of the compactor, on a store in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def opened(
 
 
 async def check(database: CompactedDatabase, *, is_all: bool = True) -> Manifest:
-    """The levels hold what was written up to c, or all of it."""
+    """The levels hold the writes up to c, or all of them."""
     manifest = await database.stored.refresh()
     naive = await NaiveTree.read(database.store, manifest)
     now_ms = manifest.logical_time_ms
@@ -83,7 +83,7 @@ async def settle(condition: Callable[[], bool]) -> None:
 
 
 async def driven(database: CompactedDatabase, compactor: Compactor, *, step_ms: float = 50) -> None:
-    """Run it once, while time goes by; raises what it raises."""
+    """Run the compactor once while time advances; raises its error."""
     failure: ShaleError | None = None
 
     async def run() -> None:
@@ -103,7 +103,7 @@ async def driven(database: CompactedDatabase, compactor: Compactor, *, step_ms: 
 
 
 async def until_compacted(database: CompactedDatabase, *, step_ms: float = 0) -> None:
-    """Let tasks run, and time go by, until all slots are compacted."""
+    """Let tasks run, and time advance, until all slots are compacted."""
     for _ in range(10_000):
         database.clock.advance(step_ms)
         await asyncio.sleep(0)
@@ -115,7 +115,7 @@ async def until_compacted(database: CompactedDatabase, *, step_ms: float = 0) ->
 
 @asynccontextmanager
 async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
-    """The compactor's loop, until the test is done with it."""
+    """The loop of the compactor, until the end of the test."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(compactor.run())
         try:
@@ -125,7 +125,7 @@ async def running(compactor: Compactor) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def test_a_lease_is_renewed_while_a_job_runs() -> None:
-    """A job that takes longer than the lease lives publishes: the lease lives on until then."""
+    """The lease of a job is renewed until it publishes, however long it takes."""
     database = await written()
     ttl_s = 10
     gate = Gate("create", names.LEVELS_FOLDER, is_open=False)
@@ -147,7 +147,7 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
 
 
 async def test_idle_it_looks_ever_less_often() -> None:
-    """Without work the store is asked at each poll and not in between; polls become rare."""
+    """Without work the store is asked at polls only, and polls become rare."""
     database = await CompactedDatabase.begun()
     settings = small_settings(compactor_poll_ms=1_000, compactor_idle_poll_ms=10_000)
     store = FaultyStore(database.store)
@@ -162,7 +162,7 @@ async def test_idle_it_looks_ever_less_often() -> None:
 
 
 async def test_in_a_hurry_nothing_waits() -> None:
-    """What no trigger makes due is compacted as soon as a writer waits for it."""
+    """WAL objects that no trigger makes due are compacted as soon as a writer waits for it."""
     database = await written()
     hurry = asyncio.Event()
     compactor = await opened(database, settings=small_settings(), hurry=hurry)
@@ -177,7 +177,7 @@ async def test_in_a_hurry_nothing_waits() -> None:
 
 
 async def test_the_wal_does_not_wait_for_a_merge() -> None:
-    """While a merge of levels takes its time, slots are compacted into L0."""
+    """Slots are compacted into L0 while a merge of levels runs."""
     database = await written()
     gate = Gate("get_range", is_open=False)  # only merges of levels read pieces
     settings = eager_settings(compactor_poll_ms=10, l0_trigger_count=8)
@@ -205,7 +205,7 @@ async def test_the_wal_does_not_wait_for_a_merge() -> None:
 
 @pytest.mark.parametrize("operation", ["list", "get", "get_range", "create", "now_ms"])
 async def test_a_store_that_fails_for_a_while_is_asked_again(operation: str) -> None:
-    """Requests without an answer delay compaction, and lose nothing."""
+    """Unanswered requests delay compaction, and lose nothing."""
     database = await written()
     flaky = FaultyStore(database.store)
     compactor = await opened(database, flaky)
@@ -216,7 +216,7 @@ async def test_a_store_that_fails_for_a_while_is_asked_again(operation: str) -> 
 
 
 async def test_what_fails_again_and_again_is_tried_ever_less_often() -> None:
-    """Each attempt may cost a merge. Writes that wait end the pause."""
+    """Pauses between failing attempts grow, since each may cost a merge; a hurry ends a pause."""
     database = await written()
     store, hurry = FaultyStore(database.store), asyncio.Event()
     refused = StoreRefused("memory://compacted", "create", names.LEVELS_FOLDER, "no room")
@@ -239,7 +239,7 @@ async def test_what_fails_again_and_again_is_tried_ever_less_often() -> None:
 
 
 async def test_an_object_that_stays_away_ends_the_compactor() -> None:
-    """A slot that is listed and cannot be read for long is damage, not a passing failure."""
+    """A slot that is listed and cannot be read for long ends the compactor."""
     database = await written()
     gone = names.wal_name(0)
     store = FaultyStore(database.store)
@@ -250,7 +250,9 @@ async def test_an_object_that_stays_away_ends_the_compactor() -> None:
 
 
 async def test_a_claim_of_one_that_stood_still_does_not_displace_who_came_later() -> None:
-    """Before it looks whether its claim counts, another has taken over: that one goes on (F2)."""
+    """A claim whose process stalled before it was confirmed does not displace a later compactor
+    (F2).
+    """
     database = await written(slots=1)
     later: list[asyncio.Task[Compactor]] = []
 

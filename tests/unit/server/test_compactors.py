@@ -95,7 +95,7 @@ async def running(role: Compactors) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def ended(role: Compactors) -> ShaleError:
-    """What ends it by itself."""
+    """Run the compactors to their end, and return the error."""
     with pytest.raises(ShaleError) as raised:
         async with asyncio.timeout(A_WHILE_S):
             await role.run()
@@ -125,7 +125,7 @@ async def uncompacted(database: CompactedDatabase) -> int:
 
 
 async def take_over(store: FaultyStore, seed: int = 99) -> Compactor:
-    """Another process becomes the compactor."""
+    """Have another process become the compactor."""
     return await Compactor.open(
         store.inner, settings=EAGER, runtime=runtime(seed), hurry=asyncio.Event()
     )
@@ -142,8 +142,8 @@ async def damage(database: CompactedDatabase, slot: int) -> None:
 
 @virtual_time(orders=3)
 async def test_databases_that_fail_do_not_hold_up_the_others() -> None:
-    """One is damaged, one is not there, one does not answer: each is told by its URL, and asked
-    again; the others are compacted, also what comes later.
+    """A damaged, a missing and an unreachable database are logged by URL and tried again; the
+    others are compacted, later writes included.
     """
     (one, first), (two, second) = await written("one"), await written("two")
     damaged, broken = await written("damaged")
@@ -172,7 +172,7 @@ async def test_databases_that_fail_do_not_hold_up_the_others() -> None:
 
 @virtual_time()
 async def test_an_error_that_nobody_expects_does_not_end_the_others() -> None:
-    """It is told with its traceback, and the database is tried again."""
+    """An unexpected error is logged with its traceback, and the database is tried again."""
     (one, first), (two, second) = await written("one"), await written("two")
     first.fail("list", WAL, KeyError("a bug"), times=1)
     with capture_logs() as lines:
@@ -185,7 +185,7 @@ async def test_an_error_that_nobody_expects_does_not_end_the_others() -> None:
 
 @virtual_time()
 async def test_a_database_that_is_created_later_is_compacted() -> None:
-    """Within the longest wait, however late it comes."""
+    """A database that is created late is compacted within the longest wait."""
     database, store = await written("later")
     store.hidden.update(await stored_names(database))
     async with running(compactors([store, named("never")])):
@@ -197,8 +197,8 @@ async def test_a_database_that_is_created_later_is_compacted() -> None:
 
 @virtual_time()
 async def test_a_database_that_is_taken_over_is_left_alone() -> None:
-    """It is given up, and told so; the process ends as one that was taken over from once nothing
-    is left to it, and not before.
+    """A database that was taken over is given up and logged; the process ends with `Superseded`
+    once no database is left.
     """
     (one, first), (two, second) = await written("one"), await written("two")
     role = compactors([first, second])
@@ -220,7 +220,7 @@ async def test_a_database_that_is_taken_over_is_left_alone() -> None:
 
 @virtual_time()
 async def test_what_was_taken_over_during_a_failure_is_not_taken_back() -> None:
-    """Another compactor, which can do more with a damaged database, keeps it."""
+    """A database that another compactor took over during a failure is not taken back."""
     database, store = await written("damaged")
     await damage(database, 2)
     with capture_logs() as lines:
@@ -234,7 +234,9 @@ async def test_what_was_taken_over_during_a_failure_is_not_taken_back() -> None:
 
 @virtual_time()
 async def test_an_own_claim_that_failed_after_it_landed_is_no_rival() -> None:
-    """The list behind the create is not answered: the next claim goes on from there."""
+    """A claim that landed although its confirmation failed is recognized as our own by the next
+    one.
+    """
     _, store = await written("flaky")
 
     async def claimed(after: CompactorId | None) -> CompactorId:
@@ -259,8 +261,8 @@ async def test_an_own_claim_that_failed_after_it_landed_is_no_rival() -> None:
 
 @virtual_time()
 async def test_a_broken_disk_is_given_up() -> None:
-    """This process may not write there any more. It ends with that, although what is left of its
-    databases was taken over: a process that is started again could write there.
+    """A process with a broken disk ends with `StoreBroken`, although its other databases were taken
+    over: a restarted process could write there.
     """
     (_, first), (two, second) = await written("one"), await written("two")
     first.fail("create", LEVELS, StoreBroken(first.url, "create", LEVELS, "sync"), times=FOR_EVER)
@@ -273,12 +275,12 @@ async def test_a_broken_disk_is_given_up() -> None:
 
 @virtual_time()
 async def test_a_single_database_ends_its_process() -> None:
-    """Who started it is told at once, and starts it again."""
+    """With a single database the process ends with the error of its compactor."""
     assert isinstance(await ended(compactors([named("missing")])), DatabaseNotFound)
 
 
 class Crowd:
-    """How many jobs read from stores at once, at most."""
+    """The largest number of jobs that read from stores at once."""
 
     def __init__(self, operation: str, prefix: str) -> None:
         self.working: set[str] = set()
@@ -302,7 +304,7 @@ class Crowd:
 async def test_few_merges_run_at_once_however_many_databases_there_are(
     operation: str, prefix: str
 ) -> None:
-    """What they take of memory is bounded for the process: of the WAL, and of levels."""
+    """The number of concurrent merges of the WAL, and of levels, is bounded for the process."""
     crowd, everything = Crowd(operation, prefix), [await leveled(f"d{n}") for n in range(8)]
     for _, store in everything:
         crowd.watch(store)
@@ -314,9 +316,7 @@ async def test_few_merges_run_at_once_however_many_databases_there_are(
 
 @virtual_time()
 async def test_busy_databases_share_the_merges() -> None:
-    """Each has its turn: those that always have work do as many jobs as one another, and a quiet
-    one does not wait for long.
-    """
+    """Busy databases do as many jobs as one another, and a quiet one does not wait for long."""
     busy = [await written(f"busy{n}") for n in range(5)]
     quiet, store = await written("quiet", slots=0)
     jobs: dict[str, int] = {}
@@ -346,8 +346,8 @@ async def test_busy_databases_share_the_merges() -> None:
 async def test_stores_that_hold_up_merges_do_not_keep_the_others_from_theirs(
     operation: str, prefix: str
 ) -> None:
-    """As many as there are slots stop in the middle of their merges, because a disk is full, or
-    hangs: some minutes later the others go on.
+    """When merges hang in all slots, because a disk is full or hangs, the other databases go on
+    some minutes later.
     """
     stuck = [await written(f"stuck{n}") for n in range(MERGES_MAX)]
     others = [await written(f"other{n}", slots=0) for n in range(3)]
@@ -366,7 +366,7 @@ async def test_stores_that_hold_up_merges_do_not_keep_the_others_from_theirs(
 @virtual_time()
 @pytest.mark.parametrize("count", [1, 2])
 async def test_the_rate_is_for_all_databases_together(count: int) -> None:
-    """All merges of levels that may run at once stay below it."""
+    """All concurrent merges of levels together stay below the rate."""
     rate, rates = 1_000_001, list[float]()
 
     class Recorded(OwnProcessParts):
@@ -385,7 +385,7 @@ async def test_the_rate_is_for_all_databases_together(count: int) -> None:
 
 @virtual_time()
 async def test_asked_to_stop_it_gives_up_every_lease_in_time() -> None:
-    """All at once: a store that does not answer costs no more than its own time."""
+    """Leases are given up concurrently: a store that does not answer costs its own timeout only."""
     (one, first), (two, second) = await written("one"), await written("two")
     gate = Gate("create", MANIFESTS)
     second.before = gate
@@ -400,7 +400,7 @@ async def test_asked_to_stop_it_gives_up_every_lease_in_time() -> None:
 
 @virtual_time()
 async def test_once_does_what_is_due_for_each() -> None:
-    """What fails is told in the order of the databases, and what fails for ever comes to an end."""
+    """Errors are returned in the order of the databases, and a permanent failure ends."""
     (one, first), (two, second) = await written("one"), await written("two")
     refused, full = await written("full")
     full.fail("create", LEVELS, times=FOR_EVER)
@@ -414,7 +414,7 @@ async def test_once_does_what_is_due_for_each() -> None:
 
 @virtual_time()
 async def test_an_older_state_in_place_of_a_database_is_compacted() -> None:
-    """A backup that was restored there has an older epoch: no other compactor has taken over."""
+    """A restored backup with an older epoch is no takeover by another compactor."""
     database, store = await written("restored")
     kept = [await store.inner.get(name) for name in await stored_names(database)]
     await damage(database, 2)

@@ -1,4 +1,4 @@
-"""Creating a database."""
+"""Creation of a database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_new_database_has_one_manifest() -> None:
 
 
 async def test_database_is_created_once() -> None:
-    """Where any manifest is, nothing is created: the first one may have been collected."""
+    """Nothing is created where any manifest exists: the first one may have been collected."""
     database = await Database.created()
     with pytest.raises(DatabaseExists):
         await create_database(database.store, database.runtime(), StoreSettings())
@@ -49,7 +49,7 @@ async def test_database_is_created_once() -> None:
 
 @pytest.mark.parametrize("is_collected", [False, True])
 async def test_rival_creates_first(is_collected: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Of two who create, the later one is told, even if manifest 0 was collected meanwhile (F2)."""
+    """The later of two creators fails, even if manifest 0 was collected meanwhile (F2)."""
     database = Database()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     creating = asyncio.create_task(create_database(store, database.runtime(), StoreSettings()))
@@ -66,7 +66,7 @@ async def test_rival_creates_first(is_collected: bool) -> None:  # noqa: FBT001 
 
 
 async def test_nothing_is_created_on_a_log_without_manifests() -> None:
-    """Where a log is but no manifest, the manifests are lost: the log is left as it is."""
+    """Where there is a log without a manifest, creation fails, and the log is left as it is."""
     database = Database()
     await database.store.create(names.wal_name(3), b"of another database")
     with pytest.raises(IllegalState, match=names.wal_name(3)):
@@ -85,13 +85,13 @@ async def created_with(nodes: Nodes, addresses: tuple[str, ...] = ADDRESSES) -> 
 
 
 async def check(database: Database, **wanted: Any) -> None:
-    """Compare what is wanted with what the manifest says."""
+    """Compare the wanted settings with the manifest."""
     settings = DatabaseSettings.model_validate({"url": database.store.url} | wanted)
     await check_wal_mode(database.store, database.runtime(), StoreSettings(), settings)
 
 
 async def test_safekeepers_make_room_for_a_new_database() -> None:
-    """The first manifest names each of them, by the id that it has drawn."""
+    """The first manifest names each safekeeper by the member id that it has drawn."""
     nodes = Nodes()
     manifest = await (await created_with(nodes)).manifest()
     assert (manifest.wal_mode, manifest.wal_generation) == (WalMode.QUORUM, 1)
@@ -102,7 +102,9 @@ async def test_safekeepers_make_room_for_a_new_database() -> None:
 
 
 async def test_who_cannot_be_a_quorum_is_refused() -> None:
-    """An even number, one that stands there twice, one that is away: there is no database."""
+    """An even number of safekeepers, a duplicate and an unreachable one are refused, and there is
+    no database.
+    """
     nodes = Nodes()
     with pytest.raises(InvalidRequest, match="odd number"):
         await created_with(nodes, ADDRESSES[:2])
@@ -116,7 +118,7 @@ async def test_who_cannot_be_a_quorum_is_refused() -> None:
 
 
 def held_creation(database: Database, nodes: Nodes) -> tuple[HeldStore, asyncio.Task[None]]:
-    """A creation that is under way, and the store that holds its edits of the manifest."""
+    """A creation in progress, and the store that holds its edits of the manifest."""
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
     quorum = Quorum(InProcessLinks(nodes), ADDRESSES)
     creation = create_database(store, database.runtime(), StoreSettings(), quorum)
@@ -130,7 +132,7 @@ async def complete(database: Database, nodes: Nodes) -> None:
 
 
 async def test_room_is_given_back_when_another_creates_first() -> None:
-    """Who comes second is told, and its safekeepers keep nothing of a database that is none."""
+    """The later of two creators fails, and its safekeepers keep no logs for it."""
     database, nodes = Database(), Nodes()
     store, creating = held_creation(database, nodes)
     held = await store.arrived(1)
@@ -145,8 +147,8 @@ async def test_room_is_given_back_when_another_creates_first() -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 async def test_room_is_made_again_for_a_creation_that_was_slow(dies: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Safekeepers do not wait for ever for a manifest. If it comes late, it is made to name who
-    they are then; if the creation dies before that, whoever starts next does so.
+    """A slow creation names the members that exist when it ends; if it dies before that, the next
+    start does so.
     """
     database, nodes = Database(), Nodes()
     store, creating = held_creation(database, nodes)
@@ -170,7 +172,7 @@ async def test_room_is_made_again_for_a_creation_that_was_slow(dies: bool) -> No
 
 
 async def test_a_database_that_was_opened_keeps_its_members() -> None:
-    """A creation that is late names no other members once a writer has opened the database."""
+    """A slow creation changes no members once a writer has opened the database."""
     database, nodes = Database(), Nodes()
     store, creating = held_creation(database, nodes)
     held = await store.arrived(1)
@@ -187,7 +189,7 @@ async def test_a_database_that_was_opened_keeps_its_members() -> None:
 
 
 async def test_mode_is_compared_if_it_is_named() -> None:
-    """A database in the other mode is refused, and both are named; without one all is well."""
+    """A database in another WAL mode than the given one is refused, and both modes are named."""
     in_bucket, in_quorum = await Database.created(), await created_with(Nodes())
     await check(in_bucket)
     await check(in_bucket, wal="object-store")
@@ -200,7 +202,7 @@ async def test_mode_is_compared_if_it_is_named() -> None:
 
 
 async def test_safekeepers_are_compared_if_they_are_named() -> None:
-    """In any order, the present or the next ones; others are refused: the manifest decides."""
+    """Safekeepers are accepted in any order, the present or the next ones; others are refused."""
     database = await created_with(Nodes())
     await check(database, wal="quorum", safekeepers="n3:1, n1:1,n2:1")
     with pytest.raises(DatabaseMismatch, match="n1:1,n2:1,n3:1"):
@@ -213,7 +215,7 @@ async def test_safekeepers_are_compared_if_they_are_named() -> None:
 
 
 def test_safekeepers_need_their_mode_and_addresses() -> None:
-    """What cannot be meant is refused before anybody is asked."""
+    """Contradicting settings are refused before any request."""
     for wanted in (
         {"safekeepers": "a:1,b:1,c:1"},
         {"wal": "object-store", "safekeepers": "a:1,b:1,c:1"},

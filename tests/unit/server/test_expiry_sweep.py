@@ -1,4 +1,4 @@
-"""Sweeps: the end of a value that expires becomes one change, and nothing else does."""
+"""Sweeps: the expiry of a value becomes exactly one change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ async def sweep(writer: Serving) -> None:
 
 @virtual_time(seed=1)
 async def test_expired_value_is_told_once() -> None:
-    """Not before its time; with its expiry; reads are the same before and after."""
+    """An expired value becomes one change, not before its time, with its expiry; reads do not
+    change.
+    """
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
         now_ms = writer.engine.time.now_ms()
@@ -57,7 +59,7 @@ async def test_expired_value_is_told_once() -> None:
 
 @virtual_time(seed=1)
 async def test_what_was_replaced_is_not_told() -> None:
-    """Deleted, deleted by range, overwritten, or given another life before it was over."""
+    """A value that was deleted, overwritten or given another ttl before it expired is not swept."""
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
         for key in (b"deleted", b"in range", b"overwritten", b"renewed", b"counted"):
@@ -77,7 +79,7 @@ async def test_what_was_replaced_is_not_told() -> None:
 
 @virtual_time(seed=1)
 async def test_write_that_comes_first_is_not_taken_away() -> None:
-    """A sweep is decided in the order of all writes, those that are not durable yet included."""
+    """A sweep is decided in the order of all writes, including those that are not durable yet."""
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
         await writer.put(b"a", ttl_ms=TTL_MS)
@@ -97,7 +99,7 @@ async def test_write_that_comes_first_is_not_taken_away() -> None:
 
 @virtual_time(seed=1)
 async def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
-    """A value that lands after its delete is not kept in mind, and never told."""
+    """A value that lands after its delete is not tracked, and never swept."""
     database = await Database.created()
     async with serving(database, **BY_HAND, max_parallel_writes=2) as writer:
         writer.store.is_holding = True
@@ -119,7 +121,7 @@ async def test_delete_that_lands_ahead_of_its_turn_counts() -> None:
 
 @virtual_time(seed=1)
 async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
-    """Then the levels are asked: a key that it has deleted is not told."""
+    """A key that a compacted range delete has deleted is not swept."""
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
         for key in (b"a1", b"a2", b"b1"):
@@ -135,7 +137,7 @@ async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
 
 @virtual_time(seed=1)
 async def test_values_without_room_are_found_in_the_levels() -> None:
-    """Nothing is lost when more expire than are kept in mind, nor read as long as none does."""
+    """If more values expire than are tracked, the levels are read, and only then."""
     database = await Database.created()
     async with serving(database, **BY_HAND, expiry_tracked_bytes=2_000) as writer:
         expected = {b"%02d" % number for number in range(20)}
@@ -155,7 +157,7 @@ async def test_values_without_room_are_found_in_the_levels() -> None:
 
 @virtual_time(seed=1)
 async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
-    """Within `expired_kept_s` it is told after any merge; later it may go untold."""
+    """Merges keep an expired value for `expired_kept_s`, so that it can be swept."""
     for kept_s, expected in ((3_600, [b"a"]), (0, [])):
         database = await Database.created()
         async with serving(database, **BY_HAND) as writer:
@@ -171,7 +173,7 @@ async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() ->
 
 @virtual_world(seed=1)
 async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(world: World) -> None:
-    """A value is told within seconds of its end; before and after, no request is sent."""
+    """A value is swept within seconds of its expiry; without one no request is sent."""
     database = await Database.created()
     async with serving(database, **POLL_HOURLY) as writer:
         await writer.put(b"a", ttl_ms=TTL_MS)

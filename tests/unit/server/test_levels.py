@@ -1,4 +1,4 @@
-"""Writes that depend on keys of the levels, which memory lets go of at any moment."""
+"""Writes that depend on keys of the levels, which memory may drop at any moment."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Ask = Callable[[kv_pb2.TxnRequest], Awaitable[Any]]
 
 
 def empty(**fields: Any) -> kv_pb2.Compare:
-    """A range must have no key with a value."""
+    """A comparison: the range has no key with a value."""
     return Compare(range_empty=kv_pb2.KeyRange(**fields))
 
 
 class SlowLevels:
-    """Holds reads of objects of the levels: those that the test says."""
+    """A store that holds the reads of levels that the test chooses."""
 
     def __init__(self) -> None:
         self.is_slow: Callable[[str], bool] = lambda _: False
@@ -78,7 +78,7 @@ class SlowLevels:
 async def slow_levels(
     database: Database, **settings: Any
 ) -> AsyncIterator[tuple[Serving, SlowLevels]]:
-    """A writer whose levels are read as slowly as the test says."""
+    """A writer with such a store."""
     levels = SlowLevels()
     async with serving(database, before=levels.before, **NEVER_POLLED, **settings) as writer:
         yield writer, levels
@@ -97,7 +97,7 @@ STALE: dict[str, tuple[kv_pb2.Compare, kv_pb2.TxnOperation]] = {
 
 
 def check_stale(kind: str, reply: kv_pb2.TxnReply, *, seq: int) -> None:
-    """It was decided by the value of `b`, and not by its absence."""
+    """The write was decided by the value of `b`, and not by its absence."""
     assert reply.succeeded is (kind == "counter")
     if kind == "counter":
         assert [result.counter for result in reply.results] == [42]
@@ -108,8 +108,8 @@ def check_stale(kind: str, reply: kv_pb2.TxnReply, *, seq: int) -> None:
 
 @asynccontextmanager
 async def leaving(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels, Ask]]:
-    """A writer in whose memory `b` stands still, only because a write rests on the tree before:
-    the levels hold it by now. That write goes on, and what is in memory goes, at `pass_reads`.
+    """A writer whose memory has `b` only because a write depends on the previous version: the
+    levels have it by now. At `pass_reads` that write goes on, and memory drops `b`.
     """
     async with slow_levels(database) as (writer, store):
         await writer.ask(kv_pb2.WriteRequest(changes=[put(b"a"), put(b"z")]))
@@ -142,8 +142,8 @@ async def leaving(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels
 
 @pytest.mark.parametrize("kind", STALE)
 async def test_key_that_leaves_memory_while_another_is_looked_up_is_not_absent(kind: str) -> None:
-    """A key that the levels hold may go from memory at any moment, so it is looked up there though
-    it stands in memory still, as soon as that tree is the one which is read.
+    """A key that the current levels hold is looked up there although it is still in memory, since
+    memory may drop it at any moment.
     """
     compare, operation = STALE[kind]
     # The second SST may hold `bb`, as far as its keys tell, so that it is read in any case.
@@ -157,8 +157,8 @@ async def test_key_that_leaves_memory_while_another_is_looked_up_is_not_absent(k
 async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_absent(
     kind: str,
 ) -> None:
-    """What was known of a transaction that waits for room holds for the tree of that time only: it
-    keeps nothing in memory, and when that has gone, the levels are asked anew.
+    """The read set of a transaction that waits for admission pins nothing in memory; when its
+    version is gone, the levels are read again.
     """
     compare, operation = STALE[kind]
     database = await Database.created()
@@ -182,8 +182,8 @@ async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_abs
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_who_is_cancelled_with_room_gives_it_back(is_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A call that ends when it was let in: the levels are asked anew for it, or it waits for one
-    before it of which that is so.
+    """A call that is cancelled after its admission, while the levels are read again for it or for
+    one before it, releases its bytes.
     """
     database = await Database.created()
     async with slow_levels(database, queued_bytes_max=MIB) as (writer, levels):
@@ -217,7 +217,7 @@ async def test_who_is_cancelled_with_room_gives_it_back(is_first: bool) -> None:
 
 
 async def test_put_that_comes_while_the_levels_are_asked_counts() -> None:
-    """What is written between the look and the decision is newer than what the levels say."""
+    """A write between the lookup and the decision is newer than the result of the lookup."""
     database = await Database.created()
     async with slow_levels(database) as (writer, store):
         await writer.put(b"a", b"1")
@@ -271,7 +271,7 @@ RANGE = {"prefix": b"r"}
 async def test_range_of_the_levels_may_cost_too_much(
     kind: str, count_max: int, *, is_costly: bool
 ) -> None:
-    """Keys of the levels without a value are looked at, and not more of them than allowed."""
+    """A comparison reads no more keys without a value in the levels than allowed."""
     ttl_ms = TTL_MS if kind == "expired" else 0
     changes = [put(b"r%d" % number, ttl_ms=ttl_ms) for number in range(4)]
     async with compacted(*changes, limits=LimitSettings(compare_count_max=count_max)) as writer:
@@ -293,8 +293,8 @@ async def test_range_of_the_levels_may_cost_too_much(
 async def test_keys_of_a_range_that_are_deleted_after_the_look_do_not_count(
     count: int, *, is_costly: bool
 ) -> None:
-    """Where all that was fetched is deleted before the decision, a range is empty if that was all
-    of it, and is refused if more may be there.
+    """If all fetched keys of a range are deleted before the decision, the range is empty if it was
+    read completely; otherwise the transaction is refused.
     """
     changes = [put(b"r%02d" % number) for number in range(count)]
     async with compacted(*changes, queued_bytes_max=MIB) as writer:
@@ -333,10 +333,9 @@ async def in_levels(database: Database, writer: Serving) -> None:
 
 
 async def displaced(database: Database, writer: Serving, *later: kv_pb2.Change) -> list[object]:
-    """`later` is submitted behind a transaction that is displaced, and does nothing then.
-
-    The slot of the first holds a slow opener's fence, and its flag expires before that is known.
-    What became of the second one.
+    """Submit `later` behind a transaction that is displaced and then does nothing, and return its
+    outcome. The slot of the first holds a slow opener's fence, and its flag expires before that is
+    known.
     """
     await database.fill(writer.engine.log.next_wal_id, OLDER)
     writer.store.is_holding = True
@@ -364,7 +363,7 @@ async def _outcome(writer: Serving, request: kv_pb2.WriteRequest) -> list[object
 
 
 async def test_counter_of_the_levels_is_found_again() -> None:
-    """A put that was on its way hid the counter; it was never written, and the counter counts."""
+    """A counter in the levels counts on when the put that hid it was never written."""
     database = await Database.created()
     async with serving(database, **POLL_HOURLY) as writer:
         await in_levels(database, writer)

@@ -1,4 +1,4 @@
-"""Writes through safekeepers as clients see them: what is told, when, and what is never told."""
+"""Writes through safekeepers as clients see them: replies, their durability, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER_MS = 3_600_000  # so long an object stays open unless somebody asks for it
 
 
 class QuorumServing(Calls):
-    """What a test needs of such a writer."""
+    """Helper for tests of such a writer."""
 
     kv: WriterKv
 
@@ -83,7 +83,7 @@ ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 
 @virtual_time(5)
 async def test_reply_tells_what_was_reached() -> None:
-    """What is durable is in a quorum, and the reply says so; MEMORY says no more than it is."""
+    """The reply of a durable write reports QUORUM, that of a MEMORY write MEMORY."""
     async with quorum_serving() as writer:
         for asked, told in (
             (kv_pb2.DURABILITY_UNSPECIFIED, QUORUM),
@@ -101,7 +101,9 @@ async def test_reply_tells_what_was_reached() -> None:
 
 @virtual_time(5)
 async def test_open_object_is_held_for_those_who_read_the_log() -> None:
-    """What no object of the store holds yet is found at the writer; without a quorum nothing is."""
+    """A WAL object that is not in the store yet is found at the writer; without a quorum none
+    is.
+    """
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         reply = await writer.put(b"a")
         held = await writer.engine.held_object(reply.header.wal_id)
@@ -113,7 +115,7 @@ async def test_open_object_is_held_for_those_who_read_the_log() -> None:
 
 @virtual_time(5)
 async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None:
-    """Both replies come when the object is there; others do not wait."""
+    """ARCHIVED replies come when the object is in the store; others do not wait."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         writer.may_archive(is_allowed=False)
         request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", durability=ARCHIVED)
@@ -133,7 +135,9 @@ async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None
 
 @virtual_time(5)
 async def test_without_a_majority_writes_end_and_are_refused() -> None:
-    """Waiting ones end as unknown, new ones are refused; reads go on; then all resumes."""
+    """Without a majority pending writes end as unknown, new ones are refused, and reads go on; then
+    all resumes.
+    """
     async with quorum_serving(parallel_appends=2) as writer:
         await writer.put(b"a", b"1")
         writer.hold()
@@ -156,7 +160,9 @@ async def test_without_a_majority_writes_end_and_are_refused() -> None:
 
 @virtual_time(5)
 async def test_key_of_an_unknown_write_is_remembered() -> None:
-    """A repeat is not applied beside the first: it is unknown, too, and later gets its reply."""
+    """A repeat of an unknown write is not applied beside it: it is unknown as well, and later gets
+    its reply.
+    """
     async with quorum_serving() as writer:
         writer.hold()
         request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")
@@ -173,7 +179,7 @@ async def test_key_of_an_unknown_write_is_remembered() -> None:
 
 @virtual_time(5)
 async def test_snapshot_holds_all_that_was_acknowledged() -> None:
-    """It is a view of the store, so what is in safekeepers is archived first."""
+    """A snapshot archives the commits in safekeepers first, since it is a view of the store."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         reply = await writer.put(b"a")
         assert writer.report.archived_wal_id != reply.header.wal_id

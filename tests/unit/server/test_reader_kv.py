@@ -1,4 +1,4 @@
-"""What a reader answers: what it shows, how fresh that is, and what it refuses."""
+"""Reads of a reader: their state, its freshness, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_CACHE = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_
 
 
 class SteppingClock(LoopClock):
-    """The clock of the loop, on which a millisecond passes whenever somebody reads it."""
+    """The clock of the loop, on which a millisecond passes with each reading."""
 
     def __init__(self) -> None:
         self._read_count = 0
@@ -92,7 +92,7 @@ WRITES: list[tuple[str, Any]] = [
 async def test_writes_are_refused_with_the_address_of_the_writer(
     method: str, request_: Any
 ) -> None:
-    """Whatever is written, the writer that opened the database last is told."""
+    """Every write is refused with the address of the last writer that opened the database."""
     database = await ReplicatedDatabase.created()
     await database.edit(lambda m: replace(m, writer_address="there:1"))
     reader = await opened(database)
@@ -104,7 +104,7 @@ async def test_writes_are_refused_with_the_address_of_the_writer(
 @pytest.mark.parametrize("level", [kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED])
 @virtual_time(seed=1)
 async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> None:
-    """Never answered with less than the level promises."""
+    """A reader refuses read levels whose promise it cannot keep."""
     reader = await opened(await ReplicatedDatabase.created())
     with pytest.raises(NotTheWriter):
         await get(reader, b"a", read_level=level)
@@ -115,7 +115,7 @@ async def test_reads_that_only_the_writer_can_answer_are_refused(level: Any) -> 
 
 @virtual_time(seed=1)
 async def test_read_whose_tree_was_lost_begins_again() -> None:
-    """A reader without a snapshot answers from levels that are there; a scan is ended instead."""
+    """A read that loses its version is repeated in one that exists; a scan is ended."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1", b=b"1")
     await database.compact()
@@ -138,7 +138,7 @@ async def test_read_whose_tree_was_lost_begins_again() -> None:
 
 @virtual_time(seed=1)
 async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
-    """A reader without a snapshot that comes too late for the log begins anew, not for ever."""
+    """A reader that is too late for the log joins again, a bounded number of times."""
     database = await ReplicatedDatabase.created()
     losses = 1
 
@@ -165,7 +165,7 @@ async def test_joining_goes_on_where_what_it_read_was_deleted() -> None:
 
 @virtual_time(seed=1)
 async def test_reader_that_cannot_begin_leaves_nothing() -> None:
-    """One that is started again and again at a damaged log does not fill the manifest."""
+    """A reader that fails to start again and again leaves no snapshots in the manifest."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     await database.overwrite(names.wal_name(0), b"damaged")
@@ -178,7 +178,7 @@ async def test_reader_that_cannot_begin_leaves_nothing() -> None:
 @pytest.mark.parametrize("is_scan", [False, True])
 @virtual_time(seed=1)
 async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
-    """A read with the number of a write sees it, however seldom the reader looks by itself."""
+    """A read with `min_seq` makes the reader poll at once."""
     database = await ReplicatedDatabase.created()
     reader = await opened(database)
     async with running(reader):
@@ -196,7 +196,7 @@ async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
 
 @virtual_time(seed=1)
 async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None:
-    """The answer is there before the deadline, so that the caller hears it."""
+    """The refusal reports the sequence number that was reached, and is sent before the deadline."""
     database = await ReplicatedDatabase.created()
     reader = await opened(database)
     async with running(reader):
@@ -212,7 +212,9 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
 
 @virtual_time(seed=1)
 async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
-    """A state that is new enough is answered at once; another after one look, if that helps."""
+    """A state that is new enough is answered at once; otherwise the reader polls once, and answers
+    or refuses.
+    """
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     reader = await opened(database, store)
@@ -235,7 +237,7 @@ async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
 @pytest.mark.parametrize("method", ["get", "batch_get", "scan"])
 @virtual_time(seed=1)
 async def test_no_reply_tells_more_staleness_than_the_read_allows(method: str) -> None:
-    """However the clock moves while a reply is made, it tells the staleness that was judged."""
+    """A reply reports the staleness that was checked, however the clock moves meanwhile."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")
     await database.compact()  # so that a read has more to do than to look into memory

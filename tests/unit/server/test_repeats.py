@@ -1,4 +1,4 @@
-"""Idempotency keys: a request that is repeated is applied once, and answered as the first time."""
+"""Idempotency keys: a repeated request is applied once, and answered as the first time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def keyed(request: Any, key: bytes = KEY, **fields: Any) -> Any:
 
 
 async def fill(writer: Serving) -> None:
-    """There is something to delete, and to add to."""
+    """Write keys that the requests delete and add to."""
     await writer.put(b"old", b"value")
     await writer.put(b"n", counter(40))
 
@@ -78,7 +78,7 @@ def same(first: Message, *others: Message) -> None:
 
 @EACH_KIND
 async def test_repeat_gets_the_first_reply_after_a_restart(kind: str) -> None:
-    """The next writer answers as the first did, but for the epoch, which is its own."""
+    """The next writer answers as the first did, except for its own epoch."""
     database = await Database.created()
     request = keyed(REQUESTS[kind])
     async with serving(database) as writer:
@@ -96,7 +96,7 @@ async def test_repeat_gets_the_first_reply_after_a_restart(kind: str) -> None:
 
 @EACH_KIND
 async def test_header_is_no_content(kind: str) -> None:
-    """A repeat may have another header, of any length: all fields but that one tell it."""
+    """A repeat may have another header: only the other fields identify it."""
     async with serving() as writer:
         await fill(writer)
         request = REQUESTS[kind]
@@ -110,13 +110,13 @@ async def test_header_is_no_content(kind: str) -> None:
 
 
 def unknown_field(length: int) -> bytes:
-    """A field with so many bytes that this version does not know."""
+    """An unknown field of this many bytes."""
     long = kv_pb2.GetRequest(key=bytes(length)).SerializeToString()
     return b"\xa2\x06" + long[1:]  # field 100 in place of 2
 
 
 async def test_hash_of_a_request_is_for_ever() -> None:
-    """Records outlive the server that wrote them: what is hashed never changes."""
+    """The hash of a request never changes, since records outlive the server that wrote them."""
     request = kv_pb2.PutRequest(key=b"k", value=b"v", ttl_ms=5)
     wire = b"\x01" + b"\x12\x01k" + b"\x1a\x01v" + b"\x20\x05"  # the kind of reply, then fields
     async with serving() as writer:
@@ -126,7 +126,7 @@ async def test_hash_of_a_request_is_for_ever() -> None:
 
 
 async def test_copies_of_a_refused_request_are_refused_alike() -> None:
-    """Those that wait together get the same refusal, and the key is free again."""
+    """Copies that wait together get the same refusal, and the key is free again."""
     async with serving() as writer:
         await fill(writer)
         writer.store.is_holding = True
@@ -141,7 +141,9 @@ async def test_copies_of_a_refused_request_are_refused_alike() -> None:
 
 
 async def test_repeat_from_memory_is_answered_at_once() -> None:
-    """As the first was: from memory, with the same number; when it has landed with its object."""
+    """A repeat of a MEMORY write is answered at once with the same number; after it has landed,
+    with its object.
+    """
     async with serving() as writer:
         writer.store.is_holding = True
         request = keyed(kv_pb2.PutRequest(key=b"a", durability=MEMORY))
@@ -157,7 +159,7 @@ async def test_repeat_from_memory_is_answered_at_once() -> None:
 
 
 async def test_key_is_remembered_for_its_window() -> None:
-    """After `idempotency_window_s` a repeat is told that nobody remembers, and applies nothing."""
+    """After `idempotency_window_s` a repeat is refused as expired, and applies nothing."""
     async with serving(idempotency_window_s=WINDOW_MS // 1_000) as writer:
         request = keyed(kv_pb2.WriteRequest(changes=[add(b"n")]))
         first = await writer.ask(request)
@@ -181,7 +183,7 @@ def large(key: bytes) -> kv_pb2.WriteRequest:
 
 
 async def test_loads_wait_for_compaction_and_are_refused() -> None:
-    """Past the bound a large batch is refused with advice, until loads are compacted."""
+    """Beyond the bound a large batch is refused with advice, until loads are compacted."""
     database = await Database.created()
     async with serving(database, **SMALL) as writer:
         for key in (b"a", b"b"):

@@ -1,4 +1,4 @@
-"""The messages of a scan: where they are cut, and the tokens by which it goes on."""
+"""The messages of a scan: where they are cut, and the page tokens by which it continues."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def keys(reply: kv_pb2.ScanReply) -> list[bytes]:
 
 
 async def test_message_is_cut_before_it_grows_too_large() -> None:
-    """A message ends before the entry that would pass its size; every message tells the view."""
+    """A message ends before the entry that would exceed its size; every message has the header."""
     one, room = 2 + ENTRY_FRAME_BYTES, MemoryBudget(1 << 30)
     slices = [[entry(b"%d" % number) for number in range(5)]]
     replies = await gathered(stream(_one_by_one(slices), message_bytes=2 * one, room=room))
@@ -81,7 +81,7 @@ async def test_message_is_cut_before_it_grows_too_large() -> None:
 
 
 def test_frame_of_an_entry_is_bounded() -> None:
-    """What an entry costs beside key and value is within what is counted for it, at any size."""
+    """The overhead of an entry of any size is at most `ENTRY_FRAME_BYTES`."""
     for key_bytes, value_bytes in ((1, 0), (KEY_BYTES_MAX, 5 << 20)):
         key, value = b"k" * key_bytes, b"v" * value_bytes
         found = kv_pb2.Entry(key=key, value=value, seq=GREATEST, expire_at_ms=GREATEST)
@@ -90,7 +90,7 @@ def test_frame_of_an_entry_is_bounded() -> None:
 
 
 async def test_nothing_is_read_ahead() -> None:
-    """A slice is merged when the caller has taken what came before, and never if he goes."""
+    """A slice is read after the caller has taken the messages before it, and not if it has gone."""
     taken: list[int] = []
 
     async def slices() -> AsyncIterator[list[Entry]]:
@@ -106,7 +106,9 @@ async def test_nothing_is_read_ahead() -> None:
 
 
 async def test_messages_are_smaller_where_little_room_is_left() -> None:
-    """Each takes what is left, gives it back when it was taken, and the last one at the end."""
+    """A message takes the memory that is left, and gives it back when it was read or the scan
+    ends.
+    """
     one = 2 + ENTRY_FRAME_BYTES
     room = MemoryBudget(MESSAGE_COPIES * 3 * one)
     slices = _one_by_one([[entry(b"%d" % number) for number in range(6)]])
@@ -122,7 +124,7 @@ async def test_messages_are_smaller_where_little_room_is_left() -> None:
 
 
 async def test_a_large_value_waits_for_room() -> None:
-    """And is refused when there is none in time."""
+    """A large value waits for memory, and is refused if there is none in time."""
     room = MemoryBudget(1 << 20)
     room.take(1 << 20, 0)
     slices = _one_by_one([[entry(b"k", b"v" * (1 << 19))]])
@@ -146,7 +148,7 @@ def encode(token: PageToken, request: kv_pb2.ScanRequest) -> bytes:
 
 
 def decode(data: bytes, request: kv_pb2.ScanRequest, database_id: bytes = DATABASE_ID) -> PageToken:
-    """The token in a request that goes on with this scan."""
+    """Decode the token of a request that continues this scan."""
     going_on = kv_pb2.ScanRequest()
     going_on.CopyFrom(request)
     going_on.page_token = data
@@ -180,7 +182,7 @@ def test_every_flipped_bit_is_noticed(token: PageToken, request_: kv_pb2.ScanReq
 def test_cut_and_lengthened_tokens_are_refused(
     token: PageToken, request_: kv_pb2.ScanRequest
 ) -> None:
-    """A token of any other length is none."""
+    """A token of any other length is refused."""
     data = encode(token, request_)
     for length in range(len(data)):
         problem_of(data[:length] or b"\0", request_)
@@ -189,7 +191,7 @@ def test_cut_and_lengthened_tokens_are_refused(
 
 
 def test_token_of_elsewhere_is_refused() -> None:
-    """What another database, or a later server, gave out is intact, and yet not understood."""
+    """An intact token of another database, or of a later version, is refused."""
     assert "another database" in problem_of(encode(TOKEN, scan()), scan(), b"e" * 16)
     later = bytearray(encode(TOKEN, scan()))
     later[4] = 3
@@ -198,7 +200,7 @@ def test_token_of_elsewhere_is_refused() -> None:
 
 
 class Scanning:
-    """A scan of a view that nothing else has, with a slice for each of its three runs."""
+    """A scan of a view that nothing else refers to, with a slice for each of its three runs."""
 
     def __init__(self) -> None:
         self.may_come = asyncio.Event()
@@ -218,7 +220,9 @@ class Scanning:
 
 
 async def test_a_running_scan_ends_after_its_slice() -> None:
-    """The slice that is being read comes, and no more after it, nor what looks like the end."""
+    """A scan that is expired returns the slice that is being read, and then raises, rather than
+    end.
+    """
     it = Scanning()
     it.may_come.clear()
     reading = asyncio.create_task(it.keys())

@@ -1,4 +1,4 @@
-"""Views of scans: kept for next pages, resumed, and let go when they keep too much memory."""
+"""Views of scans: kept for next pages, resumed, and dropped when they keep too much memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def fill(writer: Serving, count: int = 10, value: bytes = b"1") -> Pairs:
 async def page(
     writer: Serving, token: bytes = b"", level: Any = 0, **fields: Any
 ) -> tuple[Pairs, bytes]:
-    """One page, and the token of the next; empty: it was the last."""
+    """Read one page, and return it with the token of the next; empty: it was the last."""
     replies = await writer.scan(level, page_token=token, **fields)
     assert [reply.more for reply in replies[:-1]] == [False] * (len(replies) - 1)
     assert {reply.page_token for reply in replies[:-1]} <= {b""}
@@ -41,7 +41,7 @@ async def page(
 
 
 async def test_scan_without_a_limit_keeps_no_view() -> None:
-    """Only who may come back for a next page holds memory."""
+    """A view is kept only for a scan that has a next page."""
     async with serving() as writer:
         await fill(writer)
         await writer.scan()
@@ -51,7 +51,7 @@ async def test_scan_without_a_limit_keeps_no_view() -> None:
 
 
 async def test_writer_that_ends_lets_go_of_its_views() -> None:
-    """When a writer has run its course no view and no timer is left of it."""
+    """A writer that has ended keeps no views and no timers."""
     database = await Database.created()
     settings = ServeSettings(database=DatabaseSettings(url="memory://test"))
     writer = await Writer.open(database.store, settings=settings, runtime=database.runtime())
@@ -89,20 +89,20 @@ class Shedding:
         await asyncio.gather(*(self.writer.put(key, VALUE) for key in keys(name)))
 
     async def compact(self) -> None:
-        """Compact all that was written, and wait until memory has let go of it."""
+        """Compact all that was written, and wait until memory has dropped it."""
         await compact(self._database)
         # Nobody is told of this: it is seen from outside alone.
         while self.engine.levels.leaving_seq or self.engine.memtable.key_count:  # noqa: ASYNC110 - as said
             await asyncio.sleep(0)
 
     async def stalled(self) -> AsyncIterator[kv_pb2.ScanReply]:
-        """A scan of everything, whose client has taken one message."""
+        """A scan of everything, whose client has read one message."""
         scan = self.writer.kv.scan(kv_pb2.ScanRequest(), CALL)
         await anext(scan)
         return scan
 
     async def read_when_compacted(self, scan: AsyncIterator[kv_pb2.ScanReply]) -> int:
-        """Take a message with each turn, from when its view keeps too much; how many come."""
+        """Count the messages that are read, one at a time, after the view keeps too much."""
         memtable = self.engine.memtable
         # Nobody is told of this, either.
         while memtable.held_bytes <= self.engine.held_bytes_max:  # noqa: ASYNC110 - as said
@@ -120,7 +120,7 @@ class Shedding:
 
 @asynccontextmanager
 async def shedding() -> AsyncIterator[Shedding]:
-    """One that has 1 MiB for what is not compacted."""
+    """A writer with 1 MiB of memory for uncompacted data."""
     database = await Database.created()
     async with serving(
         database, limits=LIMITS, memtable_bytes_max=MEMORY_BYTES, fence_poll_ms=10
@@ -129,7 +129,9 @@ async def shedding() -> AsyncIterator[Shedding]:
 
 
 async def test_a_stalled_scan_is_ended_when_it_keeps_too_much() -> None:
-    """Its client gets PAGE_EXPIRED, and never what looks like the end; the memory is free."""
+    """The client of a stalled scan gets PAGE_EXPIRED, never what looks like an end; memory is
+    free.
+    """
     async with shedding() as it:
         await it.fill(b"a")
         await it.fill(b"b")
@@ -141,7 +143,7 @@ async def test_a_stalled_scan_is_ended_when_it_keeps_too_much() -> None:
 
 
 async def test_a_scan_that_goes_on_comes_to_its_end() -> None:
-    """A client that takes what was read gets all of it, though the view keeps too much."""
+    """A client that reads gets the whole scan, although its view keeps too much."""
     async with shedding() as it:
         await it.fill(b"a")
         await it.fill(b"b")
@@ -152,7 +154,7 @@ async def test_a_scan_that_goes_on_comes_to_its_end() -> None:
 
 
 async def test_a_scan_that_goes_on_for_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client may take what was read, but not for longer than writes can wait."""
+    """A scan that keeps too much is ended before writes have waited for too long."""
     monkeypatch.setattr(scans, "SCAN_GRACE_MS", 0)
     async with shedding() as it:
         await it.fill(b"a")
@@ -165,7 +167,7 @@ async def test_a_scan_that_goes_on_for_long_is_ended(monkeypatch: pytest.MonkeyP
 
 
 async def test_pages_go_before_scans() -> None:
-    """Views that are kept for next pages go first, and what is enough is enough."""
+    """Views that are kept for next pages are dropped first, and no more than needed."""
     async with shedding() as it:
         await it.fill(b"a")
         page = await it.page()

@@ -30,7 +30,7 @@ from tests.sim.world import World
 
 
 async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:
-    """An object that landed ahead of its turn is acknowledged: the gap before it is waited for."""
+    """A snapshot waits for the gap before an acknowledged object that landed ahead of its turn."""
     async with serving(max_parallel_writes=2) as writer:
         store = writer.store
         store.is_holding, begun = True, len(store.held)
@@ -49,7 +49,7 @@ async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:
 
 
 async def test_objects_that_go_with_the_snapshot_are_not_missed() -> None:
-    """Who has not heard yet that it was deleted, and finds an SST gone, is told that it is."""
+    """A reader that finds an SST gone because its snapshot was deleted reports the deletion."""
     database = await Database.created()
     limits = LimitSettings(scan_message_bytes=1_024)
     many = [b"%05d" % number for number in range(1_000)]
@@ -130,7 +130,7 @@ async def churn(writer: Serving, version: int) -> None:
 async def one_message(
     server: Serving | Reader, header: kv_pb2.RequestHeader, token: bytes, **fields: Any
 ) -> kv_pb2.ScanReply:
-    """The first message of a scan that goes on, whose caller then goes away."""
+    """The first message of a scan whose caller then goes away."""
     request = kv_pb2.ScanRequest(header=header, resumable=True, page_token=token, **fields)
     messages = cast("Messages", server.kv.scan(request, CALL))
     message = await anext(messages)
@@ -146,7 +146,9 @@ async def one_message(
 async def test_scan_of_a_snapshot_goes_on_at_any_server(
     key_range: dict[str, bytes], limits: dict[str, int], *, reverse: bool
 ) -> None:
-    """Cut after each message, resumed at the writer, a replica or the next writer, it is one."""
+    """A scan cut after each message and resumed at the writer, a replica or the next writer is one
+    scan.
+    """
     database = await Database.created()
     fields = {"range": kv_pb2.KeyRange(**key_range), "reverse": reverse}
     async with serving(database, limits=SMALL_MESSAGES, fence_poll_ms=10) as writer:
@@ -178,9 +180,8 @@ async def test_scan_of_a_snapshot_goes_on_at_any_server(
 
 @virtual_world(seed=1)
 async def test_view_of_a_resumable_scan_does_not_stay(world: World) -> None:
-    """One that has come to its end is kept for moments, and is the first to make room.
-
-    Where the caller went away before, it is kept for as long as that of any page.
+    """The view of a resumable scan that has ended is kept briefly, and dropped first; if its caller
+    went away before the end, it is kept as long as that of any page.
     """
     limits = LimitSettings(scan_message_bytes=1_024, scan_view_ttl_ms=60_000, scan_view_count_max=2)
     async with serving(limits=limits) as writer:

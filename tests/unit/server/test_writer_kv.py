@@ -1,4 +1,4 @@
-"""Writes and reads of a writer: what they wait for, what they rest on, and who is told."""
+"""Writes and reads of a writer: what they wait for, and when ownership is confirmed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ NOT_FROM_MEMORY: dict[str, Message] = {
 
 @pytest.mark.parametrize("what", NOT_FROM_MEMORY)
 async def test_what_is_judged_is_never_acknowledged_from_memory(what: str) -> None:
-    """A condition, an add or a transaction at MEMORY is answered when durable, and says so."""
+    """A condition, an add or a transaction at MEMORY is answered when it is durable, and reports
+    that.
+    """
     async with serving() as writer:
         await writer.put(b"old")
         writer.store.is_holding = True
@@ -82,7 +84,9 @@ async def test_what_is_judged_is_never_acknowledged_from_memory(what: str) -> No
 
 
 async def fill(writer: Serving) -> None:
-    """`some` has the value of commit 1, `gone` had that of commit 2, `none` never had any."""
+    """Write three states: `some` has the value of commit 1, `gone` had that of commit 2, `none`
+    never had any.
+    """
     await writer.put(b"some")
     await writer.put(b"gone")
     await writer.delete(b"gone")
@@ -103,14 +107,14 @@ def at_level(request: Any, level: Any) -> Any:
 
 
 def lists(writer: Serving) -> int:
-    """How often the writer has asked its store for a list."""
+    """Count of the writer's list requests to its store."""
     return len(writer.faulty.asked("list"))
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
 @pytest.mark.parametrize(("level", "asked"), [(None, 1), (LINEARIZABLE, 1), (COMMITTED, 0)])
 async def test_refusal_is_as_sure_as_it_was_asked_to_be(kind: str, level: Any, asked: int) -> None:
-    """By default the store is asked once whether the database is still ours; COMMITTED asks not."""
+    """A refusal asks the store once for ownership by default, and not at COMMITTED."""
     request, error = REFUSALS[kind]
     async with serving() as writer:
         await fill(writer)
@@ -121,7 +125,7 @@ async def test_refusal_is_as_sure_as_it_was_asked_to_be(kind: str, level: Any, a
 
 
 async def test_what_was_written_needs_no_look() -> None:
-    """An object that landed proves by itself whose the database is: the store is not asked."""
+    """A write that has landed needs no request to confirm ownership."""
     async with serving() as writer:
         before = lists(writer)
         await writer.put(b"a", precondition=absent())
@@ -132,7 +136,7 @@ async def test_what_was_written_needs_no_look() -> None:
 
 @pytest.mark.parametrize(("level", "asked"), [(None, 1), (COMMITTED, 0)])
 async def test_transaction_that_wrote_nothing_is_as_sure_as_a_read(level: Any, asked: int) -> None:
-    """A transaction whose branch changes nothing is a read, at LINEARIZABLE by default."""
+    """A transaction that changes nothing is confirmed as a read, LINEARIZABLE by default."""
     async with serving() as writer:
         await fill(writer)
         before = lists(writer)
@@ -142,7 +146,9 @@ async def test_transaction_that_wrote_nothing_is_as_sure_as_a_read(level: Any, a
 
 
 async def test_refusal_of_a_fenced_writer_is_not_told() -> None:
-    """Who was taken over learns it from the look, and says so instead of what it found."""
+    """A fenced writer finds out when it confirms ownership, and returns that error instead of the
+    refusal.
+    """
     database = await Database.created()
     writer = await opened(database)
     running = asyncio.create_task(writer.run())

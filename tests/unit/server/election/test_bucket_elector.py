@@ -1,4 +1,4 @@
-"""The election in the bucket, in virtual time, and beside all else that is there."""
+"""Election in the bucket, in virtual time, next to the other objects of a database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TTL_MS = 3_000
 
 @dataclass(slots=True)
 class Candidates:
-    """All who campaign in one bucket."""
+    """All candidates of one bucket."""
 
     world: World
     reigning: dict[str, float] = field(default_factory=dict)  # since when
@@ -98,7 +98,7 @@ async def ids(world: World) -> list[int | None]:
 
 @virtual_world(ORDERS)
 async def test_a_crash_is_followed_by_another_holder(world: World) -> None:
-    """Not before the TTL is over, and not much later."""
+    """After a crash another candidate takes over when the TTL is over, and soon after."""
     candidates = Candidates(world)
     for name in "abc":
         candidates.start(name)
@@ -117,7 +117,7 @@ async def test_a_crash_is_followed_by_another_holder(world: World) -> None:
 
 @virtual_world(seed=1)
 async def test_a_released_lease_is_taken_at_once(world: World) -> None:
-    """Without a wait for the TTL."""
+    """A released lease is taken without waiting for its TTL."""
     candidates = Candidates(world)
     tenure = await world.node("a").run(candidates.elector("a").campaign())
     candidates.start("b")
@@ -131,7 +131,7 @@ async def test_a_released_lease_is_taken_at_once(world: World) -> None:
 
 @virtual_world(seed=1)
 async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(world: World) -> None:
-    """A holder that ends in the middle of a renewal releases the lease all the same."""
+    """A holder that ends in the middle of a renewal can still release its lease."""
     candidates = Candidates(world)
     node = world.node("a")
     tenure = await node.run(candidates.elector("a").campaign())
@@ -146,8 +146,8 @@ async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(world: Wor
 
 
 async def test_who_creates_behind_others_is_not_elected() -> None:
-    """A candidate that stood still creates a name that was deleted meanwhile: it notices that it is
-    not the highest, and waits for the lease that is.
+    """A stalled candidate that creates a deleted name finds that it is not the highest, and
+    waits.
     """
     objects = MemoryObjects()
     runtime = yielding_runtime()
@@ -172,7 +172,7 @@ async def test_who_creates_behind_others_is_not_elected() -> None:
 
 @virtual_world(seed=1)
 async def test_what_cannot_be_read_is_waited_out(world: World) -> None:
-    """An object that is no lease holds candidates up for one TTL, as any lease."""
+    """An object that is not a valid lease delays candidates by one TTL, as any lease."""
     candidates = Candidates(world)
     await world.store_for("other").create(election_name(41), b"of a newer version")
     candidates.start("a")
@@ -184,7 +184,7 @@ async def test_what_cannot_be_read_is_waited_out(world: World) -> None:
 
 @virtual_world(seed=1)
 async def test_a_rival_ends_a_tenure(world: World) -> None:
-    """A holder that finds another's lease under the next name has lost its own, and says so."""
+    """A holder that finds another's lease under the next name has lost its own, and names it."""
     candidates = Candidates(world)
     node = world.node("a")
     tenure = await node.run(candidates.elector("a").campaign())
@@ -199,8 +199,8 @@ async def test_a_rival_ends_a_tenure(world: World) -> None:
 
 @virtual_world(ORDERS, faults=Faults.rough())
 async def test_a_rough_store_delays_elections_and_no_more(world: World) -> None:
-    """With lost requests, late ones and slow spells the lease changes hands, and somebody has it
-    again and again; whoever loses it is told why.
+    """With lost and delayed requests and slow periods, the lease still changes hands and is held
+    again; each holder that loses it gets a reason.
     """
     candidates = Candidates(world)
     for name in "abc":
@@ -226,7 +226,7 @@ OLD_MS = 10**9  # all that is there is older than a collector has to wait for
 
 
 class Bucket:
-    """A bucket without conditional writes: records decide who has created an object."""
+    """A bucket without conditional writes: records decide which process has created an object."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -245,8 +245,8 @@ class Bucket:
 
 
 async def test_records_of_leases_do_not_pile_up() -> None:
-    """Where a create leaves a record, it goes with the lease; what a crash has left of a deletion
-    the collector forgets, and the leases that are there it leaves alone.
+    """The record of a lease is deleted with it; the collector removes those that a crash has left,
+    and no records of leases that exist.
     """
     bucket = Bucket()
     store = bucket.cas()
@@ -269,7 +269,9 @@ async def test_records_of_leases_do_not_pile_up() -> None:
 
 
 async def test_what_a_crash_left_half_done_is_deleted_with_the_leases() -> None:
-    """A temporary object of two-phase compare-and-swap goes with the lease that it was to be."""
+    """A temporary object of two-phase compare-and-swap is deleted with the lease that it was
+    for.
+    """
     bucket = Bucket()
     store = bucket.cas()
     half_done = f"{election_name(3)}.{'0' * 8}-0000-4000-8000-{'0' * 12}.00000000"

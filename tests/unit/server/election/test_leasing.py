@@ -1,4 +1,4 @@
-"""Leases: where the election is held, when one may be taken, when it is lost, and their bytes."""
+"""Leases: the setting `elect`, when one may be taken, when it is lost, and its encoding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ RELEASED = ElectionLease("there:7654", b"n" * 16, TTL_MS, is_released=True)
 def test_a_holder_gives_up_before_a_candidate_may_take_over(
     sent_ms: float, travel_ms: float, ttl_ms: int, drift: float
 ) -> None:
-    """However late a candidate sees a renewal, and though its clock is a little faster."""
+    """A holder gives up in time, however late a candidate sees a renewal, and even if the
+    candidate's clock is a little faster.
+    """
     lapsed_ms = lapses_ms(sent_ms, ttl_ms)
     seen_ms = sent_ms + travel_ms
     sighting = Sighting(1, ElectionLease("h", b"", ttl_ms), seen_ms)
@@ -57,7 +59,9 @@ def test_a_holder_gives_up_before_a_candidate_may_take_over(
 
 
 def test_a_lease_lasts_from_its_first_sighting() -> None:
-    """Seen again it is no younger; a later one begins anew. Released, it is over at once."""
+    """A lease ages from its first sighting; a later lease starts anew; a released one is over at
+    once.
+    """
     first = sight(None, 7, LEASE, 100.0)
     assert sight(first, 7, LEASE, 900.0) is first
     assert not first.is_over(100.0 + TTL_MS - 1)
@@ -67,13 +71,13 @@ def test_a_lease_lasts_from_its_first_sighting() -> None:
 
 
 def test_several_renewals_fit_into_a_lease() -> None:
-    """One that fails is not the end; candidates look more often than holders renew."""
+    """A lease survives one failed renewal; candidates poll more often than holders renew."""
     assert 2 * renew_wait_ms(TTL_MS) < lapses_ms(0.0, TTL_MS)
     assert poll_wait_ms(TTL_MS, 0.0) < poll_wait_ms(TTL_MS, 1.0) < renew_wait_ms(TTL_MS)
 
 
 def test_the_newest_leases_stay() -> None:
-    """Those who look at the current one, or have just seen one before, find it."""
+    """The current lease, and the one before it, are not deleted as outdated."""
     assert [each for each in range(30) if not is_outdated(each, 29)] == list(range(29 - KEPT, 30))
 
 
@@ -89,14 +93,14 @@ STORED = ElectionLease("there:7654", bytes(16), 3_000)
 
 @given(lease_id=st.integers(0, 2**64 - 1), lease=leases)
 def test_what_was_encoded_is_decoded(lease_id: int, lease: ElectionLease) -> None:
-    """Under its own id, and under no other."""
+    """A lease is decoded under its own id, and under no other."""
     data = encode_lease(lease_id, lease)
     assert decode_lease(lease_id, data) == lease
     assert decode_lease(lease_id + 1, data) is None
 
 
 def test_it_can_be_read_by_people() -> None:
-    """The layout that the format has: a checksum, a blank, JSON, and the end of a line."""
+    """An encoded lease is a line: a checksum, a blank, JSON, and a line feed."""
     body = (
         b'{"holder":"there:7654","id":41,"nonce":"00000000000000000000000000000000",'
         b'"released":false,"ttl_ms":3000}'
@@ -106,14 +110,14 @@ def test_it_can_be_read_by_people() -> None:
 
 @given(data=st.binary())
 def test_other_bytes_are_no_lease(data: bytes) -> None:
-    """Whatever lies there, also with a checksum that is right, nothing is raised."""
+    """Any other bytes, also with a valid checksum, are no lease, and raise nothing."""
     assert decode_lease(0, data) is None
     assert decode_lease(0, b"%08x %s\n" % (crc32c(data), data)) is None
 
 
 @given(lease_id=st.integers(0, 2**64 - 1))
 def test_names_are_their_own(lease_id: int) -> None:
-    """A name is parsed as what it was built from, and is no name of another kind."""
+    """A name is parsed to what it was built from, and is no name of another kind."""
     name = election_name(lease_id)
     assert parse_election_name(name) == lease_id
     assert parse_manifest_name(name) is None
@@ -123,7 +127,9 @@ def test_names_are_their_own(lease_id: int) -> None:
 
 
 def test_places() -> None:
-    """The bucket, a key of etcd with one server or several, and a Lease of Kubernetes."""
+    """`elect` may name the bucket, a key of etcd with one or more servers, and a Lease of
+    Kubernetes.
+    """
     assert parse_place("bucket") == BucketPlace()
     assert parse_place("etcd://a:2379/db") == EtcdPlace((EtcdAddress("a", 2379),), "db")
     several = parse_place("etcd://a.b:1,[::1]:2/shale/db-1")
@@ -167,6 +173,6 @@ def test_places() -> None:
     ],
 )
 def test_other_texts_are_refused(elect: str) -> None:
-    """By the name of the setting."""
+    """Other texts are refused, by the name of the setting."""
     with pytest.raises(InvalidSetting, match=r"^--elect"):
         parse_place(elect)

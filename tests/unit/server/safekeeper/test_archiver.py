@@ -1,4 +1,4 @@
-"""The archiver of one member: what it adds, what it trims, and when it stops."""
+"""The archiver of one member: what it uploads and trims, and when it stops."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from tests.kit.store import FaultyStore, HeldStore, Request, nothing
 
 @pytest.fixture
 def runtime() -> Iterator[Runtime]:
-    """Real time, and threads."""
+    """A runtime with real time, and threads."""
     with real_runtime() as runtime:
         yield runtime
 
 
 @pytest.fixture
 def objects() -> MemoryObjects:
-    """Those of the database."""
+    """The names of the WAL objects of the database."""
     return MemoryObjects()
 
 
 @pytest.fixture
 async def store(objects: MemoryObjects) -> MemoryStore:
-    """One with a manifest that names all three members."""
+    """A store with a manifest that names all three members."""
     store = memory_store(objects)
     await put_manifest(store, manifest_of(0, A, B, C))
     return store
@@ -61,8 +61,8 @@ async def store(objects: MemoryObjects) -> MemoryStore:
 async def test_the_appointed_member_archives_what_is_complete(
     store: MemoryStore, runtime: Runtime
 ) -> None:
-    """Objects have the bytes that the log gives them, the epoch as metadata, and are trimmed; what
-    is still open stays.
+    """Objects have the bytes that the log gives them and the epoch as metadata, and are trimmed;
+    the open object stays.
     """
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("000.11-.2.33"), committed_lsn=9)
@@ -78,7 +78,7 @@ async def test_the_appointed_member_archives_what_is_complete(
 
 
 async def test_what_is_not_committed_is_not_archived(store: MemoryStore, runtime: Runtime) -> None:
-    """A record in flight may lose: not even the object whose end it is gets archived (CE7)."""
+    """An object whose last record is not committed is not archived: the record may lose (CE7)."""
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.11.22."), committed_lsn=2)
     async with running(archiver_of(log, store, runtime)):
@@ -90,7 +90,7 @@ async def test_what_is_not_committed_is_not_archived(store: MemoryStore, runtime
 
 
 async def test_nobody_trims_what_it_has_not_listed(store: MemoryStore, runtime: Runtime) -> None:
-    """That an upload has ended well is not enough to drop what was uploaded (CE13)."""
+    """A successful upload is not enough to trim an object (CE13)."""
     gate, asked = asyncio.Event(), asyncio.Event()
 
     async def hold_lists(_: Request) -> None:
@@ -113,7 +113,7 @@ async def test_nobody_trims_what_it_has_not_listed(store: MemoryStore, runtime: 
 async def test_a_member_without_room_looks_at_once(
     objects: MemoryObjects, store: MemoryStore, runtime: Runtime
 ) -> None:
-    """Others have archived what fills its log: it does not wait for the time of its next look."""
+    """A member whose log is full polls at once: other members may have archived it."""
     rarely = PATIENT.model_copy(update={"archive_look_interval_ms": 3_600_000})
     written = Written()
     records = written.write("00.1.22-.3")
@@ -132,7 +132,7 @@ async def test_a_member_without_room_looks_at_once(
 
 
 async def test_collected_objects_count_as_archived(store: MemoryStore, runtime: Runtime) -> None:
-    """What is compacted is neither uploaded again nor missed, and is trimmed."""
+    """Compacted objects are neither uploaded again nor reported as missing, and are trimmed."""
     await put_manifest(store, manifest_of(1, A, B, C, c=2))
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.1.2.3.4."), committed_lsn=5)
@@ -142,7 +142,7 @@ async def test_collected_objects_count_as_archived(store: MemoryStore, runtime: 
 
 
 async def test_a_collection_during_a_look_is_no_hole(store: MemoryStore, runtime: Runtime) -> None:
-    """The manifest is read after the list, so that what was deleted before it is known."""
+    """The manifest is read after the list, so a collection in between is no gap."""
 
     async def collect(request: Request) -> None:
         is_list = (request.operation, request.name) == ("list", names.WAL_FOLDER)
@@ -160,7 +160,7 @@ async def test_a_collection_during_a_look_is_no_hole(store: MemoryStore, runtime
 
 
 async def test_a_log_that_was_begun_anew_is_followed(store: MemoryStore, runtime: Runtime) -> None:
-    """A member that was behind the archive goes on where its new log begins."""
+    """The archiver of a member whose log was reset continues where the new log begins."""
     written, log = Written(), HeldLog(A, appointed=A)
     records = written.write("0.1.2.3.4.")
     for wal_id in range(3):
@@ -175,7 +175,9 @@ async def test_a_log_that_was_begun_anew_is_followed(store: MemoryStore, runtime
 
 
 async def test_who_is_not_named_archives_nothing(store: MemoryStore, runtime: Runtime) -> None:
-    """Neither before the manifest names it nor after, and not when the log is in the store."""
+    """A member archives nothing unless the manifest names it, and nothing when the WAL is in the
+    store.
+    """
     await put_manifest(store, manifest_of(1, B, C))
     written, log = Written(), HeldLog(A, appointed=A)
     log.append(written.write("0."), committed_lsn=1)
@@ -204,7 +206,9 @@ async def ended(run: Awaitable[None]) -> BaseException | None:
 
 
 async def test_other_bytes_stop_the_archiver(store: MemoryStore, runtime: Runtime) -> None:
-    """What is there is not touched, nothing more is archived or trimmed, and the status says so."""
+    """An object with other bytes is not touched, nothing more is archived or trimmed, and the
+    status has the problem.
+    """
     foreign = Written(epoch=2)
     foreign.write("0.1.")
     await store.create(names.wal_name(1), foreign.object(1))
@@ -227,7 +231,7 @@ async def test_other_bytes_stop_the_archiver(store: MemoryStore, runtime: Runtim
 
 
 async def test_what_others_have_archived_is_compared(store: MemoryStore, runtime: Runtime) -> None:
-    """One that only trims does not trust names: another object in the place is an alarm, too."""
+    """A member that only trims compares objects as well: one with other bytes raises an alarm."""
     foreign = Written(epoch=2)
     foreign.write("0.1.")
     written, log = Written(), HeldLog(A, appointed=B)
@@ -241,7 +245,7 @@ async def test_what_others_have_archived_is_compared(store: MemoryStore, runtime
 
 
 async def test_an_object_that_is_gone_is_an_alarm(store: MemoryStore, runtime: Runtime) -> None:
-    """The archive does not lose what it had, unless somebody deletes by hand."""
+    """An archived object that has disappeared raises an alarm."""
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0.1."), committed_lsn=2)
     async with running(archiver_of(log, store, runtime)):
@@ -287,7 +291,7 @@ async def test_a_store_that_does_not_answer_is_told_of(runtime: Runtime) -> None
 
 
 async def test_archived_never_passes_a_hole(store: MemoryStore, runtime: Runtime) -> None:
-    """Uploads overtake each other; what is told of is what has all before it."""
+    """Uploads overtake each other, but an object counts as archived only if all before it are."""
     faulty, hole = FaultyStore(store), names.wal_name(1)
     faulty.fail("create", hole, StoreRefused(store.url, "create", hole, "no permission"), times=99)
     written, log = Written(), HeldLog(appointed=A)
@@ -308,8 +312,8 @@ async def test_archived_never_passes_a_hole(store: MemoryStore, runtime: Runtime
 async def test_another_database_is_not_written_to(
     runtime: Runtime, changes: Mapping[str, object]
 ) -> None:
-    """Nor is one whose objects are created in another way. A member that no writer has turned to
-    raises no alarm by that: it may be what is left of a database that was not created.
+    """Nothing is written to another database, or to one with another CAS mode. A member that no
+    writer has used raises no alarm by that: its database may not have been created.
     """
     store = MemoryStore(lambda: 0)
     manifest = replace(manifest_of(0, A, B, C), **changes)  # type: ignore[arg-type]
@@ -328,7 +332,7 @@ async def test_another_database_is_not_written_to(
 
 
 async def test_a_damaged_log_is_not_archived(store: MemoryStore, runtime: Runtime) -> None:
-    """Nothing of it counts until it is filled again."""
+    """A damaged log is not archived until it is filled again."""
     written, log = Written(), HeldLog(A, appointed=A)
     log.append(written.write("0."), committed_lsn=1)
     log.state = replace(log.state, health=LogHealth.DAMAGED)
@@ -340,7 +344,7 @@ async def test_a_damaged_log_is_not_archived(store: MemoryStore, runtime: Runtim
 
 
 async def test_a_broken_disk_ends_it(runtime: Runtime) -> None:
-    """Where nothing may be written any more, the process has to end."""
+    """The archiver ends with `StoreBroken` where nothing may be written any more."""
     store = HeldStore()
     await put_manifest(store.free, manifest_of(0, A, B, C))
     written, log = Written(), HeldLog(A, appointed=A)
@@ -352,7 +356,7 @@ async def test_a_broken_disk_ends_it(runtime: Runtime) -> None:
 
 
 async def test_it_ends_with_its_member(store: MemoryStore, runtime: Runtime) -> None:
-    """One that was retired is not waited for."""
+    """The archiver ends when its member is retired."""
     log = HeldLog(A, appointed=A)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(archiver_of(log, store, runtime).run())

@@ -1,4 +1,4 @@
-"""A node over its lives: admission, restarts, damage, and the end of a member."""
+"""A safekeeper node: admission, restarts, damage, and the end of a member."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def say(member: LocalMember, stream: int, message: ToAcceptor) -> ToPropos
 async def filled(
     member: LocalMember, ballot: Ballot = FIRST, count: int = 5, log: LogShape = EMPTY_LOG
 ) -> list[Record]:
-    """Win, and append records that are committed but for the last."""
+    """Win an election, and append records that are committed but for the last."""
     stream = member.open_stream()
     member_id = member.identity.member_id
     assert isinstance(await say(member, stream, Elected(member_id, ballot, log)), Joined)
@@ -104,7 +104,7 @@ async def write_manifest(
     database_id: bytes = DATABASE_ID,
     epoch: int = FIRST.epoch,
 ) -> None:
-    """Make a manifest current that names these members of a database."""
+    """Create the next manifest of a database, which names these members."""
     store = LocalStore(folder / "archive" / name, inline_runtime())
     manifest = Manifest(
         database_id=database_id,
@@ -143,7 +143,7 @@ SET_ASIDE = f"{DATABASE_ID.hex()}.retired-1"
 
 
 async def test_admit_is_idempotent(tmp_path: Path) -> None:
-    """One request gets one id, again and again, and so does another while nothing was promised."""
+    """One request always gets the same id, and so does another as long as nothing was promised."""
     async with running_node(safekeeper_settings(tmp_path)) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         assert await node.admit(place(tmp_path), REQUEST_ID) == member_id
@@ -157,7 +157,9 @@ async def test_admit_is_idempotent(tmp_path: Path) -> None:
 
 
 async def test_admit_checks_the_place(tmp_path: Path) -> None:
-    """A URL that is not below that of the node is refused by name, and so is another database."""
+    """A URL that is not below that of the node is refused, and so is a place of another
+    database.
+    """
     async with running_node(safekeeper_settings(tmp_path)) as node:
         elsewhere = f"file://{tmp_path}/archives/db"
         with pytest.raises(InvalidUrl, match="archives/db is not at or below"):
@@ -185,7 +187,7 @@ def folders_in(settings: SafekeepSettings) -> set[str]:
 
 
 async def test_retire(tmp_path: Path) -> None:
-    """A member goes when it is asked to and the manifest does not name it, and no sooner."""
+    """A member is retired on request, if the manifest does not name it."""
     settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
@@ -211,7 +213,9 @@ async def test_retire(tmp_path: Path) -> None:
 
 
 async def test_a_member_goes_while_the_node_stops(tmp_path: Path) -> None:
-    """A request to retire a member is answered, and the node ends without an error."""
+    """A request to retire a member while the node stops is answered, and the node ends without an
+    error.
+    """
     await write_manifest(tmp_path, 0, OTHER_ID)
     async with running_node(safekeeper_settings(tmp_path)) as node:
         for each in (b"1", b"2"):
@@ -226,7 +230,7 @@ async def test_a_member_goes_while_the_node_stops(tmp_path: Path) -> None:
 
 
 async def test_a_backup_was_put_back(tmp_path: Path) -> None:
-    """A manifest of before the present writer says nothing of who is of use: no log goes by it."""
+    """A manifest older than the present writer retires no member."""
     async with running_node(safekeeper_settings(tmp_path)) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         await filled(node.find(DATABASE_ID), SECOND)
@@ -239,8 +243,8 @@ async def test_a_backup_was_put_back(tmp_path: Path) -> None:
 
 
 async def test_admitted_anew(tmp_path: Path) -> None:
-    """A log that the manifest does not name any more makes way for a new one of the database. Its
-    records, which are not archived, are kept.
+    """A log that the manifest does not name any more is replaced by a new one; its unarchived
+    records are kept.
     """
     settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:
@@ -253,8 +257,8 @@ async def test_admitted_anew(tmp_path: Path) -> None:
 
 
 async def test_retired_by_itself(tmp_path: Path) -> None:
-    """A log that the manifest has ceased to name goes. It may be that of a lost member: its
-    records, which are not archived, are kept.
+    """A log that the manifest has ceased to name is removed; its unarchived records are kept, since
+    it may be that of a lost member.
     """
     settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
     async with running_node(settings) as node:
@@ -267,15 +271,15 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
 
 
 async def until_kept(settings: SafekeepSettings, names: set[str]) -> None:
-    """Wait until these folders are there, and no other."""
+    """Wait until exactly these folders exist."""
     async with asyncio.timeout(DEADLINE_S):
         while folders_in(settings) != names:  # noqa: ASYNC110 - it is seen there alone
             await asyncio.sleep(0)
 
 
 async def test_what_will_not_be_named_goes(tmp_path: Path) -> None:
-    """A member that no writer has turned to stays while a manifest names it, and goes when its
-    database was not created: there is no manifest for long, or there is another database.
+    """A member that no writer has used stays while a manifest names it, and goes when there was no
+    manifest for long or there is another database.
     """
     named_id, absent_id, displaced_id = b"n" * 16, b"a" * 16, b"p" * 16
     settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
@@ -290,8 +294,8 @@ async def test_what_will_not_be_named_goes(tmp_path: Path) -> None:
 
 
 async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> None:
-    """Whoever asked for room may stand still and name the member later. So first a manifest comes
-    after which that is refused; a manifest that somebody else has made since does as well.
+    """A member that a stalled process may still name goes only after the generation of the manifest
+    has changed, by this node or another process.
     """
     moved_id = b"m" * 16
     settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
@@ -316,7 +320,9 @@ async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> 
 
 
 async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
-    """What is found to be lost makes the log a damaged one, durably: its writer fills it anew."""
+    """A record that is found lost marks the log as damaged, durably, until its writer refills
+    it.
+    """
     settings = safekeeper_settings(tmp_path, recent_bytes_max=0)
     async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
@@ -342,7 +348,7 @@ async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
 
 
 async def test_disk_failure(tmp_path: Path) -> None:
-    """When a sync fails nothing is acknowledged any more, and the node ends."""
+    """After a failed sync nothing is acknowledged any more, and the node ends."""
     files = FailingFileSystem()
     async with running_node(safekeeper_settings(tmp_path), filesystem=files) as node:
         await node.admit(place(tmp_path), REQUEST_ID)

@@ -1,4 +1,4 @@
-"""The parts of a node: the records in memory, and the places of its databases."""
+"""Parts of a node: the records in memory, and the URLs of its databases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def records(first_lsn: int, count: int) -> list[Record]:
 
 
 def test_what_is_not_on_the_disk_stays() -> None:
-    """Records go when there is no room, oldest first, and never before they are flushed."""
+    """Records are dropped for space, oldest first, and never before they are flushed."""
     recent = RecentRecords(0, 3 * SIZE_BYTES)
     recent.append(records(1, 10))
     assert recent.first_lsn == 1
@@ -31,7 +31,7 @@ def test_what_is_not_on_the_disk_stays() -> None:
 
 
 def test_read() -> None:
-    """A read gives what fits, and at least one record."""
+    """A read returns the records that fit, and at least one."""
     recent = RecentRecords(3, ALL)
     made = records(4, 5)
     recent.append(made)
@@ -42,7 +42,9 @@ def test_read() -> None:
 
 
 def test_cut_and_filled_again() -> None:
-    """After a truncation, a trim and a reset it holds what the log holds, and counts it."""
+    """After a truncation, a trim and a reset the records in memory, and their size, match the
+    log.
+    """
     recent = RecentRecords(0, ALL)
     made = records(1, 9)
     recent.append(made)
@@ -59,7 +61,9 @@ def test_cut_and_filled_again() -> None:
 
 
 def test_flushed_after_a_truncation() -> None:
-    """A flush counts for what the log still has: what is written anew is not on the disk yet."""
+    """A flush counts for records that the log still has, and not for those written in their
+    place.
+    """
     recent = RecentRecords(0, 0)
     recent.append(records(1, 5))
     recent.flushed(3)
@@ -81,7 +85,7 @@ def test_flushed_after_a_truncation() -> None:
     ],
 )
 def test_at_or_below(url: str, node_url: str) -> None:
-    """What lies at or below the URL of the node is taken."""
+    """A URL at or below that of the node is accepted."""
     assert check_place(url, node_url) == url
 
 
@@ -100,6 +104,6 @@ def test_at_or_below(url: str, node_url: str) -> None:
     ],
 )
 def test_elsewhere(url: str, node_url: str) -> None:
-    """What lies elsewhere is refused."""
+    """Any other URL is refused."""
     with pytest.raises(InvalidUrl):
         check_place(url, node_url)

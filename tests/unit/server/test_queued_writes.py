@@ -1,4 +1,4 @@
-"""Writes at the door of admission: in which order they go on, with their copies, and who leaves."""
+"""Writes that wait for admission: their order, their copies, and calls that are cancelled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TXN = kv_pb2.TxnRequest(header=key_header(KEY), then=[change(add(b"n")), get(b"f
 
 
 def full(writer: Serving) -> None:
-    """Fill the queue to its last byte: whatever is written from now on waits at the door."""
+    """Fill the queue to its last byte, so that all later writes wait for admission."""
     writer.store.is_holding = True
     admission = writer.engine.admission
     value = b"x" * (MIB - admission.queued_bytes - changes_bytes([engine_put(b"filler", b"")]))
@@ -43,7 +43,7 @@ def full(writer: Serving) -> None:
 
 
 async def waits(writer: Serving, request: Message) -> asyncio.Task[Any]:
-    """A task that stands at the door with its request."""
+    """A task that waits for admission with its request."""
     admission = writer.engine.admission
     before = admission.waiting_bytes
     task = asyncio.create_task(writer.ask(request))
@@ -54,8 +54,8 @@ async def waits(writer: Serving, request: Message) -> asyncio.Task[Any]:
 
 @pytest.mark.parametrize("is_task", [True, False])
 @pytest.mark.parametrize("steps", range(25))
-async def test_nobody_overtakes_who_is_being_let_in(steps: int, is_task: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """A write that comes at any moment of another's way in is ordered behind it."""
+async def test_no_write_overtakes_one_that_is_being_admitted(steps: int, is_task: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """A write that comes at any moment of another's admission is ordered behind it."""
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = await waits(writer, kv_pb2.PutRequest(key=b"a", value=b"1"))
@@ -70,8 +70,8 @@ async def test_nobody_overtakes_who_is_being_let_in(steps: int, is_task: bool) -
 
 
 @pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
-async def test_copies_at_the_door_are_applied_once(request_: Any) -> None:
-    """Copies that wait for room are one commit, and all get its reply."""
+async def test_queued_copies_are_applied_once(request_: Any) -> None:
+    """Copies that wait for admission are one commit, and all get its reply."""
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         copies = [await waits(writer, request_) for _ in range(4)]
@@ -84,8 +84,10 @@ async def test_copies_at_the_door_are_applied_once(request_: Any) -> None:
         writer.check_idle()
 
 
-async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
-    """Who gets in after the first has landed is answered from memory, and gives back its room."""
+async def test_queued_copy_finds_what_landed_meanwhile() -> None:
+    """A copy that is admitted after the first has landed is answered from memory, and releases its
+    bytes.
+    """
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = await waits(writer, COUNT_UP)
@@ -103,8 +105,10 @@ async def test_copy_at_the_door_finds_what_landed_meanwhile() -> None:
 
 
 @virtual_time(seed=1)
-async def test_time_at_the_door_is_bounded() -> None:
-    """Who finds no room within `queue_wait_ms` is refused, with advice, and its key is free."""
+async def test_time_in_the_queue_is_bounded() -> None:
+    """A write that is not admitted within `queue_wait_ms` is refused with advice, and its key is
+    free.
+    """
     async with serving(queued_bytes_max=MIB, queue_wait_ms=500, retry_after_ms=70) as writer:
         full(writer)
         copies = [await waits(writer, COUNT_UP) for _ in range(2)]
@@ -117,8 +121,10 @@ async def test_time_at_the_door_is_bounded() -> None:
         assert (await writer.get(b"n")).value == counter(1)
 
 
-async def test_closing_turns_away_who_waits() -> None:
-    """At the door they are told at once; what was ordered is still answered, with its copies."""
+async def test_closing_refuses_queued_writes() -> None:
+    """Closing refuses writes that wait for admission; submitted ones are answered, with their
+    copies.
+    """
     async with serving(queued_bytes_max=MIB) as writer:
         writer.store.is_holding = True
         ordered = [asyncio.ensure_future(writer.begin(COUNT_UP)) for _ in range(2)]
@@ -138,8 +144,8 @@ async def test_closing_turns_away_who_waits() -> None:
 
 
 @pytest.mark.parametrize("steps", range(25))
-async def test_key_of_who_is_turned_away_while_being_let_in_is_free(steps: int) -> None:
-    """Whenever the writer closes, a write is applied or refused; no copy waits for ever."""
+async def test_key_of_a_write_refused_while_being_admitted_is_free(steps: int) -> None:
+    """Whenever the writer closes, a write is applied or refused, and no copy waits for ever."""
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = asyncio.create_task(ask_or_refusal(writer, COUNT_UP))
@@ -156,9 +162,9 @@ async def test_key_of_who_is_turned_away_while_being_let_in_is_free(steps: int) 
 
 @pytest.mark.parametrize("steps", range(25))
 @pytest.mark.parametrize("request_", [COUNT_UP, TXN], ids=["write", "txn"])
-async def test_cancelled_calls_harm_nobody(request_: Any, steps: int) -> None:
-    """Whenever its caller goes, at the door or behind it, a request is applied once or not at all;
-    its copies and others are answered, and nothing is left of it.
+async def test_cancelled_calls_affect_no_others(request_: Any, steps: int) -> None:
+    """Whenever its call is cancelled, a request is applied once or not at all; its copies and
+    others are answered, and nothing is left of it.
     """
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
@@ -181,7 +187,7 @@ async def test_cancelled_calls_harm_nobody(request_: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", range(25))
 async def test_cancelled_request_leaves_its_key_free(steps: int) -> None:
-    """Alone, without a copy, it is applied or not; a repeat counts once."""
+    """A cancelled request without copies is applied or not; with a repeat it is applied once."""
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = await waits(writer, COUNT_UP)
@@ -202,8 +208,8 @@ async def ask_or_refusal(writer: Serving, request: Message) -> Any:
         return refusal
 
 
-async def test_lost_request_is_told_to_all_its_copies() -> None:
-    """Where the log breaks all who wait are told the same, and nothing is remembered."""
+async def test_all_copies_of_a_lost_request_fail() -> None:
+    """When the log fails, all copies of a request get the same error, and nothing is remembered."""
     writer = await opened()
     running = asyncio.create_task(writer.run())
     writer.store.is_holding = True
