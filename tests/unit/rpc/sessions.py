@@ -97,9 +97,7 @@ async def served_writer(
 
 
 class DrivenSession:
-    """A session without a transport: the test decides when messages are read and replies are
-    taken.
-    """
+    """A session without a transport, whose messages the test reads and whose replies it takes."""
 
     def __init__(
         self, service: KvService, limits: LimitSettings, budget: MemoryBudget | None = None

@@ -172,9 +172,7 @@ async def counts(it: Serving[MemoryKv]) -> Counts:
     [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (1_023, 9), (1_024, 10), (1 << 31, 31), (1 << 40, 31)],
 )
 def test_a_duration_counts_in_the_bucket_of_its_power_of_two(duration_us: int, bucket: int) -> None:
-    """Bucket i counts durations of 2^i to 2^(i+1) us; the first also shorter, the last longer
-    ones.
-    """
+    """Bucket i counts durations of 2^i to 2^(i+1) us; the ends have no lower or upper bound."""
     count = MethodCount("KV.Get")
     count.add(duration_us * 1_000 + 999, has_failed=False)
     told = count.status()

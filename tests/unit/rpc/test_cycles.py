@@ -150,9 +150,7 @@ ENDS: dict[str, Act] = {
 
 @pytest.mark.parametrize("kind", ENDS)
 async def test_refused_calls_leave_what_any_call_leaves(kind: str) -> None:
-    """A refused call leaves only the small cycle that grpc makes to find the handler of any
-    call.
-    """
+    """A refused call leaves only the small cycle that grpc makes for any call."""
     async with served_writer(**SMALL) as (it, writer):
         await _prepare(writer)
 

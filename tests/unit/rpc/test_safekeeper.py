@@ -201,9 +201,7 @@ async def propose(it: Safekeeper, *messages: bytes) -> grpc.StatusCode:
 
 
 async def test_streams_that_break_the_rules(tmp_path: Path) -> None:
-    """The first message of a stream, and no other, names the database; invalid bytes are
-    refused.
-    """
+    """Only the first message of a stream names the database; invalid bytes are refused."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         greet = propose_request(Greet())
@@ -219,9 +217,7 @@ async def test_streams_that_break_the_rules(tmp_path: Path) -> None:
 
 
 async def test_shutting_down(tmp_path: Path) -> None:
-    """A node that shuts down replies to all messages that it took, and ends streams with a
-    reason.
-    """
+    """A node that shuts down replies to messages that it took, and ends streams with a reason."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
         writer = await it.lead(1)

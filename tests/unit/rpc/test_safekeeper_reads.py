@@ -193,9 +193,7 @@ async def test_the_archive_is_told_unasked(tmp_path: Path) -> None:
 
 
 async def test_a_chain(tmp_path: Path) -> None:
-    """Records sent to one member are relayed along the chain, and each member replies to the
-    writer.
-    """
+    """A record is relayed along the chain, and each member replies to the writer."""
     async with safekeepers(tmp_path, 3) as them:
         first, *others = await led(them)
         for payload in (b"one", bytes(3 << 20), b"three"):
@@ -210,9 +208,7 @@ async def test_a_chain(tmp_path: Path) -> None:
 
 
 async def test_a_relay_of_an_old_leader(tmp_path: Path) -> None:
-    """A relayed append counts only for its member, and only of the writer that is elected there
-    now.
-    """
+    """A relayed append counts only for its member, and only of the writer that is elected."""
     async with safekeepers(tmp_path, 1) as [it]:
         old = await it.lead(1)
         old.make(b"one")

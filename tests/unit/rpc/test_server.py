@@ -83,9 +83,7 @@ async def test_stopping_cuts_off_what_does_not_end() -> None:
 
 
 async def test_calls_are_logged_at_debug_level() -> None:
-    """Each call of any shape is logged once with method, peer, code and duration, at debug level
-    only.
-    """
+    """At debug level each call is logged once with method, peer, code and duration."""
     reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
     requests = [reflection_pb2.ServerReflectionRequest(list_services="*").SerializeToString()]
     for level, lines_of_calls in ((LogLevel.DEBUG, 8), (LogLevel.INFO, 0)):

@@ -62,9 +62,7 @@ def check_stopping(failed: Failure) -> None:
 
 
 async def test_stopping_server_answers_what_it_has_begun() -> None:
-    """After `refuse` pending operations are answered, new ones refused, and then the stream
-    ends.
-    """
+    """After `refuse` pending operations are answered, new ones refused; then the stream ends."""
     async with waiting_put() as (it, session):
         await it.server.refuse(STOPPING)
         await session.send(operation(2, PUT), operation(3, kv_pb2.GetRequest(key=b"a")))

@@ -47,9 +47,7 @@ async def check_bound(session: DrivenSession, one_bytes: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 100])
 async def test_unanswered_operations_stop_the_reading(at_once: int) -> None:
-    """With a store that does not answer, a session begins no more operations than its memory
-    allows.
-    """
+    """A session whose store does not answer begins no more operations than memory allows."""
     async with serving() as writer:
         writer.store.is_holding = True
         async with driven(writer.kv, limits=LIMITS) as session:

@@ -116,9 +116,7 @@ def test_unavailable_means_not_applied() -> None:
 
 
 def test_a_bug_tells_its_id_and_no_more() -> None:
-    """The status of an unexpected exception is INTERNAL, with an id and no text of the
-    exception.
-    """
+    """The status of an unexpected exception is INTERNAL, with an id and none of its text."""
     status = status_of_bug("c0ffee")
     assert status.code == grpc.StatusCode.INTERNAL.value[0]
     assert dict(_info(status).metadata) == {"error_id": "c0ffee"}

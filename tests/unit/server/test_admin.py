@@ -72,9 +72,7 @@ async def test_status_tells_what_was_written() -> None:
 
 
 async def test_stats_tell_what_was_sent() -> None:
-    """The reply has the requests of each registered process by kind, with the header of the
-    writer.
-    """
+    """The reply has the requests of each process by kind, with the header of the writer."""
     async with serving() as writer:
         commit = await writer.put(b"a")
         clock = LoopClock()
@@ -199,9 +197,7 @@ async def test_levels_and_amplification_are_told() -> None:
 
 
 async def test_snapshots_tell_what_they_pin() -> None:
-    """A snapshot shows the bytes that it pins, and those that it alone pins; each manifest is read
-    once.
-    """
+    """A snapshot shows bytes that it pins, and pins alone; each manifest is read once."""
     database, (old, *_) = await filled()
     report, _ = await report_of(database)
     named = {each.snapshot.name: each for each in (await status(report)).snapshots}
@@ -211,9 +207,7 @@ async def test_snapshots_tell_what_they_pin() -> None:
 
 
 async def test_reads_and_requests_are_counted() -> None:
-    """First reads count as misses and requests, repeated ones as hits; filters that spare a block
-    count.
-    """
+    """First reads count as misses, repeated ones as hits; filters that spare a block count."""
     database, _ = await filled()
     report, engine = await report_of(database)
     held = engine.levels.current

@@ -250,9 +250,7 @@ async def test_an_object_that_stays_away_ends_the_compactor() -> None:
 
 
 async def test_a_claim_of_one_that_stood_still_does_not_displace_who_came_later() -> None:
-    """A claim whose process stalled before it was confirmed does not displace a later compactor
-    (F2).
-    """
+    """A claim that stalled before it was confirmed does not displace a later compactor (F2)."""
     database = await written(slots=1)
     later: list[asyncio.Task[Compactor]] = []
 

@@ -234,9 +234,7 @@ async def test_what_was_taken_over_during_a_failure_is_not_taken_back() -> None:
 
 @virtual_time()
 async def test_an_own_claim_that_failed_after_it_landed_is_no_rival() -> None:
-    """A claim that landed although its confirmation failed is recognized as our own by the next
-    one.
-    """
+    """A claim that landed without a confirmation is recognized as our own by the next one."""
     _, store = await written("flaky")
 
     async def claimed(after: CompactorId | None) -> CompactorId:

@@ -102,9 +102,7 @@ async def test_safekeepers_make_room_for_a_new_database() -> None:
 
 
 async def test_who_cannot_be_a_quorum_is_refused() -> None:
-    """An even number of safekeepers, a duplicate and an unreachable one are refused, and there is
-    no database.
-    """
+    """An even number of safekeepers, a duplicate and an unreachable one are refused."""
     nodes = Nodes()
     with pytest.raises(InvalidRequest, match="odd number"):
         await created_with(nodes, ADDRESSES[:2])

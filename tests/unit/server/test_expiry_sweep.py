@@ -34,9 +34,7 @@ async def sweep(writer: Serving) -> None:
 
 @virtual_time(seed=1)
 async def test_expired_value_is_told_once() -> None:
-    """An expired value becomes one change, not before its time, with its expiry; reads do not
-    change.
-    """
+    """An expired value becomes one change, not before its time; reads do not change."""
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
         now_ms = writer.engine.time.now_ms()

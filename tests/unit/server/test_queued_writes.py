@@ -85,9 +85,7 @@ async def test_queued_copies_are_applied_once(request_: Any) -> None:
 
 
 async def test_queued_copy_finds_what_landed_meanwhile() -> None:
-    """A copy that is admitted after the first has landed is answered from memory, and releases its
-    bytes.
-    """
+    """A copy admitted after the first has landed is answered from memory, and frees its bytes."""
     async with serving(queued_bytes_max=MIB) as writer:
         full(writer)
         first = await waits(writer, COUNT_UP)
@@ -106,9 +104,7 @@ async def test_queued_copy_finds_what_landed_meanwhile() -> None:
 
 @virtual_time(seed=1)
 async def test_time_in_the_queue_is_bounded() -> None:
-    """A write that is not admitted within `queue_wait_ms` is refused with advice, and its key is
-    free.
-    """
+    """A write not admitted within `queue_wait_ms` is refused with advice; its key is free."""
     async with serving(queued_bytes_max=MIB, queue_wait_ms=500, retry_after_ms=70) as writer:
         full(writer)
         copies = [await waits(writer, COUNT_UP) for _ in range(2)]
@@ -122,9 +118,7 @@ async def test_time_in_the_queue_is_bounded() -> None:
 
 
 async def test_closing_refuses_queued_writes() -> None:
-    """Closing refuses writes that wait for admission; submitted ones are answered, with their
-    copies.
-    """
+    """Closing refuses queued writes; submitted ones are answered, with their copies."""
     async with serving(queued_bytes_max=MIB) as writer:
         writer.store.is_holding = True
         ordered = [asyncio.ensure_future(writer.begin(COUNT_UP)) for _ in range(2)]

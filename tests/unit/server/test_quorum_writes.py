@@ -101,9 +101,7 @@ async def test_reply_tells_what_was_reached() -> None:
 
 @virtual_time(5)
 async def test_open_object_is_held_for_those_who_read_the_log() -> None:
-    """A WAL object that is not in the store yet is found at the writer; without a quorum none
-    is.
-    """
+    """A WAL object that is not in the store yet is found at the writer of a quorum WAL."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         reply = await writer.put(b"a")
         held = await writer.engine.held_object(reply.header.wal_id)
@@ -135,9 +133,7 @@ async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None
 
 @virtual_time(5)
 async def test_without_a_majority_writes_end_and_are_refused() -> None:
-    """Without a majority pending writes end as unknown, new ones are refused, and reads go on; then
-    all resumes.
-    """
+    """Without a majority writes end as unknown or are refused, reads go on, and all resumes."""
     async with quorum_serving(parallel_appends=2) as writer:
         await writer.put(b"a", b"1")
         writer.hold()
@@ -160,9 +156,7 @@ async def test_without_a_majority_writes_end_and_are_refused() -> None:
 
 @virtual_time(5)
 async def test_key_of_an_unknown_write_is_remembered() -> None:
-    """A repeat of an unknown write is not applied beside it: it is unknown as well, and later gets
-    its reply.
-    """
+    """A repeat of an unknown write is unknown as well, and later gets the first reply."""
     async with quorum_serving() as writer:
         writer.hold()
         request = kv_pb2.PutRequest(header=key_header(b"the key"), key=b"a", value=b"1")

@@ -212,9 +212,7 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
 
 @virtual_time(seed=1)
 async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
-    """A state that is new enough is answered at once; otherwise the reader polls once, and answers
-    or refuses.
-    """
+    """A state that is new enough is answered at once, another after one poll, or refused."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
     reader = await opened(database, store)

@@ -106,9 +106,7 @@ async def test_nothing_is_read_ahead() -> None:
 
 
 async def test_messages_are_smaller_where_little_room_is_left() -> None:
-    """A message takes the memory that is left, and gives it back when it was read or the scan
-    ends.
-    """
+    """A message takes the memory that is left, and gives it back when it was read."""
     one = 2 + ENTRY_FRAME_BYTES
     room = MemoryBudget(MESSAGE_COPIES * 3 * one)
     slices = _one_by_one([[entry(b"%d" % number) for number in range(6)]])
@@ -220,9 +218,7 @@ class Scanning:
 
 
 async def test_a_running_scan_ends_after_its_slice() -> None:
-    """A scan that is expired returns the slice that is being read, and then raises, rather than
-    end.
-    """
+    """An expired scan returns the slice that is being read, and then raises."""
     it = Scanning()
     it.may_come.clear()
     reading = asyncio.create_task(it.keys())

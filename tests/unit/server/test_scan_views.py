@@ -129,9 +129,7 @@ async def shedding() -> AsyncIterator[Shedding]:
 
 
 async def test_a_stalled_scan_is_ended_when_it_keeps_too_much() -> None:
-    """The client of a stalled scan gets PAGE_EXPIRED, never what looks like an end; memory is
-    free.
-    """
+    """A stalled scan ends with PAGE_EXPIRED, never with what looks like an end."""
     async with shedding() as it:
         await it.fill(b"a")
         await it.fill(b"b")

@@ -146,9 +146,7 @@ async def one_message(
 async def test_scan_of_a_snapshot_goes_on_at_any_server(
     key_range: dict[str, bytes], limits: dict[str, int], *, reverse: bool
 ) -> None:
-    """A scan cut after each message and resumed at the writer, a replica or the next writer is one
-    scan.
-    """
+    """A scan resumed at the writer, a replica or the next writer after any message is one scan."""
     database = await Database.created()
     fields = {"range": kv_pb2.KeyRange(**key_range), "reverse": reverse}
     async with serving(database, limits=SMALL_MESSAGES, fence_poll_ms=10) as writer:

@@ -65,9 +65,7 @@ NOT_FROM_MEMORY: dict[str, Message] = {
 
 @pytest.mark.parametrize("what", NOT_FROM_MEMORY)
 async def test_what_is_judged_is_never_acknowledged_from_memory(what: str) -> None:
-    """A condition, an add or a transaction at MEMORY is answered when it is durable, and reports
-    that.
-    """
+    """A condition, an add or a transaction at MEMORY is answered when durable, and says so."""
     async with serving() as writer:
         await writer.put(b"old")
         writer.store.is_holding = True
@@ -84,9 +82,7 @@ async def test_what_is_judged_is_never_acknowledged_from_memory(what: str) -> No
 
 
 async def fill(writer: Serving) -> None:
-    """Write three states: `some` has the value of commit 1, `gone` had that of commit 2, `none`
-    never had any.
-    """
+    """Write `some` in commit 1, then `gone`, and delete that; `none` never exists."""
     await writer.put(b"some")
     await writer.put(b"gone")
     await writer.delete(b"gone")
@@ -146,9 +142,7 @@ async def test_transaction_that_wrote_nothing_is_as_sure_as_a_read(level: Any, a
 
 
 async def test_refusal_of_a_fenced_writer_is_not_told() -> None:
-    """A fenced writer finds out when it confirms ownership, and returns that error instead of the
-    refusal.
-    """
+    """A fenced writer returns the error of its ownership check instead of the refusal."""
     database = await Database.created()
     writer = await opened(database)
     running = asyncio.create_task(writer.run())

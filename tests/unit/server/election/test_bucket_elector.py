@@ -146,9 +146,7 @@ async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(world: Wor
 
 
 async def test_who_creates_behind_others_is_not_elected() -> None:
-    """A stalled candidate that creates a deleted name finds that it is not the highest, and
-    waits.
-    """
+    """A stalled candidate that creates a deleted name finds that it is not the highest."""
     objects = MemoryObjects()
     runtime = yielding_runtime()
     highest = 40
@@ -269,9 +267,7 @@ async def test_records_of_leases_do_not_pile_up() -> None:
 
 
 async def test_what_a_crash_left_half_done_is_deleted_with_the_leases() -> None:
-    """A temporary object of two-phase compare-and-swap is deleted with the lease that it was
-    for.
-    """
+    """A temporary object of two-phase compare-and-swap is deleted with its lease."""
     bucket = Bucket()
     store = bucket.cas()
     half_done = f"{election_name(3)}.{'0' * 8}-0000-4000-8000-{'0' * 12}.00000000"

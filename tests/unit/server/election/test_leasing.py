@@ -59,9 +59,7 @@ def test_a_holder_gives_up_before_a_candidate_may_take_over(
 
 
 def test_a_lease_lasts_from_its_first_sighting() -> None:
-    """A lease ages from its first sighting; a later lease starts anew; a released one is over at
-    once.
-    """
+    """A lease ages from its first sighting; a released one is over at once."""
     first = sight(None, 7, LEASE, 100.0)
     assert sight(first, 7, LEASE, 900.0) is first
     assert not first.is_over(100.0 + TTL_MS - 1)
@@ -127,9 +125,7 @@ def test_names_are_their_own(lease_id: int) -> None:
 
 
 def test_places() -> None:
-    """`elect` may name the bucket, a key of etcd with one or more servers, and a Lease of
-    Kubernetes.
-    """
+    """`elect` may name the bucket, a key of etcd on some servers, or a Lease of Kubernetes."""
     assert parse_place("bucket") == BucketPlace()
     assert parse_place("etcd://a:2379/db") == EtcdPlace((EtcdAddress("a", 2379),), "db")
     several = parse_place("etcd://a.b:1,[::1]:2/shale/db-1")

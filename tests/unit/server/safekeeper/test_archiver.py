@@ -175,9 +175,7 @@ async def test_a_log_that_was_begun_anew_is_followed(store: MemoryStore, runtime
 
 
 async def test_who_is_not_named_archives_nothing(store: MemoryStore, runtime: Runtime) -> None:
-    """A member archives nothing unless the manifest names it, and nothing when the WAL is in the
-    store.
-    """
+    """A member archives nothing unless the manifest of a quorum WAL names it."""
     await put_manifest(store, manifest_of(1, B, C))
     written, log = Written(), HeldLog(A, appointed=A)
     log.append(written.write("0."), committed_lsn=1)

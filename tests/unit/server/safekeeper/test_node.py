@@ -157,9 +157,7 @@ async def test_admit_is_idempotent(tmp_path: Path) -> None:
 
 
 async def test_admit_checks_the_place(tmp_path: Path) -> None:
-    """A URL that is not below that of the node is refused, and so is a place of another
-    database.
-    """
+    """A URL that is not below that of the node is refused, and so is another database."""
     async with running_node(safekeeper_settings(tmp_path)) as node:
         elsewhere = f"file://{tmp_path}/archives/db"
         with pytest.raises(InvalidUrl, match="archives/db is not at or below"):
@@ -213,9 +211,7 @@ async def test_retire(tmp_path: Path) -> None:
 
 
 async def test_a_member_goes_while_the_node_stops(tmp_path: Path) -> None:
-    """A request to retire a member while the node stops is answered, and the node ends without an
-    error.
-    """
+    """A request to retire a member is answered while the node stops, without an error."""
     await write_manifest(tmp_path, 0, OTHER_ID)
     async with running_node(safekeeper_settings(tmp_path)) as node:
         for each in (b"1", b"2"):
@@ -243,9 +239,7 @@ async def test_a_backup_was_put_back(tmp_path: Path) -> None:
 
 
 async def test_admitted_anew(tmp_path: Path) -> None:
-    """A log that the manifest does not name any more is replaced by a new one; its unarchived
-    records are kept.
-    """
+    """A log that is not named any more is replaced; its unarchived records are kept."""
     settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
@@ -320,9 +314,7 @@ async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> 
 
 
 async def test_a_record_rots_while_the_node_runs(tmp_path: Path) -> None:
-    """A record that is found lost marks the log as damaged, durably, until its writer refills
-    it.
-    """
+    """A lost record marks the log as damaged, durably, until its writer refills it."""
     settings = safekeeper_settings(tmp_path, recent_bytes_max=0)
     async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)

@@ -42,9 +42,7 @@ def test_read() -> None:
 
 
 def test_cut_and_filled_again() -> None:
-    """After a truncation, a trim and a reset the records in memory, and their size, match the
-    log.
-    """
+    """Records in memory and their size match the log after a truncation, a trim and a reset."""
     recent = RecentRecords(0, ALL)
     made = records(1, 9)
     recent.append(made)
@@ -61,9 +59,7 @@ def test_cut_and_filled_again() -> None:
 
 
 def test_flushed_after_a_truncation() -> None:
-    """A flush counts for records that the log still has, and not for those written in their
-    place.
-    """
+    """A flush does not count for records that were written after a truncation."""
     recent = RecentRecords(0, 0)
     recent.append(records(1, 5))
     recent.flushed(3)
