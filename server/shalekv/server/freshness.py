@@ -20,13 +20,12 @@ from shalekv.read.engine import ReadEngine
 from shalekv.read.scan import scan_slices
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import OpenView, ReadView
-from shalekv.server.service import Call
+from shalekv.server.service import Call, MakeHeader
 from shalekv.settings import LimitSettings
 from shalekv.v1 import kv_pb2
 
 ReplyT = TypeVar("ReplyT", bound=Message)
-Lookup: TypeAlias = Callable[[bytes], Entry | None]
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
+Lookup: TypeAlias = Callable[[bytes], Entry | None]  # finds the entry of a key in one state
 
 
 class Freshness:
@@ -83,8 +82,8 @@ class SnapshotReads:
     All methods may raise `SnapshotNotFound` at any moment.
     """
 
-    def __init__(self, views: SnapshotViews, header: Header) -> None:
-        """`header` makes the header of a reply from a sequence number and a WAL id."""
+    def __init__(self, views: SnapshotViews, header: MakeHeader) -> None:
+        """Read what `views` opens."""
         self._views = views
         self._header = header
 

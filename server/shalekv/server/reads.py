@@ -13,7 +13,7 @@ from shalekv.read.engine import ReadEngine
 from shalekv.read.version import PinnedVersion
 from shalekv.runtime import Runtime
 from shalekv.server import requests
-from shalekv.server.freshness import Freshness, SnapshotReads
+from shalekv.server.freshness import Freshness, Lookup, SnapshotReads
 from shalekv.server.requests import (
     LINEARIZABLE,
     UNCOMMITTED,
@@ -22,7 +22,7 @@ from shalekv.server.requests import (
     check_deadline,
 )
 from shalekv.server.scans import Scans
-from shalekv.server.service import Answer, Call
+from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
@@ -30,11 +30,9 @@ from shalekv.v1 import kv_pb2
 NOT_FOUND_BYTES = 2  # size of an empty result in a reply
 RETRIES_MAX = 3  # of a read whose version of the levels was deleted: each reads a newer version
 ReadReplyT = TypeVar("ReadReplyT", kv_pb2.GetReply, kv_pb2.BatchGetReply)
-Lookup: TypeAlias = Callable[[bytes], Entry | None]  # finds the entry of a key in one state
 # Makes a reply from a lookup, a header, and the logical time in ms by which values expire.
 MakeReply: TypeAlias = Callable[[Lookup, kv_pb2.ReplyHeader, int], ReadReplyT]
 Retry: TypeAlias = Callable[[], Awaitable[ReadReplyT]]
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
 class _Read(NamedTuple, Generic[ReadReplyT]):
@@ -55,13 +53,13 @@ class Reads:
         limits: LimitSettings,
         runtime: Runtime,
         *,
-        header: Header,
+        header: MakeHeader,
         store: Reachability,
     ) -> None:
         """Create the reads of `engine`.
 
-        `header` makes the header of a reply from a sequence number and a WAL id. `store` says what
-        is wrong with the object store, for the errors of reads that do not end in time.
+        `store` says what is wrong with the object store, for the errors of reads that do not end in
+        time.
         """
         self._engine = engine
         self._store = store

@@ -22,7 +22,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
-from typing import Self, TypeAlias, cast
+from typing import Self, cast
 
 from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, PageExpired, StreamTooSlow
@@ -40,11 +40,9 @@ from shalekv.server.requests import (
     PageToken,
     decode_page_token,
 )
-from shalekv.server.service import Call
+from shalekv.server.service import Call, MakeHeader
 from shalekv.settings import KIB, LimitSettings
 from shalekv.v1 import kv_pb2
-
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 # Time for which a view is kept after the end of its scan: a client that lost the connection with
 # the last messages of a scan asks for them again soon.
@@ -345,12 +343,9 @@ class Scans:
         *,
         freshness: Freshness,
         snapshots: SnapshotReads,
-        header: Header,
+        header: MakeHeader,
     ) -> None:
-        """Create the scans of `engine`, which calls `shed` when views keep too much in memory.
-
-        `header` makes the header of a reply from a sequence number and a WAL id.
-        """
+        """Create the scans of `engine`, which calls `shed` when views keep too much in memory."""
         self._engine = engine
         self._limits = limits
         self._clock = clock

@@ -26,6 +26,8 @@ MARGIN_DIVISOR, MARGIN_MS_MAX = 10, 100
 
 ReplyT = TypeVar("ReplyT")
 Answer: TypeAlias = ReplyT | Awaitable[ReplyT]
+# Makes the header of a reply from a sequence number and a WAL id.
+MakeHeader: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.snapshot import is_expired
 from shalekv.read.engine import ReadEngine
 from shalekv.server import requests
-from shalekv.server.service import Call
+from shalekv.server.service import Call, MakeHeader
 from shalekv.store.active_manifests import unless_overtaken
 from shalekv.store.manifests import StoredManifest
 from shalekv.v1 import admin_pb2, kv_pb2
@@ -23,7 +23,6 @@ from shalekv.write.snapshots import (
     check_snapshot_name,
 )
 
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 ActiveSnapshots: TypeAlias = tuple[Sequence[Snapshot], Mapping[bytes, int]]  # id -> seq
 RequestWithTtl: TypeAlias = admin_pb2.CreateSnapshotRequest | admin_pb2.RenewSnapshotRequest
 RequestWithName: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSnapshotRequest
@@ -32,8 +31,8 @@ RequestWithName: TypeAlias = admin_pb2.RenewSnapshotRequest | admin_pb2.DeleteSn
 class SnapshotAdmin:
     """Creates, renews, lists and deletes the snapshots of a database, by edits of its manifest."""
 
-    def __init__(self, engine: ReadEngine, header: Header) -> None:
-        """`header` makes the header of a reply from a sequence number and a WAL id."""
+    def __init__(self, engine: ReadEngine, header: MakeHeader) -> None:
+        """Edit the manifest of the database that `engine` serves."""
         self._engine = engine
         self._header = header
         self._views = engine.snapshots

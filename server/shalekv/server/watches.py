@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.entry import KeyRange
 from shalekv.replica.engine import ReaderEngine
 from shalekv.server import requests
+from shalekv.server.service import MakeHeader
 from shalekv.settings import WatchSettings
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
@@ -23,12 +22,9 @@ def watches_of(
     engine: WriterEngine | ReaderEngine,
     store: CasStore,
     settings: WatchSettings,
-    header: Callable[[int, int | None], kv_pb2.ReplyHeader],
+    header: MakeHeader,
 ) -> Watches:
-    """Create the implementation of `KV.Watch`.
-
-    `header` makes the header of a reply from a sequence number and a WAL id.
-    """
+    """Create the implementation of `KV.Watch` on `engine`."""
     return Watches(
         engine.feed,
         History(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeAlias
 
 import shalekv
 from shalekv.clock import Clock
@@ -19,7 +18,7 @@ from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.requests import check_deadline
 from shalekv.server.scans import Scans
-from shalekv.server.service import Answer, Call
+from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status, quorum_status
 from shalekv.server.writes import Writes
@@ -30,14 +29,12 @@ from shalekv.watch.stream import Watches
 from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loads
 
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
-
 
 class Ingests:
     """Implements `Admin.IngestSst`: commits SST files that are already in the object store."""
 
-    def __init__(self, loads: Loads, header: Header) -> None:
-        """`header` makes the header of a reply from a sequence number and a WAL id."""
+    def __init__(self, loads: Loads, header: MakeHeader) -> None:
+        """Commit loads by `loads`."""
         self._loads = loads
         self._header = header
 
@@ -47,7 +44,7 @@ class Ingests:
         When a call ends early, by its deadline for example, the load is committed by then or it
         never will be by this call.
         """
-        check_header(request.header)
+        check_load_header(request.header)
         load_id = check_load_id(request.load_id)
         loaded = await self._loads.ingest(load_id, file_infos(request.ssts))
         return admin_pb2.IngestSstReply(
@@ -55,7 +52,7 @@ class Ingests:
         )
 
 
-def check_header(header: kv_pb2.RequestHeader) -> None:
+def check_load_header(header: kv_pb2.RequestHeader) -> None:
     """Check the header of a load, whose id takes the place of an idempotency key."""
     requests.check_header(header)
     if header.idempotency_key:

@@ -35,7 +35,7 @@ from shalekv.server.requests import (
     QUORUM,
     DurabilityValue,
 )
-from shalekv.server.service import Answer, Call
+from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.transactions import ReplyBuilder, ReplyT, SizedTransaction
 from shalekv.store.reachability import Reachability
 from shalekv.v1 import kv_pb2
@@ -59,7 +59,6 @@ WriteRequest: TypeAlias = (
     | kv_pb2.WriteRequest
     | kv_pb2.TxnRequest
 )
-Header: TypeAlias = Callable[[int, int | None], kv_pb2.ReplyHeader]
 
 _NO_NEEDS = Needs()
 # Refusals that depend on the state of the database: they are only sent after the writer has
@@ -134,13 +133,12 @@ class Writes:
     """Submits writes to the log of a `WriterEngine`, and makes their replies."""
 
     def __init__(
-        self, engine: WriterEngine, header: Header, clock: Clock, store: Reachability
+        self, engine: WriterEngine, header: MakeHeader, clock: Clock, store: Reachability
     ) -> None:
         """Create the write path of `engine`.
 
-        `header` makes the header of a reply from a sequence number and a WAL id. Deadlines of calls
-        are times of `clock`. `store` says what is wrong with the object store, for the errors of
-        writes whose reads do not end in time.
+        Deadlines of calls are times of `clock`. `store` says what is wrong with the object store,
+        for the errors of writes whose reads do not end in time.
         """
         self._store = store
         self._engine = engine
