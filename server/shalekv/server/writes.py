@@ -69,7 +69,7 @@ _STATE_REFUSALS = (ConditionFailed, NotACounter, CounterOverflow)
 async def archived_reply(slots: WriteAheadLog, answer: Awaitable[ReplyT]) -> ReplyT:
     """Await the reply, and then until its WAL object and all before it are in the object store.
 
-    Raises `OutcomeUnknown` if the write is durable and could not be archived.
+    Raises `OutcomeUnknown` if it is durable, and it is not known whether it was archived.
     """
     try:
         reply = await answer

@@ -189,7 +189,7 @@ def test_methods_are_found_by_their_requests() -> None:
         method_of(kv_pb2.GetReply)
 
 
-async def test_status_tells_of_each_method_that_was_called() -> None:
+async def test_status_has_each_method_that_was_called() -> None:
     """A status has calls, failures and durations of the methods called before it, and no others."""
     async with serving() as it:
         for _ in range(3):
@@ -207,7 +207,7 @@ async def test_status_tells_of_each_method_that_was_called() -> None:
         assert (await counts(it))["Admin.Status"].calls == 1
 
 
-async def test_status_tells_of_the_operations_of_sessions() -> None:
+async def test_status_has_the_operations_of_sessions() -> None:
     """An operation is counted when it is answered, at once or later; a session when it ends."""
     async with serving() as it:
         session = SocketSession(it.kv)

@@ -109,7 +109,7 @@ async def test_full_log(tmp_path: Path) -> None:
         assert isinstance(await other.vote(), Vote)
 
 
-async def test_an_idle_writer_is_told(tmp_path: Path) -> None:
+async def test_an_idle_writer_is_notified(tmp_path: Path) -> None:
     """A writer that sends nothing is notified at once that the member promised another one."""
     async with safekeeper(tmp_path) as it:
         await it.admit()

@@ -71,7 +71,7 @@ async def test_fetch(tmp_path: Path) -> None:
         assert await fetched(it, member_id, 21) == []
 
 
-async def test_tail_tells_only_what_is_committed(tmp_path: Path) -> None:
+async def test_tail_sends_committed_records_only(tmp_path: Path) -> None:
     """A tail sends records when they are committed, once each, and no others."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
@@ -174,7 +174,7 @@ async def pass_on(links: GrpcLinks, to: Writer, append: Append, *, then: Append)
     await link.send(DATABASE_ID, to.member_id, then)
 
 
-async def test_the_archive_is_told_unasked(tmp_path: Path) -> None:
+async def test_writers_are_notified_of_the_archive(tmp_path: Path) -> None:
     """A writer is notified when the archive has grown, and once after each election."""
     async with safekeeper(tmp_path) as it:
         await it.admit()
@@ -235,7 +235,7 @@ async def test_a_commit_point_is_broadcast(tmp_path: Path) -> None:
             assert await it.node.find(DATABASE_ID).wait_committed(0) == 1
 
 
-async def test_nobody_to_pass_on_to(tmp_path: Path) -> None:
+async def test_unreachable_member_of_a_chain(tmp_path: Path) -> None:
     """A member that is not reached delays neither the writer nor the others."""
     async with safekeepers(tmp_path, 2) as them:
         first, second = await led(them)

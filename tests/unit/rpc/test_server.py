@@ -47,7 +47,7 @@ async def test_an_address_of_another_machine_is_refused() -> None:
     assert refused.value.errno == errno.EADDRNOTAVAIL
 
 
-async def test_new_calls_are_turned_away_while_others_end() -> None:
+async def test_new_calls_are_refused_while_others_end() -> None:
     """After `refuse` new calls get the error; calls in progress are answered, and waited for."""
     fenced = Fenced("epoch 8 has taken over from 7", own_epoch=7, newer_epoch=8)
     async with serving() as it:

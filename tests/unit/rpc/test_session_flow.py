@@ -85,7 +85,7 @@ async def test_results_that_are_not_taken_stop_the_reading() -> None:
         assert len(service.calls) == 100
 
 
-async def test_result_larger_than_a_message_stands_alone() -> None:
+async def test_large_result_gets_a_message_of_its_own() -> None:
     """Results share messages up to their size; a larger result gets a message of its own."""
     service = MemoryKv()
     service.values = {b"large": b"x" * (STREAM_MESSAGE_BYTES_MAX + 1), b"small": b"x"}

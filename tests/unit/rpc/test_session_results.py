@@ -124,7 +124,7 @@ def told(failed: Failure) -> kv_pb2.OperationError:
 
 @pytest.mark.parametrize("key", ACCIDENTS)
 @pytest.mark.parametrize("kind", ["raised", "future", "coroutine"])
-async def test_accidents_are_told_in_every_way(key: bytes, kind: str) -> None:
+async def test_errors_arrive_in_every_way(key: bytes, kind: str) -> None:
     """An error arrives as in a call, whether raised at once, set on a future or raised by a
     coroutine; an unexpected one is logged with the id that the client gets.
     """

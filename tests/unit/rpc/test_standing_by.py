@@ -35,7 +35,7 @@ async def start(server: Server, service: MemoryKv) -> None:
     await server.start(service, MemoryAdmin(), MemoryWatches())
 
 
-async def test_every_kind_of_call_is_turned_away(server: Server) -> None:
+async def test_every_kind_of_call_is_refused(server: Server) -> None:
     """Calls of every shape get UNAVAILABLE, with the reason and the address of the writer."""
     async with grpc.aio.insecure_channel(server.listen) as channel:
         kv, admin = kv_pb2_grpc.KVStub(channel), admin_pb2_grpc.AdminStub(channel)
@@ -54,7 +54,7 @@ async def test_every_kind_of_call_is_turned_away(server: Server) -> None:
             assert refused.info.metadata["writer_address"] == "there:7654"
 
 
-async def test_it_tells_who_is_elected_now(server: Server) -> None:
+async def test_the_latest_refusal_counts(server: Server) -> None:
     """Later calls get the latest refusal."""
     server.tell(StandingBy("nobody is", writer_address=""))
     async with grpc.aio.insecure_channel(server.listen) as channel:

@@ -80,7 +80,7 @@ def test_reasons_are_unique() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_every_error_is_told_with_its_reason(kind: type[errors.ShaleError]) -> None:
+def test_every_error_has_its_reason(kind: type[errors.ShaleError]) -> None:
     """A status has the code of the table, our domain, the reason, and all of its metadata."""
     error = _example(kind)
     status = status_of(error, error_id="abc")
@@ -94,7 +94,7 @@ def test_every_error_is_told_with_its_reason(kind: type[errors.ShaleError]) -> N
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_operation_is_told_what_a_call_is_told(kind: type[errors.ShaleError]) -> None:
+def test_operation_gets_the_error_of_a_call(kind: type[errors.ShaleError]) -> None:
     """The error of an operation has code, message, reason, metadata and advice of the status."""
     status = status_of(_example(kind), error_id="abc")
     told = operation_error(status)
@@ -115,7 +115,7 @@ def test_unavailable_means_not_applied() -> None:
     assert {TABLE[kind].applied for kind in unavailable} == {Applied.NO}
 
 
-def test_a_bug_tells_its_id_and_no_more() -> None:
+def test_status_of_a_bug_has_an_id_and_no_details() -> None:
     """The status of an unexpected exception is INTERNAL, with an id and none of its text."""
     status = status_of_bug("c0ffee")
     assert status.code == grpc.StatusCode.INTERNAL.value[0]

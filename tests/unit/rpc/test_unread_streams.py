@@ -78,7 +78,7 @@ def is_held() -> bool:
     return any(getattr(each, "__name__", "") == WATCHING for each in running)
 
 
-async def test_a_client_that_reads_on_is_told() -> None:
+async def test_a_client_that_reads_on_gets_the_error() -> None:
     """A scan whose client reads nothing is closed at once; when the client reads on, it gets the
     messages that were sent, and then the error.
     """
@@ -156,7 +156,7 @@ async def test_silent_sessions_give_way() -> None:
     assert budget.used_bytes == 0
 
 
-async def test_a_session_is_told_that_it_was_ended() -> None:
+async def test_a_session_that_was_ended_gets_the_error() -> None:
     """A session that was ended over a socket gets ABORTED with STREAM_TOO_SLOW when it reads on,
     soon after writes of another session had to wait; all others get their results.
     """

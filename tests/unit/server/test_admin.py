@@ -46,7 +46,7 @@ def status_of(writer: Serving) -> admin_pb2.StatusReply:
     return answer
 
 
-async def test_status_tells_what_was_written() -> None:
+async def test_status_shows_what_was_written() -> None:
     """Counters, sizes and the header of a status follow what has landed and what has not."""
     async with serving(max_parallel_writes=2) as writer:
         await writer.put(b"a")
@@ -93,7 +93,7 @@ async def test_stats_tell_what_was_sent() -> None:
         }
 
 
-def test_every_kind_can_be_told() -> None:
+def test_every_kind_has_a_message() -> None:
     """The wire, the client and the prices have the same kinds of requests."""
     kinds = [kind.name for kind in RequestKind]
     assert [f"REQUEST_KIND_{name}" for name in kinds] == list(admin_pb2.RequestKind.keys())[1:]
@@ -105,7 +105,7 @@ def test_every_kind_can_be_told() -> None:
     assert [name.lower() for name in kinds] == [kind.value for kind in RequestKind]
 
 
-def test_no_secret_is_told() -> None:
+def test_no_secret_is_shown() -> None:
     """Of an endpoint the host alone is shown, and of the URL of records the scheme alone."""
     settings = StoreSettings(
         endpoint_url="https://me:pass-word@there:9000/path",
@@ -178,7 +178,7 @@ async def test_what_a_snapshot_pins_is_not_known_without_its_manifest() -> None:
     assert not kept.HasField("pinned_bytes")
 
 
-async def test_levels_and_amplification_are_told() -> None:
+async def test_levels_and_amplification_are_reported() -> None:
     """A status has sizes by level, the amplification, and the compaction debt."""
     database, (_, run, *l0) = await filled()
     report, engine = await report_of(database)
@@ -223,7 +223,7 @@ async def test_reads_and_requests_are_counted() -> None:
     assert _requests(after, "get_range", "levels") == 4
 
 
-async def test_the_cache_on_disk_is_told_if_there_is_one(tmp_path: Path) -> None:
+async def test_the_cache_on_disk_is_reported(tmp_path: Path) -> None:
     """A status has hits, misses and size of the cache on disk, if there is one."""
     levels = Levels()
     info = levels.add(1, [put(b"a", 1, b"value")])

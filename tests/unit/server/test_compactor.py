@@ -146,7 +146,7 @@ async def test_a_lease_is_renewed_while_a_job_runs() -> None:
     assert (await check(database, is_all=False)).leveled_ssts
 
 
-async def test_idle_it_looks_ever_less_often() -> None:
+async def test_polls_become_rare_when_idle() -> None:
     """Without work the store is asked at polls only, and polls become rare."""
     database = await CompactedDatabase.begun()
     settings = small_settings(compactor_poll_ms=1_000, compactor_idle_poll_ms=10_000)
@@ -161,7 +161,7 @@ async def test_idle_it_looks_ever_less_often() -> None:
     assert len(polls) == len((0, 1, 3, 7, 15, 25))  # seconds
 
 
-async def test_in_a_hurry_nothing_waits() -> None:
+async def test_a_hurry_compacts_at_once() -> None:
     """WAL objects that no trigger makes due are compacted as soon as a writer waits for it."""
     database = await written()
     hurry = asyncio.Event()
@@ -249,7 +249,7 @@ async def test_an_object_that_stays_away_ends_the_compactor() -> None:
         await driven(database, compactor, step_ms=1_000)
 
 
-async def test_a_claim_of_one_that_stood_still_does_not_displace_who_came_later() -> None:
+async def test_a_stalled_claim_does_not_displace_a_later_compactor() -> None:
     """A claim that stalled before it was confirmed does not displace a later compactor (F2)."""
     database = await written(slots=1)
     later: list[asyncio.Task[Compactor]] = []

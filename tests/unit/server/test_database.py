@@ -90,7 +90,7 @@ async def check(database: Database, **wanted: Any) -> None:
     await check_wal_mode(database.store, database.runtime(), StoreSettings(), settings)
 
 
-async def test_safekeepers_make_room_for_a_new_database() -> None:
+async def test_safekeepers_create_logs_for_a_new_database() -> None:
     """The first manifest names each safekeeper by the member id that it has drawn."""
     nodes = Nodes()
     manifest = await (await created_with(nodes)).manifest()
@@ -101,7 +101,7 @@ async def test_safekeepers_make_room_for_a_new_database() -> None:
     assert tuple(each.address for each in members) == ADDRESSES
 
 
-async def test_who_cannot_be_a_quorum_is_refused() -> None:
+async def test_invalid_quorums_are_refused() -> None:
     """An even number of safekeepers, a duplicate and an unreachable one are refused."""
     nodes = Nodes()
     with pytest.raises(InvalidRequest, match="odd number"):
@@ -129,7 +129,7 @@ async def complete(database: Database, nodes: Nodes) -> None:
     await complete_creation(cas, InProcessLinks(nodes))
 
 
-async def test_room_is_given_back_when_another_creates_first() -> None:
+async def test_logs_are_removed_when_another_creates_first() -> None:
     """The later of two creators fails, and its safekeepers keep no logs for it."""
     database, nodes = Database(), Nodes()
     store, creating = held_creation(database, nodes)

@@ -33,7 +33,7 @@ async def sweep(writer: Serving) -> None:
 
 
 @virtual_time(seed=1)
-async def test_expired_value_is_told_once() -> None:
+async def test_expired_value_is_swept_once() -> None:
     """An expired value becomes one change, not before its time; reads do not change."""
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
@@ -56,7 +56,7 @@ async def test_expired_value_is_told_once() -> None:
 
 
 @virtual_time(seed=1)
-async def test_what_was_replaced_is_not_told() -> None:
+async def test_replaced_values_are_not_swept() -> None:
     """A value that was deleted, overwritten or given another ttl before it expired is not swept."""
     database = await Database.created()
     async with serving(database, **BY_HAND) as writer:
@@ -134,7 +134,7 @@ async def test_range_delete_that_was_compacted_is_not_forgotten() -> None:
 
 
 @virtual_time(seed=1)
-async def test_values_without_room_are_found_in_the_levels() -> None:
+async def test_untracked_values_are_found_in_the_levels() -> None:
     """If more values expire than are tracked, the levels are read, and only then."""
     database = await Database.created()
     async with serving(database, **BY_HAND, expiry_tracked_bytes=2_000) as writer:

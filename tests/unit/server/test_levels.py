@@ -141,7 +141,7 @@ async def leaving(database: Database) -> AsyncIterator[tuple[Serving, SlowLevels
 
 
 @pytest.mark.parametrize("kind", STALE)
-async def test_key_that_leaves_memory_while_another_is_looked_up_is_not_absent(kind: str) -> None:
+async def test_key_dropped_from_memory_during_a_lookup_is_not_absent(kind: str) -> None:
     """A key that the current levels hold is looked up there although it is still in memory, since
     memory may drop it at any moment.
     """
@@ -154,7 +154,7 @@ async def test_key_that_leaves_memory_while_another_is_looked_up_is_not_absent(k
 
 
 @pytest.mark.parametrize("kind", STALE)
-async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_absent(
+async def test_key_dropped_from_memory_during_admission_is_not_absent(
     kind: str,
 ) -> None:
     """The read set of a transaction that waits for admission pins nothing in memory; when its
@@ -181,7 +181,7 @@ async def test_key_that_leaves_memory_while_its_writer_waits_for_room_is_not_abs
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_who_is_cancelled_with_room_gives_it_back(is_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_cancelled_call_releases_its_admission(is_first: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """A call that is cancelled after its admission, while the levels are read again for it or for
     one before it, releases its bytes.
     """
@@ -290,7 +290,7 @@ async def test_range_of_the_levels_may_cost_too_much(
 @pytest.mark.parametrize(
     ("count", "is_costly"), [(WITNESS_COUNT - 1, False), (WITNESS_COUNT, True)]
 )
-async def test_keys_of_a_range_that_are_deleted_after_the_look_do_not_count(
+async def test_keys_of_a_range_deleted_after_the_lookup_do_not_count(
     count: int, *, is_costly: bool
 ) -> None:
     """If all fetched keys of a range are deleted before the decision, the range is empty if it was

@@ -82,7 +82,7 @@ ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 
 
 @virtual_time(5)
-async def test_reply_tells_what_was_reached() -> None:
+async def test_reply_reports_its_durability() -> None:
     """The reply of a durable write reports QUORUM, that of a MEMORY write MEMORY."""
     async with quorum_serving() as writer:
         for asked, told in (
@@ -100,7 +100,7 @@ async def test_reply_tells_what_was_reached() -> None:
 
 
 @virtual_time(5)
-async def test_open_object_is_held_for_those_who_read_the_log() -> None:
+async def test_open_object_is_found_at_the_writer() -> None:
     """A WAL object that is not in the store yet is found at the writer of a quorum WAL."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         reply = await writer.put(b"a")

@@ -177,7 +177,7 @@ async def test_reader_that_cannot_begin_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("is_scan", [False, True])
 @virtual_time(seed=1)
-async def test_min_seq_makes_the_reader_look(*, is_scan: bool) -> None:
+async def test_min_seq_makes_the_reader_poll(*, is_scan: bool) -> None:
     """A read with `min_seq` makes the reader poll at once."""
     database = await ReplicatedDatabase.created()
     reader = await opened(database)
@@ -211,7 +211,7 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
 
 
 @virtual_time(seed=1)
-async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
+async def test_max_staleness_makes_the_reader_poll_or_refuse() -> None:
     """A state that is new enough is answered at once, another after one poll, or refused."""
     database = await ReplicatedDatabase.created()
     store = FaultyStore(database.another_store())
@@ -234,7 +234,7 @@ async def test_max_staleness_makes_the_reader_look_or_refuse() -> None:
 
 @pytest.mark.parametrize("method", ["get", "batch_get", "scan"])
 @virtual_time(seed=1)
-async def test_no_reply_tells_more_staleness_than_the_read_allows(method: str) -> None:
+async def test_no_reply_reports_more_staleness_than_allowed(method: str) -> None:
     """A reply reports the staleness that was checked, however the clock moves meanwhile."""
     database = await ReplicatedDatabase.created()
     await database.put(a=b"1")

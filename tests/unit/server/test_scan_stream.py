@@ -105,7 +105,7 @@ async def test_nothing_is_read_ahead() -> None:
     assert taken == [0, 1, 2]
 
 
-async def test_messages_are_smaller_where_little_room_is_left() -> None:
+async def test_messages_are_smaller_where_little_memory_is_left() -> None:
     """A message takes the memory that is left, and gives it back when it was read."""
     one = 2 + ENTRY_FRAME_BYTES
     room = MemoryBudget(MESSAGE_COPIES * 3 * one)
@@ -121,7 +121,7 @@ async def test_messages_are_smaller_where_little_room_is_left() -> None:
     assert room.used_bytes == 0
 
 
-async def test_a_large_value_waits_for_room() -> None:
+async def test_a_large_value_waits_for_memory() -> None:
     """A large value waits for memory, and is refused if there is none in time."""
     room = MemoryBudget(1 << 20)
     room.take(1 << 20, 0)

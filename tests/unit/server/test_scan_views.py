@@ -50,7 +50,7 @@ async def test_scan_without_a_limit_keeps_no_view() -> None:
         assert len(writer.kv.scans.views) == 0
 
 
-async def test_writer_that_ends_lets_go_of_its_views() -> None:
+async def test_writer_that_ends_drops_its_views() -> None:
     """A writer that has ended keeps no views and no timers."""
     database = await Database.created()
     settings = ServeSettings(database=DatabaseSettings(url="memory://test"))

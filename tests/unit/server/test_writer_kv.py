@@ -120,7 +120,7 @@ async def test_refusal_is_as_sure_as_it_was_asked_to_be(kind: str, level: Any, a
         assert lists(writer) - before == asked
 
 
-async def test_what_was_written_needs_no_look() -> None:
+async def test_a_landed_write_needs_no_confirmation() -> None:
     """A write that has landed needs no request to confirm ownership."""
     async with serving() as writer:
         before = lists(writer)
@@ -141,7 +141,7 @@ async def test_transaction_that_wrote_nothing_is_as_sure_as_a_read(level: Any, a
         assert lists(writer) - before == asked
 
 
-async def test_refusal_of_a_fenced_writer_is_not_told() -> None:
+async def test_refusal_of_a_fenced_writer_is_replaced() -> None:
     """A fenced writer returns the error of its ownership check instead of the refusal."""
     database = await Database.created()
     writer = await opened(database)

@@ -145,7 +145,7 @@ async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(world: Wor
     assert "b" in candidates.reigning
 
 
-async def test_who_creates_behind_others_is_not_elected() -> None:
+async def test_a_candidate_behind_others_is_not_elected() -> None:
     """A stalled candidate that creates a deleted name finds that it is not the highest."""
     objects = MemoryObjects()
     runtime = yielding_runtime()

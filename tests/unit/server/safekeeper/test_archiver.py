@@ -89,7 +89,7 @@ async def test_what_is_not_committed_is_not_archived(store: MemoryStore, runtime
     assert await listed(store) == [0, 1]
 
 
-async def test_nobody_trims_what_it_has_not_listed(store: MemoryStore, runtime: Runtime) -> None:
+async def test_only_listed_objects_are_trimmed(store: MemoryStore, runtime: Runtime) -> None:
     """A successful upload is not enough to trim an object (CE13)."""
     gate, asked = asyncio.Event(), asyncio.Event()
 
@@ -110,7 +110,7 @@ async def test_nobody_trims_what_it_has_not_listed(store: MemoryStore, runtime: 
         await log.reached(trimmed_lsn=3)
 
 
-async def test_a_member_without_room_looks_at_once(
+async def test_a_member_without_space_polls_at_once(
     objects: MemoryObjects, store: MemoryStore, runtime: Runtime
 ) -> None:
     """A member whose log is full polls at once: other members may have archived it."""
@@ -141,7 +141,7 @@ async def test_collected_objects_count_as_archived(store: MemoryStore, runtime: 
     assert await listed(store) == [3, 4]
 
 
-async def test_a_collection_during_a_look_is_no_hole(store: MemoryStore, runtime: Runtime) -> None:
+async def test_a_collection_during_a_poll_is_no_gap(store: MemoryStore, runtime: Runtime) -> None:
     """The manifest is read after the list, so a collection in between is no gap."""
 
     async def collect(request: Request) -> None:
@@ -159,7 +159,7 @@ async def test_a_collection_during_a_look_is_no_hole(store: MemoryStore, runtime
     assert await listed(store) == [3]
 
 
-async def test_a_log_that_was_begun_anew_is_followed(store: MemoryStore, runtime: Runtime) -> None:
+async def test_a_log_that_was_reset_is_followed(store: MemoryStore, runtime: Runtime) -> None:
     """The archiver of a member whose log was reset continues where the new log begins."""
     written, log = Written(), HeldLog(A, appointed=A)
     records = written.write("0.1.2.3.4.")
@@ -174,7 +174,7 @@ async def test_a_log_that_was_begun_anew_is_followed(store: MemoryStore, runtime
     assert await listed(store) == [*range(5)]
 
 
-async def test_who_is_not_named_archives_nothing(store: MemoryStore, runtime: Runtime) -> None:
+async def test_unnamed_member_archives_nothing(store: MemoryStore, runtime: Runtime) -> None:
     """A member archives nothing unless the manifest of a quorum WAL names it."""
     await put_manifest(store, manifest_of(1, B, C))
     written, log = Written(), HeldLog(A, appointed=A)
@@ -272,7 +272,7 @@ async def test_an_outage_ends_and_nothing_is_lost(runtime: Runtime) -> None:
     assert [held.data for held in store.held] == [written.object(0)] * 3
 
 
-async def test_a_store_that_does_not_answer_is_told_of(runtime: Runtime) -> None:
+async def test_a_store_that_does_not_answer_is_reported(runtime: Runtime) -> None:
     """The status has the problem while it lasts, and no longer."""
     store = HeldStore()
     await put_manifest(store.free, manifest_of(0, A, B, C))

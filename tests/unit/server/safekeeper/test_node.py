@@ -238,7 +238,7 @@ async def test_a_backup_was_put_back(tmp_path: Path) -> None:
         assert held_by(node) == set()
 
 
-async def test_admitted_anew(tmp_path: Path) -> None:
+async def test_admitted_again(tmp_path: Path) -> None:
     """A log that is not named any more is replaced; its unarchived records are kept."""
     settings = safekeeper_settings(tmp_path)
     async with running_node(settings) as node:
