@@ -1,1 +1,1 @@
-"""Transport adapters: gRPC in, roles out."""
+"""The gRPC transport: adapts calls to the services of the roles."""

@@ -54,7 +54,7 @@ WatchRequest = kv_pb2.WatchRequest
 WATCHING = "_schedule_rpc_coro"
 # Advice with `Overloaded`: more calls than allowed are a burst, and some of them end by then.
 RETRY_AFTER_MS = 100
-CUT_OFF = "this server has ceased to be the writer before the call had come to its end"
+CUT_OFF = "this server ceased to be the writer before the call had ended"
 
 _log = structlog.get_logger(__name__)
 

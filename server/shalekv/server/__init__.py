@@ -1,1 +1,1 @@
-"""The roles of a server, and the calls that they answer, in messages without gRPC."""
+"""The roles of a server, and the calls that they answer, in protobuf messages without gRPC."""

@@ -78,8 +78,8 @@ class OpenScan:
         """The view. Raises `PageExpired` after `expire`."""
         if self._opened is None:
             raise PageExpired(
-                "this scan was ended: its view kept memory that writes need, and it was not soon "
-                "taken to its end. Begin again behind the last key that has come"
+                "this scan was ended: its view kept memory that writes need, and its client did "
+                "not read it to the end soon enough. Begin again behind the last key received"
             )
         return self._opened
 

@@ -1,1 +1,1 @@
-"""A safekeeper: the logs of several databases, and what keeps them."""
+"""The safekeeper role: the members of several databases on one node, their archivers and relays."""

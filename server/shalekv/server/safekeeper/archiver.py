@@ -198,7 +198,7 @@ class Archiver:
             self._manifest_due_ms = now_ms + self._settings.archive_manifest_interval_ms
 
     async def _list_and_trim(self) -> None:
-        """Trim objects that this member itself has listed (CE13), by whichever member archived."""
+        """List the archive, and trim the objects listed, by whichever member archived (CE13)."""
         base = self._member.state.log.base
         tip = await self._archive.look()
         for known in (base.wal_id, self._tip):
@@ -227,7 +227,7 @@ class Archiver:
         """Compare the last objects that other members have archived with the log.
 
         An archiver stops at the first object that contradicts its log, with no more behind it than
-        its parallel uploads. So the last ones stand for all.
+        its parallel uploads. So it is enough to compare the last ones.
         """
         others = [
             each

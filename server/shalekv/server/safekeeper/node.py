@@ -142,7 +142,7 @@ class Node:
         node = cls(folder, syncer, settings, runtime, relays, sync_workers, open_store)
         logs, set_aside = await runtime.workers.run(folder.open_logs)
         for path in set_aside:
-            problem = "nobody can tell any more what was promised: this member is gone"
+            problem = "the promise of this member cannot be read any more: the member is lost"
             log.error("a log was set aside", folder=str(path), problem=problem)
         for member_log in logs:
             _log_opened(node._host(member_log))

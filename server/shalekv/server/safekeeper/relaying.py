@@ -139,7 +139,7 @@ class _RelayQueue:
                 finally:
                     await link.close()
             except (LinkBroken, ShaleError) as error:
-                log.info("nothing is passed on", address=self.address, problem=str(error))
+                log.info("relay failed", address=self.address, problem=str(error))
             self._queued.clear()
             self._queued_bytes = 0
             await self._clock.sleep_ms(PAUSE_MS)
