@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import PurePosixPath
 
@@ -13,6 +14,8 @@ from tests.style.sources import ROOT, file_names, texts
 _LINK = re.compile(r"\]\((?P<path>[^)#\s]+)(#[^)]*)?\)")
 _FILE = re.compile(r"`(?P<path>[\w./-]+\.(py|md|toml|proto|yaml|txt|sh))`")
 _FOLDER = re.compile(r"`(?P<path>(server|clients|protos|docker|tests|examples)/[\w/-]*)`")
+_STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.py)` \| `([\w.]+)` \|$", re.MULTILINE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BUILT = ("protos/node_modules", "docker/.env")  # made by tools and users
 
 # What was true of an earlier version is not changed later.
@@ -43,6 +46,25 @@ def test_links_and_paths_exist(name: str) -> None:
 def test_the_diagram_of_the_architecture_is_that_of_the_imports() -> None:
     """`python -m tests.style.diagram` writes it."""
     assert diagram.drawn() in diagram.PAGE.read_text()
+
+
+def test_the_paths_of_requests_name_functions() -> None:
+    """Each row of architecture.md with a file and a function names a definition that exists."""
+    rows = _STEP.findall(diagram.PAGE.read_text())
+    assert len(rows) > 20
+    assert [(file, name) for file, name in rows if name not in definitions(file)] == []
+
+
+def definitions(file: str) -> set[str]:
+    """The functions and classes of a module of the server, and methods as ``Class.method``."""
+    found = set()
+    for node in ast.parse((ROOT / "server/shalekv" / file).read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, _FUNCTIONS)]
+            found |= {node.name, *(f"{node.name}.{each.name}" for each in methods)}
+        elif isinstance(node, _FUNCTIONS):
+            found.add(node.name)
+    return found
 
 
 def _is_known(path: str) -> bool:
