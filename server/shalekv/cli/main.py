@@ -15,8 +15,9 @@ from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 from shalekv.errors import ShaleError
 
-# Whenever this process starts another one, gRPC would prepare itself to be forked, and breaks calls
-# that are going on. What we start is another program, and knows nothing of them.
+# Without this, gRPC prepares for a fork whenever this process starts another one, and breaks the
+# calls that are under way. The processes that we start run other programs: no preparation is
+# needed.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 COMMANDS: CommandTable = {
@@ -30,27 +31,27 @@ COMMANDS: CommandTable = {
     "put": ("shalekv.cli.commands.put:put", "Set the value of a key."),
     "delete": ("shalekv.cli.commands.delete:delete", "Delete a key, or a range of keys."),
     "add": ("shalekv.cli.commands.add:add", "Add to a counter."),
-    "txn": ("shalekv.cli.commands.txn:txn", "Compare, then do, in one commit."),
-    "scan": ("shalekv.cli.commands.scan:scan", "Print keys and values in the order of the keys."),
+    "txn": ("shalekv.cli.commands.txn:txn", "Run a transaction: compare keys, then write."),
+    "scan": ("shalekv.cli.commands.scan:scan", "Print keys and values in key order."),
     "load": ("shalekv.cli.commands.load:load", "Put every pair of a file, in batches."),
-    "dump": ("shalekv.cli.commands.dump:dump", "Write all pairs of one moment into a file."),
-    "watch": ("shalekv.cli.commands.watch:watch", "Print every commit to a range as it comes."),
-    "status": ("shalekv.cli.commands.status:status", "Print what a server is and how it does."),
-    "top": ("shalekv.cli.commands.top:top", "Show what servers do, again and again."),
+    "dump": ("shalekv.cli.commands.dump:dump", "Write one state of all pairs into a file."),
+    "watch": ("shalekv.cli.commands.watch:watch", "Print commits to a range as they happen."),
+    "status": ("shalekv.cli.commands.status:status", "Print the status of a server."),
+    "top": ("shalekv.cli.commands.top:top", "Show the load of servers, refreshed periodically."),
     "admin": (
         "shalekv.cli.commands.admin:admin",
-        "Requests and what they cost; recovery of a store.",
+        "Count requests and their cost; repair a store.",
     ),
     "health": (
         "shalekv.cli.commands.health:health",
-        "Tell whether a server serves, by an exit code.",
+        "Check whether a server is ready, by exit code.",
     ),
     "bench": (
         "shalekv.cli.commands.bench:bench",
         "Measure a server: operations per second, latencies.",
     ),
     "compactor": ("shalekv.cli.commands.compactor:compactor", "Merge the WAL and the levels."),
-    "collector": ("shalekv.cli.commands.collector:collector", "Delete objects that nothing needs."),
+    "collector": ("shalekv.cli.commands.collector:collector", "Delete objects no longer needed."),
     "snapshot": (
         "shalekv.cli.commands.snapshot:snapshot",
         "Create, list, renew, share, delete snapshots.",
@@ -63,10 +64,10 @@ COMMANDS: CommandTable = {
         "shalekv.cli.commands.backup:backup",
         "Copy a database into another store; list, check.",
     ),
-    "restore": ("shalekv.cli.commands.restore:restore", "Make a database of a backup."),
+    "restore": ("shalekv.cli.commands.restore:restore", "Create a database from a backup."),
     "clone": (
         "shalekv.cli.commands.clone:clone",
-        "Make a new database that shares SSTs with another.",
+        "Create a database that shares SSTs with another.",
     ),
     "manifest": (
         "shalekv.cli.commands.manifest:manifest",
@@ -75,15 +76,20 @@ COMMANDS: CommandTable = {
     "wal": ("shalekv.cli.commands.wal:wal", "List the WAL objects, read from the store."),
     "levels": (
         "shalekv.cli.commands.levels:levels",
-        "Print what each level holds, read from the store.",
+        "Print the contents of each level, read from the store.",
     ),
-    "sst": ("shalekv.cli.commands.sst:sst", "Look into one SST of the WAL or the levels."),
+    "sst": ("shalekv.cli.commands.sst:sst", "Inspect one SST of the WAL or the levels."),
     "fsck": ("shalekv.cli.commands.fsck:fsck", "Check every object of a database."),
-    "store": ("shalekv.cli.commands.store:store", "Prove a store fit to hold a database."),
-    "compaction": ("shalekv.cli.commands.compaction:compaction", "Try settings of compaction out."),
-    "completion": ("shalekv.cli.commands.completion:completion", "Print a script for your shell."),
+    "store": ("shalekv.cli.commands.store:store", "Test whether a store can hold a database."),
+    "compaction": (
+        "shalekv.cli.commands.compaction:compaction",
+        "Simulate compaction with other settings.",
+    ),
+    "completion": (
+        "shalekv.cli.commands.completion:completion",
+        "Print a completion script for your shell.",
+    ),
 }
-
 
 _HELP = """A durable key-value server whose only disk is an object store.
 
@@ -104,14 +110,14 @@ and read on with:
 )
 @click.version_option(__version__, prog_name="shalekv")
 def shalekv() -> None:
-    """Every command of ShaleKV."""
+    """Hold the commands of ShaleKV."""
 
 
 def main() -> None:
     """Run the command that the arguments of this process name, and exit with its code."""
-    # grpc's core writes to stderr, past every log format; it looks here when it is imported.
+    # The core of gRPC writes to stderr, in no log format of ours; it reads this when imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    gc.disable()  # until the command is imported: a quarter of the start of a server went into it
+    gc.disable()  # until the command is imported: it took a quarter of the start of a server
     try:
         shalekv(prog_name="shalekv")
     except ModuleNotFoundError as missing:

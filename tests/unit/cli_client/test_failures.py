@@ -34,7 +34,7 @@ FEW = ("--count", "30", "--clients", "1", "--keys", "20", "--format", "json", "-
         (put, "k v", bare(UNIMPLEMENTED, "nobody knows Put"), 2, "nobody knows Put"),
         (put, "k v", FULL, 10, "Nothing was changed"),
         (put, "k v", bare(UNAVAILABLE, "gone"), 11, "is not known"),
-        (get, "k --timeout-ms 50", silent(), 11, "It had 50 ms"),
+        (get, "k --timeout-ms 50", silent(), 11, "The limit was 50 ms"),
         (scan, "--page-token Z29uZQ==", refusing(PageExpired("page token")), 10, "page token"),
     ],
     ids=["fenced", "absent", "full", "unknown", "silent", "expired"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.console.atomic_file import atomic_file
 from shalekv.cli.load.lines import Lines
 from shalekv.cli.load.source import InputSource
 
@@ -69,7 +69,7 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
     """What was there stays until all is written, and nothing else is left."""
     path = tmp_path / "file"
     path.write_bytes(b"before")
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(b"after")
         file.flush()
         assert path.read_bytes() == b"before"
@@ -82,9 +82,9 @@ def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"before")
     link.symlink_to(path)
-    with whole_file(link) as file:
+    with atomic_file(link) as file:
         file.write(b"after")
     assert (link.is_symlink(), path.read_bytes()) == (True, b"after")
-    with whole_file(Path(os.devnull)) as file:
+    with atomic_file(Path(os.devnull)) as file:
         file.write(b"nowhere")
     assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)

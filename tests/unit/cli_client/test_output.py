@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv.cli.console.output import RowsTold, telling
+from shalekv.cli.console.output import RowsWritten, rows_progress
 from shalekv.cli.console.progress import rows_bar
 from shalekv.cli.main import COMMANDS
 
@@ -41,20 +41,20 @@ def test_output_that_fails_ends_with_its_exit_code(tmp_path: Path, count: int) -
 def test_the_bar_tells_rows_bytes_and_rates(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal it counts; `telling` draws it only there, and for files."""
+    """On a terminal it counts; `rows_progress` draws it only there, and for files."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    told = RowsTold(rows=1_234, bytes=5 << 20)
+    told = RowsWritten(rows=1_234, bytes=5 << 20)
     with rows_bar(told):
         pass
     drawn = capsys.readouterr().err
     assert "1,234 rows, 5.0 MiB, " in drawn
     assert "rows/s" in drawn
-    with telling(told, to_file=True):
+    with rows_progress(told, to_file=True):
         pass
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with telling(told, to_file=True):
+    with rows_progress(told, to_file=True):
         pass
     assert "1,234 rows" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
-from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.wording import counted
 from shalekv_client import Client, ProcessRequests, RequestKind, Stats
@@ -233,7 +233,7 @@ def _prices(*, chosen: str | None, **usd_per_1000: float | None) -> Callable[[St
 
 def _price_options(command: CommandT) -> CommandT:
     """A decorator that adds the flags of prices, as the argument `prices`: from stats to a list."""
-    command = gathered("prices", ("chosen", *_PRICE_FLAGS), _prices)(command)
+    command = grouped_options("prices", ("chosen", *_PRICE_FLAGS), _prices)(command)
     for kind, flag in reversed([*_PRICE_FLAGS.items()]):
         command = click.option(
             flag,

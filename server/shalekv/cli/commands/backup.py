@@ -17,9 +17,9 @@ from shalekv.cli.console.bucket import (
     edited_url_option,
     opened_store,
     read_store,
-    settings_of_store,
     store_flags,
     store_settings,
+    store_settings_in_file,
 )
 from shalekv.cli.console.exit_codes import ExitCode, exit_codes_text
 from shalekv.cli.console.output import (
@@ -141,7 +141,7 @@ def with_both(
 ) -> ResultT:
     """The result of `run`, with the store of the database at `url`, and the place of backups."""
     settings = store_settings()
-    there = settings if repository_config is None else settings_of_store(repository_config)
+    there = settings if repository_config is None else store_settings_in_file(repository_config)
     _check_apart(url, repository_url)
 
     async def opened() -> ResultT:

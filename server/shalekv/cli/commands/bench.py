@@ -24,7 +24,7 @@ from shalekv.cli.console.connection import (
     talk,
     target_options,
 )
-from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.cli.console.units import duration
 from shalekv_client import (
@@ -339,7 +339,7 @@ _OPTIONS = (
 
 def shape_options(command: CommandT) -> CommandT:
     """A decorator that adds all of them, as the argument `shape`."""
-    command = gathered("shape", NAMES, _shape)(command)
+    command = grouped_options("shape", NAMES, _shape)(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 import click
 
-from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.console.atomic_file import atomic_file
 from shalekv.cli.console.connection import (
     Target,
     exit_codes_of_calls,
@@ -22,7 +22,7 @@ from shalekv.cli.console.connection import (
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import Encoding, encoding_options
 from shalekv.cli.console.options import RangeWords, ReadOptions, range_options, read_options
-from shalekv.cli.console.output import RowsTold, printing, telling
+from shalekv.cli.console.output import RowsWritten, printing, rows_progress
 from shalekv.cli.load.formats import (
     FileFormat,
     NotWritable,
@@ -60,7 +60,7 @@ Examples:
 
 
 @dataclass(slots=True)
-class _Dumped(RowsTold):
+class _Dumped(RowsWritten):
     expiring_rows: int = 0
     seq: int = 0
 
@@ -97,7 +97,7 @@ def dump(
         dumped = _Dumped()
         file.write(header(chosen))
         which = await reading.arguments(client)
-        with telling(dumped, to_file=path is not None):
+        with rows_progress(dumped, to_file=path is not None):
             async with client.scan(**arguments, **which) as scan:
                 await write_all(scan, file, dumped)
         return dumped
@@ -124,7 +124,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
         with printing():
             yield sys.stdout.buffer
         return
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         if not is_gzip_name(path.name):
             yield file
             return

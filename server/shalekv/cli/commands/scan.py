@@ -22,12 +22,12 @@ from shalekv.cli.console.options import RangeWords, ReadOptions, range_options, 
 from shalekv.cli.console.output import (
     TABLE_ROWS,
     Format,
-    RowsTold,
+    RowsWritten,
     TablePrinter,
     format_option,
     print_json,
     print_line,
-    telling,
+    rows_progress,
 )
 from shalekv.wording import counted
 from shalekv_client import Client, Entry
@@ -102,17 +102,17 @@ def scan(  # noqa: PLR0913 (click passes each option by its name)
         "keys_only": keys_only,
         "page_token": page_token,
     }
-    told = RowsTold()
+    written = RowsWritten()
 
     async def call(client: Client) -> bytes:
         which = arguments | await reading.arguments(client)
-        with telling(told, to_file=output_path is not None):
-            return await _print_all(client, which, encoding, output_format, told)
+        with rows_progress(written, to_file=output_path is not None):
+            return await _print_all(client, which, encoding, output_format, written)
 
     with printing_into(output_path):
         next_page = talk(target, call)
     if output_path is not None:
-        click.echo(f"{counted(told.rows, 'row')} in {output_path}", err=True)
+        click.echo(f"{counted(written.rows, 'row')} in {output_path}", err=True)
     if next_page:
         token = base64.urlsafe_b64encode(next_page).decode("ascii")
         click.echo(f"There is more: the same with --page-token {token}", err=True)
@@ -130,7 +130,7 @@ async def _print_all(
     arguments: Arguments,
     encoding: Encoding,
     output_format: Format,
-    told: RowsTold,
+    written: RowsWritten,
 ) -> bytes:
     """Print the entries; the token of the next page, empty when there is none."""
     keys_only = bool(arguments["keys_only"])
@@ -141,8 +141,8 @@ async def _print_all(
         try:
             async for entry in entries:
                 page.append(entry)
-                told.rows += 1
-                told.bytes += len(entry.key) + len(entry.value)
+                written.rows += 1
+                written.bytes += len(entry.key) + len(entry.value)
                 if len(page) == TABLE_ROWS:
                     write(page)
                     page.clear()

@@ -21,9 +21,9 @@ from shalekv.cli.commands.status import troubles
 from shalekv.cli.console.connection import (
     ClientExit,
     Target,
+    error_text,
     exit_codes_of_calls,
     target_options,
-    told,
 )
 from shalekv.cli.console.output import printing
 from shalekv.cli.console.units import US_PER_MS, duration, moment, rate, share, size, time
@@ -559,5 +559,5 @@ class _Servers:
         try:
             status = self._last[address] = await self._clients[address].status()
         except ShaleKVError as error:
-            return Seen(address, before, None, told(error).removeprefix(f"{address}: "))
+            return Seen(address, before, None, error_text(error).removeprefix(f"{address}: "))
         return Seen(address, before, status)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, synced, then renamed."""
+"""Files that are replaced atomically: written to a temporary file beside, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ import click
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import printing
 
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into, which is at `path` when this is left without an error.
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that replaces the one at `path` on exit without an error.
 
-    What was at `path` is there until then, and stays if there is an error. A device or a pipe is
-    written directly.
+    The old file stays at `path` until then, and for good if there is an error. Links are followed
+    and stay links. A device or a pipe is written directly.
     """
-    place = path.resolve()  # through links, which stay what they are
+    place = path.resolve()
     if _is_special(place):
         with place.open("wb") as file:
             yield cast("BinaryIO", file)
         return
-    beside = place.with_name(f".{place.name}.{os.getpid()}.part")
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             yield cast("BinaryIO", file)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(place)
+        temporary.replace(place)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync_folder(place.parent)
 
@@ -56,13 +58,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# --- output_file
-# Printing into a file that appears whole or not at all.
-
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-
 def output_option(command: CommandT) -> CommandT:
     """A decorator that adds --output, as the argument `output_path`."""
     return click.option(
@@ -70,25 +65,29 @@ def output_option(command: CommandT) -> CommandT:
         "output_path",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="PATH",
-        help="The file to write, whole or not at all.  [default: standard output]",
+        help="Write into this file, which is replaced only if all goes well.  "
+        "[default: standard output]",
     )(command)
 
 
 @contextmanager
 def printing_into(path: Path | None) -> Iterator[None]:
-    """What is printed within this goes into the file at `path`; None: to standard output."""
+    """Send the prints of this context into the file at `path`, atomically; None: to stdout.
+
+    Ends the process with `ExitCode.OUTPUT` when the file cannot be written.
+    """
     if path is None:
         with printing():
             yield
         return
     try:
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             text = io.TextIOWrapper(file, encoding="utf-8", newline="")
             try:
                 with redirect_stdout(text):
                     yield
             finally:
-                text.detach()  # which writes what is left
+                text.detach()  # writes what is buffered
     except OSError as error:
         click.echo(f"Error: --output cannot be written: {error}", err=True)
         raise SystemExit(ExitCode.OUTPUT) from None

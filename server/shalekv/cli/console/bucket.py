@@ -1,7 +1,7 @@
-"""What the commands that read the object store themselves share: its flags, and the open store.
+"""Shared parts of the commands that access the object store directly: options, and opening it.
 
-The flags of a store say how it is reached, and are the same for all commands. They go by the
-context of click to `read_store`, so that no command has to hand them on.
+The flags of a store configure access to it, and are the same for all commands. They reach
+`read_store` through the context of click, so that no command has to pass them on.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
 
-# The others are for servers: they have defaults that do for one command, and are seldom wanted.
+# The other flags are hidden: they are meant for servers, and a single command can do with their
+# defaults.
 SHOWN_FLAGS = frozenset({"endpoint_url", "region", "path_style", "anonymous", "cas", "records_url"})
 
-_META = f"{__name__}.store"  # what the flags of a store said, by the names of the settings
+_META = f"{__name__}.store"  # the values of the flags of a store, by the names of the settings
 _CONFIG = f"{__name__}.config"
 
 
@@ -44,22 +45,22 @@ class _OneStore(Settings):
 
 
 def url_option(command: CommandT) -> CommandT:
-    """A decorator that adds --url, as the argument `url`, of a database that is only read."""
+    """A decorator that adds --url, as the argument `url`, for a database that is only read."""
     return _url_option(" It is only read.")(command)
 
 
 def edited_url_option(command: CommandT) -> CommandT:
-    """A decorator that adds --url, as the argument `url`, of a database that is changed."""
+    """A decorator that adds --url, as the argument `url`, for a database that is changed."""
     return _url_option("")(command)
 
 
 def optional_url_option(command: CommandT) -> CommandT:
-    """As `url_option`, for commands that can do without: then `url` is None."""
+    """A decorator like `url_option`, but optional: `url` is None when not given."""
     return _url_option(" It is only read.", is_required=False)(command)
 
 
 def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> ResultT:
-    """The result of `read`, with the store at `url`. Raises the errors of the store."""
+    """Run `read` with the store at `url`, and return its result. Raises the errors of the store."""
     settings = store_settings()
 
     async def opened() -> ResultT:
@@ -71,7 +72,7 @@ def read_store(url: str, read: Callable[[CasStore], Awaitable[ResultT]]) -> Resu
 
 
 def store_settings() -> StoreSettings:
-    """How the command that is running reaches its store; a usage error if that is wrong."""
+    """The store settings of the running command; a usage error if they are wrong."""
     meta = click.get_current_context().meta
     try:
         return load_settings(meta.get(_META, {}), meta.get(_CONFIG), _OneStore).store
@@ -79,8 +80,8 @@ def store_settings() -> StoreSettings:
         raise click.UsageError(str(error)) from None
 
 
-def settings_of_store(file: Path) -> StoreSettings:
-    """How another store is reached, by a file alone; a usage error if that is wrong."""
+def store_settings_in_file(file: Path) -> StoreSettings:
+    """The settings of a second store, from a file alone; a usage error if they are wrong."""
     try:
         return settings_in_file(file, _OneStore).store
     except InvalidSetting as error:
@@ -88,7 +89,7 @@ def settings_of_store(file: Path) -> StoreSettings:
 
 
 def store_flags(command: CommandT) -> CommandT:
-    """A decorator that adds the flags of a store, and the file that may say the same."""
+    """A decorator that adds the flags of a store, and --config for a file with the settings."""
     for setting in reversed(list(settings_of(_OneStore))):
         command = click.option(
             setting.flag,
@@ -118,7 +119,7 @@ def _remember_config(context: click.Context, _option: click.Parameter, value: Pa
 
 
 async def read_by_id(store: CasStore, name: str) -> bytes:
-    """The object `name`, which the user chose with --id; a usage error when there is none."""
+    """Read the object `name`, chosen by the user with --id; a usage error when it is missing."""
     try:
         return (await store.reads.get(name)).data
     except ObjectNotFound:
@@ -130,7 +131,7 @@ async def read_by_id(store: CasStore, name: str) -> bytes:
 async def opened_store(
     url: str, settings: StoreSettings
 ) -> AsyncIterator[tuple[ObjectStore, CasStore]]:
-    """The store at `url`, as it is, and as manifest and log use it."""
+    """Open the store at `url`: the plain store, and a `CasStore` over it."""
     workers = ThreadWorkers(settings.threads)
     runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
     store = open_store(url, runtime, settings)
@@ -159,11 +160,11 @@ def _url_option(remark: str, *, is_required: bool = True) -> Callable[[CommandT]
 
 
 def checked_url(value: str) -> str:
-    """The URL of a database that other processes can open; else `click.BadParameter`."""
+    """Check that other processes can open the database at a URL. Raises `click.BadParameter`."""
     try:
         parsed = parse_url(value)
     except InvalidUrl as error:
         raise click.BadParameter(str(error)) from None
     if isinstance(parsed, MemoryUrl):
-        raise click.BadParameter(f"{value} is in the memory of its server, which alone can read it")
+        raise click.BadParameter(f"{value} is in the memory of its server; only that can read it")
     return value

@@ -1,7 +1,7 @@
 """Settings from flags, the environment and a file, in this order of precedence.
 
-Each value remembers where it came from, so that what is wrong with it is told by the name that
-the user wrote. Names that nothing reads are refused: a misspelt setting must not be ignored.
+The origin of each value is kept, so that an error names a setting as the user wrote it. Unknown
+names are refused: a misspelt setting must not be ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shalekv.errors import InvalidSetting
 from shalekv.settings import EverySetting, Settings
 
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
-# Read by the commands that talk to a server; no reason for `serve` to refuse the environment.
+# Read by the commands that talk to a server. `serve` must not refuse it as an unknown setting.
 ADDRESS_VARIABLE = f"{ENVIRONMENT_PREFIX}ADDR"
 
 Nested = dict[str, Any]
@@ -43,7 +43,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class _Sources(EverySetting, BaseSettings):
-    """What the sources of pydantic-settings read their names from."""
+    """The names of all settings, for the sources of pydantic-settings."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=NESTED, env_ignore_empty=True
@@ -51,11 +51,11 @@ class _Sources(EverySetting, BaseSettings):
 
 
 def load_settings(flags: Mapping[str, Any], file: Path | None, model: type[SettingsT]) -> SettingsT:
-    """The settings of one role, as `model` has them.
+    """Load the settings of one role, those of `model`.
 
     Environment and file may have settings of all roles, so that one file serves them all. `flags`
-    has a value, or None, for the name of each setting. Raises `InvalidSetting`, which names every
-    culprit by its flag, variable or key.
+    maps the name of each setting to a value, or None. Raises `InvalidSetting`, which names every
+    wrong setting by its flag, variable or key.
     """
     known = list(settings_of(EverySetting))
     _refuse_unknown_variables(known)
@@ -84,13 +84,13 @@ def load_settings(flags: Mapping[str, Any], file: Path | None, model: type[Setti
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise InvalidSetting(_told(error, known, origins)) from None
+        raise InvalidSetting(_problems_text(error, known, origins)) from None
 
 
 def settings_in_file(file: Path, model: type[SettingsT]) -> SettingsT:
-    """The settings of a file alone: flags and the environment have no say.
+    """Load settings from a file alone, without flags and environment.
 
-    For a second place, where the ordinary settings are those of the first. Raises as
+    For a command with a second store: flags and environment configure the first one. Raises as
     `load_settings`.
     """
     known = list(settings_of(EverySetting))
@@ -101,7 +101,7 @@ def settings_in_file(file: Path, model: type[SettingsT]) -> SettingsT:
         return model.model_validate({key: values[key] for key in values if key in needed})
     except ValidationError as error:
         given = {(group, name): f"{file}" for group, members in values.items() for name in members}
-        raise InvalidSetting(_told(error, known, given)) from None
+        raise InvalidSetting(_problems_text(error, known, given)) from None
 
 
 def _read_toml(file: Path) -> Nested:
@@ -158,8 +158,10 @@ def _suggest_group(name: str, keys: Iterable[str]) -> str:
     return f" (did you mean {within[0]}?)" if within else ""
 
 
-def _told(error: ValidationError, known: Iterable[Setting], origins: Mapping[_Key, str]) -> str:
-    """One line for each problem, by the name under which the value was given."""
+def _problems_text(
+    error: ValidationError, known: Iterable[Setting], origins: Mapping[_Key, str]
+) -> str:
+    """Describe each problem in a line, by the name under which the value was given."""
     by_key = {(setting.group, setting.name): setting for setting in known}
     lines = []
     for problem in error.errors():
@@ -169,8 +171,9 @@ def _told(error: ValidationError, known: Iterable[Setting], origins: Mapping[_Ke
         if len(where) > 1:
             name = str(where[1])
         else:
-            # A whole group: `database`, which has one setting that is required, or a rule that
-            # begins with the name of the setting that it is about.
+            # The problem is with a group: `database` is missing, whose one required setting is
+            # `url`, or a rule over several settings failed, whose message begins with the name of
+            # the setting concerned.
             name = "url" if is_missing else message.partition(" ")[0]
         setting = by_key.get((str(where[0]), name))
         if setting is None:
@@ -182,8 +185,8 @@ def _told(error: ValidationError, known: Iterable[Setting], origins: Mapping[_Ke
             )
         else:
             origin = origins.get((setting.group, setting.name), "flag")
-            is_told = len(where) > 1 and not setting.is_secret
-            given = f", not {problem['input']!r}" if is_told else ""
+            is_shown = len(where) > 1 and not setting.is_secret
+            given = f", not {problem['input']!r}" if is_shown else ""
             lines.append(f"{_given_as(setting, origin)}: {message}{given}")
     return "\n".join(lines)
 

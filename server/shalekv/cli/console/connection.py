@@ -1,4 +1,4 @@
-"""What the commands that talk to a server share: its address, and how they end when it fails."""
+"""Shared parts of the commands that talk to a server: options, the call, and its exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.option_groups import grouped_options
 from shalekv_client import (
     Client,
     ConditionFailed,
@@ -47,14 +47,14 @@ ADDRESS_VARIABLE = "SHALEKV_ADDR"
 DEFAULT_ADDRESS = "127.0.0.1:7654"
 TIMEOUT_MS_MAX = 3_600_000
 
-# Somebody waits: a server that is not there is told within a fraction of a second.
-AT_ONCE = RetryPolicy(attempts_max=4)
-# Nobody does: as long as --timeout-ms, so that a load survives that its server is started again.
-PATIENT = RetryPolicy(attempts_max=10_000)
+# For interactive commands: a server that is down is reported within a fraction of a second.
+FAIL_FAST = RetryPolicy(attempts_max=4)
+# For long jobs: retry until --timeout-ms, so that a load survives a restart of its server.
+RETRY_UNTIL_TIMEOUT = RetryPolicy(attempts_max=10_000)
 
 
 class ClientExit(enum.IntEnum):
-    """How a command that talks to a server ends, beside the codes of `ExitCode`."""
+    """Exit codes of the commands that talk to a server, in addition to those of `ExitCode`."""
 
     NOT_FOUND = 1
     UNREACHABLE = 9
@@ -67,18 +67,18 @@ _MEANING: Mapping[int, str] = MappingProxyType(
     {
         ExitCode.OK: "done",
         ClientExit.NOT_FOUND: "get: the key has no value",
-        ExitCode.USAGE: "an argument, a row or a request is wrong; that one changed nothing",
+        ExitCode.USAGE: "an argument, a row or a request is wrong; it changed nothing",
         ExitCode.FENCED: "this server was fenced by a newer writer; nothing was done",
         ClientExit.UNREACHABLE: "there is no connection to the server",
         ClientExit.NOT_APPLIED: "the server refused; nothing was done, try again later",
-        ClientExit.UNKNOWN: "no answer, or a failure: a write may have been applied or not",
+        ClientExit.UNKNOWN: "no answer, or a failure: a write may or may not have been applied",
         ExitCode.OUTPUT: "standard output, or a file, cannot be written",
         ClientExit.CONDITION: "the condition did not hold; of txn: the else branch was done",
         ExitCode.INTERRUPTED: "ended by Ctrl-C",
     }
 )
 
-# Of commands that talk to the object store as well.
+# In addition, for commands that also talk to the object store.
 _MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
     {
         ExitCode.DATABASE_NOT_FOUND: "there is no database at the URL",
@@ -88,7 +88,7 @@ _MEANING_OF_STORES: Mapping[int, str] = MappingProxyType(
     }
 )
 
-# What no repetition would mend: the request itself is wrong, or wrong for what is stored.
+# Errors that a retry cannot fix: the request is invalid, or does not fit the stored state.
 _WRONG_REQUEST = (
     InvalidRequest,
     Unimplemented,
@@ -105,7 +105,7 @@ _WRONG_REQUEST = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which servers, which of them reads go to, and how long a call may take."""
+    """The servers of a command, which of them reads go to, and the timeout of a call."""
 
     addresses: tuple[str, ...]  # at least one
     timeout_ms: int
@@ -113,12 +113,12 @@ class Target:
 
     @property
     def address(self) -> str:
-        """Of the first, for what talks to one server."""
+        """The first address, for calls to a single server."""
         return self.addresses[0]
 
 
 def exit_code_of_call(error: ShaleKVError) -> int:
-    """The exit code for a call that failed."""
+    """The exit code for a failed call."""
     match error:
         case Fenced():
             return ExitCode.FENCED
@@ -135,9 +135,10 @@ def exit_code_of_call(error: ShaleKVError) -> int:
 
 
 def exit_codes_of_calls(*, until_interrupted: bool = False, reads_store: bool = False) -> str:
-    """The table, as the end of a --help shows it; is Ctrl-C how the command ends?
+    """The table of exit codes as an epilog of a --help.
 
-    `reads_store`: it may talk to the object store as well.
+    `until_interrupted`: the command runs until Ctrl-C, which is then a success. `reads_store`: the
+    command may also talk to the object store.
     """
     meanings = dict(sorted({**_MEANING, **(_MEANING_OF_STORES if reads_store else {})}.items()))
     if until_interrupted:
@@ -149,7 +150,7 @@ def exit_codes_of_calls(*, until_interrupted: bool = False, reads_store: bool = 
 
 def target_options(command: CommandT) -> CommandT:
     """A decorator that adds --addr, --reads and --timeout-ms, as the argument `target`."""
-    command = gathered("target", ("addr", "reads", "timeout_ms"), _target)(command)
+    command = grouped_options("target", ("addr", "reads", "timeout_ms"), _target)(command)
     command = click.option(
         "--timeout-ms",
         type=click.IntRange(1, TIMEOUT_MS_MAX),
@@ -164,7 +165,7 @@ def target_options(command: CommandT) -> CommandT:
         default=ReadPolicy.ANY.value,
         show_default=True,
         callback=lambda _context, _option, value: ReadPolicy(value),
-        help="Of several servers, which of them reads go to.",
+        help="Which of several servers reads go to.",
     )(command)
     return click.option(
         "--addr",
@@ -177,7 +178,8 @@ def target_options(command: CommandT) -> CommandT:
         show_default=True,
         show_envvar=True,
         callback=_addresses,
-        help="A server; of several, with commas or the option again, writes find the writer.",
+        help="A server. Give several with commas or by repeating the option: writes go to the "
+        "writer among them.",
     )(command)
 
 
@@ -201,7 +203,7 @@ def read_level_option(command: CommandT) -> CommandT:
         default=ReadLevel.COMMITTED.name.lower(),
         show_default=True,
         callback=lambda _context, _option, value: ReadLevel[value.upper()],
-        help="How new the state must be that is read.",
+        help="How current the state must be.",
     )(command)
 
 
@@ -210,14 +212,14 @@ def talk(
     call: Callable[[Client], Awaitable[ResultT]],
     *,
     mutates: bool = False,
-    retry: RetryPolicy = AT_ONCE,
+    retry: RetryPolicy = FAIL_FAST,
 ) -> ResultT:
-    """The result of `call`, with a client of the target that repeats as `retry` says.
+    """Run `call` with a client of the target that retries by `retry`, and return its result.
 
-    A failure is told, with what is known of its effect if the call `mutates`, and ends the
-    process with the code that `exit_codes_of_calls` lists.
+    A failure is printed, with its effect as far as known if the call `mutates`, and ends the
+    process with a code that `exit_codes_of_calls` lists.
     """
-    # The core of gRPC writes lines of its own to stderr; errors tell what there is to know.
+    # The core of gRPC writes its own lines to stderr; the errors of the client say the same.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     async def connected() -> ResultT:
@@ -233,13 +235,13 @@ def talk(
     try:
         return asyncio.run(connected())
     except ShaleKVError as error:
-        for line in (f"Error: {told(error)}", *_advice(error, target, mutates=mutates)):
+        for line in (f"Error: {error_text(error)}", *_advice(error, target, mutates=mutates)):
             click.echo(line, err=True)
         raise SystemExit(exit_code_of_call(error)) from None
 
 
-def told(error: ShaleKVError) -> str:
-    """What happened, in a line."""
+def error_text(error: ShaleKVError) -> str:
+    """Describe a failed call in one line."""
     if isinstance(error, ConditionFailed):
         found = f"the key has seq {error.found_seq}" if error.found_seq else "the key has no value"
         return f"condition failed: {found}"
@@ -248,19 +250,22 @@ def told(error: ShaleKVError) -> str:
 
 def _advice(error: ShaleKVError, target: Target, *, mutates: bool) -> list[str]:
     if isinstance(error, Unreachable):
-        return ["Does it run there? --addr names another, `shalekv serve --help` starts one."]
+        return ["Is a server running there? See --addr, and `shalekv serve --help` to start one."]
     lines = []
     if isinstance(error, NoWriter):
-        lines.append("Does one run? --addr names others, `shalekv serve --help` starts one.")
+        lines.append("Is one running? See --addr, and `shalekv serve --help` to start one.")
     if isinstance(error, DeadlineExceeded) and not error.reason:
-        lines.append(f"It had {target.timeout_ms:,} ms (--timeout-ms); its log may say why.")
+        lines.append(
+            f"The limit was {target.timeout_ms:,} ms (--timeout-ms); the log of the server may say "
+            "why."
+        )
     if not mutates or isinstance(error, _WRONG_REQUEST):
         return lines
     if isinstance(error, NotApplied):
         return [*lines, "Nothing was changed."]
-    if error.reason == "WRITE_TIMED_OUT":  # which says so itself
+    if error.reason == "WRITE_TIMED_OUT":  # its message has the advice
         return lines
-    unknown = "Whether it was applied is not known: read the key to find out, or do it again."
+    unknown = "It is not known whether it was applied: read the key to find out, or repeat it."
     return [*lines, unknown]
 
 

@@ -1,4 +1,4 @@
-"""What the exit code of each command says."""
+"""Exit codes of the commands, and the mapping of errors to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shalekv import errors
 
 
 class ExitCode(IntEnum):
-    """Scripts and supervisors may rely on these numbers."""
+    """Exit codes of a process; scripts and supervisors may rely on the numbers."""
 
     OK = 0
     UNEXPECTED = 1
@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
     STORE = 6
     ADDRESS_IN_USE = 7
     CONFLICT = 8
-    OUTPUT = 12  # 9 to 11 are those of `ClientExit`
+    OUTPUT = 12  # 9 to 11 belong to `ClientExit`
     NO_QUORUM = 13
     INTERRUPTED = 130
     TERMINATED = 143
@@ -44,7 +44,7 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.TERMINATED: "ended at once by a second SIGTERM",
 }
 
-# The nearest class above an error decides.
+# For an error of a class that is not in the table, its nearest base class that is decides.
 _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.ShaleError: ExitCode.UNEXPECTED,
     errors.InvalidRequest: ExitCode.USAGE,
@@ -55,7 +55,7 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
     errors.DatabaseNotFound: ExitCode.DATABASE_NOT_FOUND,
     errors.Fenced: ExitCode.FENCED,
     errors.Superseded: ExitCode.FENCED,
-    errors.Stopping: ExitCode.STORE,  # of a writer whose store took nothing until the grace ended
+    errors.Stopping: ExitCode.STORE,  # the store accepted nothing until the writer's grace ended
     errors.SnapshotNotFound: ExitCode.USAGE,
     errors.SnapshotExists: ExitCode.USAGE,
     errors.LeaseLost: ExitCode.CONFLICT,
@@ -77,7 +77,7 @@ _OF_ERROR: Mapping[type[errors.ShaleError], ExitCode] = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The code with which a command ends because of `error`."""
+    """The exit code of a command ended by `error`; for a group, the code its members share."""
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return ExitCode.ADDRESS_IN_USE
     if isinstance(error, BaseExceptionGroup):
@@ -88,6 +88,6 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def exit_codes_text() -> str:
-    """The table, as the end of a --help shows it."""
+    """The table of exit codes as an epilog of a --help."""
     rows = [f"  {code.value:>3}  {meaning}" for code, meaning in MEANING.items()]
     return "\n".join(["\b", "Exit codes:", *rows])

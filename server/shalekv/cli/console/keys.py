@@ -1,12 +1,11 @@
-r"""Keys and values as people type and read them: text, or one of three binary-safe spellings.
+r"""Text encodings of keys and values on the command line: plain text, or a binary-safe one.
 
-    text      UTF-8 as it is; what cannot be shown is shown as \n, \t, \r, \xNN, and not read back
-    --escaped the same, both ways: \\ \n \t \r \0 \xNN \uNNNN \UNNNNNNNN
+    text      UTF-8; unprintable characters are printed as \n, \t, \r, \xNN, but not parsed
+    --escaped the same escapes, also parsed: \\ \n \t \r \0 \xNN \uNNNN \UNNNNNNNN
     --hex     68656c6c6f
     --base64  aGVsbG8=
 
-Text is taken literally when it is read, backslashes included, so that JSON and paths stay what
-they are.
+Plain text is taken literally, backslashes included, so that JSON and paths need no escapes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.option_groups import grouped_options
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -35,7 +34,7 @@ _FLAGS = {
 
 
 class Encoding(enum.Enum):
-    """How bytes are spelled."""
+    """Text encoding of bytes."""
 
     TEXT = "text"
     ESCAPED = "escaped"
@@ -43,7 +42,7 @@ class Encoding(enum.Enum):
     BASE64 = "base64"
 
     def decode(self, text: str) -> bytes:
-        """The bytes that `text` spells; raises ValueError, which says what is wrong with it."""
+        """Parse `text` into bytes. Raises ValueError with the problem."""
         match self:
             case Encoding.TEXT:
                 return _raw(text)
@@ -55,7 +54,7 @@ class Encoding(enum.Enum):
                 return _from_base64(text)
 
     def encode(self, data: bytes) -> str:
-        """`data` on one line, without control characters."""
+        """Format `data` on one line, without control characters."""
         match self:
             case Encoding.TEXT:
                 return shown(data)
@@ -68,7 +67,7 @@ class Encoding(enum.Enum):
 
 
 def shown(data: bytes, *, keep: str = "") -> str:
-    """`data` as text whose unprintable parts are escaped, but for the characters of `keep`."""
+    """Format `data` as text; unprintable characters are escaped, except those in `keep`."""
     text = data.decode("utf-8", "surrogateescape")
     if text.isprintable():
         return text
@@ -76,10 +75,10 @@ def shown(data: bytes, *, keep: str = "") -> str:
 
 
 def json_field(name: str, data: bytes, encoding: Encoding) -> dict[str, str]:
-    """`data` as a member of a JSON object, whose name tells how it is spelled.
+    """Format `data` as a member of a JSON object; the suffix of its name tells the encoding.
 
-    ``NAME`` is text; ``NAME_hex``, ``NAME_base64`` and ``NAME_escaped`` are what they say. Text
-    that is not UTF-8 becomes ``NAME_base64``.
+    ``NAME`` is text; ``NAME_hex``, ``NAME_base64`` and ``NAME_escaped`` have the other encodings.
+    Text that is not UTF-8 becomes ``NAME_base64``.
     """
     if encoding is not Encoding.TEXT:
         return {f"{name}_{encoding.value}": encoding.encode(data)}
@@ -91,14 +90,14 @@ def json_field(name: str, data: bytes, encoding: Encoding) -> dict[str, str]:
 
 def encoding_options(command: CommandT) -> CommandT:
     """A decorator that adds --hex, --base64 and --escaped, as the argument `encoding`."""
-    command = gathered("encoding", tuple(_FLAGS), _chosen)(command)
+    command = grouped_options("encoding", tuple(_FLAGS), _chosen)(command)
     for name, text in _FLAGS.items():
         command = click.option(f"--{name}", is_flag=True, help=text)(command)
     return command
 
 
 def argument_bytes(encoding: Encoding, text: str, name: str) -> bytes:
-    """The bytes that the argument called `name` spells; a usage error if it spells none."""
+    """Parse the argument called `name` into bytes; a usage error if that fails."""
     try:
         return encoding.decode(text)
     except ValueError as error:
@@ -113,7 +112,7 @@ def _chosen(**flags: bool) -> Encoding:
 
 
 def _raw(text: str) -> bytes:
-    # Arguments of a process that are not UTF-8 arrive as surrogates and leave as they came.
+    # Bytes of arguments that are not UTF-8 arrive as surrogates, and are restored here.
     return text.encode("utf-8", "surrogateescape")
 
 

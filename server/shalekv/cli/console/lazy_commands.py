@@ -1,4 +1,4 @@
-"""A group of commands that imports one when it is called, so that every command starts fast."""
+"""Command group that imports each command on first use, so that every command starts fast."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from click.shell_completion import CompletionItem
 
 from shalekv.cli.console.exit_codes import ExitCode
 
-# name -> where the command is, and what a list of commands says of it
 CommandTable: TypeAlias = Mapping[str, tuple[str, str]]
+"""Name of a command -> ("module:attribute", one line for the list of commands)."""
 
 
 class LazyCommands(click.Group):
     """A group that imports a command when it is called, not when it is listed."""
 
     def __init__(self, *args: Any, table: CommandTable, **kwargs: Any) -> None:
-        """`table` has all that a list of the commands needs."""
+        """`table` suffices to list the commands without importing them."""
         super().__init__(*args, **kwargs)
         self._table = table
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        """Their names, in the order of the table."""
+        """The names of the commands, in the order of the table."""
         return list(self._table)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        """The command called `name`.
+        """Import and return the command called `name`; None when there is none.
 
-        A process may begin with its garbage collector disabled: it is enabled when the command is
-        imported. What imports make stays, so that the collector need not look at it ever.
+        A process may begin with its garbage collector disabled: it is enabled once the command is
+        imported. The objects of the imports live as long as the process, so they are frozen: the
+        collector skips them.
         """
         if name not in self._table:
             return None
@@ -44,14 +45,14 @@ class LazyCommands(click.Group):
         return command
 
     def members(self) -> Iterator[tuple[str, click.Command]]:
-        """Every command with its name, imported."""
+        """Import every command, and yield it with its name."""
         for name in self._table:
             command = self.get_command(click.Context(self), name)
             if command is not None:
                 yield name, command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; one that does not say more about Ctrl-C ends with its exit code."""
+        """Run the command; exit with `INTERRUPTED` if it does not handle Ctrl-C itself."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -59,7 +60,7 @@ class LazyCommands(click.Group):
             raise SystemExit(ExitCode.INTERRUPTED) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names that begin with `incomplete`, from the table alone; else the options."""
+        """The command names that begin with `incomplete`, else the options; imports nothing."""
         found = [
             CompletionItem(name, help=summary)
             for name, (_, summary) in self._table.items()
@@ -68,6 +69,6 @@ class LazyCommands(click.Group):
         return found or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, from the table alone."""
+        """Write the list of commands, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._table.items()])

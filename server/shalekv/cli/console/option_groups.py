@@ -1,4 +1,4 @@
-"""Several options that make one argument of a command."""
+"""Options that are combined into one argument of a command."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any, TypeVar, cast
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-def gathered(
-    argument: str, options: Sequence[str], gather: Callable[..., object]
+def grouped_options(
+    argument: str, options: Sequence[str], combine: Callable[..., object]
 ) -> Callable[[CommandT], CommandT]:
-    """A decorator: `gather` gets the values of `options`, the command its result as `argument`.
+    """A decorator that replaces `options` by one `argument`: the result of `combine` for them.
 
-    `gather` may raise `click.UsageError`, as for options that exclude each other.
+    `combine` takes the values of `options` by name, and may raise `click.UsageError`, for example
+    for options that exclude each other.
     """
 
     def decorate(command: CommandT) -> CommandT:
         @functools.wraps(command)
         def call(**given: Any) -> Any:
             values = {name: given.pop(name) for name in options}
-            return command(**given, **{argument: gather(**values)})
+            return command(**given, **{argument: combine(**values)})
 
         return cast("CommandT", call)
 

@@ -1,4 +1,4 @@
-"""The options that say which state a read is to see."""
+"""Option groups shared by commands: the state to read, a range of keys, conditions of a write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from shalekv.cli.console.connection import read_level_option
 from shalekv.cli.console.keys import Encoding, argument_bytes
-from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import duration
 from shalekv_client import (
     Absent,
@@ -28,21 +28,26 @@ from shalekv_client.tokens import InvalidToken, SessionToken
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_OPTIONS = ("read_level", "snapshot", "max_staleness_ms", "min_seq", "token")
+SEQ_MAX = 2**64 - 1
+
+_READ_OPTIONS = ("read_level", "snapshot", "max_staleness_ms", "min_seq", "token")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Which state is to be read."""
+    """The state that a read returns: its level, snapshot, and minimum freshness."""
 
     read_level: ReadLevel = ReadLevel.COMMITTED
-    snapshot: str = ""  # its name, or its id in hexadecimal; empty: the newest state
+    snapshot: str = ""  # a name, or an id in hexadecimal; empty: the newest state
     max_staleness_ms: int = 0
     min_seq: int = 0
     token: SessionToken | None = None
 
     async def arguments(self, client: Client) -> dict[str, Any]:
-        """The arguments of the reads of `client`, which has been given the token."""
+        """The keyword arguments for reads of `client`; also hands the token to `client`.
+
+        Raises `SnapshotNotFound`.
+        """
         if self.token is not None:
             client.advance(self.token)
         arguments: dict[str, Any] = {"read_level": self.read_level}
@@ -57,36 +62,36 @@ class ReadOptions:
 
 def read_options(command: CommandT) -> CommandT:
     """A decorator that adds --read-level and the options of freshness, as `reading`."""
-    command = gathered("reading", _OPTIONS, _reading)(command)
+    command = grouped_options("reading", _READ_OPTIONS, _read_options)(command)
     command = click.option(
         "--token",
         metavar="TOKEN",
         callback=_token,
-        help="The state must be the one of this session token of a client, or newer.",
+        help="Read a state at least as new as this session token of a client.",
     )(command)
     command = click.option(
         "--min-seq",
         type=click.IntRange(min=1),
         metavar="SEQ",
-        help="The state must contain this commit: the server waits for it.",
+        help="Read a state that includes this commit: the server waits for it.",
     )(command)
     command = click.option(
         "--max-staleness",
         "max_staleness_ms",
         callback=duration,
         metavar="TIME",
-        help="The state must not be older than this, such as 500ms or 5s.",
+        help="Read a state no older than this, such as 500ms or 5s.",
     )(command)
     command = click.option(
         "--snapshot",
         default="",
         metavar="ID|NAME",
-        help="Read at this snapshot, not the newest state.",
+        help="Read this snapshot instead of the newest state.",
     )(command)
     return read_level_option(command)
 
 
-def _reading(
+def _read_options(
     *,
     read_level: ReadLevel,
     snapshot: str,
@@ -110,28 +115,24 @@ def _token(
         raise click.BadParameter(str(error)) from None
 
 
-async def _snapshot_id(client: Client, called: str) -> bytes:
-    """The id of the snapshot that is called so: by name first, since a name may look like an id."""
+async def _snapshot_id(client: Client, name_or_id: str) -> bytes:
+    """Find a snapshot by name, else by id; names come first, since one may look like an id."""
     found: list[Snapshot] = await client.list_snapshots()
     for each in found:
-        if each.name == called:
+        if each.name == name_or_id:
             return each.id
     try:
-        snapshot_id = bytes.fromhex(called)
+        snapshot_id = bytes.fromhex(name_or_id)
     except ValueError:
         snapshot_id = b""
     if len(snapshot_id) != ID_BYTES:
-        message = f"there is no snapshot {called}: it has expired, was deleted, or never was"
+        message = f"there is no snapshot {name_or_id}: it has expired, was deleted, or never was"
         raise SnapshotNotFound(ErrorDetails(client.address, "NOT_FOUND", message))
     return snapshot_id
 
 
-# --- ranges
-# The options that name a range of keys.
-
-
 class RangeArguments(TypedDict):
-    """The arguments of the client that say which keys."""
+    """The keyword arguments of client calls that name a range of keys."""
 
     start: bytes
     end: bytes
@@ -140,7 +141,7 @@ class RangeArguments(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class RangeWords:
-    """A range as it was typed; an end that was left out is empty."""
+    """A range of keys as typed by the user; a bound that is not given is empty."""
 
     start: str
     end: str
@@ -148,11 +149,11 @@ class RangeWords:
 
     @property
     def is_given(self) -> bool:
-        """Whether it is anything but all keys."""
+        """Whether any bound is given."""
         return bool(self.start or self.end or self.prefix)
 
     def decoded(self, encoding: Encoding) -> RangeArguments:
-        """The arguments of the calls of the client."""
+        """Decode the bounds for calls of the client; a usage error if one is misspelt."""
         return {
             "start": argument_bytes(encoding, self.start, "--start"),
             "end": argument_bytes(encoding, self.end, "--end"),
@@ -162,11 +163,11 @@ class RangeWords:
 
 def range_options(command: CommandT) -> CommandT:
     """A decorator that adds --start, --end and --prefix, as the argument `key_range`."""
-    command = gathered("key_range", ("start", "end", "prefix"), _range)(command)
+    command = grouped_options("key_range", ("start", "end", "prefix"), _range)(command)
     texts = {
-        "prefix": "The keys that begin with this.",
-        "end": "The first key that is left out.",
-        "start": "The first key.",
+        "prefix": "All keys that begin with this.",
+        "end": "The end of the range; this key is excluded.",
+        "start": "The start of the range; this key is included.",
     }
     for name, text in texts.items():
         command = click.option(f"--{name}", metavar="KEY", default="", help=text)(command)
@@ -179,25 +180,22 @@ def _range(*, start: str, end: str, prefix: str) -> RangeWords:
     return RangeWords(start, end, prefix)
 
 
-# --- conditions
-# The options of a write that must hold for it to be done.
-
-
-SEQ_MAX = 2**64 - 1
-
-
 def condition_options(command: CommandT) -> CommandT:
     """A decorator that adds --if-absent, --if-present and --if-seq, as the argument `condition`."""
     names = ("if_absent", "if_present", "if_seq")
-    command = gathered("condition", names, _condition)(command)
+    command = grouped_options("condition", names, _condition)(command)
     command = click.option(
         "--if-seq",
         type=click.IntRange(1, SEQ_MAX),
         metavar="SEQ",
-        help="Only if its value was written by this commit, as get and scan tell it.",
+        help="Write only if the value is from this commit, as printed by get and scan.",
     )(command)
-    command = click.option("--if-present", is_flag=True, help="Only if it has a value.")(command)
-    return click.option("--if-absent", is_flag=True, help="Only if it has no value.")(command)
+    command = click.option("--if-present", is_flag=True, help="Write only if the key has a value.")(
+        command
+    )
+    return click.option("--if-absent", is_flag=True, help="Write only if the key has no value.")(
+        command
+    )
 
 
 def _condition(*, if_absent: bool, if_present: bool, if_seq: int | None) -> Condition | None:

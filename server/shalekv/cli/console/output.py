@@ -1,8 +1,8 @@
-"""What commands print: rows or a record, as a table, as JSON, or raw.
+"""Output of commands: rows or one record, as a table, as JSON, or raw.
 
 A table is for people: columns, cut to the width of the terminal. Raw is for pipes: one line for
-each row, its cells separated by TABs. JSON is for programs: one object on a line for each row, one
-object in all for a record. Without --format a terminal gets a table, and everything else raw.
+each row, its cells separated by TABs. JSON is for programs: one object on a line for each row, or
+one object for a record. Without --format, a terminal gets a table, and everything else gets raw.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shalekv_client import Commit
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Record: TypeAlias = Mapping[str, Any]  # values: text, numbers, None, lists, or records
 
-TABLE_ROWS = 500  # rows of a table that are laid out together
+TABLE_ROWS = 500  # rows whose column widths are computed together
 GAP = "  "  # between columns
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"  # where a cell was cut
 
@@ -53,64 +53,66 @@ def format_option(command: CommandT) -> CommandT:
 
 
 def brief_format_option(brief: str) -> Callable[[CommandT], CommandT]:
-    """A decorator that adds --format to a command which has one thing to say.
+    """A decorator that adds --format to a command that prints one short line by default.
 
-    Without it the argument `output_format` is None, and the command prints what `brief` says.
+    `brief` describes that line in the help. Without --format the argument `output_format` is None.
     """
     return click.option(
         "--format",
         "output_format",
         type=click.Choice([f.value for f in Format]),
         callback=lambda _context, _option, value: Format(value) if value else None,
-        help=f"How to print all of it.  [default: {brief}]",
+        help=f"Print the whole result in this format.  [default: {brief}]",
     )
 
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Print within this: whoever stops reading (`| head`) ends the command, quietly.
+    """Handle failures of standard output while the context is entered.
 
-    What cannot be written for another reason, such as a full disk, ends it with an exit code.
+    When the reader of a pipe is gone (`| head`), the process exits with `ExitCode.OK`, without a
+    message. Any other failure, such as a full disk, ends it with `ExitCode.OUTPUT`.
     """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
         raise SystemExit(ExitCode.OK) from None
     except OSError as error:
-        _forget_output()
+        _discard_output()
         click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
         raise SystemExit(ExitCode.OUTPUT) from None
 
 
-def _forget_output() -> None:
-    # What is still buffered would fail again when the interpreter flushes at exit.
+def _discard_output() -> None:
+    # The buffered rest would fail again when the interpreter flushes it at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_line(text: str) -> None:
-    """One line on standard output."""
+    """Print one line on standard output."""
     sys.stdout.write(text + "\n")
 
 
 def print_bytes(data: bytes) -> None:
-    """Exactly these bytes on standard output."""
+    """Write exactly these bytes to standard output."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def print_json(record: Record, *, indent: int | None = None) -> None:
-    """A record as JSON, on one line unless there is an `indent`."""
+    """Print a record as JSON, on one line unless there is an `indent`."""
     print_line(json.dumps(record, ensure_ascii=False, indent=indent))
 
 
 class TablePrinter:
-    """Prints rows in columns, page by page: all widths would be known only at the end.
+    """Prints rows in columns, a page of `TABLE_ROWS` at a time.
 
-    Columns get wider from page to page, and never narrower. Written by hand because the tables
-    of rich take 100 us for a row.
+    The final widths are known only at the end of the rows, so each page has its own: columns grow
+    from page to page, and never shrink. Written by hand because the tables of rich take 100 us for
+    a row.
     """
 
     def __init__(self, columns: Sequence[str]) -> None:
@@ -127,7 +129,7 @@ class TablePrinter:
             self._print_page(page)
 
     def finish(self) -> None:
-        """Print the headings, if there was not a single row."""
+        """Print the headings if no row was printed."""
         if self._is_first:
             self._print_page([])
 
@@ -145,7 +147,7 @@ class TablePrinter:
             print_line(_line(row, widths, is_number))
 
     def _fitting_widths(self) -> list[int]:
-        """The widths, the widest of them cut until a row fits on the terminal."""
+        """The widths, with the widest ones reduced until a row fits on the terminal."""
         widths = list(self._widths)
         if self._is_terminal:
             available = shutil.get_terminal_size().columns - len(GAP) * (len(widths) - 1)
@@ -157,7 +159,7 @@ class TablePrinter:
 def print_rows(
     output_format: Format, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> None:
-    """Rows whose cells are text, numbers, or None, under these headings."""
+    """Print rows whose cells are text, numbers, or None, with `columns` as headings."""
     match output_format:
         case Format.TABLE:
             table = TablePrinter(columns)
@@ -172,7 +174,7 @@ def print_rows(
 
 
 def print_record(output_format: Format, record: Record) -> None:
-    """A record of records: as JSON whole, otherwise a line for each value, by its path."""
+    """Print a nested record: as one JSON object, else one line for each value, with its path."""
     if output_format is Format.JSON:
         print_json(record, indent=2)
         return
@@ -187,7 +189,7 @@ def print_record(output_format: Format, record: Record) -> None:
 
 
 def record_of(value: Any) -> Any:
-    """A dataclass as a record: bytes in hexadecimal, members of enums by their names."""
+    """Convert a dataclass to a record: bytes as hexadecimal, members of enums by their names."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: record_of(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, enum.Enum):
@@ -255,12 +257,8 @@ def _is_number(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "", 1).isdecimal()
 
 
-# --- commits
-# What commands print of a write that the server has acknowledged.
-
-
 def print_commit(commit: Commit, output_format: Format | None) -> None:
-    """The sequence number; with a format also where the commit is, and how durable."""
+    """Print the sequence number of an acknowledged write, or its whole record in a format."""
     with printing():
         if output_format is None:
             print_line(f"seq {commit.seq}")
@@ -269,7 +267,7 @@ def print_commit(commit: Commit, output_format: Format | None) -> None:
 
 
 def commit_record(commit: Commit) -> Record:
-    """The parts of a commit that people ask for."""
+    """The sequence number, place in the WAL, and durability of a commit."""
     return {
         "seq": commit.seq,
         "wal_id": commit.wal_id,
@@ -278,33 +276,32 @@ def commit_record(commit: Commit) -> Record:
     }
 
 
-# --- rows_told
-# How far a command has come that writes rows into a file.
-
-
 @dataclass(slots=True)
-class RowsTold:
-    """Rows that were written, and the bytes of their keys and values."""
+class RowsWritten:
+    """Progress of a command that writes rows: their number, and the bytes of keys and values."""
 
     rows: int = 0
     bytes: int = 0
 
 
 @contextmanager
-def telling(told: RowsTold, *, to_file: bool) -> Iterator[None]:
-    """A bar on stderr, if that is a terminal, and the rows go `to_file` or into a redirection."""
-    if sys.stderr.isatty() and (to_file or _is_redirected()):
-        from shalekv.cli.console.progress import rows_bar  # noqa: PLC0415 (others don't wait for it)
+def rows_progress(written: RowsWritten, *, to_file: bool) -> Iterator[None]:
+    """Show `written` on stderr if that is a terminal and the rows go into a file.
 
-        with rows_bar(told):
+    `to_file`: the command opens the file itself. Otherwise standard output must be redirected.
+    """
+    if sys.stderr.isatty() and (to_file or _is_redirected()):
+        from shalekv.cli.console.progress import rows_bar  # noqa: PLC0415 (slow to import)
+
+        with rows_bar(written):
             yield
     else:
         yield
 
 
 def _is_redirected() -> bool:
-    """Whether standard output is a file: of a pipe nobody knows what is behind it."""
+    """Whether standard output is a regular file. A pipe may end in a terminal again."""
     try:
         return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-    except (OSError, ValueError):  # it is none of the operating system's
+    except (OSError, ValueError):  # no file of the operating system
         return False

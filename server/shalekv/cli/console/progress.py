@@ -1,4 +1,8 @@
-"""The bar of a command that writes rows into a file. A module of its own: its imports are slow."""
+"""Progress bars on stderr for rows written, a copy, and a check.
+
+Imported only where a bar is shown, because rich is slow to import. The columns read their counts
+whenever a line is drawn, in a thread of rich.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
     from shalekv.jobs.fsck.objects import CheckProgress
 
 
+_MIB = 1 << 20
+
+
 class _Rows(Protocol):
     """Counts of rows and of their bytes, which grow while the bar is shown."""
 
@@ -33,90 +40,73 @@ class _Rows(Protocol):
 
 
 class _RowsColumn(ProgressColumn):
-    """Reads the count whenever the line is drawn, which a thread of the library does."""
-
-    def __init__(self, told: _Rows) -> None:
+    def __init__(self, written: _Rows) -> None:
         super().__init__()
-        self._told = told
+        self._written = written
 
     def render(self, task: Task) -> Text:
-        """What stands in the line."""
-        told, elapsed_s = self._told, max(task.elapsed or 0.0, 0.001)
-        per_second = f"{told.rows / elapsed_s:,.0f} rows/s, {size(told.bytes / elapsed_s)}/s"
-        return Text(f"{told.rows:,} rows, {size(told.bytes)}, {per_second}")
+        """Rows, bytes and rates."""
+        written, elapsed_s = self._written, max(task.elapsed or 0.0, 0.001)
+        per_second = f"{written.rows / elapsed_s:,.0f} rows/s, {size(written.bytes / elapsed_s)}/s"
+        return Text(f"{written.rows:,} rows, {size(written.bytes)}, {per_second}")
 
 
 @contextmanager
-def rows_bar(told: _Rows) -> Iterator[None]:
-    """A line on stderr for as long as this lasts."""
+def rows_bar(written: _Rows) -> Iterator[None]:
+    """Show the progress of a command that writes rows."""
     console = Console(stderr=True)
     with Progress(
-        SpinnerColumn(), _RowsColumn(told), TimeElapsedColumn(), console=console, transient=True
+        SpinnerColumn(), _RowsColumn(written), TimeElapsedColumn(), console=console, transient=True
     ) as bar:
         bar.add_task("rows", total=None)
         yield
 
 
-# --- copying_bar
-# The bar that tells how far a copy has come. A module of its own: its imports are slow.
-
-
-_MIB = 1 << 20
-
-
-class _SeenBytes(ProgressColumn):
-    """Reads the progress whenever the line is drawn, which a thread of the library does."""
-
+class _CopyColumn(ProgressColumn):
     def __init__(self, copying: Copying) -> None:
         super().__init__()
         self._copying = copying
 
     def render(self, task: Task) -> Text:
-        """What stands in the line."""
-        seen = self._copying
-        done_bytes = seen.bytes_copied + seen.bytes_present
-        task.completed, task.total = done_bytes, seen.bytes_total or None
-        objects = f"{seen.objects_copied + seen.objects_present:,} of {seen.objects_total:,}"
+        """Objects and bytes copied, of how many; also updates the bar of `task`."""
+        copying = self._copying
+        done_bytes = copying.bytes_copied + copying.bytes_present
+        task.completed, task.total = done_bytes, copying.bytes_total or None
+        done = copying.objects_copied + copying.objects_present
         return Text(
-            f"{objects} objects, {done_bytes // _MIB:,} of {seen.bytes_total // _MIB:,} MiB"
+            f"{done:,} of {copying.objects_total:,} objects, "
+            f"{done_bytes // _MIB:,} of {copying.bytes_total // _MIB:,} MiB"
         )
 
 
 @contextmanager
 def copying_bar(what: str, copying: Copying) -> Iterator[None]:
-    """A line on stderr for as long as this lasts."""
-    columns = (_SeenBytes(copying), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    """Show the progress of a copy of objects."""
+    columns = (_CopyColumn(copying), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(what, total=None)
         yield
 
 
-# --- checking_bar
-# The line that tells how far a check has come. A module of its own: its imports are slow.
-
-
-class _Seen(ProgressColumn):
-    """Reads the progress whenever the line is drawn, which a thread of the library does."""
-
+class _CheckColumn(ProgressColumn):
     def __init__(self, progress: CheckProgress) -> None:
         super().__init__()
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        """What stands in the line."""
-        del task  # it is all in the progress
-        seen = self._progress
-        objects = f"{seen.wal_objects + seen.ssts:,} of {seen.objects_total:,} objects"
-        merged = f", {seen.merged_keys:,} keys merged" if seen.merged_keys else ""
-        return Text(f"{objects}, {seen.size_bytes // _MIB:,} MiB{merged}")
+        """Objects and bytes checked, and keys merged."""
+        del task  # not needed
+        checked = self._progress
+        objects = f"{checked.wal_objects + checked.ssts:,} of {checked.objects_total:,} objects"
+        merged = f", {checked.merged_keys:,} keys merged" if checked.merged_keys else ""
+        return Text(f"{objects}, {checked.size_bytes // _MIB:,} MiB{merged}")
 
 
 @contextmanager
 def checking_bar(progress: CheckProgress) -> Iterator[None]:
-    """A line on stderr for as long as this lasts."""
+    """Show the progress of a check of a database."""
     console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(), _Seen(progress), TimeElapsedColumn(), console=console, transient=True
-    ) as bar:
+    columns = (SpinnerColumn(), _CheckColumn(progress), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         bar.add_task("check", total=None)
         yield

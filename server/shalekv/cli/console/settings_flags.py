@@ -1,4 +1,8 @@
-"""Flags of a command, made from the models of its settings and grouped by component in --help."""
+"""Settings with their names (flag, environment variable, key of the file), and flags of commands.
+
+Everything follows from the models in `shalekv.settings`, so that a new setting needs no code here.
+The --help of a command groups the flags by component.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,12 @@ from pydantic.fields import FieldInfo
 from shalekv.settings import GIB, KIB, MIB, Settings
 from shalekv.settings.budget import FROM_THE_BUDGET
 
-# --- catalog
-# Every setting with the names that it goes by: flag, environment variable, key of the file.
-#
-# The names follow from the models in `shalekv.settings`, so that a new setting needs nothing
-# else.
-
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 ENVIRONMENT_PREFIX = "SHALEKV_"
 NESTED = "__"
 
+_COLUMN_CHARS_MAX = 30
 _UNITS = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
 _UNIT = re.compile(r"_(ms|s|bytes)(?=_(?:max|min)$|$)")
 
@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Such as ``--flush-interval-ms``; the names of fields differ between groups."""
+        """Such as ``--flush-interval-ms``; unique, since no two groups share a field name."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -54,18 +54,18 @@ class Setting:
 
     @property
     def unit(self) -> str:
-        """Such as ``milliseconds``; empty when the value has none."""
+        """Such as ``milliseconds``; empty when the value has no unit."""
         found = _UNIT.search(self.name)
         return _UNITS[found.group(1)] if found else ""
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is either on or off."""
+        """Whether the value is a boolean."""
         return self.field.annotation is bool
 
     @property
     def is_secret(self) -> bool:
-        """Whether it may hold a password: it is kept out of arguments, logs and errors."""
+        """Whether the value may hold a password: it is kept out of arguments, logs and errors."""
         extra = self.field.json_schema_extra
         return isinstance(extra, Mapping) and extra.get("secret") is True
 
@@ -73,14 +73,14 @@ class Setting:
     def choices(self) -> list[str]:
         """The values of an enumeration; empty for other kinds."""
         annotation = self.field.annotation
-        for kind in get_args(annotation) or (annotation,):  # it may be optional
+        for kind in get_args(annotation) or (annotation,):  # the type may be optional
             if isinstance(kind, type) and issubclass(kind, StrEnum):
                 return [member.value for member in kind]
         return []
 
     @property
     def placeholder(self) -> str:
-        """What stands for the value in a help text."""
+        """Placeholder of the value in a help text."""
         if self.choices:
             return "|".join(self.choices)
         is_text = self.field.annotation is str
@@ -89,7 +89,7 @@ class Setting:
 
     @property
     def limits(self) -> str:
-        """Such as ``0 to 60000``; empty when the type says it all."""
+        """Such as ``0 to 60000``; empty when there is no range."""
         if self.choices:
             return " or ".join(self.choices)
         ends: dict[str, int] = {}
@@ -110,7 +110,8 @@ class Setting:
         if isinstance(value, bool):
             return "on" if value else "off"
         text = self._amount(value) if isinstance(value, int) else str(value)
-        # What is not set is not this, but its share of another amount of memory.
+        # The value of the model applies only at the default memory_bytes: when the setting is not
+        # given, it is a share of memory_bytes.
         is_share = (self.group, self.name) in FROM_THE_BUDGET
         return f"{text} of the default memory_bytes" if is_share else text
 
@@ -122,14 +123,14 @@ class Setting:
         return str(number)
 
 
-# Settings that there were, and why a configuration that still has one is refused.
+# Removed settings, with the reason why a configuration that still has one is refused.
 REMOVED = (
     Setting(
         "collector",
         "fence_age_s",
         FieldInfo(
             description="fences are never deleted any more, since a writer that was stalled for "
-            "longer than their age lost acknowledged writes. Take it out"
+            "longer than their age lost acknowledged writes. Remove this setting"
         ),
     ),
 )
@@ -164,16 +165,8 @@ def _group(name: str, field: FieldInfo) -> FlagGroup:
     return FlagGroup(name, title, tuple(Setting(name, key, info) for key, info in fields))
 
 
-# --- settings_flags
-
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-_COLUMN_CHARS_MAX = 30
-
-
 def settings_flags(model: type[Settings]) -> Callable[[CommandT], CommandT]:
-    """A decorator that adds a flag for each setting of `model`; not given, it is None."""
+    """A decorator that adds a flag for each setting of `model`; the value is None if not given."""
 
     def add(command: CommandT) -> CommandT:
         for setting in reversed(list(settings_of(model))):
@@ -184,10 +177,10 @@ def settings_flags(model: type[Settings]) -> Callable[[CommandT], CommandT]:
 
 
 class SettingFlag(click.Option):
-    """The flag of one setting. Values stay text: the model says what is wrong with them."""
+    """The flag of one setting. Values stay text: the model validates them."""
 
     def __init__(self, *_names: object, setting: Setting, **attributes: Any) -> None:
-        """Take everything else from `setting`."""
+        """Derive name, placeholder and help from `setting`."""
         self.setting = setting
         declaration = setting.flag
         if setting.is_switch:
@@ -208,7 +201,7 @@ class SettingsCommand(click.Command):
     model: type[Settings]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Tell of a flag that was removed why."""
+        """Parse arguments; explain why a removed flag is refused."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -219,7 +212,7 @@ class SettingsCommand(click.Command):
             raise
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The settings by component, then the other flags."""
+        """Write the settings by component, then the other flags."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(context):
             row = parameter.get_help_record(context)

@@ -1,4 +1,7 @@
-"""Amounts with a unit, as people type them: ``500ms``, ``10s``, ``5m``, ``2h``, ``1d``."""
+"""Quantities for people: durations to be parsed, and sizes, durations and rates to be printed.
+
+Durations are typed with a unit: ``500ms``, ``10s``, ``5m``, ``2h``, ``1d``.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,26 @@ import click
 
 _DURATION = re.compile(r"(\d{1,15})(ms|s|m|h|d)", re.ASCII)
 _MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_KIB = 1024.0
+US_PER_MS, US_PER_S = 1_000.0, 1_000_000.0
 
 
 def duration_ms(text: str) -> int:
-    """The milliseconds that `text` says; raises ValueError, which says what is wrong with it.
+    """Parse a duration into milliseconds. Raises ValueError with the problem.
 
-    A number alone is refused: other tools mean seconds, or milliseconds, by it.
+    A number without a unit is refused: some tools mean seconds by it, others milliseconds.
     """
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ValueError(f"'{text}' is no time with a unit, such as 500ms, 10s, 5m, 2h or 1d")
     milliseconds = int(found.group(1)) * _MS[found.group(2)]
     if not milliseconds:
-        raise ValueError(f"'{text}' is no time at all")
+        raise ValueError(f"'{text}' is zero: the time must be positive")
     return milliseconds
 
 
 def duration(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    """The callback of an option that takes a time, in milliseconds for the command."""
+    """Click callback of an option that takes a duration; the command gets milliseconds."""
     if value is None:
         return None
     try:
@@ -35,21 +40,13 @@ def duration(_context: click.Context, _option: click.Parameter, value: str | Non
         raise click.BadParameter(str(error)) from None
 
 
-# --- measures
-# Amounts in few characters, for people: sizes, durations, rates.
-
-
-_KIB = 1024.0
-US_PER_MS, US_PER_S = 1_000.0, 1_000_000.0
-
-
 def rate(value: float) -> str:
-    """So many a second: ``-`` when there was nothing."""
+    """Format a number per second; ``-`` for 0."""
     return "-" if not value else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"  # noqa: PLR2004
 
 
 def size(value: float | None) -> str:
-    """Such as ``3.0 MiB``."""
+    """Format bytes, such as ``3.0 MiB``; ``?`` for None."""
     if value is None:
         return "?"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -60,12 +57,12 @@ def size(value: float | None) -> str:
 
 
 def share(value: int, most: int) -> str:
-    """Such as ``1.0 MiB / 2.0 GiB``; without the bound if there is none."""
+    """Format bytes of a limit, such as ``1.0 MiB / 2.0 GiB``; without the limit if it is 0."""
     return f"{size(value)} / {size(most)}" if most else size(value)
 
 
 def time(us: float | None) -> str:
-    """Such as ``250 us``, ``1.5 ms``, ``3.2 s`` or ``2.0 h``."""
+    """Format microseconds, such as ``250 us``, ``1.5 ms`` or ``2.0 h``; ``-`` for None."""
     if us is None:
         return "-"
     if us < US_PER_MS:
@@ -77,7 +74,7 @@ def time(us: float | None) -> str:
 
 
 def moment(time_s: int) -> str:
-    """A time of day, of a time since the Unix epoch; 0 is never."""
+    """Format seconds since the Unix epoch as a UTC date and time; ``never`` for 0."""
     if not time_s:
         return "never"
     return datetime.fromtimestamp(time_s, UTC).isoformat(sep=" ", timespec="seconds")

@@ -17,7 +17,12 @@ import click
 
 from shalekv.cli.console.bucket import checked_url, opened_store
 from shalekv.cli.console.configuration import load_settings
-from shalekv.cli.console.connection import PATIENT, Target, exit_code_of_call, told
+from shalekv.cli.console.connection import (
+    RETRY_UNTIL_TIMEOUT,
+    Target,
+    error_text,
+    exit_code_of_call,
+)
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.output import print_line, printing
 from shalekv.cli.load.batches import BatchLimits, RowBatch
@@ -223,7 +228,13 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
         _fail("Interrupted.", ExitCode.INTERRUPTED, load_id, done)
     except ShaleKVError as error:
         is_known = isinstance(error, NotApplied)
-        _fail(f"Error: {told(error)}", exit_code_of_call(error), load_id, done, is_known=is_known)
+        _fail(
+            f"Error: {error_text(error)}",
+            exit_code_of_call(error),
+            load_id,
+            done,
+            is_known=is_known,
+        )
     except ShaleError as error:
         # Not said by the server: what it makes of a commit that it was asked for is another thing.
         _fail(f"Error: {error}", exit_code_of(error), load_id, done)
@@ -362,7 +373,7 @@ class _Bulk:
         async with Client(
             self._target.addresses,
             timeout_ms=self._target.timeout_ms,
-            retry=PATIENT,
+            retry=RETRY_UNTIL_TIMEOUT,
             coalesce=False,
         ) as client:
             ingested = await client.ingest(self._load_id, map(info_message, infos))

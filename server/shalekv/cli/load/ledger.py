@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shalekv.cli.console.atomic_file import whole_file
+from shalekv.cli.console.atomic_file import atomic_file
 from shalekv.cli.console.keys import Encoding, json_field
 from shalekv.cli.load.batches import RowBatch
 from shalekv.cli.load.formats import compact_json
@@ -209,7 +209,7 @@ def read_state(path: Path, origin: Origin) -> LoadState:
 
 def write_state(path: Path, state: LoadState) -> None:
     """Replace the file, durably; raises OSError."""
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(json.dumps(asdict(state), indent=1).encode() + b"\n")
 
 

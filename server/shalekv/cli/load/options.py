@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from shalekv.cli.console.keys import Encoding
-from shalekv.cli.console.option_groups import gathered
+from shalekv.cli.console.option_groups import grouped_options
 from shalekv.cli.console.units import duration
 from shalekv.cli.load.formats import FileFormat, file_format_option, format_of_name
 from shalekv.cli.load.lines import ColumnChoice
@@ -54,7 +54,7 @@ class SendingWords:
 def reading_options(command: CommandT) -> CommandT:
     """A decorator that adds the options of the input, as the argument `words`."""
     names = ("file_format", "key_column", "value_column", "header", "ttl_ms")
-    command = gathered("words", names, ReadingWords)(command)
+    command = grouped_options("words", names, ReadingWords)(command)
     for option in reversed(
         [
             file_format_option(
@@ -88,7 +88,7 @@ def reading_options(command: CommandT) -> CommandT:
 
 def sending_options(command: CommandT) -> CommandT:
     """A decorator that adds the options of the writes, as the argument `sending`."""
-    command = gathered(
+    command = grouped_options(
         "sending", ("batch_count", "batch_bytes", "in_flight", "rate"), SendingWords
     )(command)
     for option in reversed(
@@ -189,7 +189,7 @@ class BulkWords:
 def bulk_options(command: CommandT) -> CommandT:
     """A decorator that adds the options, as the argument `bulk`; None without --bulk."""
     names = ("is_bulk", *_OF_BULK)
-    command = gathered("bulk", names, _gather)(command)
+    command = grouped_options("bulk", names, _gather)(command)
     for option in reversed([*_options(), *map(_store_option, STORE_OPTIONS)]):
         command = option(command)
     return command

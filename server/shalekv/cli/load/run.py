@@ -13,7 +13,13 @@ from pathlib import Path
 
 import click
 
-from shalekv.cli.console.connection import AT_ONCE, PATIENT, Target, exit_code_of_call, talk
+from shalekv.cli.console.connection import (
+    FAIL_FAST,
+    RETRY_UNTIL_TIMEOUT,
+    Target,
+    exit_code_of_call,
+    talk,
+)
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import print_line, printing
 from shalekv.cli.load.batches import BatchLimits, RowBatch
@@ -366,7 +372,7 @@ def _talk(
         finally:
             plan.source.close()
 
-    talk(target, call, retry=PATIENT)
+    talk(target, call, retry=RETRY_UNTIL_TIMEOUT)
 
 
 async def _meet(target: Target, ledger: LoadLedger, plan: LoadRun) -> None:
@@ -385,7 +391,7 @@ async def status_of_first(target: Target) -> Status:
     """That of the first of the servers that can be reached."""
     for address in target.addresses:
         async with Client(
-            address, timeout_ms=target.timeout_ms, retry=AT_ONCE, coalesce=False
+            address, timeout_ms=target.timeout_ms, retry=FAIL_FAST, coalesce=False
         ) as client:
             try:
                 return await client.status()
