@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from shalekv.cli.process.gc_tuning import tame_garbage_collector
+from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.server.service import Call
 from shalekv.server.writer import Writer
 from shalekv.settings import GIB
@@ -47,7 +47,7 @@ async def writing(objects: MemoryObjects) -> AsyncIterator[Writer]:
     settings = serve_settings(writer={"memtable_bytes_max": 4 * GIB})
     with real_runtime(threads=2) as runtime:
         async with running(memory_store(objects), settings, runtime) as writer:
-            tame_garbage_collector()
+            tune_garbage_collector()
             yield writer
 
 

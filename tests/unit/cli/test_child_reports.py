@@ -17,8 +17,8 @@ from shalekv.cli.process.supervisor import (
     LINE_BYTES_MAX,
     REQUESTS_MAX,
     ChildCommand,
-    Children,
     ChildReports,
+    ChildSupervisor,
     parse_report,
     report_line,
     total_of,
@@ -39,7 +39,7 @@ supervisor.REPORT_INTERVAL_MS = 1
 
 async def child():
     first, second = RequestCounts(), RequestCounts()
-    with supervisor.telling_parent([first, second]):
+    with supervisor.reporting_to_parent([first, second]):
         first.add(RequestKind.LIST)
         second.add(RequestKind.LIST, 2)
         await asyncio.to_thread(sys.stdin.read)
@@ -107,9 +107,9 @@ async def beside(program: str, *argv: str, until_: Callable[[ChildReports], bool
     """Run `program` as a child until what was told is enough; what was told in the end."""
     runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
     command = ChildCommand("test", ["-c", program, *argv])
-    children = Children([command], QUICK, runtime, is_pressed=lambda: False)
+    children = ChildSupervisor([command], QUICK, runtime, is_pressed=lambda: False)
     children.reports = reports = HeardReports()
-    await children.beside(reports.until(until_))
+    await children.run_beside(reports.until(until_))
     return reports
 
 

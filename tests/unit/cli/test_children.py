@@ -16,7 +16,7 @@ import structlog
 
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.settings_flags import settings_flags
-from shalekv.cli.process.supervisor import COMPACTOR, ChildCommand, Children, child_commands
+from shalekv.cli.process.supervisor import COMPACTOR, ChildCommand, ChildSupervisor, child_commands
 from shalekv.clock import Clock, LoopClock
 from shalekv.errors import Fenced
 from shalekv.runtime import Runtime, ThreadWorkers
@@ -144,8 +144,8 @@ async def beside(
 
     command = ChildCommand(COMPACTOR, ["-c", program, str(told.path)], secrets or {})
     runtime = Runtime(clock or LoopClock(), Random(0), ThreadWorkers(1))
-    children = Children([command], settings, runtime, is_pressed=lambda: is_pressed)
-    await children.beside(serve())
+    children = ChildSupervisor([command], settings, runtime, is_pressed=lambda: is_pressed)
+    await children.run_beside(serve())
 
 
 @pytest.mark.parametrize("code", [0, 1, 6])

@@ -13,14 +13,14 @@ import pytest
 CHILD = """
 import asyncio, sys, uvloop
 from shalekv.cli.process.shutdown import parent_pipe
-from shalekv.cli.process.shutdown import Ending
+from shalekv.cli.process.shutdown import Shutdown
 
 async def child():
-    ending, hurry = Ending(), asyncio.Event()
+    ending, hurry = Shutdown(), asyncio.Event()
     async with parent_pipe(ending, hurry), asyncio.TaskGroup() as tasks:
         print("ready", flush=True)
         listening = tasks.create_task(listen(hurry))
-        await ending.asked.wait()
+        await ending.requested.wait()
         listening.cancel()
     print("stopped", flush=True)
 

@@ -16,7 +16,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from shalekv.cli.process import gc_tuning
-from shalekv.cli.process.gc_tuning import Growth, collect_when_grown, tame_garbage_collector
+from shalekv.cli.process.gc_tuning import Growth, collect_when_grown, tune_garbage_collector
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.shutdown import StopRequest
 from shalekv.clock import LoopClock
@@ -97,7 +97,7 @@ def _collector_as_before() -> Iterator[None]:
 
 def test_no_full_collection_interrupts_a_growing_memtable() -> None:
     """Young objects are collected all the same."""
-    tame_garbage_collector()
+    tune_garbage_collector()
     before = [generation["collections"] for generation in gc.get_stats()]
     kept = {number: [number] for number in range(ENTRIES)}
     after = [generation["collections"] for generation in gc.get_stats()]
@@ -111,7 +111,7 @@ def test_no_full_collection_interrupts_a_growing_memtable() -> None:
 def test_what_was_there_is_out_of_sight() -> None:
     """A collection later looks at none of it."""
     kept = {number: [number] for number in range(ENTRIES)}
-    tame_garbage_collector()
+    tune_garbage_collector()
     assert gc.get_freeze_count() >= len(kept)
 
 
@@ -120,7 +120,7 @@ def test_growth_is_due_at_half_as_much_again() -> None:
     measures = iter((1_000, 1_800, 1_801, 100, 1_800, 10_000, 15_000, 15_001))
     growth = Growth(lambda: next(measures), growth_min=800)
     assert [growth.is_due for _ in range(4)] == [False, True, False, False]
-    growth.begin()
+    growth.reset()
     assert [growth.is_due for _ in range(2)] == [False, True]
 
 
@@ -130,7 +130,7 @@ async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gc_tuning, "GROWTH_PERCENT", 0)
     monkeypatch.setattr(gc_tuning, "GROWTH_BLOCKS_MIN", ENTRIES)
     gc.enable()
-    tame_garbage_collector()
+    tune_garbage_collector()
     collecting = asyncio.create_task(collect_when_grown(LoopClock()))
     await asyncio.sleep(0)
     before = sys.getallocatedblocks()
@@ -147,10 +147,10 @@ async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPa
 async def test_what_may_be_interrupted_is_cancelled() -> None:
     """An opening that waits for a store ends at once, quietly, and the task goes on."""
     with StopRequest() as stop:
-        with stop.interrupts():
+        with stop.interruptible():
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
-        assert stop.asked.is_set()
+        assert stop.requested.is_set()
         await asyncio.sleep(0)
         task = asyncio.current_task()
         assert task is not None
@@ -161,7 +161,7 @@ async def test_a_cancellation_by_others_is_not_swallowed() -> None:
     """Only the signal is answered for."""
 
     async def open_for_ever(stop: StopRequest, opening: asyncio.Event) -> None:
-        with stop.interrupts():
+        with stop.interruptible():
             opening.set()
             await asyncio.Event().wait()
 
@@ -172,4 +172,4 @@ async def test_a_cancellation_by_others_is_not_swallowed() -> None:
             await opening.wait()
             task.cancel()
     assert task.cancelled()
-    assert not stop.asked.is_set()
+    assert not stop.requested.is_set()

@@ -17,10 +17,10 @@ from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of, exit_codes_text
 from shalekv.cli.console.output import Format, format_option, print_rows, printing
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
-from shalekv.cli.process.databases import chosen_urls, open_places, run_to_end, urls_option
+from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
-from shalekv.cli.process.supervisor import telling_parent
+from shalekv.cli.process.supervisor import reporting_to_parent
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.jobs.collect import Collecting, CollectionPlan, Report
@@ -110,10 +110,10 @@ async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent:
             await stack.enter_async_context(parent_pipe(stop))
         databases, clock = await stack.enter_async_context(_databases(places, settings))
         if with_parent:
-            stack.enter_context(telling_parent([database.sent for database in databases]))
+            stack.enter_context(reporting_to_parent([database.sent for database in databases]))
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
         log.info("collecting", urls=[database.url for database in databases])
-        with stop.interrupts():
+        with stop.interruptible():
             await role.run()
     log.info("stopped")
 
@@ -143,7 +143,7 @@ async def _plans(
 async def _databases(
     places: Sequence[str], settings: CollectSettings
 ) -> AsyncIterator[tuple[list[Collecting], MachineClock]]:
-    async with open_places(places, settings.store) as opened:
+    async with open_databases(places, settings.store) as opened:
         stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]
         yield [Collecting(store, settings.collector) for store in stores], MachineClock()
 

@@ -18,11 +18,11 @@ import structlog
 from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
-from shalekv.cli.process.databases import chosen_urls, open_places, run_to_end, urls_option
+from shalekv.cli.process.databases import chosen_urls, open_databases, run_to_end, urls_option
 from shalekv.cli.process.logs import configure_logs
 from shalekv.cli.process.merge_part import LIFT, LINE_BYTES_MAX, PartReply, PartTask
 from shalekv.cli.process.shutdown import StopRequest, parent_pipe
-from shalekv.cli.process.supervisor import telling_parent
+from shalekv.cli.process.supervisor import reporting_to_parent
 from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.runtime import Runtime
@@ -219,13 +219,13 @@ async def _compact(
         stop = stack.enter_context(StopRequest())
         if has_parent_pipe:
             await stack.enter_async_context(parent_pipe(stop, hurry))
-        opened = await stack.enter_async_context(open_places(urls, settings.store))
+        opened = await stack.enter_async_context(open_databases(urls, settings.store))
         if has_parent_pipe:
-            stack.enter_context(telling_parent([store.sent for store, _ in opened]))
+            stack.enter_context(reporting_to_parent([store.sent for store, _ in opened]))
         places = [_place(store, runtime, settings) for store, runtime in opened]
         holder = f"compactor {os.getpid()} on {socket.gethostname()}"
         role = Compactors(places, settings, hurry=hurry, holder=holder)
-        with stop.interrupts():
+        with stop.interruptible():
             await (_once(role) if is_once else role.run())
     log = structlog.get_logger(__name__)
     log.info("stopped", requests=sum(store.sent.total for store, _ in opened))

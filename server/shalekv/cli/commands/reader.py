@@ -51,7 +51,7 @@ async def read_database(settings: ReadSettings, announce: Callable[[str], None])
             server = bind(settings, runtime)
             reader = None
             _log.info("opening", url=store.url)
-            with stop.interrupts():
+            with stop.interruptible():
                 reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
             if reader is None:
                 return

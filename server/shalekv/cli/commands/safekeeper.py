@@ -17,7 +17,7 @@ from shalekv.cli.console.configuration import CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.exit_codes import exit_codes_text
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
-from shalekv.cli.process.gc_tuning import tame_garbage_collector
+from shalekv.cli.process.gc_tuning import tune_garbage_collector
 from shalekv.cli.process.lifecycle import (
     bind_port,
     open_links,
@@ -59,12 +59,12 @@ async def keep_logs(settings: SafekeepSettings, announce: Callable[[str], None])
         ):
             server = bind_port(lambda: Server(_with_long_streams(settings.server), runtime))
             node = None
-            with stop.interrupts():
+            with stop.interruptible():
                 node = await Node.open(settings, runtime, sync_workers=sync_workers, links=links)
             if node is None:
                 return
             try:
-                tame_garbage_collector()
+                tune_garbage_collector()
                 await server.start_safekeeper(SafekeeperService(node))
                 announce(server.listen)
                 await run_role(node, server, stop, settings.server.shutdown_grace_ms)

@@ -1,4 +1,4 @@
-"""Shared parts of the commands that work on several databases in one process."""
+"""Shared parts of the commands that work on one or several databases in one process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from shalekv.store.opening import open_store
 from shalekv.store.url import parse_url
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-OpenPlace = tuple[ObjectStore, Runtime]
+OpenDatabase = tuple[ObjectStore, Runtime]
 
 
 class _OneDatabase(Settings):
-    """Where environment and file may name the database."""
+    """The setting with which environment or file may name the database."""
 
     database: UrlSettings
 
@@ -47,9 +47,9 @@ def urls_option(command: CommandT) -> CommandT:
 
 
 def chosen_urls(urls: Sequence[str], config: Path | None) -> list[str]:
-    """Each database once: those of --url, else that of the environment or the file.
+    """The databases of --url, without duplicates, else the one of the environment or the file.
 
-    Raises `InvalidSetting` when there is none, and `click.BadParameter`.
+    Raises `InvalidSetting` when there is none, and `click.BadParameter` for a wrong URL.
     """
     if not urls:
         urls = (load_settings({}, config, _OneDatabase).database.url,)
@@ -58,12 +58,12 @@ def chosen_urls(urls: Sequence[str], config: Path | None) -> list[str]:
 
 
 @asynccontextmanager
-async def open_places(
+async def open_databases(
     urls: Sequence[str], settings: StoreSettings
-) -> AsyncIterator[list[OpenPlace]]:
-    """A store for each database, and a runtime with threads of its own.
+) -> AsyncIterator[list[OpenDatabase]]:
+    """Open a store for each database, with a runtime that has its own threads.
 
-    So a folder whose disk hangs takes no thread from the others.
+    A folder on a hanging disk can then not use up the threads of the others.
     """
     clock, random = MachineClock(), SystemRandom()
     async with AsyncExitStack() as stack:
@@ -79,14 +79,14 @@ async def open_places(
 
 
 def run_to_end(running: Coroutine[Any, Any, None]) -> ExitCode:
-    """Run it to its end; what it raises is logged, in the format that was asked for."""
+    """Run a command to its end, log its error, and return the exit code."""
     try:
         uvloop.run(running)
-    except Exception as error:  # noqa: BLE001 - logged, and told by the exit code
+    except Exception as error:  # noqa: BLE001 - logged, and mapped to the exit code
         code = exit_code_of(error)
         ended = structlog.get_logger(__name__).bind(exit_code=code.value)
         if isinstance(error, ShaleError):
-            # It says all there is to know: a traceback would only hide it.
+            # The message is complete: a traceback would only hide it.
             ended.error("ended by an error", reason=error.reason, problem=str(error))
         else:
             ended.exception("ended by an unexpected error")

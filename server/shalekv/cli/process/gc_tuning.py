@@ -1,16 +1,16 @@
-"""Keeps Python's garbage collector from stalling the event loop, and memory from leaking for ever.
+"""Tuning of Python's garbage collector: no long pauses of the event loop, and no unbounded leaks.
 
-A writer keeps millions of objects for long, and frees them by counting references. A full
-collection looks at every one of them and finds nothing: with two million entries in a memtable
-one took 315 ms, in which no call is served. So what is there when serving begins (imports, the
-replayed memtable) is taken out of the collector's sight, and the collector begins no full
-collection of the rest. Young objects are still collected, in bites: of those two million entries
-none was longer than 4 ms.
+A writer keeps millions of long-lived objects, which are freed by their reference counts. A full
+collection traverses all of them and finds nothing: with two million entries in a memtable it took
+315 ms, during which no call is served. Therefore the objects that exist when serving begins
+(imports, the replayed memtable) are frozen, and automatic full collections are disabled. Young
+objects are still collected, in small steps: with those two million entries none took longer than
+4 ms.
 
-A cycle of objects that survives two young collections would then never be freed. The code makes
-none where calls end; for those of libraries, and mistakes, a full collection is begun here when the
-process uses half as much again as after the last one. What grows, is freed, and grows again (a
-memtable between two compactions) brings about no second one.
+A cycle of objects that survives two young collections would then never be freed. The code creates
+none on the path of calls; for cycles of libraries, and mistakes, a full collection runs here when
+the process uses half as much again as after the last one. Memory that grows, is freed, and grows
+again (a memtable between two compactions) does not cause a second one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from shalekv.clock import Clock
 
 # The first of three generations is collected after this many new objects.
 YOUNG_OBJECTS = 5_000
-# ... the second, with what ten of those have left, at most 50,000 objects
+# ... the second after ten collections of the first, so with at most 50,000 objects
 YOUNG_COLLECTIONS = 10
-# ... and all of them never: so many collections of the second don't come together.
+# ... and the third never: this many collections of the second are not reached.
 MIDDLE_COLLECTIONS = 1_000_000_000
 
-CHECK_MS = 1_000  # between two looks at what is used; one takes a millisecond at most
-GROWTH_PERCENT = 50  # more than after the last full collection: the next is due
-# ... but no less than this. Small objects take a block of Python's allocator each, some 80 bytes;
-# what is larger shows in the resident bytes alone.
+CHECK_MS = 1_000  # between two measurements of memory; one takes a millisecond at most
+GROWTH_PERCENT = 50  # growth since the last full collection that makes the next one due
+# ... but at least this much. A small object takes one block of Python's allocator, about 80 bytes;
+# larger objects show only in the resident bytes.
 GROWTH_BLOCKS_MIN = 500_000
 GROWTH_BYTES_MIN = 64 << 20
 _STATM = Path("/proc/self/statm")
@@ -46,11 +46,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _log = structlog.get_logger(__name__)
 
 
-def tame_garbage_collector() -> None:
-    """Call when what lives long is there: after the replay, before the first call.
+def tune_garbage_collector() -> None:
+    """Freeze the objects that exist now, and disable automatic full collections.
 
-    What an earlier call took out of sight is looked at once more: it may have died since.
-    `collect_when_grown` must run meanwhile.
+    Call it when the long-lived objects exist: after the replay, before the first call. Objects
+    frozen by an earlier call are collected first, since they may be garbage by now. REQUIRES:
+    `collect_when_grown` runs.
     """
     gc.unfreeze()
     gc.collect()
@@ -59,27 +60,27 @@ def tame_garbage_collector() -> None:
 
 
 class Growth:
-    """How much more is used than after the last full collection."""
+    """Growth of one measure of memory since the last full collection."""
 
     def __init__(self, used: Callable[[], int], *, growth_min: int) -> None:
-        """`used` measures; growth below `growth_min` does not count."""
+        """`used` measures the memory; growth below `growth_min` does not count."""
         self._used = used
         self._growth_min = growth_min
         self._before = used()
 
     @property
     def is_due(self) -> bool:
-        """True if memory has grown by more than is allowed between two full collections."""
+        """Whether memory has grown by more than is allowed between two full collections."""
         growth = self._used() - self._before
         return growth > max(self._growth_min, self._before * GROWTH_PERCENT // 100)
 
-    def begin(self) -> None:
-        """Count growth from the present use on: a full collection has just ended."""
+    def reset(self) -> None:
+        """Count growth from the present use on, after a full collection."""
         self._before = self._used()
 
 
 async def collect_when_grown(clock: Clock) -> NoReturn:
-    """Collect everything whenever memory has grown by `GROWTH_PERCENT`, until cancelled."""
+    """Run a full collection whenever memory has grown by `GROWTH_PERCENT`, until cancelled."""
     growths = (
         Growth(sys.getallocatedblocks, growth_min=GROWTH_BLOCKS_MIN),
         Growth(_resident_bytes, growth_min=GROWTH_BYTES_MIN),
@@ -92,11 +93,11 @@ async def collect_when_grown(clock: Clock) -> NoReturn:
             took_ms = round((time.perf_counter() - began_s) * 1_000.0, 1)
             _log.info("memory had grown: collected garbage", objects=found, took_ms=took_ms)
             for growth in growths:
-                growth.begin()
+                growth.reset()
 
 
 def _resident_bytes() -> int:
-    """The resident bytes of this process; 0 where the system does not tell."""
+    """The resident bytes of this process; 0 on a system without /proc."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except OSError:

@@ -1,12 +1,12 @@
-"""The life of a process that serves gRPC: bind, open, serve, and end in the right order.
+"""Lifecycle of a process that serves gRPC: settings, bind, open, serve, drain, and exit code.
 
-    OPENING ---> SERVING --- asked to stop ---> DRAINING --- all answered, or grace over ---> end
-                    |                              NOT_SERVING; new calls are turned away,
-                    |                              what was accepted is brought to its end
-                    +------- the role failed ----> the same for a moment, then the error
+    OPENING ---> SERVING --- stop requested --> DRAINING --- all answered, or grace over ---> end
+                    |                              NOT_SERVING; new calls are refused,
+                    |                              accepted ones are completed
+                    +------- the role failed ----> the same for FAILED_GRACE_MS, then the error
 
-Nothing here starts a role again: a process that failed ends, and whoever started it decides. See
-`cli.process.writer` for those that an elector decides about.
+Nothing here restarts a role: a failed process ends, and its supervisor decides. See
+`cli.process.writer` for writers that are started by an election.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import uvloop
 
 from shalekv.cli.console.configuration import load_settings
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
-from shalekv.cli.process.gc_tuning import collect_when_grown, tame_garbage_collector
+from shalekv.cli.process.gc_tuning import collect_when_grown, tune_garbage_collector
 from shalekv.cli.process.logs import configure_logs
-from shalekv.cli.process.shutdown import Ending, StopRequest
+from shalekv.cli.process.shutdown import Shutdown, StopRequest
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError, Stopping
 from shalekv.rpc.safekeeper_links import GrpcLinks
@@ -49,62 +49,66 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.opening import open_store
 from shalekv.wording import Trouble
 
-# Whatever is asked of a role that failed fails at once: the answers have to get out, no more.
+# Calls to a failed role fail at once: this is only for their replies to be sent.
 FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
+
+ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
+ListeningT = TypeVar("ListeningT", ServeSettings, ReadSettings, SafekeepSettings)
+Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
 
 _log = structlog.get_logger(__name__)
 
 
 class MeasuredAdmin(AdminService, Protocol):
-    """An operator's API that tells how memory is used."""
+    """The admin API of a role that reports its use of memory."""
 
     @property
     def memory(self) -> MemoryUse:
-        """The budget, and what measures its parts."""
+        """The memory budget, and the functions that measure its parts."""
         ...
 
 
-class Life(Protocol):
-    """What goes on behind a server, whatever it answers."""
+class ServerRole(Protocol):
+    """The part of a process behind its gRPC server: a writer, a reader, or a safekeeper."""
 
     async def run(self) -> None:
-        """Go on until `close`, or raise what ended it."""
+        """Run until `close`. Raises the error that ended it before."""
         ...
 
     async def ended(self) -> ShaleError | None:
-        """Wait until nothing more is accepted: what ended it, None after `close`."""
+        """Wait until no more calls are accepted. Returns the failure, or None after `close`."""
         ...
 
     def close(self) -> None:
-        """Accept nothing more; `run` returns when what was accepted has come to its end."""
+        """Accept no more calls; `run` returns when the accepted ones are complete."""
         ...
 
     def readiness(self) -> Readiness | None:
-        """State of reads and writes; None for a role that answers neither."""
+        """State of reads and writes; None for a role that serves neither."""
         ...
 
     async def leave(self, timeout_ms: float) -> None:
-        """Let go of what protects reads. REQUIRES: `run` has returned, and nobody reads."""
+        """Release what protects reads. REQUIRES: `run` has returned, and nothing reads."""
         ...
 
 
-class Role(Life, Protocol):
-    """What is served of a database: a writer, or a reader."""
+class DatabaseRole(ServerRole, Protocol):
+    """A role that serves a database: a writer, or a reader."""
 
     @property
     def kv(self) -> KvService:
-        """What answers the data API."""
+        """The data API."""
         ...
 
     @property
     def admin(self) -> MeasuredAdmin:
-        """What answers the operator's API."""
+        """The admin API."""
         ...
 
     @property
     def watches(self) -> WatchService:
-        """What answers watches."""
+        """The watch API."""
         ...
 
 
@@ -112,14 +116,15 @@ class Role(Life, Protocol):
 async def open_runtime(
     settings: ServeSettings | ReadSettings | SafekeepSettings,
 ) -> AsyncIterator[Runtime]:
-    """The runtime of a process that serves; garbage is collected meanwhile when it has grown."""
+    """The runtime of a serving process; collects garbage when memory has grown, until closed."""
     clock, workers = MachineClock(), ThreadWorkers(settings.store.threads)
     collecting = asyncio.create_task(collect_when_grown(clock), name="collect garbage")
     try:
         yield Runtime(clock=clock, random=SystemRandom(), workers=workers)
     finally:
         collecting.cancel()
-        # Not here: a thread that hangs in a system call must not keep a second signal from us.
+        # In a thread: a worker that hangs in a system call must not block the loop, which has to
+        # handle a second signal.
         await asyncio.to_thread(workers.close)
 
 
@@ -127,7 +132,7 @@ async def open_runtime(
 async def open_database(
     settings: ServeSettings | ReadSettings, runtime: Runtime
 ) -> AsyncIterator[ObjectStore]:
-    """The store of the database."""
+    """Open the store of the database, and close it at the end."""
     store = open_store(settings.database.url, runtime, settings.store)
     try:
         yield store
@@ -137,7 +142,7 @@ async def open_database(
 
 @asynccontextmanager
 async def open_links(settings: QuorumSettings | None = None) -> AsyncIterator[GrpcLinks]:
-    """The way to safekeepers; none is asked for anything yet."""
+    """Connections to safekeepers, opened on first use, and closed at the end."""
     timeout_ms = (settings or QuorumSettings()).safekeeper_connect_timeout_ms
     links = GrpcLinks(connect_timeout_ms=timeout_ms)
     try:
@@ -147,12 +152,12 @@ async def open_links(settings: QuorumSettings | None = None) -> AsyncIterator[Gr
 
 
 def bind(settings: ServeSettings | ReadSettings, runtime: Runtime) -> Server:
-    """A server that has its port. Raises `InvalidSetting`, and `OSError` when it is taken."""
+    """Create a server bound to its port. Raises `InvalidSetting`, and `OSError` if it is in use."""
     return bind_port(lambda: Server(settings.server, runtime, limits=settings.limits))
 
 
 def bind_port(make: Callable[[], Server]) -> Server:
-    """The server that `make` makes; raises as `bind`."""
+    """Create a server by `make`. Raises as `bind`."""
     try:
         return make()
     except OSError as error:
@@ -161,47 +166,54 @@ def bind_port(make: Callable[[], Server]) -> Server:
         raise InvalidSetting(f"--listen {error.strerror}") from error
 
 
-async def start_serving(role: Role, server: Server, announce: Callable[[str], None]) -> None:
-    """Answer calls from now on; `announce` is told the HOST:PORT."""
+async def start_serving(
+    role: DatabaseRole, server: Server, announce: Callable[[str], None]
+) -> None:
+    """Serve calls from now on; `announce` is called with HOST:PORT."""
     memory = role.admin.memory
     memory.measure("sessions_bytes_max", lambda: server.session_room.used_bytes)
     _log.info("memory budget", sum_bytes=memory.budget.sum_bytes, **memory.budget.parts)
-    tame_garbage_collector()
+    tune_garbage_collector()
     await server.start(role.kv, role.admin, role.watches, role.readiness() or READY)
     announce(server.listen)
 
 
-async def run_role(role: Life, server: Server, stop: StopRequest, grace_ms: int) -> None:
-    """Serve until the end, whichever it is; raises what has ended the role."""
-    failure = await role_to_its_end(role, server, stop, grace_ms, asked_to_stop)
+async def run_role(role: ServerRole, server: Server, stop: StopRequest, grace_ms: int) -> None:
+    """Serve until a stop is requested, and shut down. Raises the error that ended the role."""
+    failure = await serve_until_end(role, server, stop, grace_ms, shutting_down)
     await server.stop()
     if failure is not None:
         raise failure
-    await role.leave(stop.left_ms(grace_ms))
+    await role.leave(stop.remaining_ms(grace_ms))
 
 
-def asked_to_stop() -> Stopping:
-    """What calls are told that come after a request to stop."""
+def shutting_down() -> Stopping:
+    """The error for calls that arrive after a stop was requested."""
     return Stopping("this server is shutting down: nothing was applied")
 
 
-async def role_to_its_end(
-    role: Life, server: Server, ending: Ending, grace_ms: int, refusal: Callable[[], Stopping]
+async def serve_until_end(
+    role: ServerRole,
+    server: Server,
+    shutdown: Shutdown,
+    grace_ms: int,
+    refusal: Callable[[], Stopping],
 ) -> Exception | None:
-    """Serve until nothing is accepted any more, and all is answered that was; what has failed.
+    """Serve until no calls are accepted any more, and the accepted ones are answered.
 
-    Calls that come after `ending` was asked for are told the `refusal`. The server still listens.
+    Returns the failure of the role, or None. Calls after a request of `shutdown` fail with
+    `refusal`. The server still listens afterwards.
     """
     failure: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         watching = (
-            tasks.create_task(_end_when_asked(role, server, ending, grace_ms, refusal)),
+            tasks.create_task(_end_when_requested(role, server, shutdown, grace_ms, refusal)),
             tasks.create_task(_refuse_when_stopped(role, server)),
         )
         reporting = tasks.create_task(_report_readiness(role, server))
         try:
             await role.run()
-        except Exception as error:  # noqa: BLE001 - returned, when the calls have been answered
+        except Exception as error:  # noqa: BLE001 - returned after the calls have been answered
             failure = error
             for task in watching:
                 task.cancel()
@@ -213,18 +225,22 @@ async def role_to_its_end(
     return failure
 
 
-async def _end_when_asked(
-    role: Life, server: Server, ending: Ending, grace_ms: int, refusal: Callable[[], Stopping]
+async def _end_when_requested(
+    role: ServerRole,
+    server: Server,
+    shutdown: Shutdown,
+    grace_ms: int,
+    refusal: Callable[[], Stopping],
 ) -> None:
-    await ending.asked.wait()
+    await shutdown.requested.wait()
     await server.refuse(refusal())
-    role.close()  # a writer uploads at once what is queued, which answers the calls that wait
+    role.close()  # a writer uploads its queue at once, which answers the waiting calls
     if not await server.drain(grace_ms):
         _log.warning("calls are cut off", shutdown_grace_ms=grace_ms)
 
 
-async def _report_readiness(role: Life, server: Server) -> None:
-    """Tell health checks, and in the log, when reads or writes begin to fail and succeed again."""
+async def _report_readiness(role: ServerRole, server: Server) -> None:
+    """Report to health checks and to the log when reads or writes begin to fail, and recover."""
     clock, failing = MachineClock(), dict[str, Trouble]()
     while (readiness := role.readiness()) is not None:
         await server.report(readiness)
@@ -238,31 +254,22 @@ async def _report_readiness(role: Life, server: Server) -> None:
         await clock.sleep_ms(READINESS_POLL_MS)
 
 
-async def _refuse_when_stopped(role: Life, server: Server) -> None:
-    """Whoever watches the health hears at once; uploads in flight may take a while to end."""
+async def _refuse_when_stopped(role: ServerRole, server: Server) -> None:
+    """Report a failed role to health checks at once: uploads in flight may take a while to end."""
     failure = await role.ended()
     if failure is not None:
         await server.refuse(_refusal(failure))
 
 
 def _refusal(failure: Exception) -> Stopping:
-    """What calls are told that come after the end: in any case nothing was applied."""
+    """The error for calls that arrive after the role has ended: they were not applied."""
     if isinstance(failure, Stopping):
         return failure
     return Stopping("this server has failed: nothing was applied")
 
 
-# --- server_command
-# What the commands have in common that serve gRPC: their settings, and how their process ends.
-
-
-ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
-ListeningT = TypeVar("ListeningT", ServeSettings, ReadSettings, SafekeepSettings)
-Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
-
-
 def serving_settings(flags: dict[str, Any], config: Path | None, model: type[ServingT]) -> ServingT:
-    """The settings of a server, its memory divided. Raises `InvalidSetting`."""
+    """Load the settings of a server, with its memory divided. Raises `InvalidSetting`."""
     settings = load_settings(flags, config, model)
     try:
         settings = with_memory_shares(settings)
@@ -276,7 +283,10 @@ def serving_settings(flags: dict[str, Any], config: Path | None, model: type[Ser
 def run_server(
     settings: ListeningT, serve: Serve[ListeningT], greet: Callable[[str], None]
 ) -> ExitCode:
-    """Run `serve` to its end, however it ends; `greet` is told the HOST:PORT on a terminal."""
+    """Run `serve` to its end, log an error, and return the exit code.
+
+    `greet` is called with HOST:PORT when it serves, if the log is meant for people.
+    """
     configure_logs(settings.server.log_format, settings.server.log_level)
     log = structlog.get_logger(__name__)
 
@@ -291,7 +301,7 @@ def run_server(
         code = exit_code_of(error)
         ended = log.bind(exit_code=code.value)
         if isinstance(error, ShaleError):
-            # It says all there is to know: a traceback would only hide it.
+            # The message is complete: a traceback would only hide it.
             ended.error("ended by an error", reason=error.reason, problem=str(error))
         elif code is ExitCode.ADDRESS_IN_USE and isinstance(error, OSError):
             problem = f"{error.strerror}: stop what listens there, or give another --listen"
@@ -303,15 +313,14 @@ def run_server(
 
 
 def refuse_exposure(settings: EndpointSettings) -> None:
-    """Raise `InvalidSetting` when the network could reach the port and nobody has allowed it."""
+    """Raise `InvalidSetting` when the port is open to the network without `insecure`."""
     host = settings.listen.rpartition(":")[0].strip("[]")
     if settings.insecure or _is_loopback(host):
         return
     raise InvalidSetting(
         f"--listen {settings.listen} is open to the network, and connections are neither "
-        "encrypted nor authenticated: whoever reaches the port can read and change everything. "
-        "Listen on 127.0.0.1 and let something that does TLS stand in front, or accept this with "
-        "--insecure."
+        "encrypted nor authenticated: anyone who reaches the port can read and change everything. "
+        "Listen on 127.0.0.1 behind a proxy that terminates TLS, or accept this with --insecure."
     )
 
 
@@ -320,5 +329,5 @@ def _is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: nobody knows what it will resolve to
+    except ValueError:  # a name, which may resolve to any address
         return False

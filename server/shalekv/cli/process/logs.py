@@ -1,6 +1,6 @@
-"""Log lines on stderr: for people, or one JSON object a line with timestamp, level and event.
+"""Logging to stderr: lines for people, or JSON objects with timestamp, level and event.
 
-What libraries log through `logging` takes the same way and looks the same.
+Log records of libraries that use `logging` get the same format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shalekv.settings import LogFormat, LogLevel
 def configure_logs(log_format: LogFormat, log_level: LogLevel, *, role: str = "") -> None:
     """Send every log line of this process to stderr in one format.
 
-    `role` is named in each line, where it is not that of the writer: processes share their stderr.
+    `role` is added to each line; leave it empty for the writer. Child processes share its stderr.
     """
     of_any_line: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -52,7 +52,7 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, *, role: str = ""
 
 
 def _rendering(log_format: LogFormat) -> Sequence[Processor]:
-    """The last steps to text. Tracebacks never show variables: users' keys and values."""
+    """The processors that render text. Tracebacks omit variables, which may hold user data."""
     if log_format is LogFormat.JSON:
         return [structlog.processors.format_exc_info, _ordered, structlog.processors.JSONRenderer()]
     return [
@@ -75,5 +75,5 @@ def _named(role: str) -> Processor:
 def _ordered(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """The three keys that every line has come first."""
+    """Put the three keys that every line has first."""
     return {key: event.pop(key) for key in ("timestamp", "level", "event")} | dict(event)

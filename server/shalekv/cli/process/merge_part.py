@@ -1,7 +1,7 @@
-"""One part of a merge, in a process of its own: what `shalekv compactor` starts for large merges.
+"""Process for one part of a large merge, started by `shalekv compactor`.
 
-standard input    one line of JSON, a `PartTask`; then perhaps `lift`: no bound on the pace any
-                  more. It stays open: its end means that the compactor is gone
+standard input    one line of JSON, a `PartTask`; then optionally a line `lift`, which removes the
+                  limit on the rate. It stays open: its end means that the compactor has ended
 standard output   one line of JSON, a `PartReply`
 """
 
@@ -27,9 +27,9 @@ from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 
-LINE_BYTES_MAX = 1 << 30  # a part of 100,000 SSTs takes some 50 MB
+LINE_BYTES_MAX = 1 << 30  # a part of 100,000 SSTs takes about 50 MB
 LIFT = b"lift\n"
-_ABANDONED = 1  # exit code; nobody sees it
+_ABANDONED = 1  # exit code when the parent is gone, so that none reads it
 
 
 class _Message(BaseModel):
@@ -37,7 +37,7 @@ class _Message(BaseModel):
 
 
 class PartTask(_Message):
-    """What to merge, and where."""
+    """The part to merge, and the store and the settings for it."""
 
     url: str
     part: MergePart
@@ -46,18 +46,16 @@ class PartTask(_Message):
 
 
 class PartReply(_Message):
-    """What became of it, or why nothing did."""
+    """The result, or the reason of the failure; and the requests to the store in either case."""
 
     result: PartResult | None = None
     reason: str = ""
     problem: str = ""
-    sent: dict[RequestKind, int] = Field(
-        default_factory=dict
-    )  # to the store, whatever became of it
+    sent: dict[RequestKind, int] = Field(default_factory=dict)
 
 
 async def run_task() -> None:
-    """Read the task, run it, and print the reply; ends the process if nobody waits for that."""
+    """Read the task, run it, and print the reply. Ends the process when the parent ends."""
     stdin = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin.buffer)
@@ -96,7 +94,7 @@ async def _watch(stdin: asyncio.StreamReader, lifted: asyncio.Event) -> None:
     while line := await stdin.readline():
         if line == LIFT:
             lifted.set()
-    os._exit(_ABANDONED)  # the compactor is gone: whatever we wrote, nobody will publish it
+    os._exit(_ABANDONED)  # the compactor has ended: nothing that we write will be published
 
 
 if __name__ == "__main__":

@@ -1,4 +1,15 @@
-"""Signals that ask a process to stop: the first in order, the second at once."""
+r"""Requests to stop a process: by a signal, or by the end of the pipe from its parent.
+
+The first SIGINT or SIGTERM requests an orderly shutdown, the second one ends the process at once.
+
+With `parent_pipe`, standard input is a pipe from the process that started this one. The kernel
+closes the other end however the parent ends, kill -9 included: no process id is needed, and no
+polling.
+
+    end of the pipe      stop: the parent has closed it, or has ended
+    a line `hurry`       begin at once with the work that holds writes back
+    any other line       ignored: a newer parent may send more
+"""
 
 from __future__ import annotations
 
@@ -16,56 +27,59 @@ import structlog
 from shalekv.errors import InvalidSetting
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LAST_STEP_MS = 1_000.0  # what comes after the grace gets this much all the same
-SIGNALLED = 128  # a process that a signal ends has this plus its number as exit code
+LAST_STEP_MS = 1_000.0  # minimum time for the last step, even if the grace is used up
+SIGNALLED = 128  # plus the number of a signal: the exit code of a process that it ended
+HURRY = b"hurry"
+
+_STANDARD_INPUT = 0
+_LINE_BYTES_MAX = 1_024  # longer than any line of ours; the rest of a longer one is dropped
 
 _log = structlog.get_logger(__name__)
 
 
-class Ending:
-    """A request that something ends in order, which interrupts what can be left at any moment."""
+class Shutdown:
+    """An orderly shutdown that can be requested once, and interrupts marked sections of code."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
-        self.asked = asyncio.Event()
-        self._asked_s = 0.0  # by the clock of the loop
+        self.requested = asyncio.Event()
+        self._requested_s = 0.0  # by the clock of the loop
         self._interrupted: asyncio.Task[object] | None = None
 
-    def ask(self) -> None:
-        """It shall end."""
-        if not self.asked.is_set():
-            self._asked_s = asyncio.get_running_loop().time()
-        self.asked.set()
+    def request(self) -> None:
+        """Request the shutdown. Idempotent."""
+        if not self.requested.is_set():
+            self._requested_s = asyncio.get_running_loop().time()
+        self.requested.set()
         if self._interrupted is not None:
             self._interrupted.cancel()
 
-    def left_ms(self, grace_ms: float) -> float:
-        """The rest of `grace_ms` since the request, at least `LAST_STEP_MS`."""
-        gone_ms = 1_000 * (asyncio.get_running_loop().time() - self._asked_s)
-        return max(LAST_STEP_MS, grace_ms - gone_ms)
+    def remaining_ms(self, grace_ms: float) -> float:
+        """The rest of `grace_ms`, counted from the request; at least `LAST_STEP_MS`."""
+        elapsed_ms = 1_000 * (asyncio.get_running_loop().time() - self._requested_s)
+        return max(LAST_STEP_MS, grace_ms - elapsed_ms)
 
     @contextmanager
-    def interrupts(self) -> Iterator[None]:
-        """What is awaited inside is cancelled by `ask`, now or before, and nothing is raised."""
+    def interruptible(self) -> Iterator[None]:
+        """Leave the context when the shutdown is requested, or was before; nothing is raised."""
         task = asyncio.current_task()
         self._interrupted = task
-        if task is not None and self.asked.is_set():
+        if task is not None and self.requested.is_set():
             task.cancel()
         try:
             yield
         except asyncio.CancelledError:
-            if task is None or not self.asked.is_set():
+            if task is None or not self.requested.is_set():
                 raise
             task.uncancel()
         finally:
             self._interrupted = None
 
 
-class StopRequest(Ending):
-    """Turns SIGINT and SIGTERM into `asked` while it is entered; needs a running loop."""
+class StopRequest(Shutdown):
+    """A shutdown requested by SIGINT or SIGTERM while entered. REQUIRES: a running loop."""
 
     def __enter__(self) -> Self:
-        """Listen for the signals."""
+        """Install the signal handlers."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -77,46 +91,30 @@ class StopRequest(Ending):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the signals to Python again."""
+        """Remove the signal handlers."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self.asked.is_set():
+        if self.requested.is_set():
             _log.warning("stopped at once by a second signal", signal=number.name)
             os._exit(SIGNALLED + number)
         _log.info("asked to stop", signal=number.name)
-        self.ask()
-
-
-# --- parent_pipe
-# Standard input as the line to the process that started this one: it ends with that process.
-#
-# The kernel closes the other end of the pipe however the parent ends, kill -9 included. Nothing
-# asks who the parent is, and nothing polls.
-#
-#     end of the pipe      stop: the parent has closed it, or is gone
-#     a line `hurry`       begin at once with what holds writes back
-#     any other line       ignored: a newer parent may say more
-
-
-HURRY = b"hurry"
-
-_STANDARD_INPUT = 0
-_LINE_BYTES_MAX = 1_024  # no line of ours is longer; what is, is dropped
+        self.request()
 
 
 @asynccontextmanager
-async def parent_pipe(ending: Ending, hurry: asyncio.Event | None = None) -> AsyncIterator[None]:
-    """Ask for the `ending` at the end of standard input, and set `hurry` at each line `hurry`.
+async def parent_pipe(
+    shutdown: Shutdown, hurry: asyncio.Event | None = None
+) -> AsyncIterator[None]:
+    """Request `shutdown` at the end of standard input, and set `hurry` at each line `hurry`.
 
-    The latter is only ever set: who waits for it clears it. Raises `InvalidSetting` when standard
-    input is no pipe.
+    The consumer of `hurry` clears it. Raises `InvalidSetting` when standard input is no pipe.
     """
     loop = asyncio.get_running_loop()
     pipe = os.fdopen(_duplicate_of_standard_input(), "rb", buffering=0)
-    transport, _ = await loop.connect_read_pipe(lambda: _Lines(ending, hurry), pipe)
+    transport, _ = await loop.connect_read_pipe(lambda: _Lines(shutdown, hurry), pipe)
     try:
         yield
     finally:
@@ -134,22 +132,21 @@ def _duplicate_of_standard_input() -> int:
 
 
 class _Lines(asyncio.Protocol):
-    """What arrives, as lines."""
+    """Splits the input into lines, and acts on them."""
 
-    def __init__(self, ending: Ending, hurry: asyncio.Event | None) -> None:
-        """Nothing has arrived."""
-        self._ending = ending
+    def __init__(self, shutdown: Shutdown, hurry: asyncio.Event | None) -> None:
+        self._shutdown = shutdown
         self._hurry = hurry
-        self._begun = b""
+        self._partial = b""
 
     def data_received(self, data: bytes) -> None:
-        """Look at the lines that are complete now."""
-        *lines, begun = (self._begun + data).split(b"\n")
-        self._begun = begun[-_LINE_BYTES_MAX:]
+        """Handle the complete lines, and keep the partial one."""
+        *lines, partial = (self._partial + data).split(b"\n")
+        self._partial = partial[-_LINE_BYTES_MAX:]
         if self._hurry is not None and HURRY in lines:
             self._hurry.set()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the end is the end
-        """The parent has closed the pipe, or is gone; the same when this process leaves it."""
-        if not self._ending.asked.is_set():
-            self._ending.ask()
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - any end counts
+        """Request the shutdown: the pipe was closed, by the parent, its end, or this process."""
+        if not self._shutdown.requested.is_set():
+            self._shutdown.request()

@@ -1,13 +1,20 @@
-r"""The compactor and the collector of `shalekv serve`, as child processes.
+r"""Supervisor of the child processes of `shalekv serve`: its compactor and its collector.
 
     starting ---> running ---- ended ----> waiting, longer each time ---> starting
-       |             |    \--- ended with a code of STAY_DOWN ---> down, until it is missed
-       |             |
-       +-------------+--- asked to stop: end of its pipe, then SIGTERM, then SIGKILL
+       |             |    \--- ended with a code of STAY_DOWN ---> down (FENCED: until
+       |             |                                             writes are held back for long)
+       +-------------+--- stop requested: end of its pipe, then SIGTERM, then SIGKILL
 
-What they compute takes nothing from the event loop that serves: they are other processes, and
-niced. They end when their standard input does (see `cli.process.shutdown`), so none outlives
-this process, however it ends. What they send to the object store they report on standard output.
+Child processes take no time from the event loop that serves, and run at a lower priority. They end
+at the end of their standard input (see `cli.process.shutdown`), so none outlives this process,
+however it ends.
+
+They report the requests that they have sent to the object store on standard output, in lines:
+
+    {"sent":{"write":12,"list":3, ...}}\n      counts since the start of the child; they only grow
+
+A child writes a line every `REPORT_INTERVAL_MS` in which a count has changed, and at its end. If
+the parent does not read, lines are lost but no counts: the next line includes them.
 """
 
 from __future__ import annotations
@@ -41,19 +48,22 @@ from shalekv.settings import (
 )
 from shalekv.store.api import RequestCounts, RequestKind
 
-# --- child_reports
-# Standard output as the line to the parent process: what a child has sent to the object store.
-#
-#     {"sent":{"write":12,"list":3, ...}}\n      numbers since the child has begun, which only
-# grow
-#
-# A line is told every `REPORT_INTERVAL_MS` in which something has changed, and at the end. A
-# parent that does not read loses lines, never counts: the next line has them.
-
-
 REPORT_INTERVAL_MS = 2_000
-LINE_BYTES_MAX = 1_024  # well below what a pipe takes whole
-REQUESTS_MAX = 2**53  # sums of them stay within 64 bits
+LINE_BYTES_MAX = 1_024  # well below the size up to which writes to a pipe are atomic
+REQUESTS_MAX = 2**53  # so that sums stay within 64 bits
+COMPACTOR = "compactor"
+NICENESS = 10  # below whatever serves, above idle work
+LAST_REPORT_MS = 1_000
+PRESSURE_POLL_MS = 50  # a memtable of some MiB is filled in a second
+STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
+# Exit codes after which a restart does not help: another compactor has taken over, and restarting
+# this one would fence it; or a setting is wrong.
+STAY_DOWN: Mapping[int, str] = {
+    ExitCode.FENCED: "another compactor has taken over, and restarting this one would fence it: "
+    "give --no-with-compactor to this server if another compactor is intended. It is started again "
+    "when nothing is compacted for child_takeover_ms",
+    ExitCode.USAGE: "its settings are wrong, and would be wrong again",
+}
 
 _STANDARD_OUTPUT = 1
 
@@ -69,58 +79,58 @@ class _Report(BaseModel):
 
 
 def report_line(sent: Sent) -> bytes:
-    """The line that tells so."""
-    told = _Report(sent={kind.value: requests for kind, requests in sent.items()})
-    return told.model_dump_json().encode() + b"\n"
+    """Encode a report as a line."""
+    report = _Report(sent={kind.value: requests for kind, requests in sent.items()})
+    return report.model_dump_json().encode() + b"\n"
 
 
 def parse_report(line: bytes) -> Sent:
-    """What a line tells; kinds that this version does not know are left out.
+    """Decode a line of a report; kinds unknown to this version are left out.
 
-    Raises ValueError when it is no such line.
+    Raises ValueError when the line is no report.
     """
     sent = _Report.model_validate_json(line).sent
     return {kind: sent[kind] for kind in RequestKind if kind in sent}
 
 
 def total_of(counts: Sequence[RequestCounts]) -> dict[RequestKind, int]:
-    """What several stores of one process have sent together."""
+    """Add up the requests of several stores of one process."""
     return {kind: sum(each.by_kind[kind] for each in counts) for kind in RequestKind}
 
 
 @contextmanager
-def telling_parent(counts: Sequence[RequestCounts]) -> Iterator[None]:
-    """Tell what `counts` come to; nothing where standard output leads to no process."""
-    if not _leads_to_a_process():
+def reporting_to_parent(counts: Sequence[RequestCounts]) -> Iterator[None]:
+    """Report the sum of `counts` to the parent while entered, if standard output is a pipe."""
+    if not _is_pipe():
         yield
         return
-    # A parent that does not read must not hold up its child.
+    # A parent that does not read must not block its child.
     os.set_blocking(_STANDARD_OUTPUT, False)
     loop = asyncio.get_running_loop()
     last = dict.fromkeys(RequestKind, 0)
     timer: asyncio.TimerHandle | None = None
 
-    def tell() -> None:
+    def report() -> None:
         nonlocal last
         now = total_of(counts)
         if now != last and _write(report_line(now)):
             last = now
 
-    def tell_again_and_again() -> None:
+    def report_periodically() -> None:
         nonlocal timer
-        tell()
-        timer = loop.call_later(REPORT_INTERVAL_MS / 1_000, tell_again_and_again)
+        report()
+        timer = loop.call_later(REPORT_INTERVAL_MS / 1_000, report_periodically)
 
-    tell_again_and_again()
+    report_periodically()
     try:
         yield
     finally:
         if timer is not None:
             timer.cancel()
-        tell()
+        report()
 
 
-def _leads_to_a_process() -> bool:
+def _is_pipe() -> bool:
     try:
         mode = os.fstat(_STANDARD_OUTPUT).st_mode
     except OSError:  # closed
@@ -129,87 +139,67 @@ def _leads_to_a_process() -> bool:
 
 
 def _write(line: bytes) -> bool:
-    """Whether the whole line went out."""
+    """Write a line without blocking; returns whether all of it was written."""
     try:
         return os.write(_STANDARD_OUTPUT, line) == len(line)
-    except OSError:  # the pipe is full, or the parent is gone, of which standard input tells
+    except OSError:  # the pipe is full, or the parent is gone, which standard input reports
         return False
 
 
-class _Role:
-    """The children that had one role, one after the other."""
+class _RoleRequests:
+    """The requests of the successive children of one role."""
 
     def __init__(self, began_ms: float) -> None:
-        """None of them has told anything."""
         self.began_ms = began_ms
-        self.of_ended = dict.fromkeys(RequestKind, 0)
-        self.of_current = dict.fromkeys(RequestKind, 0)
-        self.is_bad_line_told = False
+        self.ended = dict.fromkeys(RequestKind, 0)
+        self.current = dict.fromkeys(RequestKind, 0)
+        self.is_bad_line_logged = False
 
     @property
     def sent(self) -> Sent:
-        """By all of them."""
-        return {kind: self.of_ended[kind] + self.of_current[kind] for kind in RequestKind}
+        """The requests of all children of the role."""
+        return {kind: self.ended[kind] + self.current[kind] for kind in RequestKind}
 
-    def begin_another(self) -> None:
-        """A child counts from 0: keep what those before it have sent."""
-        self.of_ended = dict(self.sent)
-        self.of_current = dict.fromkeys(RequestKind, 0)
+    def begin_child(self) -> None:
+        """Add the counts of the last child to those of ended ones: a new child counts from 0."""
+        self.ended = dict(self.sent)
+        self.current = dict.fromkeys(RequestKind, 0)
 
 
 class ChildReports:
-    """What the children of one server have told, added up over their restarts."""
+    """The reported requests of the children of one server, added up over their restarts."""
 
     def __init__(self, clock: Clock) -> None:
-        """There are no children yet."""
         self._clock = clock
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, _RoleRequests] = {}
 
     def processes(self) -> Iterator[ProcessUse]:
-        """What each role has sent, as far as it has told."""
+        """The requests of each role, as far as reported."""
         for name, role in self._roles.items():
             yield ProcessUse(name, role.began_ms, role.sent)
 
     async def read(self, name: str, stdout: asyncio.StreamReader) -> None:
-        """Read what a child that begins with this role tells, to its end."""
-        role = self._roles.setdefault(name, _Role(self._clock.monotonic_ms()))
-        role.begin_another()
+        """Read the reports of a new child of the role `name`, to its end."""
+        role = self._roles.setdefault(name, _RoleRequests(self._clock.monotonic_ms()))
+        role.begin_child()
         while True:
             try:
                 line = await stdout.readline()
                 if not line.endswith(b"\n"):
-                    return  # the end; half a line tells nothing
-                role.of_current.update(parse_report(line))
-            except ValueError:  # readline has dropped a line that is too long
-                if not role.is_bad_line_told:
-                    role.is_bad_line_told = True
+                    return  # the end; a partial line is dropped
+                role.current.update(parse_report(line))
+            except ValueError:  # no report, or too long a line, which readline has dropped
+                if not role.is_bad_line_logged:
+                    role.is_bad_line_logged = True
                     _log.warning("child process writes what is no report", child=name)
-
-
-# --- supervisor
-
-
-COMPACTOR = "compactor"
-NICENESS = 10  # below whatever serves, above what has no hurry at all
-LAST_REPORT_MS = 1_000
-PRESSURE_POLL_MS = 50  # a memtable of some MiB is filled in a second
-STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
-# What starting again cannot mend: another compactor has taken over, and would be taken over from
-# in turn; a setting that is wrong stays wrong.
-STAY_DOWN: Mapping[int, str] = {
-    ExitCode.FENCED: "another one has taken over, and would be taken over from in turn: give "
-    "--no-with-compactor to this server if that is meant to be so. It is started again when "
-    "nobody compacts for child_takeover_ms",
-    ExitCode.USAGE: "its settings are wrong, and would be the next time",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """What a child process is called, and what starts it.
+    """The command that starts a child process of one role.
 
-    `argv` is what comes after the interpreter. `secrets` are environment variables, since
-    everybody on the machine can read the arguments of a process.
+    `argv` are the arguments of the interpreter. `secrets` are environment variables, because all
+    users of the machine can read the arguments of a process.
     """
 
     role: str
@@ -218,7 +208,10 @@ class ChildCommand:
 
 
 def child_commands(settings: ServeSettings) -> list[ChildCommand]:
-    """Those that `settings` want beside the server; flags tell each its settings, but secrets."""
+    """The commands of the children that `settings` ask for.
+
+    Each gets its settings as flags, and secrets in its environment.
+    """
     wanted = settings.children
     if not wanted.with_compactor and not wanted.with_collector:
         return []
@@ -250,7 +243,7 @@ def _command(role: str, settings: ServeSettings, model: type[Settings]) -> Child
     return ChildCommand(role, [*STARTED_BY_ITSELF, role, *flags], secrets)
 
 
-class Children:
+class ChildSupervisor:
     """Keeps the child processes of one server running."""
 
     def __init__(
@@ -261,9 +254,9 @@ class Children:
         *,
         is_pressed: Callable[[], bool],
     ) -> None:
-        """Nothing is started before `beside`.
+        """Create a supervisor; `run_beside` starts the children.
 
-        `is_pressed` tells whether what is not compacted is about to hold writes back.
+        `is_pressed` returns whether data that is not compacted is about to hold writes back.
         """
         self._commands = commands
         self._is_pressed = is_pressed
@@ -274,17 +267,17 @@ class Children:
         self.reports = ChildReports(runtime.clock)
         self._stopping = asyncio.Event()
 
-    async def beside(self, serving: Coroutine[Any, Any, None]) -> None:
-        """Run the children while `serving` runs, then end them; raises what `serving` raises."""
+    async def run_beside(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Run the children while `serving` runs, then end them. Raises the error of `serving`."""
         failure: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             for command in self._commands:
-                tasks.create_task(self._keep(command), name=command.role)
+                tasks.create_task(self._supervise(command), name=command.role)
             if any(command.role == COMPACTOR for command in self._commands):
                 tasks.create_task(self._hurry_when_pressed(), name="hurry")
             try:
                 await serving
-            except Exception as error:  # noqa: BLE001 - raised below, when the children have ended
+            except Exception as error:  # noqa: BLE001 - raised below, after the children have ended
                 failure = error
             finally:
                 self._stopping.set()
@@ -292,10 +285,10 @@ class Children:
             raise failure
 
     def hurry(self) -> None:
-        """Tell the compactor that what is not compacted holds writes back."""
+        """Tell the compactor that data that is not compacted holds writes back."""
         process = self._processes.get(COMPACTOR)
         pipe = process.stdin if process is not None else None
-        # A compactor that does not read has been told already.
+        # If the compactor does not read, an earlier line is still waiting for it.
         if (
             pipe is not None
             and not pipe.is_closing()
@@ -309,7 +302,7 @@ class Children:
                 self.hurry()
             await self._wait_ms(PRESSURE_POLL_MS)
 
-    async def _keep(self, command: ChildCommand) -> None:
+    async def _supervise(self, command: ChildCommand) -> None:
         settings = self._settings
         delay_ms = float(settings.child_restart_initial_ms)
         while not self._stopping.is_set():
@@ -320,7 +313,7 @@ class Children:
                 return
             if code is not None and code in STAY_DOWN:
                 log.error("child process stays down", problem=STAY_DOWN[code])
-                if code != ExitCode.FENCED or not await self._is_missed():
+                if code != ExitCode.FENCED or not await self._is_takeover_due():
                     return
                 log.warning("child process is started again: nobody else does its work")
                 continue
@@ -331,10 +324,11 @@ class Children:
             await self._wait_ms(jittered_ms)
             delay_ms = min(2 * delay_ms, settings.child_restart_max_ms)
 
-    async def _is_missed(self) -> bool:
-        """Wait until writes have been held back for long; False: we were asked to stop before.
+    async def _is_takeover_due(self) -> bool:
+        """Wait until writes were held back for `child_takeover_ms`; False if a stop came before.
 
-        Whoever took over may have died since, such as the child of a writer that was fenced.
+        The compactor that took over may have ended, for example with the fenced writer that
+        started it.
         """
         pressed_ms = 0
         while not self._stopping.is_set():
@@ -345,16 +339,16 @@ class Children:
         return False
 
     async def _run(self, command: ChildCommand) -> int | None:
-        """Start it and wait for its end; its exit code, None when it could not be started."""
+        """Start a child and wait for its end. Returns the exit code; None if it did not start."""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *command.argv,
                 stdin=PIPE,
-                stdout=PIPE,  # for its reports; its log goes where ours goes
+                stdout=PIPE,  # for its reports; it inherits stderr for its log
                 limit=LINE_BYTES_MAX,
                 env=_environment(os.environ) | dict(command.secrets),
-                start_new_session=True,  # a Ctrl-C is for this process, which then ends its own
+                start_new_session=True,  # Ctrl-C reaches this process only, which ends the child
             )
         except OSError as error:
             _log.error("child process cannot start", child=command.role, problem=str(error))
@@ -365,18 +359,19 @@ class Children:
         _log.info("child process started", child=command.role, pid=process.pid)
         self._processes[command.role] = process
         try:
-            return await self._ended(command.role, process)
+            return await self._wait(command.role, process)
         finally:
             del self._processes[command.role]
 
-    async def _ended(self, role: str, process: Process) -> int:
-        """Wait for its end, and see to it once we are asked to stop; its exit code."""
+    async def _wait(self, role: str, process: Process) -> int:
+        """Wait for the end of a child; end it when a stop is requested. Returns the exit code."""
         async with asyncio.TaskGroup() as tasks:
             assert process.stdout is not None
             reading = tasks.create_task(self.reports.read(role, process.stdout))
             ending = tasks.create_task(self._end(process))
             code = await process.wait()
-            # Its last word may stand in the pipe, whose end whoever has inherited it can hold open.
+            # The last report may still be in the pipe. Wait with a limit: a process that has
+            # inherited the other end can keep it open.
             await asyncio.wait([reading], timeout=LAST_REPORT_MS / 1_000)
             reading.cancel()
             ending.cancel()
@@ -390,15 +385,15 @@ class Children:
             await self._clock.sleep_ms(self._settings.child_grace_ms)
             _log.warning("child process goes on", pid=process.pid, sent=number.name)
             with suppress(ProcessLookupError):
-                send(process.pid, number)  # the last one reaches what it has started as well
+                send(process.pid, number)  # SIGKILL goes to the processes of the child as well
 
     async def _wait_ms(self, duration_ms: float) -> None:
-        """Wait, but no longer than until we are asked to stop."""
+        """Wait for a duration, or until a stop is requested."""
         with suppress(TimeoutError):
             async with asyncio.timeout(duration_ms / 1000):
                 await self._stopping.wait()
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Ours without settings: what a child is told of them, nothing contradicts."""
+    """The environment without settings, which would contradict the flags of a child."""
     return {k: v for k, v in inherited.items() if not k.upper().startswith(ENVIRONMENT_PREFIX)}

@@ -1,6 +1,18 @@
-"""What `shalekv serve` runs: a writer, and its compactor and collector as child processes.
+"""The process of `shalekv serve`: a writer, with its compactor and collector as child processes.
 
-With an elector the same goes on behind a lease: see `cli.process.writer`.
+Without an elector the writer opens the database at once. With `--elect` the process waits for a
+lease first:
+
+    STANDBY -------- elected ----> opening ----> SERVING ---- stop requested --> draining, release
+      NOT_SERVING; calls fail        |             |
+      with the elected address       |             +-- lease lost: the same, without a release
+        ^                            |             +-- fenced: another has opened the database
+        |                            v             v
+        +------ after a delay -------+-------------+
+
+The lease only decides who tries to open the database. Opening claims an epoch and fences the older
+writer, as without a lease, and that alone keeps the history consistent: if two processes believe
+that they are elected, one of them is fenced.
 """
 
 from __future__ import annotations
@@ -13,17 +25,17 @@ from dataclasses import dataclass
 import structlog
 
 from shalekv.cli.process.lifecycle import (
-    asked_to_stop,
     bind,
     open_database,
     open_links,
     open_runtime,
-    role_to_its_end,
     run_role,
+    serve_until_end,
+    shutting_down,
     start_serving,
 )
-from shalekv.cli.process.shutdown import Ending, StopRequest
-from shalekv.cli.process.supervisor import Children, child_commands
+from shalekv.cli.process.shutdown import Shutdown, StopRequest
+from shalekv.cli.process.supervisor import ChildSupervisor, child_commands
 from shalekv.errors import (
     DatabaseExists,
     ManifestConflict,
@@ -50,65 +62,72 @@ from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
 from shalekv.write.quorum.links import Links
 
-# --- writing_ground
-# What a process needs in order to be the writer, as often as it is.
-
+# Errors that end a term but not the process: another writer, or a failure that may pass.
+_ENDS_A_TERM = (
+    Stopping,
+    ManifestConflict,
+    QuorumUnavailable,
+    StoreUnavailable,
+)
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WriterContext:
-    """The parts of a process that stay when a writer goes."""
+    """The parts of a process that outlive a writer: one process may open several in turn."""
 
     settings: ServeSettings
     runtime: Runtime
     store: ObjectStore
-    links: Links  # to safekeepers, if the database has some
+    links: Links  # to the safekeepers, if the database has any
     server: Server
-    announce: Callable[[str], None]  # told HOST:PORT when it serves
+    announce: Callable[[str], None]  # called with HOST:PORT when it serves
 
     @property
     def address(self) -> str:
-        """HOST:PORT under which clients reach this process."""
+        """HOST:PORT at which clients reach this process."""
         return self.settings.server.advertise or self.server.listen
 
 
-async def open_writer(ground: WriterContext) -> Writer:
-    """Open the database as its writer; create it first, if the settings want that."""
-    refusals = RefusalPolicy(ground.store.sent, ground.runtime)
-    _log.info("opening", url=ground.store.url)
-    with refusals.opening(ground.settings.writer.open_timeout_ms):
-        return await _open(ground)
+async def open_writer(context: WriterContext) -> Writer:
+    """Open the database as its writer, after creating it if the settings say so.
+
+    Raises ShaleError when it cannot be opened.
+    """
+    refusals = RefusalPolicy(context.store.sent, context.runtime)
+    _log.info("opening", url=context.store.url)
+    with refusals.opening(context.settings.writer.open_timeout_ms):
+        return await _open(context)
 
 
-async def _open(ground: WriterContext) -> Writer:
-    settings, runtime, store = ground.settings, ground.runtime, ground.store
+async def _open(context: WriterContext) -> Writer:
+    settings, runtime, store = context.settings, context.runtime, context.store
     since_epoch = None
-    if settings.writer.open_once:  # others may create the database, and open it, before we do
+    if settings.writer.open_once:  # read before others may create and open the database
         since_epoch = await writer_epoch(store, runtime, settings.store)
     if settings.database.create:
-        await _create(ground)
+        await _create(context)
     await check_wal_mode(store, runtime, settings.store, settings.database)
     return await Writer.open(
         store,
         settings=settings,
         runtime=runtime,
-        advertise=ground.address,
+        advertise=context.address,
         since_epoch=since_epoch,
-        links=ground.links,
+        links=context.links,
     )
 
 
-async def _create(ground: WriterContext) -> None:
-    settings, store = ground.settings, ground.store
+async def _create(context: WriterContext) -> None:
+    settings, store = context.settings, context.store
     quorum = None
     if settings.database.wal is WalChoice.QUORUM:
-        quorum = Quorum(ground.links, settings.database.safekeeper_addresses)
+        quorum = Quorum(context.links, settings.database.safekeeper_addresses)
     try:
         await create_database(
             store,
-            ground.runtime,
+            context.runtime,
             settings.store,
             quorum,
             clock_jump_max_s=settings.writer.clock_jump_max_s,
@@ -117,27 +136,24 @@ async def _create(ground: WriterContext) -> None:
     except DatabaseExists:
         _log.debug("database exists", url=store.url)
         if quorum is not None:
-            cas = CasStore(store, ground.runtime, settings.store)
-            await complete_creation(cas, ground.links)
+            cas = CasStore(store, context.runtime, settings.store)
+            await complete_creation(cas, context.links)
 
 
-def children_of(ground: WriterContext, writer: Writer) -> Children:
-    """The child processes beside this writer; none runs yet."""
-    children = Children(
-        child_commands(ground.settings),
-        ground.settings.children,
-        ground.runtime,
+def child_supervisor(context: WriterContext, writer: Writer) -> ChildSupervisor:
+    """The supervisor of the child processes of `writer`; it has not started any."""
+    children = ChildSupervisor(
+        child_commands(context.settings),
+        context.settings.children,
+        context.runtime,
         is_pressed=lambda: writer.engine.is_pressed,
     )
     writer.admin.store_use.measure(children.reports.processes)
     return children
 
 
-# --- writer
-
-
 async def serve_database(settings: ServeSettings, announce: Callable[[str], None]) -> None:
-    """Serve until a signal asks to stop; `announce` is told the HOST:PORT.
+    """Serve until a signal requests a stop; `announce` is called with HOST:PORT.
 
     Raises:
         OSError: EADDRINUSE, when another process listens on the address.
@@ -150,201 +166,175 @@ async def serve_database(settings: ServeSettings, announce: Callable[[str], None
             open_links(settings.quorum) as links,
         ):
             server = bind(settings, runtime)
-            ground = WriterContext(settings, runtime, store, links, server, announce)
+            context = WriterContext(settings, runtime, store, links, server, announce)
             if settings.election.elect:
-                await serve_when_elected(ground, stop)
+                await serve_when_elected(context, stop)
             else:
-                await _serve_at_once(ground, stop)
+                await _serve_at_once(context, stop)
     _log.info("stopped")
 
 
-async def _serve_at_once(ground: WriterContext, stop: StopRequest) -> None:
+async def _serve_at_once(context: WriterContext, stop: StopRequest) -> None:
     writer = None
-    with stop.interrupts():
-        writer = await open_writer(ground)
+    with stop.interruptible():
+        writer = await open_writer(context)
     if writer is None:
         return
-    grace_ms = ground.settings.server.shutdown_grace_ms
-    await start_serving(writer, ground.server, ground.announce)
-    children = children_of(ground, writer)
-    await children.beside(run_role(writer, ground.server, stop, grace_ms))
+    grace_ms = context.settings.server.shutdown_grace_ms
+    await start_serving(writer, context.server, context.announce)
+    children = child_supervisor(context, writer)
+    await children.run_beside(run_role(writer, context.server, stop, grace_ms))
 
 
-# --- standing_by
-# What `shalekv serve --elect ...` runs: a server that waits for a lease, and the writer behind
-# it.
-#
-#     STANDING BY ---- elected ----> opening ----> SERVING ---- asked to stop --> draining, release
-#       NOT_SERVING; calls              |             |
-#       are told who is elected         |             +-- lease lost: the same, without a release
-#         ^                             |             +-- fenced: another has opened the database
-#         |                             v             v
-#         +------ a while later --------+-------------+
-#
-# The lease only decides who tries. Whoever opens the database wins an epoch and fences, as
-# without a lease, and that alone keeps the history right: with two that were elected, one is
-# fenced.
+async def serve_when_elected(context: WriterContext, stop: StopRequest) -> None:
+    """Alternate between standby and serving until a signal requests a stop.
 
-
-# What ends a term, and not the process: another writer, or trouble that may pass.
-_ENDS_A_TERM = (
-    Stopping,
-    ManifestConflict,
-    QuorumUnavailable,
-    StoreUnavailable,
-)
-
-
-async def serve_when_elected(ground: WriterContext, stop: StopRequest) -> None:
-    """Stand by, serve, and stand by again, until a signal asks to stop.
-
-    Raises what standing by again cannot mend; the lease is then released.
+    Raises the errors that another term cannot fix (not in `_ENDS_A_TERM`); the lease is then
+    released.
     """
-    settings = ground.settings
-    standing = _Standing(ground)
-    store = CasStore(ground.store, ground.runtime, settings.store)
+    settings = context.settings
+    standby = _Standby(context)
+    store = CasStore(context.store, context.runtime, settings.store)
     async with open_elector(
         settings.election,
         store,
-        ground.runtime,
-        holder=ground.address,
-        told=standing.told,
+        context.runtime,
+        holder=context.address,
+        told=standby.on_elected,
         environment=os.environ,
     ) as elector:
-        await standing.begin()
-        _log.info("standing by", listen=ground.server.listen, elect=settings.election.elect)
+        await standby.begin()
+        _log.info("standing by", listen=context.server.listen, elect=settings.election.elect)
         try:
-            await _serve_in_terms(ground, elector, standing, stop)
+            await _serve_in_terms(context, elector, standby, stop)
         finally:
-            await ground.server.refuse(asked_to_stop())
-            await ground.server.stop()
+            await context.server.refuse(shutting_down())
+            await context.server.stop()
 
 
 async def _serve_in_terms(
-    ground: WriterContext, elector: Elector, standing: _Standing, stop: StopRequest
+    context: WriterContext, elector: Elector, standby: _Standby, stop: StopRequest
 ) -> None:
-    while not stop.asked.is_set():
+    while not stop.requested.is_set():
         term = None
-        with stop.interrupts():
+        with stop.interruptible():
             term = await elector.campaign()
         if term is None:
             return
         try:
-            await _Term(ground, term, standing, stop).run()
+            await _Term(context, term, standby, stop).run()
         except _ENDS_A_TERM as error:
             _log.warning("stands by again", reason=error.reason, problem=str(error))
-            ttl_ms = ground.settings.election.lease_ttl_ms
-            with stop.interrupts():  # who took over by force shall not be fenced at once
-                await ground.runtime.clock.sleep_ms(ttl_ms * ground.runtime.random.uniform(1, 2))
+            ttl_ms = context.settings.election.lease_ttl_ms
+            with stop.interruptible():  # do not fence a writer that took over by force at once
+                await context.runtime.clock.sleep_ms(ttl_ms * context.runtime.random.uniform(1, 2))
 
 
-class _Standing:
-    """The server while it is not the writer: what it tells of whoever is elected."""
+class _Standby:
+    """The server while it is not the writer: it refuses calls, and names the elected process."""
 
-    def __init__(self, ground: WriterContext) -> None:
-        """Nobody is known yet."""
-        self._server = ground.server
-        self._own_address = ground.address
+    def __init__(self, context: WriterContext) -> None:
+        self._server = context.server
+        self._own_address = context.address
         self._holder = ""
-        self._is_standing = False
+        self._is_standby = False
 
-    def told(self, holder: str) -> None:
-        """Another one is elected."""
+    def on_elected(self, holder: str) -> None:
+        """Record a new holder of the lease; empty: there is none. Update the refusal of calls."""
         if holder != self._holder:
             _log.info("somebody is elected" if holder else "nobody is elected", holder=holder)
         self._holder = holder
-        if self._is_standing:
+        if self._is_standby:
             self._server.tell(self.refusal())
 
     def refusal(self) -> StandingBy:
-        """What calls are told now."""
+        """The error for calls on standby, with the address of the elected process if known."""
         holder = "" if self._holder == self._own_address else self._holder
         known = f"{holder} is elected" if holder else "nobody else is known to be elected"
         message = f"this server stands by, and {known}: nothing was applied"
         return StandingBy(message, writer_address=holder)
 
     async def begin(self) -> None:
-        """Turn calls away, and cut off those that go on."""
-        self._is_standing = True
+        """Refuse calls from now on, and cancel those in progress."""
+        self._is_standby = True
         await self._server.stand_by(self.refusal())
 
     def end(self) -> None:
-        """Somebody starts the server."""
-        self._is_standing = False
+        """Stop refusing calls. REQUIRES: the caller starts the server next."""
+        self._is_standby = False
 
 
 class _Term:
-    """One term of this process as the one that tries to be the writer."""
+    """One term of this process as the holder of the lease, in which it may be the writer."""
 
     def __init__(
-        self, ground: WriterContext, term: Term, standing: _Standing, stop: StopRequest
+        self, context: WriterContext, term: Term, standby: _Standby, stop: StopRequest
     ) -> None:
-        """It has just been elected."""
-        self._ground = ground
+        self._context = context
         self._term = term
-        self._standing = standing
+        self._standby = standby
         self._stop = stop
-        self._ending = Ending()
-        self._keeping: asyncio.Task[None] | None = None
+        self._shutdown = Shutdown()
+        self._renewal: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until we are asked to stop, or the lease is lost; raises what else has ended it."""
+        """Serve until a stop is requested or the lease is lost. Raises any other reason to end."""
         failure: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
-            asking = tasks.create_task(self._end_when_asked())
-            self._keeping = tasks.create_task(self._end_when_lost())
+            asking = tasks.create_task(self._end_when_stopped())
+            self._renewal = tasks.create_task(self._end_when_lost())
             try:
-                await self._be_the_writer()
-            except Exception as error:  # noqa: BLE001 - raised below, when the lease is let go
+                await self._open_and_serve()
+            except Exception as error:  # noqa: BLE001 - raised below, when the lease has ended
                 failure = error
             finally:
                 asking.cancel()
-                # Who has fenced this writer is to have some time: then the lease lapses by itself.
-                await self._let_go(is_released=not isinstance(failure, Stopping))
+                # After a fence the lease lapses by itself, to give the new writer some time.
+                await self._end_lease(is_released=not isinstance(failure, Stopping))
         if failure is not None:
             raise failure
 
-    async def _let_go(self, *, is_released: bool) -> None:
-        """Renew the lease no more; others may have it at once, if it `is_released`."""
-        keeping, self._keeping = self._keeping, None
-        if keeping is None:
+    async def _end_lease(self, *, is_released: bool) -> None:
+        """Stop renewing the lease, and release it for others at once if `is_released`."""
+        renewal, self._renewal = self._renewal, None
+        if renewal is None:
             return
-        keeping.cancel()
-        await asyncio.wait([keeping])
+        renewal.cancel()
+        await asyncio.wait([renewal])
         if is_released:
             await self._term.resign()
 
-    async def _be_the_writer(self) -> None:
+    async def _open_and_serve(self) -> None:
         writer = None
-        with self._ending.interrupts():
-            writer = await open_writer(self._ground)
+        with self._shutdown.interruptible():
+            writer = await open_writer(self._context)
         if writer is None:
             return
-        self._standing.end()
-        await start_serving(writer, self._ground.server, self._ground.announce)
-        children = children_of(self._ground, writer)
-        await children.beside(self._serve(writer))
+        self._standby.end()
+        await start_serving(writer, self._context.server, self._context.announce)
+        children = child_supervisor(self._context, writer)
+        await children.run_beside(self._serve(writer))
 
     async def _serve(self, writer: Writer) -> None:
-        grace_ms = self._ground.settings.server.shutdown_grace_ms
-        failure = await role_to_its_end(
-            writer, self._ground.server, self._ending, grace_ms, self._refusal
+        grace_ms = self._context.settings.server.shutdown_grace_ms
+        failure = await serve_until_end(
+            writer, self._context.server, self._shutdown, grace_ms, self._refusal
         )
-        if not self._stop.asked.is_set():
-            await self._standing.begin()
+        if not self._stop.requested.is_set():
+            await self._standby.begin()
         if failure is not None:
             raise failure
-        await self._let_go(is_released=True)  # before the children end, who may take their time
-        await writer.leave(self._ending.left_ms(grace_ms))
+        await self._end_lease(is_released=True)  # before the children end, which may take a while
+        await writer.leave(self._shutdown.remaining_ms(grace_ms))
 
     def _refusal(self) -> Stopping:
-        return asked_to_stop() if self._stop.asked.is_set() else self._standing.refusal()
+        return shutting_down() if self._stop.requested.is_set() else self._standby.refusal()
 
-    async def _end_when_asked(self) -> None:
-        await self._stop.asked.wait()
-        self._ending.ask()
+    async def _end_when_stopped(self) -> None:
+        await self._stop.requested.wait()
+        self._shutdown.request()
 
     async def _end_when_lost(self) -> None:
         why = await self._term.keep()
         _log.warning("lease lost", problem=why)
-        self._ending.ask()
+        self._shutdown.request()
