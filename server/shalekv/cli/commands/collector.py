@@ -1,4 +1,4 @@
-"""`shalekv collector`: deletes the objects of databases that nothing needs any more."""
+"""`shalekv collector`: delete the objects of databases that are no longer needed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ Row = tuple[str | int, ...]
 
 _HELP = """Delete the objects of databases that no reader, no snapshot and no job needs any more.
 
-Several collectors of one database do no harm. What is younger than --collect-age-s stays, as does
-what was published, leased or pinned by a snapshot when a collection began, or comes later.
+Several collectors of one database are safe. A collection keeps objects that are younger than
+--collect-age-s, that were published, leased or pinned by a snapshot when it began, or that were
+created later.
 
-A database that fails, or is not there yet, is logged with its URL and tried again after
---collect-interval-ms; the others go on. It is given up when a sync of its disk fails. When all are
-given up, the process ends.
+If a database fails, or does not exist yet, its URL is logged and it is retried after
+--collect-interval-ms; the others continue. A database is given up when a sync of its disk fails.
+When all are given up, the process ends.
 
 \b
 Examples:
@@ -59,14 +60,16 @@ class _CollectCommand(SettingsCommand):
 @urls_option
 @click.option("--once", is_flag=True, help="Collect each database once, and end.")
 @click.option(
-    "--dry-run", is_flag=True, help="Delete nothing: print what would become of each object, why."
+    "--dry-run",
+    is_flag=True,
+    help="Delete nothing: print for each object whether it would be deleted, and why.",
 )
 @format_option
 @click.option(
     "--parent-pipe",
     "with_parent",
     is_flag=True,
-    help="End when standard input, a pipe from the parent process, ends. Tell requests to the "
+    help="End at the end of standard input, a pipe from the parent process. Report requests to the "
     "store on standard output.",
 )
 @click.option(
@@ -102,7 +105,7 @@ def collector(
 
 
 async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> None:
-    """Collect until a signal asks to stop, or the parent is gone."""
+    """Collect until a signal requests a stop, or the parent ends."""
     log = structlog.get_logger(__name__)
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(StopRequest())

@@ -1,4 +1,8 @@
-"""`shalekv compactor`: the process that merges the WAL and the levels of databases."""
+"""`shalekv compactor`: merge the WAL and the levels of databases.
+
+Merges that are divided into parts run in child processes, one for each part, which end with this
+process however it ends.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +35,43 @@ from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 
-# --- compactor_parts
-# Runs the parts of a merge in processes, which end with this one however it ends.
-
-
 COMMAND = (sys.executable, "-m", "shalekv.cli.process.merge_part")
 LIFT_POLL_S = 0.1
-log = structlog.get_logger(__name__)
-_MAY_PASS = frozenset((StoreUnavailable.reason,))
+
+_TRANSIENT = frozenset((StoreUnavailable.reason,))  # reasons of parts whose merge is retried
+_log = structlog.get_logger(__name__)
+
+_HELP = """Compact databases: merge their WAL into the levels, and levels into each other.
+
+`shalekv serve` starts a compactor by itself. Another one, on this machine or elsewhere, takes over:
+the older one ends with exit code 4, and nothing is lost or done twice.
+
+A failure ends the compactor of a single database. With several databases, if one fails or does not
+exist yet, its URL is logged and it is retried after --compactor-poll-ms, then with delays that
+double up to a minute; the others continue. A database is given up when another compactor takes it
+over, or when a sync of its disk fails. When all are given up, the process ends, with exit code 4 if
+all were taken over. For any number of databases, at most two merges of the WAL and two merges of
+levels run at a time, and the databases take turns.
+
+\b
+Examples:
+  shalekv compactor --url file:///var/lib/shalekv
+  shalekv compactor --url file:///var/lib/shalekv --once
+  shalekv compactor --url file:///srv/one --url file:///srv/two --log-format json
+
+Settings are found as for `shalekv serve`.
+"""
 
 
 class ProcessParts:
-    """Each part of a merge that is divided gets a process; one that is not is run here."""
+    """Runs each part of a divided merge in its own process, and an undivided merge in this one."""
 
     is_parallel = True
 
     def __init__(
         self, store: CasStore, settings: CompactSettings, command: Sequence[str] = COMMAND
     ) -> None:
-        """`command` starts a process that does what `shalekv.cli.process.merge_part` says."""
+        """`command` starts a process with the interface of `shalekv.cli.process.merge_part`."""
         self._store = store
         self._settings = settings
         self._command = command
@@ -58,12 +80,13 @@ class ProcessParts:
     async def run(
         self, parts: Sequence[MergePart], is_lifted: Callable[[], bool]
     ) -> Sequence[PartResult]:
-        """The results, in the order of the parts.
+        """Run all parts, and return the results in their order.
 
-        Raises `PartFailed` when a process ends without a result, or cannot go on; then the others
-        are ended, too.
+        `is_lifted` returns whether the limit on the rate is removed. Raises `PartFailed` when a
+        process ends without a result, or its part fails, and `StoreUnavailable` when the store did
+        not answer; the other processes are then killed.
         """
-        if len(parts) < 2:  # noqa: PLR2004 - one part is the whole
+        if len(parts) < 2:  # noqa: PLR2004 - the merge is not divided
             return await self._here.run(parts, is_lifted)
         results: dict[int, PartResult] = {}
         failures: list[ShaleError] = []
@@ -78,7 +101,7 @@ class ProcessParts:
                 results[number] = await self._run(process, part, is_lifted)
             except ShaleError as error:  # raised below, because the group would wrap it
                 failures.append(error)
-                # Not cancelled: one that is being started would be left behind.
+                # Not by cancelling the tasks: a process that is just being started would be leaked.
                 for each in started:
                     _kill(each)
 
@@ -93,7 +116,7 @@ class ProcessParts:
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES_MAX
         )
-        log.debug("part started", pid=process.pid)
+        _log.debug("part started", pid=process.pid)
         return process
 
     async def _run(
@@ -115,7 +138,7 @@ class ProcessParts:
             self._store.sent.add(kind, requests)
         if reply.result is not None:
             return reply.result
-        if reply.reason in _MAY_PASS:
+        if reply.reason in _TRANSIENT:
             raise StoreUnavailable(self._store.url, "compact", "levels/", reply.problem)
         raise PartFailed(f"a part of a merge failed: {reply.reason}: {reply.problem}")
 
@@ -126,13 +149,13 @@ def _kill(process: Process) -> None:
 
 
 async def _converse(process: Process, task: PartTask, is_lifted: Callable[[], bool]) -> bytes:
-    """Send the task, and wait for the line of the reply, or the end of the process."""
+    """Send the task, and return the line of the reply; empty or partial if the process ends."""
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None
     assert stdout is not None
 
     async def lift() -> None:
-        while not is_lifted():  # noqa: ASYNC110 - the manifest may say so, which sets no event
+        while not is_lifted():  # noqa: ASYNC110 - depends on the manifest, which sets no event
             await asyncio.sleep(LIFT_POLL_S)
         stdin.write(LIFT)
 
@@ -145,31 +168,6 @@ async def _converse(process: Process, task: PartTask, is_lifted: Callable[[], bo
             lifting.cancel()
 
 
-# --- compactor
-
-
-_HELP = """Compact databases: merge their WAL into the levels, and levels into each other.
-
-`shalekv serve` starts one by itself. Another one, on this machine or elsewhere, takes over:
-the older one ends with exit code 4, and nothing is lost or done twice.
-
-A failure ends the compactor of a single database. Over several, a database that fails, or is not
-there yet, is logged with its URL and tried again after --compactor-poll-ms, then after waits that
-double up to a minute; the others go on. A database is given up when another compactor takes it
-over, or when a sync of its disk fails. When all are given up, the process ends: with exit code 4 if
-all were taken over. Whatever the number of databases, at most two merges of the WAL and two merges
-of levels run at a time, and databases take turns.
-
-\b
-Examples:
-  shalekv compactor --url file:///var/lib/shalekv
-  shalekv compactor --url file:///var/lib/shalekv --once
-  shalekv compactor --url file:///srv/one --url file:///srv/two --log-format json
-
-Settings are found as for `shalekv serve`.
-"""
-
-
 class _CompactorCommand(SettingsCommand):
     model = CompactSettings
 
@@ -177,13 +175,14 @@ class _CompactorCommand(SettingsCommand):
 @click.command(cls=_CompactorCommand, help=_HELP, epilog=exit_codes_text())
 @settings_flags(CompactSettings)
 @urls_option
-@click.option("--once", is_flag=True, help="Do what is due now for each database, and end.")
+@click.option("--once", is_flag=True, help="Run the merges that are due now, and end.")
 @click.option(
     "--parent-pipe",
     "has_parent_pipe",
     is_flag=True,
-    help="End when standard input, a pipe from the parent process, ends. A line `hurry` there says "
-    "that writes wait. Tell requests to the store on standard output. For one database only.",
+    help="End at the end of standard input, a pipe from the parent process. A line `hurry` in it "
+    "means that writes wait. Report requests to the store on standard output. For one database "
+    "only.",
 )
 @click.option(
     "--config",
@@ -210,9 +209,9 @@ def compactor(
 async def _compact(
     urls: Sequence[str], settings: CompactSettings, *, is_once: bool, has_parent_pipe: bool
 ) -> None:
-    """Compact until a signal or the parent asks to stop, or with `is_once` until nothing is due.
+    """Compact until a signal or the parent requests a stop, or once if `is_once`.
 
-    Raises what ends the process.
+    Raises the error that ends the process.
     """
     hurry = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -227,12 +226,11 @@ async def _compact(
         role = Compactors(places, settings, hurry=hurry, holder=holder)
         with stop.interruptible():
             await (_once(role) if is_once else role.run())
-    log = structlog.get_logger(__name__)
-    log.info("stopped", requests=sum(store.sent.total for store, _ in opened))
+    _log.info("stopped", requests=sum(store.sent.total for store, _ in opened))
 
 
 async def _once(role: Compactors) -> None:
-    """Do what is due; raises what has failed for the first database for which anything has."""
+    """Run what is due. Raises the failure of the first database that has failed."""
     for failure in await role.run_once():
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""`shalekv get`: the value of one key."""
+"""`shalekv get`: print the value of a key."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ COUNTER_BYTES = 8
 
 _HELP = """Print the value of KEY.
 
-A key without a value ends with exit code 1 and a message on stderr.
+If the key has no value, the exit code is 1, with a message on stderr.
 
-Without --format the value is printed on a line, and what a terminal cannot show is escaped; raw is
-the value byte by byte, table and json have the sequence number and the expiry as well.
+Without --format the value is printed on a line, with unprintable characters escaped. The format raw
+prints the exact bytes; table and json include the sequence number and the expiry.
 
 \b
 Examples:
   shalekv get greeting
   shalekv get --hex 00ff                  a key of two bytes; the value is printed in hex
-  shalekv get --escaped 'row\\x00\\x01'     the same key space, spelled with escapes
-  shalekv get logo --format raw > a.png   the value exactly as it is stored
+  shalekv get --escaped 'row\\x00\\x01'     a key with escapes; the value is escaped, too
+  shalekv get logo --format raw > a.png   the exact bytes of the value
   shalekv get greeting --format json      with sequence number and expiry
-  shalekv get hits --as-int64             a counter, as `shalekv add` makes them
-  shalekv get greeting --snapshot nightly the value that it had then
+  shalekv get hits --as-int64             a counter, as written by `shalekv add`
+  shalekv get greeting --snapshot nightly the value at a snapshot
   shalekv get greeting --addr 10.0.0.6:7654,10.0.0.7:7654 --max-staleness 2s
 """
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @click.argument("key")
-@click.option("--as-int64", is_flag=True, help="The value is a counter; print its number.")
+@click.option("--as-int64", is_flag=True, help="Print the value as the number of a counter.")
 @encoding_options
 @brief_format_option("the value on a line")
 @read_options

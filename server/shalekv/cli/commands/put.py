@@ -1,4 +1,4 @@
-"""`shalekv put`: set the value of one key."""
+"""`shalekv put`: set the value of a key."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from shalekv_client import Client, Commit, Condition, Durability
 
 _HELP = """Set the value of KEY to VALUE, and print the sequence number of the commit.
 
-VALUE is text; - reads it from standard input and --value-file from a file, byte by byte. A value
-that begins with - stands after --.
+VALUE is text; - reads it from standard input and --value-file from a file, byte by byte. Write
+-- before a value that begins with -.
 
 \b
 Examples:
   shalekv put greeting hello
-  shalekv put config '{"a": "b\\n"}'            text is taken as it is, backslashes included
-  shalekv put --escaped 'row\\x00\\x01' 'a\\tb'   with escapes, in key and value
+  shalekv put config '{"a": "b\\n"}'            text is taken literally, with its backslashes
+  shalekv put --escaped 'row\\x00\\x01' 'a\\tb'   escapes in key and value
   shalekv put logo --value-file logo.png
   date | shalekv put now -
   shalekv put -- temperature -5
-  shalekv put session/17 ada --ttl 30m         gone after half an hour
-  shalekv put lock/cron host-3 --if-absent     exit code 13 when somebody has it
-  shalekv put config '{}' --if-seq 1207        only if nobody has changed it since
+  shalekv put session/17 ada --ttl 30m         expires after half an hour
+  shalekv put lock/cron host-3 --if-absent     exit code 13 if the lock is taken
+  shalekv put config '{}' --if-seq 1207        only if it was not changed since
   shalekv put --durability memory hits 17      faster; a crash may lose it
 """
 
@@ -47,7 +47,7 @@ Examples:
     "--value-file",
     type=click.File("rb"),
     metavar="PATH",
-    help="Take the value from this file, as it is; - is standard input.",
+    help="Read the value from this file; - is standard input.",
 )
 @click.option(
     "--ttl",
@@ -87,7 +87,7 @@ def put(  # noqa: PLR0913 (click passes each option by its name)
 
 def _content(value: str | None, value_file: BinaryIO | None, encoding: Encoding) -> bytes:
     if (value is None) == (value_file is None):
-        raise click.UsageError("give the value as VALUE, as - or with --value-file: one of them")
+        raise click.UsageError("give the value once: as VALUE, as - or with --value-file")
     if value_file is not None:
         return value_file.read()
     if value == "-":

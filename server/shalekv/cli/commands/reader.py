@@ -1,4 +1,4 @@
-"""`shalekv reader`: a replica of one database, behind gRPC."""
+"""`shalekv reader`: a read-only replica of one database, behind gRPC."""
 
 from __future__ import annotations
 
@@ -28,15 +28,32 @@ from shalekv.errors import InvalidSetting
 from shalekv.server.reader import Reader
 from shalekv.settings import ReadSettings
 
-# --- reading
-# What `shalekv reader` runs.
-
-
 _log = structlog.get_logger(__name__)
+
+_HELP = """Serve reads of a database to gRPC clients, as one of its replicas.
+
+A reader follows the writer through the object store alone: start any number of them, without
+configuring the writer or other readers. It has no state of its own, answers with the state that it
+has applied so far, and includes the maximum age of that state in each reply. A write is refused
+with the address of the writer.
+
+\b
+Examples:
+  shalekv reader --url file:///var/lib/shalekv --listen 127.0.0.1:7001
+  shalekv reader --url s3://bucket/folder --disk-cache-path /var/cache/shalekv
+  shalekv reader --config shalekv.toml --snapshot none
+
+\b
+The value of a setting is the first of:
+  1. its flag, as below
+  2. its environment variable, named below
+  3. its key in the file of --config, such as poll_interval_ms under [reader]
+  4. its default
+"""
 
 
 async def read_database(settings: ReadSettings, announce: Callable[[str], None]) -> None:
-    """Serve reads until a signal asks to stop; `announce` is told the HOST:PORT.
+    """Serve reads until a signal requests a stop; `announce` is called with HOST:PORT.
 
     Raises:
         OSError: EADDRINUSE, when another process listens on the address.
@@ -58,30 +75,6 @@ async def read_database(settings: ReadSettings, announce: Callable[[str], None])
             await start_serving(reader, server, announce)
             await run_role(reader, server, stop, settings.server.shutdown_grace_ms)
     _log.info("stopped")
-
-
-# --- reader
-
-
-_HELP = """Serve reads of a database to gRPC clients, as one of its replicas.
-
-A reader follows the writer through the bucket alone: start as many as you like, nothing else needs
-to know of them. It keeps nothing, answers with the state that it has applied, and says in each
-reply how old that may be. A write is refused with the address of the writer.
-
-\b
-Examples:
-  shalekv reader --url file:///var/lib/shalekv --listen 127.0.0.1:7001
-  shalekv reader --url s3://bucket/folder --disk-cache-path /var/cache/shalekv
-  shalekv reader --config shalekv.toml --snapshot none
-
-\b
-Each setting is taken from the first of these that has it:
-  1. its flag, as below
-  2. its environment variable, named below
-  3. the file of --config: poll_interval_ms under [reader], and so on
-  4. its default
-"""
 
 
 class _ReaderCommand(SettingsCommand):
@@ -107,4 +100,4 @@ def reader(config: Path | None, **flags: Any) -> None:
 
 def _greet(listen: str) -> None:
     program = Path(sys.argv[0]).name
-    click.echo(f"Ask it with: {program} get KEY --addr {listen}", err=True)
+    click.echo(f"Try it with: {program} get KEY --addr {listen}", err=True)

@@ -34,18 +34,51 @@ from shalekv.server.safekeeper.node import Node
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.settings import SafekeeperServerSettings, SafekeepSettings
 
-# --- safekeeping
-# What `shalekv safekeeper` runs.
-
-
-# Streams of writers and replicas go on for as long as both ends do. gRPC takes this for "never".
+# Streams of writers and replicas last as long as both ends. gRPC takes this value as "never".
 _NEVER_MS = 2**31 - 1
 
 _log = structlog.get_logger(__name__)
 
+_HELP = """Hold the write-ahead logs of databases until they are in the object store.
+
+With safekeepers, a write is durable when a majority of them (usually 3 or 5) has it on disk. A
+safekeeper holds the logs of any number of databases, at or below --url, and deletes from its disk
+what is in the object store. Each safekeeper needs its own disk and folder, which must survive
+restarts.
+
+\b
+Examples:
+  shalekv safekeeper --data /var/lib/sk1 --url s3://bucket --listen 127.0.0.1:7655
+  shalekv safekeeper --data /var/lib/sk1 --url file:///srv/databases --listen 127.0.0.1:7655
+  shalekv serve --create --url s3://bucket/db --wal quorum --safekeepers sk1:7655,sk2:7655,sk3:7655
+
+The commands below manage the safekeepers of one database.
+
+Settings are found as for `shalekv serve`.
+"""
+
+MEMBERS: CommandTable = {
+    "status": (
+        "shalekv.cli.commands.safekeeper_members:status",
+        "Print the status of the members.",
+    ),
+    "add": ("shalekv.cli.commands.safekeeper_members:add", "Add members to a database."),
+    "remove": ("shalekv.cli.commands.safekeeper_members:remove", "Remove members from a database."),
+    "replace": ("shalekv.cli.commands.safekeeper_members:replace", "Replace a member by another."),
+    "cancel": ("shalekv.cli.commands.safekeeper_members:cancel", "Cancel a change of members."),
+    "switch": (
+        "shalekv.cli.commands.safekeeper_switch:switch",
+        "Move the WAL into safekeepers, or back.",
+    ),
+    "recover": (
+        "shalekv.cli.commands.safekeeper_recover:recover",
+        "UNSAFE: continue without a majority.",
+    ),
+}
+
 
 async def keep_logs(settings: SafekeepSettings, announce: Callable[[str], None]) -> None:
-    """Serve until a signal asks to stop; `announce` is told the HOST:PORT.
+    """Serve until a signal requests a stop; `announce` is called with HOST:PORT.
 
     Raises:
         OSError: EADDRINUSE, when another process listens on the address.
@@ -69,14 +102,14 @@ async def keep_logs(settings: SafekeepSettings, announce: Callable[[str], None])
                 announce(server.listen)
                 await run_role(node, server, stop, settings.server.shutdown_grace_ms)
             finally:
-                await sync_workers.run(_nothing)  # what is on its way to the disk ends first
+                await sync_workers.run(_nothing)  # wait for the syncs that are queued
                 await node.leave()
     _log.info("stopped")
 
 
 @asynccontextmanager
 async def _sync_workers() -> AsyncIterator[WorkerThread]:
-    """A thread for syncs alone: reads and uploads must not hold them up."""
+    """A thread for syncs alone: reads and uploads must not delay them."""
     workers = WorkerThread()
     try:
         yield workers
@@ -91,55 +124,14 @@ def _with_long_streams(settings: SafekeeperServerSettings) -> SafekeeperServerSe
 
 
 def _nothing() -> None:
-    """Runs when all that came before it has ended."""
-
-
-# --- safekeeper
-
-
-_HELP = """Hold the write-ahead logs of databases until they are in the object store.
-
-With safekeepers a write is durable when a majority of them, 3 or 5 as a rule, has it on disk. A
-safekeeper holds the logs of any number of databases, at or below --url. What is in the object store
-goes from its disk. Each needs a disk and a folder of its own, which has to survive restarts.
-
-\b
-Examples:
-  shalekv safekeeper --data /var/lib/sk1 --url s3://bucket --listen 127.0.0.1:7655
-  shalekv safekeeper --data /var/lib/sk1 --url file:///srv/databases --listen 127.0.0.1:7655
-  shalekv serve --create --url s3://bucket/db --wal quorum --safekeepers sk1:7655,sk2:7655,sk3:7655
-
-The commands below are about the safekeepers of one database.
-
-Settings are found as for `shalekv serve`.
-"""
-
-# name -> where the command is, and what a list of commands says of it
-MEMBERS: CommandTable = {
-    "status": ("shalekv.cli.commands.safekeeper_members:status", "Print what the members hold."),
-    "add": ("shalekv.cli.commands.safekeeper_members:add", "Add members to a database."),
-    "remove": ("shalekv.cli.commands.safekeeper_members:remove", "Remove members from a database."),
-    "replace": (
-        "shalekv.cli.commands.safekeeper_members:replace",
-        "Put a member in another's place.",
-    ),
-    "cancel": ("shalekv.cli.commands.safekeeper_members:cancel", "Give up a change of members."),
-    "switch": (
-        "shalekv.cli.commands.safekeeper_switch:switch",
-        "Move the WAL into safekeepers, or back.",
-    ),
-    "recover": (
-        "shalekv.cli.commands.safekeeper_recover:recover",
-        "UNSAFE: go on without a majority.",
-    ),
-}
+    """Do nothing: the thread runs this after all earlier work."""
 
 
 class _SafekeeperCommand(SettingsCommand, LazyCommands):
     model = SafekeepSettings
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The settings, then the commands."""
+        """Write the settings, then the commands."""
         super().format_options(context, formatter)
         self.format_commands(context, formatter)
 
@@ -161,11 +153,9 @@ class _SafekeeperCommand(SettingsCommand, LazyCommands):
 )
 @click.pass_context
 def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) -> None:
-    """Read the settings, keep logs, and exit with a documented code."""
+    """Read the settings, serve, and exit with a documented code."""
     if context.invoked_subcommand is not None:
         return
-    from shalekv.cli.commands.safekeeper import keep_logs  # noqa: PLC0415  (the others start fast)
-
     try:
         settings = load_settings(flags, config, SafekeepSettings)
         refuse_exposure(settings.server)
@@ -179,4 +169,4 @@ def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) 
 
 def _greet(listen: str) -> None:
     program = Path(sys.argv[0]).name
-    click.echo(f"Name it with: {program} serve --wal quorum --safekeepers {listen},...", err=True)
+    click.echo(f"Use it with: {program} serve --wal quorum --safekeepers {listen},...", err=True)

@@ -1,4 +1,4 @@
-"""`shalekv safekeeper add|remove|replace|cancel|status`: who the members of a quorum are."""
+"""`shalekv safekeeper add|remove|replace|cancel|status`: the members of a quorum."""
 
 from __future__ import annotations
 
@@ -39,51 +39,53 @@ WAIT_S_MAX = 86_400
 
 _HELP_CHANGE = """
 
-A change takes two steps: this command makes the first, and the writer makes the second when a
-majority of the new members holds its log. If no writer serves, the next one does. While a change is
-under way, a majority of the old members *and* one of the new ones is needed.
+A change takes two steps: this command takes the first, and the writer takes the second once a
+majority of the new members holds its log. If no writer serves, the next one does it. While a change
+is under way, a majority of the old members *and* a majority of the new ones is needed.
 """
 
 _HELP_ADD = f"""Add safekeepers, which must be running, to a database.
 
-Three of them survive the loss of one, five of two; four survive no more than three.{_HELP_CHANGE}
+Three members survive the loss of one, five the loss of two; four survive no more losses than
+three.{_HELP_CHANGE}
 \b
 Example:
   shalekv safekeeper add sk4:7655 sk5:7655 --url s3://bucket/folder
 """
 
-_HELP_REMOVE = f"""Remove safekeepers from a database. What they hold is deleted by themselves.
+_HELP_REMOVE = f"""Remove safekeepers from a database. They delete their logs themselves.
 {_HELP_CHANGE}
 \b
 Example:
   shalekv safekeeper remove sk5:7655 sk4:7655 --url s3://bucket/folder
 """
 
-_HELP_REPLACE = f"""Put a safekeeper, which must be running, in the place of another.
+_HELP_REPLACE = f"""Replace the safekeeper OLD by the safekeeper NEW, which must be running.
 
-The two addresses are the same for a node that has lost its disk: it is another member then, and
-refused until it is put in the place of the old one and filled.{_HELP_CHANGE}
+Give the same address twice for a node that has lost its disk: it is a new member then, which is
+refused until it has replaced the old one and has been filled.{_HELP_CHANGE}
 \b
 Examples:
   shalekv safekeeper replace sk2:7655 sk6:7655 --url s3://bucket/folder
   shalekv safekeeper replace sk2:7655 sk2:7655 --url s3://bucket/folder
 """
 
-_HELP_CANCEL = """Give up a change of members that is under way: the old ones stay.
+_HELP_CANCEL = """Cancel a change of members that is under way: the old members stay.
 
-That is safe at any time, since nothing was decided without them. Useful when a new node does not
-come up, and the change waits for it.
+This is safe at any time, since nothing was decided without the old members. It is useful when the
+change waits for a new node that does not start.
 """
 
-_HELP_STATUS = """Print what the safekeepers of a database hold, asked one by one.
+_HELP_STATUS = """Print the status of the safekeepers of a database; each is asked directly.
 
 \b
 place            member; joining or leaving while a change is under way
 health           sound; damaged (it has lost records, and waits for a writer to fill it);
                  refilling
-epoch            of the writer that it follows
-last_lsn         the last record on its disk; committed_lsn: as far as it knows
-archived_wal_id  the last object that it has seen in the bucket
+epoch            the epoch of the writer that it follows
+last_lsn         the last record on its disk
+committed_lsn    the last record that it knows to be committed
+archived_wal_id  the last WAL object that it has seen in the object store
 """
 
 _wait_option = click.option(
@@ -92,12 +94,12 @@ _wait_option = click.option(
     default=WAIT_S_DEFAULT,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for the writer to make the second step. 0: not at all.",
+    help="How long to wait for the writer to take the second step. 0: not at all.",
 )
 
 
 def with_links(url: str, run: Callable[[CasStore, Links], Awaitable[ResultT]]) -> ResultT:
-    """The result of `run`, with the store at `url` and a way to safekeepers."""
+    """Run `run` with the store at `url` and connections to safekeepers, and return its result."""
 
     async def opened(store: CasStore) -> ResultT:
         links = GrpcLinks()
@@ -162,7 +164,7 @@ def status(*, url: str, output_format: Format) -> None:
 
 
 def _change(url: str, wait_s: int, change: Callable[[Changing], Awaitable[Manifest]]) -> None:
-    """Begin a change, wait for its end, and tell how it went."""
+    """Begin a change, wait for its end, and print the outcome."""
 
     async def run(store: CasStore, links: Links) -> Manifest:
         manifest = await change(Changing(store, links))
@@ -173,11 +175,10 @@ def _change(url: str, wait_s: int, change: Callable[[Changing], Awaitable[Manife
             manifest = await stored.refresh()
         return manifest
 
-    configuration = configuration_of(with_links(url, run))
-    _tell(configuration)
+    _print_outcome(configuration_of(with_links(url, run)))
 
 
-def _tell(configuration: Configuration) -> None:
+def _print_outcome(configuration: Configuration) -> None:
     members = ", ".join(member.address for member in configuration.members)
     if not configuration.is_joint:
         click.echo(f"the members are {members}")
@@ -186,11 +187,13 @@ def _tell(configuration: Configuration) -> None:
         click.echo(f"the change from {members} to {joint} is under way")
         click.echo(
             "It ends when a writer serves and has filled a majority of the new members; until then "
-            "both sets decide. See `shalekv safekeeper status`.",
+            "majorities of both sets are needed. See `shalekv safekeeper status`.",
             err=True,
         )
     if len(configuration.next or configuration.members) % 2 == 0:
-        click.echo("An even number of members survives no more losses than one less.", err=True)
+        click.echo(
+            "An even number of members survives no more losses than one member less.", err=True
+        )
 
 
 def _row(configuration: Configuration, surveyed: Surveyed) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""`shalekv safekeeper recover`: goes on without a majority, and says what is given up."""
+"""`shalekv safekeeper recover`: forced recovery without a majority of the safekeepers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from shalekv.store.cas import CasStore
 from shalekv.write.quorum.links import Links
 from shalekv.write.quorum.membership import ForcedRecovery, Recovery
 
-_HELP = """UNSAFE: go on without a majority, and GIVE UP what only the lost safekeepers hold.
+_HELP = """UNSAFE: continue without a majority, and GIVE UP what only the lost safekeepers hold.
 
-Writes that were acknowledged may be lost by this. It is for the day on which a majority of the
-safekeepers is gone for good. If one of them can be brought back, bring it back instead: then
-nothing is lost, and this command refuses.
+Acknowledged writes may be lost. This command is for the case that a majority of the safekeepers is
+lost permanently. If one of them can be brought back, bring it back instead: then nothing is lost,
+and this command refuses.
 
-Without --give-up-acknowledged-writes it changes nothing, and prints what it would keep: the
-members that answer and have the best of their logs; or, if no log can be used, the archive alone,
-and then new safekeepers must be named with --new. Afterwards start a writer, and add safekeepers.
+Without --give-up-acknowledged-writes nothing is changed, and the command prints what it would keep:
+the members that answer and have the best of their logs; or, if no log can be used, the archive
+alone, and then new safekeepers must be given with --new. Afterwards start a writer, and add
+safekeepers.
 
-What is lost stays lost: see that the lost members never run again. A writer from before, if it and
-a majority came back, could acknowledge writes until it looks at the manifest next. The logs of lost
-members that come back alone are set aside in their data folders, not deleted.
+The loss is final: make sure that the lost members never run again. If an old writer and a majority
+of the old members came back, that writer could acknowledge writes until it next reads the manifest.
+The logs of lost members that come back later are set aside in their data folders, not deleted.
 
 \b
 Examples:
@@ -45,22 +46,24 @@ Examples:
     "addresses",
     metavar="HOST:PORT",
     multiple=True,
-    help="A safekeeper to begin a new log with, if no log of the members can be used.",
+    help="A safekeeper for a new log, if no log of the members can be used. Repeatable.",
 )
 @click.option(
     "--give-up-acknowledged-writes",
-    "is_meant",
+    "is_confirmed",
     is_flag=True,
-    help="Do it. What only the lost members hold is lost.",
+    help="Recover, and lose what only the lost members hold.",
 )
 @format_option
-def recover(*, url: str, addresses: Sequence[str], is_meant: bool, output_format: Format) -> None:
-    """Recover, or tell what a recovery would give up."""
+def recover(
+    *, url: str, addresses: Sequence[str], is_confirmed: bool, output_format: Format
+) -> None:
+    """Recover, or print what a recovery would give up."""
 
     async def run(store: CasStore, links: Links) -> Recovery:
         recovering = ForcedRecovery(store, links)
         planned = await recovering.plan()
-        if is_meant:
+        if is_confirmed:
             if not planned.survivors and not addresses:
                 raise click.UsageError(
                     "no log of the members can be used: name new safekeepers with --new"
@@ -74,14 +77,17 @@ def recover(*, url: str, addresses: Sequence[str], is_meant: bool, output_format
 
     planned = with_links(url, run)
     with printing():
-        print_record(output_format, _told(planned))
-    if is_meant:
-        click.echo("Done. Start a writer now; see that the lost members never run again.", err=True)
+        print_record(output_format, _record(planned))
+    if is_confirmed:
+        click.echo(
+            "Done. Start a writer now, and make sure that the lost members never run again.",
+            err=True,
+        )
     else:
         click.echo("Nothing was changed: see --give-up-acknowledged-writes.", err=True)
 
 
-def _told(planned: Recovery) -> dict[str, Any]:
+def _record(planned: Recovery) -> dict[str, Any]:
     return {
         "kept_members": [member.address for member in planned.survivors],
         "lost_members": [member.address for member in planned.lost],
@@ -89,8 +95,8 @@ def _told(planned: Recovery) -> dict[str, Any]:
         "kept_up_to_wal_id": planned.kept_wal_id,
         "archived_up_to_wal_id": planned.archive_tip,
         "given_up": (
-            "every write that was acknowledged after that, by the lost members alone; nobody can "
-            "tell how many there are"
+            "every write after that which only the lost members have acknowledged; their number is "
+            "unknown"
         ),
         "problems": list(planned.problems),
     }

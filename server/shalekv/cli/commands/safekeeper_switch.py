@@ -1,4 +1,4 @@
-"""`shalekv safekeeper switch`: moves the WAL into safekeepers, or back into the object store."""
+"""`shalekv safekeeper switch`: move the WAL into safekeepers, or back into the object store."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ OBJECT_STORE = "object-store"
 
 _HELP = """Move the WAL of a database into safekeepers, or back into the object store.
 
-The writer that serves the database is fenced by it, and ends: start it again afterwards, with the
-other --wal. Nothing that was acknowledged is lost. If the command ends with an error the database
-is whole, in the mode in which it was as a rule: run it again, which tells if it is in the new one.
+The switch fences the writer that serves the database, which ends: start it again afterwards, with
+the other --wal. No acknowledged write is lost. If the command ends with an error, the database is
+intact, usually still in the old mode: run the command again, which reports if it is in the new one.
 
-To quorum, all of the WAL is compacted first, and a compactor that runs by itself ends as
-superseded: start it again, too. Versions before 0.8 cannot read the database then: update all
+A switch to quorum compacts all of the WAL first, and a compactor that runs separately ends as
+superseded: start it again, too. Versions before 0.8 cannot read the database afterwards: update all
 servers, readers and safekeepers before.
 
 \b
-to quorum         the safekeepers must be running; the log goes on in them
-to object-store   a majority must be running; everything is archived first
+to quorum         the safekeepers must be running; the log continues in them
+to object-store   a majority must be running; the whole log is archived first
 
 \b
 Examples:
@@ -51,13 +51,13 @@ def _addresses(text: str | None) -> Sequence[str]:
     "--safekeepers",
     metavar="HOST:PORT,...",
     callback=lambda _context, _option, value: _addresses(value),
-    help="Who is to hold the WAL: 3 or 5 of them.",
+    help="The safekeepers that are to hold the WAL, usually 3 or 5.",
 )
 @edited_url_option
 def switch(*, target: str, safekeepers: Sequence[str], url: str) -> None:
-    """Switch, and tell so."""
+    """Switch, and print the manifest with the new mode."""
     if (target == QUORUM) != bool(safekeepers):
-        raise click.UsageError("--safekeepers belongs to --to quorum, and that needs it")
+        raise click.UsageError("--to quorum needs --safekeepers, and nothing else takes it")
 
     async def run(store: CasStore, links: Links) -> Manifest:
         if target == QUORUM:

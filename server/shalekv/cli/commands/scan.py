@@ -1,4 +1,4 @@
-"""`shalekv scan`: the keys of a range, in order."""
+"""`shalekv scan`: print the keys and values of a range, in order."""
 
 from __future__ import annotations
 
@@ -35,45 +35,46 @@ from shalekv_client import Client, Entry
 Arguments: TypeAlias = dict[str, Any]  # of `Client.scan`
 Printer: TypeAlias = Callable[[Sequence[Entry]], None]
 
-_HELP = """Print keys and values in the order of the keys, as of one moment.
+_HELP = """Print keys and values in key order, from one consistent state.
 
-All keys without --start, --end or --prefix. --start is the first key, --end the first one that is
-left out; --prefix stands for itself.
+The range is --prefix, or from --start (included) to --end (excluded); without these, all keys.
 
-When a limit ends the scan before its range does, stderr has the --page-token with which the same
-command goes on, at the same moment; the server keeps it for a minute. Limits and format may then
-be others, the range may not.
+When a limit ends the scan early, stderr has a --page-token with which the same command continues in
+the same state; the server keeps it for a minute. Limits and format may differ in the next call, the
+range must not.
 
 \b
 Examples:
   shalekv scan --prefix 'GREEK SMALL LETTER A'
   shalekv scan --start a --end b --limit 10
   shalekv scan --limit-bytes 1000000 --page-token TOKEN   the next million bytes
-  shalekv scan --reverse --limit 1                 the last key of all
-  shalekv scan --keys-only | wc -l                 how many keys there are
+  shalekv scan --reverse --limit 1                 the last key
+  shalekv scan --keys-only | wc -l                 the number of keys
   shalekv scan --format json | jq -r .value
-  shalekv scan --escaped --format raw > all.tsv    what `shalekv load --escaped` reads back
+  shalekv scan --escaped --format raw > all.tsv    a file for `shalekv load --escaped`
   shalekv scan --snapshot nightly --output nightly.tsv
 """
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @range_options
-@click.option("--reverse", is_flag=True, help="From the last key to the first.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="At most so many.")
+@click.option("--reverse", is_flag=True, help="Scan from the last key to the first.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="COUNT", help="Stop after this many entries."
+)
 @click.option(
     "--limit-bytes",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="Stop after the entry that brings keys and values to so many bytes.",
+    help="Stop after the entry with which keys and values reach this many bytes.",
 )
 @click.option(
     "--page-token",
     metavar="TOKEN",
     callback=lambda _context, _option, value: _token(value or ""),
-    help="Go on where this page ended.",
+    help="Continue after the page that printed this token.",
 )
-@click.option("--keys-only", is_flag=True, help="Leave the values out.")
+@click.option("--keys-only", is_flag=True, help="Print keys without values.")
 @output_option
 @encoding_options
 @format_option
@@ -115,14 +116,14 @@ def scan(  # noqa: PLR0913 (click passes each option by its name)
         click.echo(f"{counted(written.rows, 'row')} in {output_path}", err=True)
     if next_page:
         token = base64.urlsafe_b64encode(next_page).decode("ascii")
-        click.echo(f"There is more: the same with --page-token {token}", err=True)
+        click.echo(f"To continue, add --page-token {token}", err=True)
 
 
 def _token(text: str) -> bytes:
     try:
         return base64.b64decode(text.encode(), altchars=b"-_", validate=True)
     except binascii.Error:
-        raise click.BadParameter("it is not what an earlier page has printed") from None
+        raise click.BadParameter("it is no token that an earlier page has printed") from None
 
 
 async def _print_all(
@@ -132,7 +133,7 @@ async def _print_all(
     output_format: Format,
     written: RowsWritten,
 ) -> bytes:
-    """Print the entries; the token of the next page, empty when there is none."""
+    """Print the entries. Returns the token of the next page, empty if there is none."""
     keys_only = bool(arguments["keys_only"])
     table = TablePrinter(["key"] if keys_only else ["key", "value", "seq"])
     write = _printer(table, encoding, output_format, keys_only=keys_only)
@@ -147,7 +148,7 @@ async def _print_all(
                     write(page)
                     page.clear()
         finally:
-            write(page)  # what came before an error is good
+            write(page)  # the entries before an error are valid
     if output_format is Format.TABLE:
         table.finish()
     return entries.page_token

@@ -18,22 +18,41 @@ from shalekv.cli.process.writer import serve_database
 from shalekv.errors import InvalidSetting
 from shalekv.settings import ServeSettings
 
-# --- welcome
-# What a terminal shows when a server is ready: three ways to try it.
-
-
 KEY = "greeting"
 VALUE = "hello"
 
+_HELP = """Serve a database to gRPC clients, as its only writer.
+
+Opening takes the database over from a writer that serves it elsewhere: that writer is fenced, which
+is safe, and ends with exit code 4. With --open-once the server does not take over from a writer
+that opens the database at the same time and is first: it ends with exit code 8. With --elect the
+server waits on standby for a lease before it opens the database, and returns to standby when it has
+lost the lease or the database.
+
+\b
+Examples:
+  shalekv serve --create --url file:///var/lib/shalekv
+  shalekv serve --config shalekv.toml --log-format json
+  SHALEKV_DATABASE__URL=file:///var/lib/shalekv shalekv serve --listen 127.0.0.1:0
+  shalekv serve --url s3://bucket/db --elect bucket
+
+\b
+The value of a setting is the first of:
+  1. its flag, as below
+  2. its environment variable, named below
+  3. its key in the file of --config, such as flush_interval_ms under [writer]
+  4. its default
+"""
+
 
 def welcome(listen: str, *, program: str, python: str) -> str:
-    """The commands, ready to be pasted into a shell."""
+    """The message of a server that is ready: three commands to try, ready to paste."""
     commands = commands_to_try(listen, program=program, python=python)
     return "\n\n".join(["\nTry it from another terminal:", *commands, "Stop with Ctrl-C.\n"])
 
 
 def commands_to_try(listen: str, *, program: str, python: str) -> list[str]:
-    """Put a value with `program` (shalekv), get it with grpcurl and with the client of `python`."""
+    """Shell commands: a put with `program` (shalekv), a get with grpcurl, and one with `python`."""
     key = base64.b64encode(KEY.encode()).decode()
     script = f"""
 import asyncio, shalekv_client
@@ -49,37 +68,11 @@ asyncio.run(main())"""
 
 
 def _near(path: str) -> str:
-    """A path as a shell takes it, from the current folder when it is below it."""
+    """Quote a path for a shell, relative to the current folder if it is below that."""
     absolute = Path(path).absolute()
     here = Path.cwd()
     below = absolute.is_relative_to(here)
     return shlex.quote(str(absolute.relative_to(here)) if below else path)
-
-
-# --- serve
-
-
-_HELP = """Serve a database to gRPC clients, as its one writer.
-
-Opening takes over from a writer that serves the same database elsewhere: that one is fenced,
-which is safe, and ends with exit code 4. With --open-once it does not take over from a writer that
-opens the database at the same time and is first: it ends with exit code 8. With --elect the server
-stands by until a lease lets it try, and stands by again when it has lost the lease or the database.
-
-\b
-Examples:
-  shalekv serve --create --url file:///var/lib/shalekv
-  shalekv serve --config shalekv.toml --log-format json
-  SHALEKV_DATABASE__URL=file:///var/lib/shalekv shalekv serve --listen 127.0.0.1:0
-  shalekv serve --url s3://bucket/db --elect bucket
-
-\b
-Each setting is taken from the first of these that has it:
-  1. its flag, as below
-  2. its environment variable, named below
-  3. the file of --config: flush_interval_ms under [writer], and so on
-  4. its default
-"""
 
 
 class _ServeCommand(SettingsCommand):
@@ -107,8 +100,8 @@ def serve(config: Path | None, **flags: Any) -> None:
 def _refuse_elected_once(settings: ServeSettings) -> None:
     if settings.writer.open_once and settings.election.elect:
         raise InvalidSetting(
-            "--open-once cannot be used with --elect: a server that stands by opens the database "
-            "again and again, and the lease decides when. Leave one of them out"
+            "--open-once cannot be used with --elect: an elected server opens the database once "
+            "for each term of its lease. Leave one of them out"
         )
 
 

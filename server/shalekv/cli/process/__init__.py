@@ -1,1 +1,1 @@
-"""The life of a process: start, signals, child processes, logs, shutdown."""
+"""Processes of the commands that run a server: lifecycle, signals, child processes, logs."""
