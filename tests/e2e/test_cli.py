@@ -32,7 +32,7 @@ async def test_a_load_can_be_interrupted_while_it_waits(
         load.send(signal.SIGINT)
         assert await load.exited() == 130, load.report()
         certain = "Lines 1 to 1,000 are stored for certain"
-        unknown = "No line is stored for certain, of 1,000 rows it is not known"
+        unknown = "No line is stored for certain, and for 1,000 rows it is not known"
         assert load.stderr() in {
             f"Interrupted. {said}. Loading again is safe.\n" for said in (certain, unknown)
         }

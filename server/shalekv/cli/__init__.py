@@ -1,1 +1,1 @@
-"""The command line: arguments, configuration, and the composition of a role."""
+"""Command line: arguments, configuration, and the composition of each process."""

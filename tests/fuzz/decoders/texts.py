@@ -156,7 +156,7 @@ def pairs_of(data: bytes, file_format: FileFormat | None) -> list[RowBatch]:
     """What `load` reads, as far as to the messages that it would send."""
     reading = InputOptions(file_format)
     source = InputSource(io.BytesIO(data))
-    found = [*read_batches(source, reading, LIMITS, now_ms=lambda: NOW_MS, bad_rows_end_it=False)]
+    found = [*read_batches(source, reading, LIMITS, now_ms=lambda: NOW_MS, stop_at_bad_row=False)]
     for batch in found:
         for put in batch.puts:
             to_message(put)

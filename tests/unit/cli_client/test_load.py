@@ -66,10 +66,10 @@ def test_only_a_gapless_beginning_is_certain() -> None:
     """Batches that are acknowledged out of order count once those before them are."""
     account = Account()
     account.acknowledge(rows_at(1, 4, 3))
-    assert (account.position.line, account.rows_beyond) == (0, 3)
+    assert (account.position.line, account.rows_ahead) == (0, 3)
     account.acknowledge(rows_at(3, 9, 2))
     account.acknowledge(rows_at(0, 1, 3))
-    assert (account.position.line, account.rows_beyond) == (6, 2)
+    assert (account.position.line, account.rows_ahead) == (6, 2)
     assert account.certain_rows == 6
 
 

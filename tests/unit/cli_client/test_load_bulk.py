@@ -44,16 +44,17 @@ async def test_a_lease_that_is_lost_during_the_commit_says_nothing_of_it(
         """A load whose lease is lost when its commit was asked for."""
 
         def __init__(self, *given: object) -> None:
-            (self.done,) = (each for each in given if hasattr(each, "is_asked_for"))
+            (self.done,) = (each for each in given if hasattr(each, "is_commit_requested"))
 
         async def run(self, _: str) -> None:
-            self.done.is_asked_for = True
+            self.done.is_commit_requested = True
             raise LeaseLost("the lease is gone")
 
     monkeypatch.setattr(bulk, "_Bulk", Losing)
     result = await run(load, *BULK, "--load-id", "monday", stdin=b"k\tv\n")
     assert "Error: the lease is gone" in result.stderr
-    assert "Whether it was committed is not known: with --load-id monday" in result.stderr
+    assert "It is not known whether it was committed" in result.stderr
+    assert "repeat it with --load-id monday" in result.stderr
     assert "Nothing was loaded." not in result.stderr
 
 

@@ -53,7 +53,7 @@ async def test_a_load_goes_on_where_it_was_certain(
     server.state.requests.clear()
     result = await run(load, *args)
     assert result.exit_code == 0, result.output
-    assert result.stderr == "going on after line 4\n"
+    assert result.stderr == "continuing after line 4\n"
     assert result.stdout.startswith("loaded 5 rows")
     assert set_keys(server) == [b"k3", b"k4", b"k5", b"k6", b"k"]
     assert server.state.data[b"k"].value == b"last"
@@ -100,7 +100,7 @@ async def test_rows_that_depend_on_the_time_can_be_repeated(
     ("change", "flags", "problem"),
     [
         (b"k\tother\n" * 9, [], "size_bytes was 50, and is 72"),
-        (b"x" * 50, [], "its input began otherwise"),
+        (b"x" * 50, [], "its input had another beginning"),
         (None, ["--hex"], "encoding was text, and is hex"),
         (None, ["--ttl", "1s"], "ttl_ms was 0, and is 1000"),
         (None, ["--key-column", "1"], "key_column was not given, and is 1"),

@@ -26,7 +26,7 @@ def batches(
     count_max: int = 1_000,
     bytes_max: int = 1_000_000,
     begin: InputPosition | None = None,
-    bad_rows_end_it: bool = True,
+    stop_at_bad_row: bool = True,
 ) -> Iterable[RowBatch]:
     return read_batches(
         InputSource(io.BytesIO(data)),
@@ -34,12 +34,12 @@ def batches(
         BatchLimits(count_max, bytes_max),
         now_ms=lambda: NOW_MS,
         begin=begin,
-        bad_rows_end_it=bad_rows_end_it,
+        stop_at_bad_row=stop_at_bad_row,
     )
 
 
 def rows_of(data: bytes, reading: InputOptions) -> tuple[list[Put], list[BadRow]]:
-    found = list(batches(data, reading, bad_rows_end_it=False))
+    found = list(batches(data, reading, stop_at_bad_row=False))
     return [put for rows in found for put in rows.puts], [bad for r in found for bad in r.bad]
 
 
@@ -175,7 +175,7 @@ def test_good_rows_around_bad_ones_are_read() -> None:
     found, (bad,) = rows_of(data, reading(CSV))
     assert found == [Put(b"a", b"1"), Put(b"b", b"two\nlines"), Put(b"c", b"3")]
     assert bad.line == 3
-    (rows,) = batches(data, reading(CSV), bad_rows_end_it=False)
+    (rows,) = batches(data, reading(CSV), stop_at_bad_row=False)
     assert rows.lines == [2, 4, 7]
 
 
@@ -263,9 +263,9 @@ def test_bad_rows_come_after_the_good_ones() -> None:
 
 def test_bad_rows_fill_batches_too() -> None:
     """Collected bad rows count for the limits, so that an input of nothing else takes no memory."""
-    found = list(batches(b"bad\n" * 10, count_max=3, bad_rows_end_it=False))
+    found = list(batches(b"bad\n" * 10, count_max=3, stop_at_bad_row=False))
     assert [len(rows.bad) for rows in found] == [3, 3, 3, 1]
-    found = list(batches(b"bad\n" * 10, bytes_max=7, bad_rows_end_it=False))
+    found = list(batches(b"bad\n" * 10, bytes_max=7, stop_at_bad_row=False))
     assert [len(rows.bad) for rows in found] == [2, 2, 2, 2, 2]
 
 
@@ -279,17 +279,17 @@ def test_bad_rows_fill_batches_too() -> None:
 )
 def test_every_batch_ends_where_the_next_load_can_begin(data: bytes, how: InputOptions) -> None:
     """Reading from the end of any batch gives exactly what comes after it, with its lines."""
-    whole = list(batches(data, how, count_max=1, bad_rows_end_it=False))
+    whole = list(batches(data, how, count_max=1, stop_at_bad_row=False))
     assert whole[0].begin == InputPosition()
     for number, rows in enumerate(whole):
-        rest = batches(data, how, count_max=1, begin=rows.end, bad_rows_end_it=False)
+        rest = batches(data, how, count_max=1, begin=rows.end, stop_at_bad_row=False)
         expected = [(r.puts, r.lines, r.bad, r.end) for r in whole[number + 1 :]]
         assert [(r.puts, r.lines, r.bad, r.end) for r in rest] == expected
 
 
 def test_a_row_that_is_taken_out_becomes_a_bad_one() -> None:
     """What the server refuses is told by its line and key, among the other bad rows."""
-    (rows,) = batches(b"a\t1\nbad\nb\t22\nbad\n", bad_rows_end_it=False)
+    (rows,) = batches(b"a\t1\nbad\nb\t22\nbad\n", stop_at_bad_row=False)
     left = rows.without(1, "too large")
     assert (left.puts, left.lines, left.size_bytes) == ([Put(b"a", b"1")], [1], 2)
     assert [(bad.line, bad.row) for bad in left.bad] == [(2, b"bad"), (3, b"b"), (4, b"bad")]

@@ -108,8 +108,8 @@ def test_parts(text: str, parts: tuple[int, int, int]) -> None:
         ("delete --all", None),
         ("get 'a", "line 1: No closing quotation"),
         ("get a\n\nget b\n\nget c", "line 5: a transaction has 3 parts"),
-        ("exists a\n\ntxn a", "a transaction cannot stand inside another"),
-        ("exists a\n\nif 'exists a'", "a transaction cannot stand inside another"),
+        ("exists a\n\ntxn a", "a transaction cannot be nested in another"),
+        ("exists a\n\nif 'exists a'", "a transaction cannot be nested in another"),
     ],
 )
 def test_what_is_no_transaction_is_told_by_its_line(text: str, problem: str | None) -> None:

@@ -1,1 +1,1 @@
-"""The commands, one module each, imported when called."""
+"""Commands, one module each (or several for a group), imported when called."""

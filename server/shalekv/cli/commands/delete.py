@@ -12,7 +12,7 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options
-from shalekv.cli.console.options import RangeWords, condition_options, range_options
+from shalekv.cli.console.options import RangeFlags, condition_options, range_options
 from shalekv.cli.console.output import Format, brief_format_option, print_commit
 from shalekv_client import Client, Commit, Condition, Durability
 
@@ -46,7 +46,7 @@ Examples:
 def delete(  # noqa: PLR0913 (click passes each option by its name)
     *,
     key: str | None,
-    key_range: RangeWords,
+    key_range: RangeFlags,
     all_keys: bool,
     yes: bool,
     condition: Condition | None,
@@ -70,7 +70,7 @@ def delete(  # noqa: PLR0913 (click passes each option by its name)
 
 def _refuse_contradictions(
     key: str | None,
-    key_range: RangeWords,
+    key_range: RangeFlags,
     condition: Condition | None,
     *,
     all_keys: bool,

@@ -21,7 +21,7 @@ from shalekv.cli.console.connection import (
 )
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.keys import Encoding, encoding_options
-from shalekv.cli.console.options import RangeWords, ReadOptions, range_options, read_options
+from shalekv.cli.console.options import RangeFlags, ReadOptions, range_options, read_options
 from shalekv.cli.console.output import RowsWritten, printing, rows_progress
 from shalekv.cli.load.formats import (
     FileFormat,
@@ -80,7 +80,7 @@ class _Dumped(RowsWritten):
 @target_options
 def dump(
     *,
-    key_range: RangeWords,
+    key_range: RangeFlags,
     path: Path | None,
     file_format: FileFormat | None,
     encoding: Encoding,

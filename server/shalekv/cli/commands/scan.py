@@ -18,7 +18,7 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.keys import Encoding, encoding_options, json_field
-from shalekv.cli.console.options import RangeWords, ReadOptions, range_options, read_options
+from shalekv.cli.console.options import RangeFlags, ReadOptions, range_options, read_options
 from shalekv.cli.console.output import (
     TABLE_ROWS,
     Format,
@@ -82,7 +82,7 @@ Examples:
 @target_options
 def scan(  # noqa: PLR0913 (click passes each option by its name)
     *,
-    key_range: RangeWords,
+    key_range: RangeFlags,
     reverse: bool,
     limit: int | None,
     limit_bytes: int | None,

@@ -1,4 +1,27 @@
-"""`shalekv txn`: compare, then do, in one commit."""
+"""`shalekv txn`: run a transaction, which compares keys and then reads and writes, in one commit.
+
+A transaction is written as one line for each comparison and each operation:
+
+    # comparisons; all must hold
+    exists KEY                 missing KEY
+    seq KEY = 12               also != < >; a key without a value has seq 0
+    value KEY = VALUE          also != < >
+    empty --prefix KEY         empty --start KEY --end KEY
+
+    # operations if all hold
+    get KEY
+    put KEY VALUE              put KEY VALUE --ttl 10m
+    add KEY                    add KEY -3
+    delete KEY                 delete --prefix KEY, delete --start KEY --end KEY
+
+    # operations if one of them does not hold
+    get KEY
+
+An empty line ends a part, and two empty lines in a row make an empty part. If the first part begins
+with an operation, there are no comparisons. Lines that begin with # are ignored. Words are split as
+by a shell: quotes preserve blanks, and a backslash outside of quotes makes the next character
+literal.
+"""
 
 from __future__ import annotations
 
@@ -51,31 +74,9 @@ from shalekv_client import (
     ValueIs,
 )
 
-# --- txn_notation
-# The notation of transactions: a line for each comparison and each operation.
-#
-#     # comparisons; all must hold
-#     exists KEY                 missing KEY
-#     seq KEY = 12               also != < >; a key without a value has seq 0
-#     value KEY = VALUE          also != < >
-#     empty --prefix KEY         empty --start KEY --end KEY
-#
-#     # operations, when they hold
-#     get KEY
-#     put KEY VALUE              put KEY VALUE --ttl 10m
-#     add KEY                    add KEY -3
-#     delete KEY                 delete --prefix KEY, delete --start KEY --end KEY
-#
-#     # operations, when one of them does not hold
-#     get KEY
-#
-# An empty line ends a part, and two of them are an empty part; a first part that begins with an
-# operation says that there are no comparisons. Lines that begin with # are left out. Words are
-# split as a shell does: quotes keep blanks, and outside of quotes a backslash takes the next
-# character as it is.
-
-
 ParsedT = TypeVar("ParsedT")
+
+COLUMNS = ("operation", "key", "value", "seq")
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
@@ -104,24 +105,52 @@ OPERATIONS = (
 )
 _PARTS = ("comparisons", "operations", "operations of the else branch")
 _OPERATION_WORDS = frozenset(operation.split()[0] for operation in OPERATIONS)
-_FIRST_WORD = re.compile(r"[^ \t\r]+")  # other white space separates no words
+_FIRST_WORD = re.compile(r"[^ \t\r]+")  # other white space does not separate words
 _NESTED = frozenset("txn if then else otherwise".split())
+
+_HELP = """Run a transaction: compare keys, then do one of two lists of operations, in one commit.
+
+If all comparisons (--if) hold, the operations of --then are done, otherwise those of --else. The
+output begins with the name of the branch; the exit code is 0 for then, and 13 for else.
+
+\b
+Comparisons:                          Operations:
+  exists KEY                            get KEY        before this transaction
+  missing KEY                           put KEY VALUE  [--ttl 10m]
+  seq KEY = 12      (= != < >)          add KEY -3     (1 without a number)
+  value KEY = VALUE (= != < >)          delete KEY
+  empty --prefix KEY                    delete --prefix KEY
+  empty --start KEY --end KEY           delete --start KEY --end KEY
+
+Words are split as by a shell: quote blanks, and the backslashes of --escaped. FILE (- is standard
+input) has one comparison or operation on each line: comparisons, an empty line, operations, an
+empty line, operations of the else branch; lines that begin with # are comments. Comparisons and
+operations of the options are appended to those of FILE. Transactions cannot be nested.
+
+\b
+Examples:
+  shalekv txn --if 'missing lock' --then 'put lock me --ttl 30s' --else 'get lock'
+  shalekv txn --if 'seq config = 12' --then 'put config "a b"' --then 'add config/edits'
+  shalekv txn --then 'get a' --then 'get b'             two keys from one state
+  shalekv txn examples/reserve_seat.txn --format json
+  shalekv txn --escaped --if 'exists "row\\x00"' --then 'delete "row\\x00"'
+"""
 
 
 class NotationError(ValueError):
-    """What was written is no transaction. Says where, and what is wrong."""
+    """The text is no valid transaction. The message has the place and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A transaction as it was written."""
+    """A parsed transaction."""
 
     compares: tuple[Compare, ...] = ()
     then: tuple[TxnOperation, ...] = ()
     otherwise: tuple[TxnOperation, ...] = ()
 
     def __add__(self, other: Script) -> Script:
-        """Both, part by part."""
+        """Concatenate two transactions, part by part."""
         return Script(
             self.compares + other.compares,
             self.then + other.then,
@@ -130,7 +159,7 @@ class Script:
 
 
 def parse_script(text: str, encoding: Encoding) -> Script:
-    """The transaction that `text` writes down. Raises `NotationError`, with the line."""
+    """Parse a transaction. Raises `NotationError` with the line."""
     parts = _parts(text)
     while len(parts) > len(_PARTS):
         if more := parts.pop():
@@ -147,9 +176,9 @@ def parse_script(text: str, encoding: Encoding) -> Script:
 
 
 def _parts(text: str) -> list[list[tuple[str, str]]]:
-    """The lines of each part, with their places. What comes before the first line is no part."""
+    """The lines of each part, with their places. Empty lines before the first line are skipped."""
     parts: list[list[tuple[str, str]]] = [[]]
-    is_commented = False  # and nothing else is in the part yet
+    is_commented = False  # the previous line is a comment
     for number, line in enumerate(text.split("\n"), 1):
         words = line.strip(" \t\r")
         if words.startswith("#"):
@@ -166,14 +195,14 @@ def _parts(text: str) -> list[list[tuple[str, str]]]:
 
 
 def parse_compares(lines: Iterable[tuple[str, str]], encoding: Encoding) -> Iterator[Compare]:
-    """The comparisons of `lines`, each of which has the place where it stands."""
+    """Parse comparisons; `lines` are pairs of a place, for errors, and a text."""
     return (_placed(place, line, encoding, _compare) for place, line in lines)
 
 
 def parse_operations(
     lines: Iterable[tuple[str, str]], encoding: Encoding
 ) -> Iterator[TxnOperation]:
-    """The operations of `lines`, each of which has the place where it stands."""
+    """Parse operations; `lines` are pairs of a place, for errors, and a text."""
     return (_placed(place, line, encoding, _operation) for place, line in lines)
 
 
@@ -223,7 +252,7 @@ def _operation(words: Sequence[str], decode: Callable[[str], bytes]) -> TxnOpera
             return DeleteRange(**_range(range_words, decode))
         case [word, *_] if word in _NESTED:
             raise NotationError(
-                f"'{word}': a transaction cannot stand inside another one; "
+                f"'{word}': a transaction cannot be nested in another; "
                 "run a second one, which depends on what the first one did"
             )
         case _:
@@ -231,7 +260,7 @@ def _operation(words: Sequence[str], decode: Callable[[str], bytes]) -> TxnOpera
 
 
 def is_range(words: Sequence[str]) -> bool:
-    """Whether these are the words of a range: ``--prefix KEY``, ``--start KEY --end KEY``."""
+    """Whether the words are a range: ``--prefix KEY`` or ``--start KEY --end KEY``."""
     names = tuple(words[::2])
     is_known = names in {("--prefix",), ("--start",), ("--end",), ("--start", "--end")}
     return is_known and len(words) == 2 * len(names)
@@ -254,45 +283,11 @@ def _unknown(kind: str, words: Sequence[str], known: Sequence[str]) -> str:
     return f"'{shlex.join(words)}' is no {kind}; these are: {'; '.join(known)}"
 
 
-# --- txn
-
-
-COLUMNS = ("operation", "key", "value", "seq")
-
-_HELP = """Compare, then do one of two lists of operations; all of it in one commit.
-
-When all comparisons hold (--if), the operations of --then are done, otherwise those of --else.
-The exit code is 0 for then and 13 for else, and the output begins with the branch.
-
-\b
-Comparisons:                          Operations:
-  exists KEY                            get KEY        before this transaction
-  missing KEY                           put KEY VALUE  [--ttl 10m]
-  seq KEY = 12      (= != < >)          add KEY -3     (1 without a number)
-  value KEY = VALUE (= != < >)          delete KEY
-  empty --prefix KEY                    delete --prefix KEY
-  empty --start KEY --end KEY           delete --start KEY --end KEY
-
-Words are split as a shell does: blanks, and the backslashes of --escaped, stand in quotes. FILE
-(- is standard input) has one on each line: comparisons, an empty line, operations, an empty line,
-operations of the else branch; lines that begin with # are comments. What the options add comes
-behind what FILE has. Transactions do not nest.
-
-\b
-Examples:
-  shalekv txn --if 'missing lock' --then 'put lock me --ttl 30s' --else 'get lock'
-  shalekv txn --if 'seq config = 12' --then 'put config "a b"' --then 'add config/edits'
-  shalekv txn --then 'get a' --then 'get b'             two keys at one moment
-  shalekv txn examples/reserve_seat.txn --format json
-  shalekv txn --escaped --if 'exists "row\\x00"' --then 'delete "row\\x00"'
-"""
-
-
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @click.argument("file", type=click.File(encoding="utf-8", errors="surrogateescape"), required=False)
 @click.option("--if", "compares", multiple=True, metavar="COMPARISON", help="What must hold.")
-@click.option("--then", multiple=True, metavar="OPERATION", help="What is done when all hold.")
-@click.option("--else", "otherwise", multiple=True, metavar="OPERATION", help="What otherwise.")
+@click.option("--then", multiple=True, metavar="OPERATION", help="What to do if all hold.")
+@click.option("--else", "otherwise", multiple=True, metavar="OPERATION", help="What to do if not.")
 @encoding_options
 @format_option
 @durability_option
@@ -308,7 +303,7 @@ def txn(
     durability: Durability,
     target: Target,
 ) -> None:
-    """Do it, and print the branch and the results."""
+    """Run the transaction, and print the branch and the results."""
     try:
         script = Script() if file is None else parse_script(file.read(), encoding)
         script += Script(
@@ -395,7 +390,7 @@ def _record(operation: TxnOperation, result: Value | int | None, encoding: Encod
 
 
 def _named(operation: TxnOperation) -> tuple[str, dict[str, bytes]]:
-    """What an operation is called, and what it is done to."""
+    """The name of an operation, and its key or the bounds of its range."""
     match operation:
         case Get(key):
             return "get", {"key": key}

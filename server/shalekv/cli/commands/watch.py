@@ -1,4 +1,4 @@
-"""`shalekv watch`: every commit to a range, as it comes."""
+"""`shalekv watch`: print the commits to a range as they happen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from shalekv.cli.console.connection import Target, exit_codes_of_calls, talk, target_options
 from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field
-from shalekv.cli.console.options import RangeArguments, RangeWords, range_options
+from shalekv.cli.console.options import RangeArguments, RangeFlags, range_options
 from shalekv.cli.console.output import (
     Format,
     TablePrinter,
@@ -31,17 +31,37 @@ from shalekv_client import (
     WatchTooSlow,
 )
 
-# --- watch_printing
-# How events of a watch are printed: a line for each change, or one object for each commit.
-
-
 COLUMNS = ("seq", "change", "key", "value")
 PREVIOUS = "previous"
-UNKNOWN = "?"  # a value before that nobody knows
+UNKNOWN = "?"  # printed if the previous value is unknown
+
+_HELP = """Print every commit to the keys that begin with PREFIX, or to a range, as it happens.
+
+Prints whole commits in order, each once, from now on or from --from-seq on, until Ctrl-C. If the
+server fails, the watch continues with another one of --addr, or with the same one when it is back.
+At the end, stderr has the --from-seq with which to continue.
+
+With --consumer the server keeps what this consumer has not printed yet, for a day after its last
+connection (server setting consumer_lease_ttl_s), and the next watch with this name continues there.
+It may print the last commits again, because whole WAL objects are kept.
+
+\b
+raw    a line for each change: seq, put or delete or delete_range or expired, key, and the value,
+       or the end of a deleted range; with --previous also the previous value
+json   a line for each commit: {"seq": 7, "wal_id": 3, "changes": [{"kind": "put", "key": ...}]}
+
+\b
+Examples:
+  shalekv watch user/
+  shalekv watch --start a --end b --previous
+  shalekv watch --format json --from-seq 42 | jq -c .changes[]
+  shalekv watch orders/ --consumer billing --format json
+  shalekv watch --limit 1                        wait for the next commit
+"""
 
 
 class EventPrinter:
-    """Prints events one by one."""
+    """Prints events of a watch: a line for each change, or a JSON object for each commit."""
 
     def __init__(
         self,
@@ -51,7 +71,7 @@ class EventPrinter:
         has_previous: bool,
         shows_progress: bool,
     ) -> None:
-        """`has_previous`: the values before were asked for."""
+        """`has_previous`: the previous values were requested."""
         self._encoding = encoding
         self._format = output_format
         self._has_previous = has_previous
@@ -60,7 +80,7 @@ class EventPrinter:
         self._table = TablePrinter(columns)
 
     def print(self, event: WatchEvent) -> None:
-        """Print a commit, or how far all was told if that is wanted."""
+        """Print a commit, or a progress event if those are wanted."""
         if isinstance(event, WatchCommit):
             self._print_commit(event)
         elif self._shows_progress:
@@ -119,45 +139,16 @@ class EventPrinter:
         if before is None:
             return {PREVIOUS: None}
         value = json_field("value", before.value, self._encoding)
-        told = {**value, "seq": before.seq, "expire_at_ms": before.expire_at_ms}
-        return {PREVIOUS: told}
+        return {PREVIOUS: {**value, "seq": before.seq, "expire_at_ms": before.expire_at_ms}}
 
 
 def _kind(change: WatchChange) -> str:
     return change.kind.name.lower() if change.kind is not None else "unknown"
 
 
-# --- watch
-
-
-_HELP = """Print every commit to the keys that begin with PREFIX, or to a range, as it comes.
-
-Whole commits in their order, each once, from now on or from --from-seq on, until Ctrl-C. When the
-server goes away, another one of --addr, or the same when it is back, goes on where it was. On
-stderr stands at the end how to go on: --from-seq.
-
-With --consumer the server keeps what this consumer has not printed yet, for a day after it was last
-here (server setting consumer_lease_ttl_s), and the next one with this name goes on there. It may
-print the last commits once more: what is kept are whole objects of the WAL.
-
-\b
-raw    a line for each change: seq, put or delete or delete_range or expired, key, and the value,
-       or the end of a deleted range; with --previous the value before
-json   a line for each commit: {"seq": 7, "wal_id": 3, "changes": [{"kind": "put", "key": ...}]}
-
-\b
-Examples:
-  shalekv watch user/
-  shalekv watch --start a --end b --previous
-  shalekv watch --format json --from-seq 42 | jq -c .changes[]
-  shalekv watch orders/ --consumer billing --format json
-  shalekv watch --limit 1                        wait for the next commit
-"""
-
-
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What to watch, and how much of it."""
+class _WatchOptions:
+    """The range and the options of the watch."""
 
     key_range: RangeArguments
     from_seq: int
@@ -173,19 +164,19 @@ class _Wanted:
     "--from-seq",
     type=click.IntRange(min=1),
     metavar="SEQ",
-    help="Begin with this commit, if it is still in the WAL.  [default: the next one]",
+    help="Start at this commit, if it is still in the WAL.  [default: the next one]",
 )
 @click.option("--previous", is_flag=True, help="Also print the value that each change replaced.")
 @click.option("--consumer", default="", metavar="NAME", help="Keep the WAL for this consumer.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="End after so many.")
-@click.option("--progress", is_flag=True, help="Also print how far all was told, when idle.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="COUNT", help="End after this many.")
+@click.option("--progress", is_flag=True, help="Also print progress while the watch is idle.")
 @encoding_options
 @format_option
 @target_options
 def watch(  # noqa: PLR0913 (click passes each option by its name)
     *,
     prefix_word: str,
-    key_range: RangeWords,
+    key_range: RangeFlags,
     from_seq: int | None,
     previous: bool,
     consumer: str,
@@ -195,57 +186,57 @@ def watch(  # noqa: PLR0913 (click passes each option by its name)
     output_format: Format,
     target: Target,
 ) -> None:
-    """Print commits until the end."""
+    """Print commits until --limit or Ctrl-C."""
     if prefix_word and key_range.is_given:
         raise click.UsageError("PREFIX excludes --prefix, --start and --end")
     keys = key_range.decoded(encoding)
     if prefix_word:
         keys["prefix"] = argument_bytes(encoding, prefix_word, "PREFIX")
-    wanted = _Wanted(keys, from_seq or 0, previous, consumer, limit)
+    options = _WatchOptions(keys, from_seq or 0, previous, consumer, limit)
     printer = EventPrinter(encoding, output_format, has_previous=previous, shows_progress=progress)
-    run = _WatchProgress(wanted, printer)
+    run = _WatchRun(options, printer)
     try:
         with printing():
             talk(target, run.follow)
     except KeyboardInterrupt:
-        pass  # this is how it ends
+        pass  # the usual end
     finally:
-        run.tell_how_to_go_on()
+        run.print_continuation()
 
 
-class _WatchProgress:
-    """How far the watch has come."""
+class _WatchRun:
+    """A watch across restarts of its stream: prints events, and keeps the next position."""
 
-    def __init__(self, wanted: _Wanted, printer: EventPrinter) -> None:
-        self._wanted = wanted
+    def __init__(self, options: _WatchOptions, printer: EventPrinter) -> None:
+        self._options = options
         self._printer = printer
-        self._next_seq = wanted.from_seq  # behind what was printed; 0: not known
-        self._left = wanted.limit
+        self._next_seq = options.from_seq  # after the last printed event; 0: unknown
+        self._left = options.limit
 
     async def follow(self, client: Client) -> None:
-        """Print all that comes, until there was enough."""
+        """Print events until the limit is reached."""
         while True:
             try:
                 async with client.watch(
-                    **self._wanted.key_range,
+                    **self._options.key_range,
                     from_seq=self._next_seq,
-                    previous=self._wanted.previous,
-                    consumer=self._wanted.consumer,
+                    previous=self._options.previous,
+                    consumer=self._options.consumer,
                 ) as events:
                     self._next_seq = events.next_seq
                     while self._left != 0:
                         await self._print_more(events)
                 return
             except WatchTooSlow:
-                pass  # whoever reads what is printed was: go on behind what is printed
+                pass  # the reader of the output was: continue after what is printed
             except WalCollected:
-                self._next_seq = 0  # there is no way to go on from there
+                self._next_seq = 0  # it is not possible to continue from there
                 raise
 
-    def tell_how_to_go_on(self) -> None:
-        """Say on stderr what prints the rest."""
+    def print_continuation(self) -> None:
+        """Print on stderr with which option to continue."""
         if self._next_seq:
-            click.echo(f"To go on: --from-seq {self._next_seq}", err=True)
+            click.echo(f"To continue: --from-seq {self._next_seq}", err=True)
 
     async def _print_more(self, events: Watch) -> None:
         for event in await events.read():
@@ -254,7 +245,7 @@ class _WatchProgress:
             self._printer.print(event)
             sys.stdout.flush()
             self._next_seq = event.seq + 1
-            if self._wanted.consumer:
+            if self._options.consumer:
                 events.ack(event.seq)
             if self._left is not None and isinstance(event, WatchCommit):
                 self._left -= 1

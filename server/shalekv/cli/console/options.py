@@ -140,7 +140,7 @@ class RangeArguments(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class RangeWords:
+class RangeFlags:
     """A range of keys as typed by the user; a bound that is not given is empty."""
 
     start: str
@@ -174,10 +174,10 @@ def range_options(command: CommandT) -> CommandT:
     return command
 
 
-def _range(*, start: str, end: str, prefix: str) -> RangeWords:
+def _range(*, start: str, end: str, prefix: str) -> RangeFlags:
     if prefix and (start or end):
         raise click.UsageError("--prefix excludes --start and --end")
-    return RangeWords(start, end, prefix)
+    return RangeFlags(start, end, prefix)
 
 
 def condition_options(command: CommandT) -> CommandT:

@@ -1,1 +1,1 @@
-"""`shalekv load`: files of pairs, batches, and how far a load has come."""
+"""`shalekv load`: file formats of pairs, batches, bulk loads, and the state of a load."""

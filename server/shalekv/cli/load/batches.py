@@ -1,4 +1,4 @@
-"""Cuts rows into batches for `Write`, each of which knows where in the input it ends."""
+"""Batches of rows for one `Write` each, with the part of the input that they come from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shalekv_client import Put
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """A batch, and the part of the input that it was made from."""
+    """The rows of one part of the input."""
 
     number: int  # 0, 1, 2, in the order of the input
     puts: Sequence[Put]
     lines: Sequence[int]  # the line of each put
-    bad: Sequence[BadRow]  # what is no pair in this part of the input
+    bad: Sequence[BadRow]  # the bad rows of this part of the input
     size_bytes: int  # of keys and values
     begin: InputPosition
     end: InputPosition
@@ -37,11 +37,11 @@ class RowBatch:
         return self.end.offset_bytes - self.begin.offset_bytes
 
     def keys(self) -> frozenset[bytes]:
-        """The keys that it sets."""
+        """The keys that the batch sets."""
         return frozenset(put.key for put in self.puts)
 
     def without(self, index: int, problem: str) -> RowBatch:
-        """The same without the put at `index`, which becomes a bad row."""
+        """Return a copy in which the put at `index` is a bad row."""
         puts, lines = list(self.puts), list(self.lines)
         refused = puts.pop(index)
         bad = BadRow(lines.pop(index), problem, refused.key)
@@ -56,7 +56,7 @@ class RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch is full. A row that alone is larger than `bytes_max` is a batch of its own."""
+    """Limits of a batch. A single row above `bytes_max` is a batch of its own."""
 
     count_max: int
     bytes_max: int
@@ -74,7 +74,7 @@ class _Part:
         self.put_bytes = 0
         self.bad_bytes = 0
 
-    def has_room(self, limits: BatchLimits, row_bytes: int) -> bool:
+    def fits(self, limits: BatchLimits, row_bytes: int) -> bool:
         count = len(self.puts) + len(self.bad)
         size_bytes = self.put_bytes + self.bad_bytes + row_bytes
         return not count or (count < limits.count_max and size_bytes <= limits.bytes_max)
@@ -86,33 +86,35 @@ class _Part:
         )
 
 
-def cut(
-    reader: RowReader, limits: BatchLimits, *, begin: InputPosition, bad_rows_end_it: bool
+def batches_of(
+    reader: RowReader, limits: BatchLimits, *, begin: InputPosition, stop_at_bad_row: bool
 ) -> Iterator[RowBatch]:
-    """The rows of `reader`, which stands at `begin` or at the end of the header, in batches.
+    """Read the rows of `reader` in batches.
 
-    Bad rows are part of the batches, and count for their limits; with `bad_rows_end_it` the first
-    one ends the input. Raises `BadInput` for it, after all batches before it.
+    REQUIRES: `reader` is positioned at `begin`, or behind the header.
+
+    Bad rows are part of the batches and count for their limits. With `stop_at_bad_row`, the first
+    bad row raises `BadInput`. Any `BadInput` is raised after all batches before it.
     """
     lines = reader.lines
     part = _Part(0, begin)
-    line, offset_bytes = lines.number, lines.offset_bytes  # the end of the last row, or header
+    line, offset_bytes = lines.number, lines.offset_bytes  # the end of the last row or the header
     problem: BadInput | None = None
     try:
         for row in reader.rows():
             if type(row) is Put:
                 row_bytes = len(row.key) + len(row.value)
-                if not part.has_room(limits, row_bytes):
+                if not part.fits(limits, row_bytes):
                     yield part.rows(line, offset_bytes)
                     part = _Part(part.number + 1, InputPosition(line, offset_bytes))
                 part.puts.append(row)
                 part.lines.append(line + 1)
                 part.put_bytes += row_bytes
             elif type(row) is BadRow:
-                if bad_rows_end_it:
+                if stop_at_bad_row:
                     problem = BadInput(row.line, row.problem)
                     break
-                if not part.has_room(limits, len(row.row)):
+                if not part.fits(limits, len(row.row)):
                     yield part.rows(line, offset_bytes)
                     part = _Part(part.number + 1, InputPosition(line, offset_bytes))
                 part.bad.append(row)

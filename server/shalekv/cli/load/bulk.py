@@ -1,4 +1,8 @@
-"""One run of `shalekv load --bulk`, from its options to its exit code."""
+"""One run of `shalekv load --bulk`, from its options to its exit code.
+
+The rows are read and sorted, written into the object store as SSTs, and published by one commit:
+of the server, or with `--open` of this process as a writer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from shalekv.cli.console.output import print_line, printing
 from shalekv.cli.load.batches import BatchLimits, RowBatch
 from shalekv.cli.load.ledger import Account, BadRowFile
 from shalekv.cli.load.lines import BadInput
-from shalekv.cli.load.options import BulkWords
+from shalekv.cli.load.options import BulkFlags
 from shalekv.cli.load.run import status_of_first, totals
 from shalekv.cli.load.sort import ExternalSort, Frame
 from shalekv.cli.load.source import InputOptions, InputSource, read_batches
@@ -55,38 +59,30 @@ from shalekv.store.cas import CasStore
 from shalekv.wording import counted
 from shalekv_client import Client, NotApplied, Put, ShaleKVError, Unreachable
 
-# --- bulk_progress
-# How far a bulk load has come.
-
-
-@dataclass(slots=True)
-class BulkProgress:
-    """Amounts so far; each is written by one place, and read by the bar."""
-
-    source_bytes: int = 0  # that were read
-    source_bytes_max: int | None = None  # that there are; None: nobody knows
-    rows: int = 0  # that were read
-    bytes: int = 0  # of their keys and values
-    is_sorted: bool = False  # all was read
-    keys: int = 0  # that are in files
-    file_bytes: int = 0  # of files that are finished
-
-
-# --- bulk_input
-# The rows of an input, as a bulk load takes them: all read, sorted, and given by key.
-
-
-BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # that are read at once
+BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # rows read at once
 
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class BulkProgress:
+    """Progress of a bulk load; the bar reads it in another thread, so each field has one writer."""
+
+    source_bytes: int = 0  # read from the input
+    source_bytes_max: int | None = None  # length of the input; None: unknown
+    rows: int = 0  # read
+    bytes: int = 0  # of the keys and values of these rows
+    is_sorted: bool = False  # all rows have been read
+    keys: int = 0  # written to files
+    file_bytes: int = 0  # of finished files
+
+
 class SpillFailed(Exception):
-    """The disk does not take the rows that do not fit in memory, or the file of bad rows."""
+    """The disk refuses the rows that do not fit in memory, or the file of bad rows."""
 
 
 class BulkInput:
-    """Reads and sorts, in threads, so that whoever waits for it can do other things."""
+    """Reads all rows of an input, and yields them sorted by key; works in threads."""
 
     def __init__(
         self,
@@ -100,7 +96,7 @@ class BulkInput:
         bad_rows: BadRowFile | None,
         progress: BulkProgress,
     ) -> None:
-        """Rows live from `now_ms` on. Without `bad_rows` the first bad row ends it."""
+        """Times to live are counted from `now_ms`. Without `bad_rows`, a bad row is an error."""
         self._now_ms = now_ms
         self._value_bytes_max = value_bytes_max
         self._bad_rows = bad_rows
@@ -111,17 +107,17 @@ class BulkInput:
             reading,
             BATCH,
             now_ms=lambda: now_ms,
-            bad_rows_end_it=bad_rows is None,
+            stop_at_bad_row=bad_rows is None,
         )
 
     async def read(self) -> None:
-        """Read to the end. Raises `BadInput` and `SpillFailed`."""
+        """Read the whole input. Raises `BadInput` and `SpillFailed`."""
         while rows := await asyncio.to_thread(next, self._batches, None):
             await _on_disk(self._take, rows)
         self._progress.is_sorted = True
 
     async def sorted(self) -> AsyncIterator[Columns]:
-        """The rows by key, each key once: of the rows of a key the last. Raises `SpillFailed`."""
+        """Yield the rows sorted by key, only the last row of each key. Raises `SpillFailed`."""
         frames: Iterator[Frame] = self._sort.sorted()
         while frame := await _on_disk(next, frames, None):
             count = len(frame.keys)
@@ -134,7 +130,7 @@ class BulkInput:
             )
 
     def close(self) -> None:
-        """What is on the disk is gone."""
+        """Delete the temporary files."""
         self._sort.close()
 
     def _take(self, rows: RowBatch) -> None:
@@ -142,10 +138,10 @@ class BulkInput:
         if self._bad_rows is not None:
             self._bad_rows.add(rows.bad)
         self._sort.add((put.key, put.value, self._expiry_ms(put)) for put in rows.puts)
-        seen = self._progress
-        seen.source_bytes += rows.source_bytes
-        seen.rows += len(rows.puts)
-        seen.bytes += rows.size_bytes
+        progress = self._progress
+        progress.source_bytes += rows.source_bytes
+        progress.rows += len(rows.puts)
+        progress.bytes += rows.size_bytes
 
     def _without_large(self, rows: RowBatch) -> RowBatch:
         large = [at for at, put in enumerate(rows.puts) if len(put.value) > self._value_bytes_max]
@@ -172,9 +168,6 @@ async def _on_disk(work: Callable[..., T], *arguments: object) -> T:
         raise SpillFailed(f"the rows cannot be kept on the disk: {error}") from error
 
 
-# --- bulk
-
-
 class _BulkSettings(Settings):
     store: StoreSettings = StoreSettings()
     levels: LevelSettings = LevelSettings()
@@ -184,36 +177,36 @@ class _BulkSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class BulkPlan:
-    """What is to be loaded, and how."""
+    """The input of a bulk load, and its options."""
 
     source: InputSource
     reading: InputOptions
-    words: BulkWords
+    flags: BulkFlags
     bad_rows_path: Path | None
     shows_progress: bool | None  # None: on a terminal
 
 
 @dataclass(slots=True)
 class _LoadOutcome:
-    """What has become of a load."""
+    """The outcome of a load so far."""
 
     seq: int = 0
-    was_before: bool = False
+    is_repeated: bool = False  # the load with this id was committed before this run
     files: int = 0
     bad_rows: int = 0
-    is_asked_for: bool = False  # the commit: nothing else decides any more
+    is_commit_requested: bool = False  # from here on the commit decides the outcome
     progress: BulkProgress = field(default_factory=BulkProgress)
 
 
 def run_bulk(plan: BulkPlan, target: Target) -> None:
-    """Load, and print the totals; what fails ends the process with its exit code."""
-    words = plan.words
-    url = checked_url(words.url)
+    """Load, and print the totals. A failure ends the process with its exit code."""
+    flags = plan.flags
+    url = checked_url(flags.url)
     try:
-        settings = load_settings(words.store, words.config, _BulkSettings)
+        settings = load_settings(flags.store, flags.config, _BulkSettings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    load_id = words.load_id
+    load_id = flags.load_id
     if load_id is None:
         load_id = f"load:{uuid.uuid4().hex}"
         click.echo(f"--load-id {load_id}", err=True)
@@ -236,26 +229,26 @@ def run_bulk(plan: BulkPlan, target: Target) -> None:
             is_known=is_known,
         )
     except ShaleError as error:
-        # Not said by the server: what it makes of a commit that it was asked for is another thing.
+        # The error is not the server's answer: a requested commit may or may not have been applied.
         _fail(f"Error: {error}", exit_code_of(error), load_id, done)
     except BadInput as error:
         _fail(f"Error: {error}", ExitCode.USAGE, load_id, done)
     except SpillFailed as error:
         _fail(f"Error: {error}", ExitCode.OUTPUT, load_id, done)
-    _tell(plan, load_id, done, time.monotonic() - began_s)
+    _print_totals(plan, load_id, done, time.monotonic() - began_s)
 
 
-def _tell(plan: BulkPlan, load_id: str, done: _LoadOutcome, elapsed_s: float) -> None:
-    seen = done.progress
+def _print_totals(plan: BulkPlan, load_id: str, done: _LoadOutcome, elapsed_s: float) -> None:
+    progress = done.progress
     with printing():
-        if done.was_before:
+        if done.is_repeated:
             print_line(f"loaded before: load {load_id} is seq {done.seq}; nothing was done")
             return
-        print_line(totals(Account(rows=seen.rows, bytes=seen.bytes), elapsed_s))
-        if seen.keys:
+        print_line(totals(Account(rows=progress.rows, bytes=progress.bytes), elapsed_s))
+        if progress.keys:
             print_line(
-                f"load {load_id} is seq {done.seq}: {counted(seen.keys, 'key')} in "
-                f"{counted(done.files, 'file')} of {seen.file_bytes:,} bytes"
+                f"load {load_id} is seq {done.seq}: {counted(progress.keys, 'key')} in "
+                f"{counted(done.files, 'file')} of {progress.file_bytes:,} bytes"
             )
         if done.bad_rows:
             print_line(f"{counted(done.bad_rows, 'bad row')} in {plan.bad_rows_path}")
@@ -265,16 +258,16 @@ def _fail(
     message: str, code: int, load_id: str, done: _LoadOutcome, *, is_known: bool = False
 ) -> NoReturn:
     click.echo(message, err=True)
-    if done.is_asked_for and not is_known:
-        advice = f"Whether it was committed is not known: with --load-id {load_id} the same again "
-        click.echo(f"{advice}commits it, unless it was.", err=True)
+    if done.is_commit_requested and not is_known:
+        advice = f"It is not known whether it was committed: repeat it with --load-id {load_id}, "
+        click.echo(f"{advice}which commits it at most once.", err=True)
     else:
         click.echo("Nothing was loaded.", err=True)
     raise SystemExit(code)
 
 
 class _Bulk:
-    """A bulk load that runs."""
+    """A running bulk load."""
 
     def __init__(
         self,
@@ -296,10 +289,10 @@ class _Bulk:
             async with opened_store(url, self._settings.store) as (_, store):
                 await self._run(store)
         finally:
-            self._plan.source.close()  # a thread that waits for input ends
+            self._plan.source.close()  # ends a thread that waits for input
 
     async def _run(self, store: CasStore) -> None:
-        served_id = None if self._plan.words.opens else await self._served_database()
+        served_id = None if self._plan.flags.opens else await self._served_database()
         settings, done = self._settings, self._done
         job = await LoadJob.begin(
             store, self._load_id, levels=settings.levels, limits=settings.limits
@@ -307,68 +300,70 @@ class _Bulk:
         try:
             self._check_same(job, served_id)
             if job.committed_seq is not None:
-                done.seq, done.was_before = job.committed_seq, True
+                done.seq, done.is_repeated = job.committed_seq, True
                 return
             await job.guard(partial(self._load, store, job))
         except BaseException:
-            if not done.is_asked_for:
+            if not done.is_commit_requested:
                 await job.end()
-            raise  # else the files are still needed, if the commit is only late
+            raise  # after a request the commit may still come, and needs the files
         await job.end()
 
     async def _served_database(self) -> bytes:
-        """That of the server which will be asked to commit."""
+        """The id of the database of the server that is to commit."""
         try:
             return (await status_of_first(self._target)).view.database_id
         except Unreachable:
-            click.echo("No server answers: --addr names another, --open does without.", err=True)
+            click.echo(
+                "No server answers: see --addr, or --open to load without a server.", err=True
+            )
             raise
 
     def _check_same(self, job: LoadJob, served_id: bytes | None) -> None:
         own_id = job.ticket.database_id
         if served_id not in (None, own_id):
             raise click.UsageError(
-                f"the database at {self._plan.words.url} is {own_id.hex()}, and the server at "
+                f"the database at {self._plan.flags.url} is {own_id.hex()}, and the server at "
                 f"{self._target.address} has {served_id.hex() if served_id else 'none'}"
             )
 
     async def _load(self, store: CasStore, job: LoadJob) -> None:
-        plan, seen = self._plan, self._done.progress
+        plan, progress = self._plan, self._done.progress
         with self._bad_row_file() as bad_rows:
             rows = BulkInput(
                 plan.source,
                 plan.reading,
                 now_ms=job.ticket.logical_time_ms,
                 value_bytes_max=job.ticket.value_bytes_max,
-                memory_bytes=plan.words.sort_memory_bytes,
-                folder=plan.words.temp_dir,
+                memory_bytes=plan.flags.sort_memory_bytes,
+                folder=plan.flags.temp_dir,
                 bad_rows=bad_rows,
-                progress=seen,
+                progress=progress,
             )
             try:
                 await rows.read()
                 files = LoadFiles(store, job.ticket)
                 async for columns in rows.sorted():
                     await files.add(columns)
-                    seen.keys, seen.file_bytes = files.row_count, files.size_bytes
+                    progress.keys, progress.file_bytes = files.row_count, files.size_bytes
                 infos = await files.finish()
             finally:
                 rows.close()
-            seen.file_bytes = files.size_bytes
+            progress.file_bytes = files.size_bytes
             self._done.files = len(infos)
             self._done.bad_rows = bad_rows.count if bad_rows is not None else 0
         if infos:
-            self._done.is_asked_for = True
+            self._done.is_commit_requested = True
             await self._commit(store, infos)
 
     async def _commit(self, store: CasStore, infos: list[SstInfo]) -> None:
         done = self._done
-        if self._plan.words.opens:
+        if self._plan.flags.opens:
             async with open_links() as links:
                 loaded = await commit_by_opening(
                     store, self._load_id, infos, self._settings.writer, links=links
                 )
-            done.seq, done.was_before = loaded.seq, loaded.already_applied
+            done.seq, done.is_repeated = loaded.seq, loaded.already_applied
             return
         async with Client(
             self._target.addresses,
@@ -377,7 +372,7 @@ class _Bulk:
             coalesce=False,
         ) as client:
             ingested = await client.ingest(self._load_id, map(info_message, infos))
-            done.seq, done.was_before = ingested.seq, ingested.already_applied
+            done.seq, done.is_repeated = ingested.seq, ingested.already_applied
 
     @contextmanager
     def _bad_row_file(self) -> Iterator[BadRowFile | None]:
@@ -399,7 +394,7 @@ class _Bulk:
 def _bar(plan: BulkPlan, progress: BulkProgress) -> Iterator[None]:
     progress.source_bytes_max = plan.source.size_bytes
     if sys.stderr.isatty() if plan.shows_progress is None else plan.shows_progress:
-        from shalekv.cli.load.progress import bulk_bar  # noqa: PLC0415 (scripts don't wait for it)
+        from shalekv.cli.load.progress import bulk_bar  # noqa: PLC0415 (slow to import)
 
         with bulk_bar(progress):
             yield

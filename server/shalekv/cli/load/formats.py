@@ -1,8 +1,14 @@
-"""Rows of TSV and CSV.
+"""File formats of pairs: TSV, CSV and NDJSON, how they are recognized, read and written.
 
-TSV: cells between TABs, taken byte by byte; a row is a line, so no cell has a TAB or a line feed.
-CSV: as RFC 4180 has it; cells in quotes may have anything, line ends included.
+TSV     Cells between TABs, taken byte by byte; a row is a line, so no cell has a TAB or line feed.
+CSV     As in RFC 4180; cells in quotes may have any characters, including line ends.
+NDJSON  A JSON object on each line. The members `key` and `value` (or those chosen by the user) are
+        text; `key_hex`, `key_base64` and `key_escaped` are binary. A number is taken by its digits,
+        any other kind of value by its compact JSON. `expire_at_ms` keeps the expiry, in
+        milliseconds since the Unix epoch. Other members are ignored.
+
 A line ends in a line feed, with or without a carriage return before it; the last one may lack it.
+Rows that are written here are read back byte by byte.
 """
 
 from __future__ import annotations
@@ -36,17 +42,24 @@ from shalekv.cli.load.lines import (
 from shalekv.wording import counted
 from shalekv_client import Entry, Put
 
-# --- file_format
-# In which format a file of pairs is: as the user says, as its name says, or as it looks.
-
-
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+Cells: TypeAlias = list[Any]  # bytes for TSV, text for CSV
+Decode: TypeAlias = Callable[[Any], bytes]
+RowWriter: TypeAlias = Callable[[Sequence[Entry]], bytes]
 
 GZIP_SUFFIX = ".gz"
+SHOWN_BYTES = 40
+PAIR = 2  # columns of a row that has only a key and a value
+EXPIRY = "expire_at_ms"
+EXPIRY_MAX = 2**64 - 1  # in milliseconds
+
+_TSV_SEPARATORS = (b"\t", b"\n")  # not possible in a cell; a carriage return only at a row's end
+
+compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class FileFormat(enum.Enum):
-    """How rows stand in a file."""
+    """The format of the rows of a file."""
 
     TSV = "tsv"
     CSV = "csv"
@@ -73,7 +86,7 @@ def file_format_option(flag: str, text: str) -> Callable[[CommandT], CommandT]:
 
 
 def format_of_name(name: str) -> FileFormat | None:
-    """What the name of a file says, with or without ``.gz`` at its end."""
+    """The format by the suffix of a file name, with or without ``.gz`` behind it."""
     path = PurePath(name.lower())
     return _BY_SUFFIX.get(PurePath(path.stem).suffix if is_gzip_name(name) else path.suffix)
 
@@ -84,42 +97,31 @@ def is_gzip_name(name: str) -> bool:
 
 
 def format_of_beginning(line: bytes) -> FileFormat:
-    """What the first line of a nameless input tells.
+    """The format by the first line of an input: NDJSON or TSV.
 
-    One that begins with { and has no TAB can be no row of TSV; so nothing that is TSV is taken
-    for something else.
+    A line that begins with { and has no TAB cannot be a row of TSV, so TSV is always recognized.
     """
     is_object = line.lstrip().startswith(b"{") and b"\t" not in line
     return FileFormat.NDJSON if is_object else FileFormat.TSV
 
 
-# --- formats
-
-
-SHOWN_BYTES = 40
-PAIR = 2  # columns of a row that is nothing but a pair
-
-Cells: TypeAlias = list[Any]  # bytes of TSV, text of CSV
-Decode: TypeAlias = Callable[[Any], bytes]
-
-
 class DelimitedRows:
-    """Reads rows of TSV or CSV; `columns` say which cells are a pair."""
+    """Reads rows of TSV or CSV; `columns` chooses the cells of the pair."""
 
     def __init__(
         self, lines: Lines, file_format: FileFormat, columns: ColumnChoice, *, ttl_ms: int
     ) -> None:
-        """Every pair gets `ttl_ms`; 0: it never expires."""
+        """Every pair gets `ttl_ms`; 0: no expiry."""
         self.lines = lines
         self._is_csv = file_format is FileFormat.CSV
         self._columns = columns
         self._ttl_ms = ttl_ms
         self._key_at, self._value_at = 0, 1
-        self._cells: int | None = PAIR  # that a row has; None: as many as are needed, or more
+        self._cells: int | None = PAIR  # required cells of a row; None: at least the chosen ones
         self._decode_key = self._decode_value = self._decoder(columns.encoding)
 
     def begin(self) -> None:
-        """Find the columns, in the header if there is one."""
+        """Find the columns; reads the header if there is one."""
         csv.field_size_limit(LINE_BYTES_MAX)
         columns = self._columns
         header = columns.header
@@ -143,7 +145,7 @@ class DelimitedRows:
         self._decode_value = self._decoder(value_encoding)
 
     def rows(self) -> Iterator[Row]:
-        """The pairs, and what is not one."""
+        """Yield pairs and bad rows."""
         return self._csv_rows() if self._is_csv else self._tsv_rows()
 
     def _tsv_rows(self) -> Iterator[Row]:
@@ -171,7 +173,7 @@ class DelimitedRows:
                 yield BadRow(first_line, str(error), without_end(b"".join(taken)))
 
     def _texts(self, taken: list[bytes]) -> Iterator[str]:
-        """The lines as text, from which every byte can be had back; `taken` gets them as well."""
+        """Yield the lines as text that preserves every byte; also append them to `taken`."""
         for line in self.lines:
             taken.append(line)
             if self.lines.number == 1:
@@ -190,7 +192,7 @@ class DelimitedRows:
         return [shown(cell.encode("utf-8", "surrogateescape")) for cell in cells]
 
     def _put(self, cells: Cells) -> Put:
-        """The pair of a row; raises ValueError, which says what is wrong with it."""
+        """Make the pair of a row. Raises ValueError with the problem."""
         if len(cells) != self._cells and (
             self._cells is not None or len(cells) <= max(self._key_at, self._value_at)
         ):
@@ -216,7 +218,7 @@ class DelimitedRows:
     def _decoder(self, encoding: Encoding) -> Decode:
         match self._is_csv, encoding:
             case False, Encoding.TEXT:
-                return bytes  # as it is: nothing is copied
+                return bytes  # does not copy
             case True, Encoding.TEXT:
                 return lambda cell: cell.encode("utf-8", "surrogateescape")
             case False, _:
@@ -225,28 +227,13 @@ class DelimitedRows:
                 return encoding.decode
 
 
-# --- ndjson
-# Rows of NDJSON: a JSON object on each line, two of whose members are key and value.
-#
-# A member that is called ``key`` or ``value`` (or as the user says) is text; ``key_hex``,
-# ``key_base64`` and ``key_escaped`` are binary, whatever the bytes. A number stands for its
-# digits, and what is neither text nor a number for its compact JSON. ``expire_at_ms`` keeps the
-# expiry, in milliseconds since the Unix epoch. Other members are ignored.
-
-
-EXPIRY = "expire_at_ms"
-EXPIRY_MAX = 2**64 - 1  # in milliseconds
-
-compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
 class NdjsonRows:
-    """Reads objects; `columns` name the two members."""
+    """Reads rows of NDJSON; `columns` names the two members."""
 
     def __init__(
         self, lines: Lines, columns: ColumnChoice, *, ttl_ms: int, now_ms: Callable[[], int]
     ) -> None:
-        """Every pair gets `ttl_ms`; 0: what its object says, which `now_ms` is asked for."""
+        """Every pair gets `ttl_ms`; 0: the expiry of its object, counted from `now_ms()`."""
         self.lines = lines
         self._ttl_ms = ttl_ms
         self._now_ms = now_ms
@@ -254,10 +241,10 @@ class NdjsonRows:
         self._values = spellings(columns.value or VALUE, columns.encoding)
 
     def begin(self) -> None:
-        """Nothing comes before the first row."""
+        """Do nothing: there is no header."""
 
     def rows(self) -> Iterator[Row]:
-        """The pairs, and what is not one."""
+        """Yield pairs and bad rows."""
         for line in self.lines:
             try:
                 yield self._put(line)
@@ -280,12 +267,12 @@ class NdjsonRows:
         expire_at_ms = members[EXPIRY]
         if type(expire_at_ms) is not int or expire_at_ms > EXPIRY_MAX:
             raise ValueError(f"'{EXPIRY}' is no number of milliseconds, or too large")
-        # What has expired meanwhile expires at once: it hides what the key had before.
+        # A value that has expired by now is still put, to expire at once: it hides the older value.
         return Put(key, value, max(1, expire_at_ms - self._now_ms()))
 
 
 def row_of(entry: Entry, encoding: Encoding) -> str:
-    """The line of `entry`, without its end."""
+    """Format `entry` as a line of NDJSON, without its end."""
     members: dict[str, Any] = {
         **json_field(KEY, entry.key, encoding),
         **json_field(VALUE, entry.value, encoding),
@@ -299,7 +286,7 @@ def _members(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
-        problem = "it is not UTF-8; what is binary belongs into key_hex, value_base64 and so on"
+        problem = "it is not UTF-8; put binary data into key_hex, value_base64 and so on"
         raise ValueError(problem) from None
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
@@ -309,7 +296,7 @@ def _members(line: bytes) -> dict[str, Any]:
 
 
 def _cell(members: dict[str, Any], names: list[tuple[str, Encoding]]) -> bytes:
-    """The bytes of the first of `names` that is there."""
+    """The bytes of the first of `names` that is a member."""
     for name, encoding in names:
         cell = members.get(name)
         if cell is None:
@@ -330,27 +317,17 @@ def _utf8(text: str, name: str) -> bytes:
         raise ValueError(f"'{name}' has half of a surrogate pair, which is no character") from None
 
 
-# --- writing
-# Rows for a file of pairs, as the readers of this package read them back, byte by byte.
-
-
-RowWriter: TypeAlias = Callable[[Sequence[Entry]], bytes]
-
-# What a cell of TSV cannot have; a carriage return only at the end of a line.
-_TSV_SEPARATORS = (b"\t", b"\n")
-
-
 class NotWritable(Exception):
-    """A pair cannot stand in the file, in this format and encoding."""
+    """A pair cannot be written in this format and encoding."""
 
 
 def header(file_format: FileFormat) -> bytes:
-    """What comes before the rows."""
+    """The header of a file, empty for formats without one."""
     return f"{KEY},{VALUE}\r\n".encode() if file_format is FileFormat.CSV else b""
 
 
 def row_writer(file_format: FileFormat, encoding: Encoding) -> RowWriter:
-    """What makes rows of entries. It raises `NotWritable`."""
+    """Return a function that formats entries as rows. It raises `NotWritable`."""
     match file_format, encoding:
         case FileFormat.NDJSON, _:
             return lambda entries: _lines([row_of(e, encoding) for e in entries]).encode()
@@ -366,7 +343,7 @@ def row_writer(file_format: FileFormat, encoding: Encoding) -> RowWriter:
 
 
 def keeps_expiry(file_format: FileFormat) -> bool:
-    """Whether rows of this format say when they expire."""
+    """Whether rows of this format include the expiry."""
     return file_format is FileFormat.NDJSON
 
 
@@ -377,7 +354,7 @@ def _lines(rows: Sequence[str]) -> str:
 def _csv(entries: Sequence[Entry], encoding: Encoding) -> bytes:
     text = io.StringIO(newline="")
     spell = _raw_text if encoding is Encoding.TEXT else encoding.encode
-    # CR LF ends a row, so that both of them are quoted inside of cells.
+    # The writer quotes the characters of its line terminator: with CR LF it quotes both in cells.
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerows([(spell(e.key), spell(e.value)) for e in entries])
     return text.getvalue().encode("utf-8", "surrogateescape")

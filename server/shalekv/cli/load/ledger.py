@@ -1,4 +1,12 @@
-"""Writes down what is certain of a load, now and then and at its end: bad rows, and the state."""
+"""Bookkeeping of a load: what is stored for certain, the file of bad rows, and the state file.
+
+The state file of `load --resume` is a JSON object that is replaced atomically, after what it says
+has become true. A load that was killed continues at the position in the file; rows stored beyond it
+are stored again, which changes nothing (see `write_key`).
+
+The file of `--bad-rows` has a JSON object for each row that is not a pair. A row that is not UTF-8
+is in the member `row_base64`. For a row that the server has refused, `row` is its key.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +27,19 @@ from shalekv.cli.load.formats import compact_json
 from shalekv.cli.load.lines import BadInput, BadRow, InputPosition
 from shalekv_client import Durability, ShaleKVError
 
-# --- account
-# What a load has done so far, and up to where that is certain.
+VERSION = 1
+SAVE_INTERVAL_S = 0.5  # a save costs a few syncs of the disk
+BEGINNING = "beginning_sha256"  # in an origin
+
+OriginValue: TypeAlias = str | int | bool | None
+Origin: TypeAlias = Mapping[str, OriginValue]
+
+_KINDS = {"load_id": str, "origin": dict, "database_id": str, "complete": bool}  # else integers
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredBatch:
-    """A batch that is stored; its pairs are not kept."""
+    """A stored batch, without its pairs."""
 
     end: InputPosition
     rows: int
@@ -34,33 +48,31 @@ class _StoredBatch:
 
 @dataclass(slots=True)
 class Account:
-    """What a load has done so far."""
+    """What a load has done so far, and the position up to which that is certain."""
 
-    position: InputPosition = field(
-        default_factory=InputPosition
-    )  # all rows before it are stored, or bad
+    position: InputPosition = field(default_factory=InputPosition)  # rows before: stored, or bad
     rows: int = 0  # acknowledged
     bytes: int = 0  # of acknowledged keys and values
     source_bytes: int = 0  # of the lines of acknowledged rows
     refused: list[tuple[RowBatch, ShaleKVError]] = field(default_factory=list)  # not applied
     unknown: list[tuple[RowBatch, ShaleKVError]] = field(default_factory=list)  # perhaps applied
-    cancelled_rows: int = 0  # given up while they were under way
+    cancelled_rows: int = 0  # cancelled in flight, so perhaps applied
     bad_input: BadInput | None = None
-    file_trouble: OSError | None = None  # with a file that the load writes
-    certain_rows: int = 0  # before `position`, of this run
-    certain_bad: list[BadRow] = field(default_factory=list)  # before it, and not yet taken
-    _next: int = 0
-    _beyond: dict[int, _StoredBatch] = field(default_factory=dict)
+    file_error: OSError | None = None  # of a file that the load writes
+    certain_rows: int = 0  # rows of this run before `position`
+    certain_bad: list[BadRow] = field(default_factory=list)  # bad rows before it, not yet taken
+    _next: int = 0  # number of the first batch after `position`
+    _ahead: dict[int, _StoredBatch] = field(default_factory=dict)  # stored out of order, by number
 
     @property
-    def rows_beyond(self) -> int:
+    def rows_ahead(self) -> int:
         """Rows after `position` that are stored as well."""
-        return sum(done.rows for done in self._beyond.values())
+        return sum(done.rows for done in self._ahead.values())
 
     @property
-    def batches_beyond(self) -> int:
-        """Batches after `position` that are stored, and kept in mind until those before are."""
-        return len(self._beyond)
+    def batches_ahead(self) -> int:
+        """Batches after `position` that are stored, and remembered until those before are."""
+        return len(self._ahead)
 
     @property
     def unknown_rows(self) -> int:
@@ -69,43 +81,36 @@ class Account:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing has failed."""
-        return not (self.refused or self.unknown or self.bad_input or self.file_trouble)
+        """Whether no failure has occurred."""
+        return not (self.refused or self.unknown or self.bad_input or self.file_error)
 
     def failures(self) -> list[tuple[RowBatch, ShaleKVError]]:
-        """What was not acknowledged, by line."""
+        """The batches that were not acknowledged, in the order of their lines."""
         return sorted(self.refused + self.unknown, key=lambda failure: failure[0].first_line)
 
     def acknowledge(self, rows: RowBatch) -> None:
-        """These rows are stored."""
+        """Record that a batch is stored."""
         self.rows += len(rows.puts)
         self.bytes += rows.size_bytes
         self.source_bytes += rows.source_bytes
-        self._beyond[rows.number] = _StoredBatch(rows.end, len(rows.puts), tuple(rows.bad))
-        while done := self._beyond.pop(self._next, None):
+        self._ahead[rows.number] = _StoredBatch(rows.end, len(rows.puts), tuple(rows.bad))
+        while done := self._ahead.pop(self._next, None):
             self._next += 1
             self.position = done.end
             self.certain_rows += done.rows
             self.certain_bad += done.bad
 
     def take_bad(self) -> list[BadRow]:
-        """The bad rows before `position` that were not taken before."""
+        """Take the bad rows before `position` that were not taken yet."""
         taken, self.certain_bad = self.certain_bad, []
         return taken
 
 
-# --- bad_row_file
-# The file of `--bad-rows`: a JSON object for each row that is not a pair.
-#
-# A row that is not UTF-8 is ``row_base64``. Of a row that the server has refused, `row` is its
-# key.
-
-
 class BadRowFile:
-    """Appends rows, in the order of their lines."""
+    """Appends bad rows, in the order of their lines."""
 
     def __init__(self, path: Path, *, size_bytes: int) -> None:
-        """Keep the first `size_bytes` of the file, and go on there; raises OSError."""
+        """Truncate the file to `size_bytes`, and append from there. Raises OSError."""
         self.path = path
         self._file = path.open("r+b" if size_bytes else "wb")
         found = self._file.seek(0, os.SEEK_END)
@@ -115,10 +120,10 @@ class BadRowFile:
         self._file.truncate(size_bytes)
         self._file.seek(size_bytes)
         self.size_bytes = size_bytes
-        self.count = 0  # that were added
+        self.count = 0  # rows added since opening
 
     def add(self, rows: Iterable[BadRow]) -> None:
-        """Append; `sync` makes it durable."""
+        """Append rows; `sync` makes them durable."""
         for row in rows:
             members = {"line": row.line, "problem": row.problem}
             text = compact_json(members | json_field("row", row.row, Encoding.TEXT)) + "\n"
@@ -126,66 +131,48 @@ class BadRowFile:
             self.count += 1
 
     def sync(self) -> None:
-        """What was added is on the disk."""
+        """Make the added rows durable."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Write what was added."""
+        """Flush and close the file."""
         self._file.close()
 
 
-# --- state
-# The state file of `load --resume`: up to where which input is stored for certain, and where.
-#
-# It is a JSON object that is replaced whole, after what it says is true. A load that was killed
-# goes on at the place that the file has; what was stored beyond it is stored again, which changes
-# nothing: see `write_key`.
-
-
-VERSION = 1
-
-OriginValue: TypeAlias = str | int | bool | None
-Origin: TypeAlias = Mapping[str, OriginValue]
-
-BEGINNING = "beginning_sha256"  # in an origin
-
-_KINDS = {"load_id": str, "origin": dict, "database_id": str, "complete": bool}  # else numbers
-
-
 class StateMismatch(Exception):
-    """The state file belongs to another load, or is none. Says what differs."""
+    """The state file is invalid or belongs to another load. The message says what differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """What the file says."""
+    """The content of a state file."""
 
     load_id: str  # 16 random bytes in hexadecimal
     origin: Origin  # the input, and how it is read
-    database_id: str = ""  # in hexadecimal; empty: no server was asked yet
+    database_id: str = ""  # in hexadecimal; empty: not yet bound to a database
     line: int = 0
     offset_bytes: int = 0
-    rows: int = 0  # that are stored
-    bad_rows: int = 0  # that are in the file of --bad-rows
+    rows: int = 0  # stored
+    bad_rows: int = 0  # in the file of --bad-rows
     bad_rows_bytes: int = 0  # the length of that file
     complete: bool = False
     version: int = VERSION
 
     @property
     def position(self) -> InputPosition:
-        """Where the load goes on."""
+        """Where the load continues."""
         return InputPosition(self.line, self.offset_bytes)
 
     def at(self, position: InputPosition) -> LoadState:
-        """The same at another position."""
+        """Return a copy with another position."""
         return replace(self, line=position.line, offset_bytes=position.offset_bytes)
 
 
 def read_state(path: Path, origin: Origin) -> LoadState:
-    """The state at `path`, or that of a new load if there is none.
+    """Read the state file at `path`; without one, create the state of a new load.
 
-    Raises `StateMismatch` when it belongs to another input, or to other options.
+    Raises `StateMismatch` when the state belongs to another input, or to other options.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -208,13 +195,13 @@ def read_state(path: Path, origin: Origin) -> LoadState:
 
 
 def write_state(path: Path, state: LoadState) -> None:
-    """Replace the file, durably; raises OSError."""
+    """Replace the state file atomically and durably. Raises OSError."""
     with atomic_file(path) as file:
         file.write(json.dumps(asdict(state), indent=1).encode() + b"\n")
 
 
-def bound_to(state: LoadState, path: Path, database_id: str) -> LoadState:
-    """The state for a load into this database; raises `StateMismatch` if it is of another."""
+def bind_to_database(state: LoadState, path: Path, database_id: str) -> LoadState:
+    """Bind the state to a database. Raises `StateMismatch` if it is bound to another one."""
     if state.database_id not in {"", database_id}:
         raise StateMismatch(
             f"{path} belongs to a load into the database {state.database_id}, and this server has "
@@ -224,11 +211,11 @@ def bound_to(state: LoadState, path: Path, database_id: str) -> LoadState:
 
 
 def write_key(state: LoadState, rows: RowBatch, durability: Durability) -> bytes | None:
-    """The idempotency key of a batch: the same when the same rows are written again.
+    """The idempotency key of a batch: equal when the same rows are written again.
 
-    So a write of a killed load that is still on its way is either the one that the resumed load
-    waits for, or comes to nothing; it cannot undo what the resumed load writes later. Rows whose
-    time to live depends on the clock are not the same again, and have no such key.
+    With it, a write of a killed load that is still in flight is either the one that the resumed
+    load waits for, or has no effect; it cannot undo later writes of the resumed load. Rows whose
+    time to live depends on the clock differ in each run, and have no such key.
     """
     if not state.origin.get("ttl_ms") and any(put.ttl_ms for put in rows.puts):
         return None
@@ -252,7 +239,7 @@ def _parsed(path: Path, text: str) -> LoadState:
 
 
 def _check_kinds(state: LoadState) -> None:
-    """Raise `TypeError` where a field has a value of another kind than a fresh state."""
+    """Raise `TypeError` for a field whose value has the wrong type."""
     for one in fields(LoadState):
         kind = _KINDS.get(one.name, int)
         if type(getattr(state, one.name)) is not kind:
@@ -261,19 +248,13 @@ def _check_kinds(state: LoadState) -> None:
 
 def _difference(name: str, was: OriginValue, now: OriginValue) -> str:
     if name == BEGINNING:
-        return "its input began otherwise"
+        return "its input had another beginning"
     words = ["not given" if value is None else str(value) for value in (was, now)]
     return f"{name} was {words[0]}, and is {words[1]}"
 
 
-# --- ledger
-
-
-SAVE_INTERVAL_S = 0.5  # each costs a few syncs of the disk
-
-
 class LoadLedger:
-    """Keeps the files of a load up to date, bad rows before the state that counts them."""
+    """Keeps the files of a load up to date: bad rows first, then the state that counts them."""
 
     def __init__(
         self,
@@ -283,7 +264,7 @@ class LoadLedger:
         state_path: Path | None = None,
         bad_rows: BadRowFile | None = None,
     ) -> None:
-        """`state` is what the load goes on from; None, and no path: nothing is kept."""
+        """`state` is where the load continues; None, with no path: no state is kept."""
         self.state = state
         self._account = account
         self._state_path = state_path
@@ -299,11 +280,11 @@ class LoadLedger:
 
     @property
     def bad_rows_count(self) -> int:
-        """How many bad rows are in their file."""
+        """Number of rows in the file of bad rows."""
         return self._bad_rows_before + (self._bad_rows.count if self._bad_rows else 0)
 
     async def note(self) -> None:
-        """Something was acknowledged. Save if it is time to, without keeping others waiting."""
+        """Save the files if due, after an acknowledgement; the saving runs in a thread."""
         now_s = asyncio.get_running_loop().time()
         try:
             self._collect()
@@ -312,30 +293,30 @@ class LoadLedger:
             self._is_saving = True
             await asyncio.to_thread(self._save, self._certain(is_end=False))
         except OSError as error:
-            self._account.file_trouble = error
+            self._account.file_error = error
         self._is_saving = False
         self._next_save_s = asyncio.get_running_loop().time() + SAVE_INTERVAL_S
 
     def finish(self, *, is_whole: bool) -> None:
-        """Save for the last time, when nothing is under way any more.
+        """Save for the last time. REQUIRES: no write is in flight.
 
-        Not when a file could not be written before: what is in the others then is consistent.
+        Does nothing if a file could not be written before, which leaves the files consistent.
         """
-        if self._account.file_trouble or not self._keeps_something:
+        if self._account.file_error or not self._keeps_something:
             return
         try:
             self._collect()
             self._save(self._certain(is_end=is_whole))
         except OSError as error:
-            self._account.file_trouble = error
+            self._account.file_error = error
 
     def _collect(self) -> None:
-        """Move bad rows from memory into their file, which needn't be on the disk yet."""
+        """Move bad rows from memory into their file, without a sync."""
         if self._bad_rows is not None:
             self._bad_rows.add(self._account.take_bad())
 
     def _certain(self, *, is_end: bool) -> LoadState | None:
-        """The state now; in the loop's thread, since the account changes there."""
+        """Update and return the state. REQUIRES: the loop's thread, which changes the account."""
         if self.state is None:
             return None
         self.state = replace(

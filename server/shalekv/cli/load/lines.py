@@ -1,4 +1,4 @@
-"""The lines of an input, and what readers make of them: pairs, or bad rows."""
+"""Lines, rows and columns of an input, common to all formats."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from shalekv.cli.console.keys import Encoding
 from shalekv_client import Put
 
 KEY_BYTES_MAX = 64 * 1024  # the limit of the API; that of values is a setting of the server
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some programs begin a text with it; it is no part of it
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some programs write it before a text; it is dropped
+KEY = "key"
+VALUE = "value"
 LINE_BYTES_MAX = 256 * 1024 * 1024  # a line in hexadecimal is twice as long as its bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InputPosition:
-    """A place between two rows of an input, after its decompression."""
+    """A position between two rows of the decompressed input."""
 
-    line: int = 0  # so many lines are before it
+    line: int = 0  # number of lines before it
     offset_bytes: int = 0
 
 
@@ -27,25 +29,25 @@ class InputPosition:
 class BadRow:
     """A row that is not a pair."""
 
-    line: int  # counts from 1; of a row of several lines the first
+    line: int  # from 1; the first line of a row of several
     problem: str
-    row: bytes  # as it stands in the input, without the end of the line
+    row: bytes  # the bytes of the input, without the end of the line
 
     def __str__(self) -> str:
-        """Where, and what."""
+        """The line and the problem."""
         return f"line {self.line:,}: {self.problem}"
 
 
 class BadInput(Exception):
-    """The input is wrong, or cannot be read, at some line. All rows before it are good."""
+    """The input is invalid or unreadable at some line. All rows before it are valid."""
 
     def __init__(self, line: int, problem: str) -> None:
         """`line` counts from 1."""
         super().__init__(f"line {line:,}: {problem}")
 
 
-# None: lines without a row, such as an empty one.
 Row: TypeAlias = Put | BadRow | None
+"""A pair, a bad row, or None for lines without a row, such as an empty line."""
 
 
 class RowReader(Protocol):
@@ -53,15 +55,15 @@ class RowReader(Protocol):
 
     @property
     def lines(self) -> Lines:
-        """What it reads from; after a row the position is the end of the row."""
+        """The lines that are read; after a row, their position is the end of the row."""
         ...
 
     def begin(self) -> None:
-        """Read what comes before the first row; before anything else."""
+        """Read the header, if any. REQUIRES: nothing has been read before."""
         ...
 
     def rows(self) -> Iterator[Row]:
-        """The rows from the position of the lines on. Raises `BadInput`."""
+        """Yield the rows from the position of the lines on. Raises `BadInput`."""
         ...
 
 
@@ -69,7 +71,7 @@ class Lines:
     """The lines of a stream, each with its end, and the position after the last one read."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        """`stream` stands at its beginning."""
+        """REQUIRES: `stream` is at its beginning."""
         self.number = 0
         self.offset_bytes = 0
         self._stream = stream
@@ -80,7 +82,7 @@ class Lines:
         return InputPosition(self.number, self.offset_bytes)
 
     def skip_to(self, position: InputPosition) -> None:
-        """Go on there; raises `BadInput` when the stream ends before it."""
+        """Continue at `position`. Raises `BadInput` when the stream ends before it."""
         try:
             reached_bytes = self._stream.seek(position.offset_bytes)
         except (OSError, EOFError, zlib.error) as error:
@@ -90,7 +92,7 @@ class Lines:
         self.number, self.offset_bytes = position.line, position.offset_bytes
 
     def __iter__(self) -> Iterator[bytes]:
-        """The lines from here on. Raises `BadInput`."""
+        """Yield the lines from the position on. Raises `BadInput`."""
         readline = self._stream.readline
         try:
             while line := readline(LINE_BYTES_MAX):
@@ -108,65 +110,57 @@ def _bad_input(line: int, error: Exception) -> BadInput:
 
 
 def without_end(line: bytes) -> bytes:
-    """A line without the LF, or CR LF, at its end."""
+    """Remove the LF or CR LF at the end of a line."""
     return line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def key_problem(key: bytes) -> str | None:
-    """Why `key` cannot be a key, if it cannot."""
+    """The reason why `key` is not a valid key; None if it is."""
     if 0 < len(key) <= KEY_BYTES_MAX:
         return None
     return f"a key has 1 to {KEY_BYTES_MAX} bytes, this one has {len(key)}"
 
 
-# --- columns
-# Which column, or field, of a row is the key and which the value, and how they are spelled.
-
-
-KEY = "key"
-VALUE = "value"
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """What the user says of the columns."""
+    """The columns, or members, of key and value as chosen by the user, and their encoding."""
 
-    key: str | None = None  # a name, or a number from 1; None: not said
+    key: str | None = None  # a name, or a number from 1; None: not chosen
     value: str | None = None
     header: bool | None = None  # whether the first row names the columns
-    encoding: Encoding = Encoding.TEXT  # of columns whose names don't say another
+    encoding: Encoding = Encoding.TEXT  # unless the name of a column implies another
 
     @property
     def are_named(self) -> bool:
-        """Whether one of them is given by its name."""
+        """Whether a column is chosen by name."""
         given = [word for word in (self.key, self.value) if word is not None]
         return any(number_of(word) is None for word in given)
 
     @property
     def are_given(self) -> bool:
-        """Whether one of them is given at all."""
+        """Whether a column is chosen."""
         return self.key is not None or self.value is not None
 
 
 def number_of(word: str) -> int | None:
-    """The number of a column, from 1, if `word` is one."""
+    """Parse the number of a column, from 1; None if `word` is not a number."""
     return int(word) if word.isascii() and word.isdecimal() and int(word) else None
 
 
 def spellings(name: str, encoding: Encoding) -> list[tuple[str, Encoding]]:
-    """The names under which a column may stand, each with the encoding of its cells.
+    """The possible names of a column, each with the encoding of its cells.
 
-    ``NAME`` is in `encoding`; ``NAME_hex``, ``NAME_base64`` and ``NAME_escaped`` say theirs, as
-    `json_field` writes them.
+    ``NAME`` is in `encoding`; ``NAME_hex``, ``NAME_base64`` and ``NAME_escaped`` are in those of
+    their suffixes, as written by `json_field`.
     """
-    said = [e for e in Encoding if e is not Encoding.TEXT]
-    return [(name, encoding), *((f"{name}_{e.value}", e) for e in said)]
+    suffixes = [e for e in Encoding if e is not Encoding.TEXT]
+    return [(name, encoding), *((f"{name}_{e.value}", e) for e in suffixes)]
 
 
 def find_column(word: str, names: Sequence[str], encoding: Encoding) -> tuple[int, Encoding]:
-    """The index of a column in a header with `names`, and how its cells are spelled.
+    """Find the index of a column in a header with `names`, and the encoding of its cells.
 
-    Raises ValueError, which says what is there instead.
+    Raises ValueError with the names of the header.
     """
     number = number_of(word)
     if number is not None:

@@ -1,4 +1,8 @@
-"""The options of `shalekv load`, in groups."""
+"""Option groups of `shalekv load`: the input, the writes, and the bulk load.
+
+Light to import, since every `shalekv load` needs it: the settings of a store stay text here, and
+`shalekv.cli.console.configuration` parses them when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,46 @@ MIB = 1024 * 1024
 BATCH_COUNT_MAX = 1_000_000
 BATCH_BYTES_MAX = 64 * MIB
 RATE_MAX = 1_000_000_000
+SORT_MEMORY_BYTES = 256 * MIB
+SORT_MEMORY_BYTES_MIN = 4 * MIB
+URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
+CONFIG_VARIABLE = "SHALEKV_CONFIG"
+
+# Settings that configure access to a store, as for the commands that read one.
+STORE_OPTIONS: Mapping[str, str] = {
+    "endpoint_url": "The endpoint of an S3 store that is not Amazon's.",
+    "region": "The region of the bucket.",
+    "path_style": "Whether the name of the bucket is in the path, and not in the host name.",
+    "anonymous": "Whether requests are sent without credentials.",
+    "cas": "How objects are created, which must match the database: native, or two_phase, which "
+    "--records-url implies.",
+    "records_url": "Where the records of two-phase creates are.",
+}
+SWITCHES = frozenset({"path_style", "anonymous"})
+
+# Options without a meaning for a bulk load, which writes files and one commit.
+_WRITE_FLAGS = {
+    "state_path": "--resume",
+    "batch_count": "--batch-count",
+    "batch_bytes": "--batch-bytes",
+    "in_flight": "--in-flight",
+    "rate": "--rate",
+    "durability": "--durability",
+}
+_BULK_FLAGS = {
+    "url": "--url",
+    "load_id": "--load-id",
+    "opens": "--open",
+    "sort_memory_bytes": "--sort-memory",
+    "temp_dir": "--temp-dir",
+    "config": "--config",
+    **{name: "--" + name.replace("_", "-") for name in STORE_OPTIONS},
+}
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingWords:
-    """What the options say of the input."""
+class InputFlags:
+    """The options for reading the input, as given."""
 
     file_format: FileFormat | None
     key_column: str | None
@@ -35,15 +74,15 @@ class ReadingWords:
     header: bool | None
     ttl_ms: int | None
 
-    def reading(self, name: str, encoding: Encoding) -> InputOptions:
-        """How to read a file of this name."""
+    def input_options(self, name: str, encoding: Encoding) -> InputOptions:
+        """The options for reading a file called `name`."""
         columns = ColumnChoice(self.key_column, self.value_column, self.header, encoding)
         return InputOptions(self.file_format or format_of_name(name), columns, self.ttl_ms or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class SendingWords:
-    """What the options say of the writes."""
+class SendFlags:
+    """The options for the writes, as given."""
 
     batch_count: int
     batch_bytes: int
@@ -52,14 +91,14 @@ class SendingWords:
 
 
 def reading_options(command: CommandT) -> CommandT:
-    """A decorator that adds the options of the input, as the argument `words`."""
+    """A decorator that adds the options of the input, as the argument `input_flags`."""
     names = ("file_format", "key_column", "value_column", "header", "ttl_ms")
-    command = grouped_options("words", names, ReadingWords)(command)
+    command = grouped_options("input_flags", names, InputFlags)(command)
     for option in reversed(
         [
             file_format_option(
                 "--input-format",
-                "The format of FILE.  [default: what its name or its first line tells]",
+                "The format of FILE.  [default: by its name or its first line]",
             ),
             click.option(
                 "--key-column",
@@ -71,7 +110,7 @@ def reading_options(command: CommandT) -> CommandT:
                 "--header/--no-header",
                 default=None,
                 help="Whether the first row of TSV or CSV names the columns.  "
-                "[default: if a column is given by name, and of CSV if none is given]",
+                "[default: yes if a column is given by name, and for CSV if none is given]",
             ),
             click.option(
                 "--ttl",
@@ -89,7 +128,7 @@ def reading_options(command: CommandT) -> CommandT:
 def sending_options(command: CommandT) -> CommandT:
     """A decorator that adds the options of the writes, as the argument `sending`."""
     command = grouped_options(
-        "sending", ("batch_count", "batch_bytes", "in_flight", "rate"), SendingWords
+        "sending", ("batch_count", "batch_bytes", "in_flight", "rate"), SendFlags
     )(command)
     for option in reversed(
         [
@@ -99,7 +138,7 @@ def sending_options(command: CommandT) -> CommandT:
                 default=1_000,
                 show_default=True,
                 metavar="ROWS",
-                help="Most rows in one write.",
+                help="Maximum number of rows in one write.",
             ),
             click.option(
                 "--batch-bytes",
@@ -107,7 +146,7 @@ def sending_options(command: CommandT) -> CommandT:
                 default=MIB,
                 show_default=True,
                 metavar="BYTES",
-                help="Most bytes in one write; a larger row is written alone.",
+                help="Maximum bytes in one write; a larger row is written alone.",
             ),
             click.option(
                 "--in-flight",
@@ -115,13 +154,13 @@ def sending_options(command: CommandT) -> CommandT:
                 default=4,
                 show_default=True,
                 metavar="WRITES",
-                help="Writes that are sent before the first is answered.",
+                help="Maximum number of concurrent writes.",
             ),
             click.option(
                 "--rate",
                 type=click.FloatRange(0.1, RATE_MAX),
                 metavar="ROWS_PER_S",
-                help="No faster than this.  [default: as fast as it goes]",
+                help="Maximum rate.  [default: no limit]",
             ),
         ]
     ):
@@ -129,57 +168,13 @@ def sending_options(command: CommandT) -> CommandT:
     return command
 
 
-# --- bulk_options
-# The options of `shalekv load --bulk`, and which others make no sense beside it.
-#
-# Light, since every `shalekv load` imports it: the settings of a store are text here, which
-# `shalekv.cli.console.configuration` reads when they are needed.
-
-
-SORT_MEMORY_BYTES = 256 * MIB
-SORT_MEMORY_BYTES_MIN = 4 * MIB
-URL_VARIABLE = "SHALEKV_DATABASE__URL"  # as for `shalekv serve`
-CONFIG_VARIABLE = "SHALEKV_CONFIG"
-
-# How a store is reached, by the names of the settings: as for the commands that read one.
-STORE_OPTIONS: Mapping[str, str] = {
-    "endpoint_url": "The endpoint of an S3 store that is not Amazon's.",
-    "region": "The region of the bucket.",
-    "path_style": "Whether the bucket stands in the path, and not in the name of the host.",
-    "anonymous": "Whether requests are sent without credentials.",
-    "cas": "How objects are created, as the database demands: native, or two_phase, which "
-    "--records-url implies.",
-    "records_url": "Where the records of two-phase creates are.",
-}
-SWITCHES = frozenset({"path_style", "anonymous"})
-
-# What a bulk load has no use for: it writes files, and one commit.
-_OF_WRITES = {
-    "state_path": "--resume",
-    "batch_count": "--batch-count",
-    "batch_bytes": "--batch-bytes",
-    "in_flight": "--in-flight",
-    "rate": "--rate",
-    "durability": "--durability",
-}
-_OF_BULK = {
-    "url": "--url",
-    "load_id": "--load-id",
-    "opens": "--open",
-    "sort_memory_bytes": "--sort-memory",
-    "temp_dir": "--temp-dir",
-    "config": "--config",
-    **{name: "--" + name.replace("_", "-") for name in STORE_OPTIONS},
-}
-
-
 @dataclass(frozen=True, slots=True)
-class BulkWords:
-    """What the options say of a bulk load."""
+class BulkFlags:
+    """The options of a bulk load, as given."""
 
     url: str
     load_id: str | None
-    opens: bool  # as a writer, instead of asking a server
+    opens: bool  # commit as a writer, instead of by a server
     sort_memory_bytes: int
     temp_dir: Path | None
     config: Path | None
@@ -187,15 +182,18 @@ class BulkWords:
 
 
 def bulk_options(command: CommandT) -> CommandT:
-    """A decorator that adds the options, as the argument `bulk`; None without --bulk."""
-    names = ("is_bulk", *_OF_BULK)
-    command = grouped_options("bulk", names, _gather)(command)
-    for option in reversed([*_options(), *map(_store_option, STORE_OPTIONS)]):
+    """A decorator that adds the options of a bulk load, as the argument `bulk`.
+
+    Without --bulk the argument is None. Options that exclude each other are a usage error.
+    """
+    names = ("is_bulk", *_BULK_FLAGS)
+    command = grouped_options("bulk", names, _bulk_flags)(command)
+    for option in reversed([*_bulk_option_list(), *map(_store_option, STORE_OPTIONS)]):
         command = option(command)
     return command
 
 
-def _options() -> list[Callable[[Any], Any]]:
+def _bulk_option_list() -> list[Callable[[Any], Any]]:
     return [
         click.option(
             "--bulk",
@@ -213,16 +211,16 @@ def _options() -> list[Callable[[Any], Any]]:
         click.option(
             "--load-id",
             metavar="ID",
-            help="With --bulk: which load this is; the same one is committed once. It must not end "
-            "in a hyphen and a number, as 2026-11 does: those are the batches of streams.  "
-            "[default: a new one, that no other run has]",
+            help="With --bulk: the id of this load, which is committed at most once. It must not "
+            "end in a hyphen and a number, such as 2026-11: those ids are for batches of streams.  "
+            "[default: a new random id]",
         ),
         click.option(
             "--open",
             "opens",
             is_flag=True,
-            help="With --bulk: commit without a server, as a writer of the database for a moment. "
-            "A server that writes to it is fenced by that, and ends.",
+            help="With --bulk: commit without a server, by opening the database as its writer. "
+            "This fences a server that writes to it, which ends.",
         ),
         click.option(
             "--sort-memory",
@@ -231,13 +229,14 @@ def _options() -> list[Callable[[Any], Any]]:
             default=SORT_MEMORY_BYTES,
             show_default=True,
             metavar="BYTES",
-            help="With --bulk: memory for rows that are sorted. What does not fit goes to a disk.",
+            help="With --bulk: memory for sorting rows. Rows that do not fit go to a disk.",
         ),
         click.option(
             "--temp-dir",
             type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
             metavar="FOLDER",
-            help="With --bulk: where to, with room for the rows.  [default: that of the system]",
+            help="With --bulk: the folder for rows that do not fit in memory.  [default: that of "
+            "the system for temporary files]",
         ),
         click.option(
             "--config",
@@ -261,7 +260,7 @@ def _store_option(name: str) -> Callable[[Any], Any]:
     )
 
 
-def _gather(*, is_bulk: bool, **given: Any) -> BulkWords | None:
+def _bulk_flags(*, is_bulk: bool, **given: Any) -> BulkFlags | None:
     context = click.get_current_context()
 
     def refuse(options: Mapping[str, str], why: str) -> None:
@@ -270,15 +269,15 @@ def _gather(*, is_bulk: bool, **given: Any) -> BulkWords | None:
                 raise click.UsageError(f"{flag} {why}")
 
     if not is_bulk:
-        refuse(_OF_BULK, "is for --bulk")
+        refuse(_BULK_FLAGS, "is for --bulk")
         return None
-    refuse(_OF_WRITES, "is for writes in batches, and --bulk makes one commit of files")
+    refuse(_WRITE_FLAGS, "is for writes in batches, and --bulk makes one commit of files")
     if not given["url"]:
-        raise click.UsageError("--bulk writes files into the store: --url says where")
+        raise click.UsageError("--bulk needs --url: it writes files into the store of a database")
     if given["opens"]:
         others = {"addr": "--addr", "timeout_ms": "--timeout-ms", "reads": "--reads"}
-        refuse(others, "is for a server, and with --open none is asked")
+        refuse(others, "is for a server, and --open uses none")
     if given["load_id"] == "":
         raise click.UsageError("--load-id is empty")
     store = {name: given.pop(name) for name in STORE_OPTIONS}
-    return BulkWords(**given, store=store)
+    return BulkFlags(**given, store=store)

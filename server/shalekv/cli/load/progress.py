@@ -1,4 +1,4 @@
-"""The bar of a load that runs. A module of its own, since the imports take their time."""
+"""Progress bars of loads. Imported only where a bar is shown, because rich is slow to import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shalekv.cli.load.ledger import Account
 
 @contextmanager
 def progress_bar(size_bytes: int | None) -> Iterator[Callable[[Account], None]]:
-    """A bar on stderr, to be called with news; where the size is not known it only moves."""
+    """Show a bar on stderr; call the result to update it. An unknown size shows no percentage."""
     columns = (
         TextColumn("{task.fields[rows]:,} rows"),
         BarColumn(),
@@ -37,34 +37,28 @@ def progress_bar(size_bytes: int | None) -> Iterator[Callable[[Account], None]]:
         yield lambda account: bar.update(task, completed=account.source_bytes, rows=account.rows)
 
 
-# --- bulk_bar
-# The bar of a bulk load: how much is read and sorted, then how much is written.
-#
-# A module of its own, since the imports take their time.
-
-
-class _LoadColumn(ProgressColumn):
-    """Reads the progress whenever the line is drawn, which a thread of the library does."""
+class _BulkColumn(ProgressColumn):
+    """Reads the progress of a bulk load whenever the line is drawn, in a thread of rich."""
 
     def __init__(self, progress: BulkProgress) -> None:
         super().__init__()
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        """What stands in the line."""
-        seen = self._progress
-        if seen.is_sorted:
-            task.completed, task.total = seen.keys, seen.rows
-            return Text(f"writing {seen.keys:,} keys, {size(seen.file_bytes)}")
-        task.completed, task.total = seen.source_bytes, seen.source_bytes_max
-        return Text(f"sorting {seen.rows:,} rows, {size(seen.bytes)}")
+        """What is sorted, then what is written; also updates the bar of `task`."""
+        progress = self._progress
+        if progress.is_sorted:
+            task.completed, task.total = progress.keys, progress.rows
+            return Text(f"writing {progress.keys:,} keys, {size(progress.file_bytes)}")
+        task.completed, task.total = progress.source_bytes, progress.source_bytes_max
+        return Text(f"sorting {progress.rows:,} rows, {size(progress.bytes)}")
 
 
 @contextmanager
 def bulk_bar(progress: BulkProgress) -> Iterator[None]:
-    """A line on stderr for as long as this lasts."""
+    """Show the progress of a bulk load on stderr."""
     console = Console(stderr=True)
-    columns = (_LoadColumn(progress), BarColumn(), TimeElapsedColumn())
+    columns = (_BulkColumn(progress), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         bar.add_task("load", total=progress.source_bytes_max)
         yield

@@ -31,12 +31,12 @@ from shalekv.cli.load.ledger import (
     LoadState,
     Origin,
     StateMismatch,
-    bound_to,
+    bind_to_database,
     read_state,
     write_key,
 )
 from shalekv.cli.load.lines import BadInput
-from shalekv.cli.load.options import SendingWords
+from shalekv.cli.load.options import SendFlags
 from shalekv.cli.load.source import InputOptions, InputSource, read_batches
 from shalekv.wording import counted
 from shalekv_client import (
@@ -49,56 +49,44 @@ from shalekv_client import (
     Unreachable,
 )
 
-# --- pace
-# Keeps a load at a rate.
+STEPS_PER_S = 10  # with a rate limit, batches are small enough for this many in a second
+BATCHES_AHEAD_MAX = 1_000  # stored batches to remember while an earlier one is not stored
 
-
-STEPS_PER_S = 10  # batches are made small enough that a second has at least so many
+_CHANGE = re.compile(r"changes\[(\d+)\]")
 
 
 class RateLimit:
-    """Says when the next batch may go, so that no more than `rows_per_s` go on average."""
+    """Schedules batches so that at most `rows_per_s` are sent on average."""
 
     def __init__(self, rows_per_s: float) -> None:
-        """Nothing went yet."""
         self._rows_per_s = rows_per_s
         self._next_s: float | None = None
 
     def batch_count_max(self, wished: int) -> int:
-        """Rows of a batch, at most `wished`."""
+        """The number of rows in a batch, at most `wished`."""
         return max(1, min(wished, int(self._rows_per_s / STEPS_PER_S)))
 
     def wait_s(self, now_s: float, rows: int) -> float:
-        """How long a batch of `rows` has to wait at `now_s`. It counts as gone then.
+        """Schedule a batch of `rows`, and return how long it has to wait at `now_s`.
 
-        Time that was lost, as by a slow server, is not made up for by a burst.
+        Lost time, for example by a slow server, is not made up for by a burst.
         """
         begin_s = now_s if self._next_s is None else max(now_s, self._next_s)
         self._next_s = begin_s + rows / self._rows_per_s
         return begin_s - now_s
 
 
-# --- loader
-# Sends batches with a few in flight, and keeps account of what is stored for certain.
-
-
-# How many batches may be stored while an earlier one is not; they are kept in mind.
-BEYOND_MAX = 1_000
-
-_CHANGE = re.compile(r"changes\[(\d+)\]")
-
-
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How batches are to be sent."""
+    """Options for sending batches."""
 
     durability: Durability
     in_flight_max: int
-    collects_bad_rows: bool = False  # a row that the server refuses is a bad row, and no failure
+    collects_bad_rows: bool = False  # a row that the server refuses is a bad row, not a failure
 
 
 class Loader:
-    """Sends batches in order, up to a number at once, until one fails."""
+    """Sends batches in order, several concurrently, until one fails; records what is stored."""
 
     def __init__(
         self,
@@ -120,12 +108,12 @@ class Loader:
         self._in_flight: dict[asyncio.Task[None], frozenset[bytes]] = {}
 
     async def load(self, batches: Iterator[RowBatch]) -> None:
-        """Send all batches; after a failure no more, but those under way come to their end."""
+        """Send all batches; after a failure send no more, and wait for those in flight."""
         async with asyncio.TaskGroup() as tasks:
             while rows := await self._next(batches):
                 keys = rows.keys()
                 await self._keep_pace(len(rows.puts))
-                await self._make_room(keys)
+                await self._wait_for_slot(keys)
                 if not self._account.is_good:
                     break
                 task = tasks.create_task(self._send(rows))
@@ -134,7 +122,7 @@ class Loader:
 
     async def _next(self, batches: Iterator[RowBatch]) -> RowBatch | None:
         try:
-            # In a thread: standard input may keep us waiting, and replies must not wait with us.
+            # In a thread: reading standard input may block, and replies must still be processed.
             return await asyncio.to_thread(next, batches, None)
         except BadInput as bad:
             self._account.bad_input = bad
@@ -145,21 +133,23 @@ class Loader:
             wait_s = self._pace.wait_s(asyncio.get_running_loop().time(), rows)
             await asyncio.sleep(wait_s)
 
-    async def _make_room(self, keys: frozenset[bytes]) -> None:
+    async def _wait_for_slot(self, keys: frozenset[bytes]) -> None:
         """Wait until another batch may be sent.
 
-        A batch that sets a key of one in flight waits for that one, so that the last row of a key
-        wins whatever happens on the way.
+        A batch that sets a key of a batch in flight waits for that batch, so that the last row of a
+        key always wins.
         """
         while self._in_flight and self._is_full():
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
-        rivals = [task for task, theirs in self._in_flight.items() if not keys.isdisjoint(theirs)]
-        if rivals:
-            await asyncio.wait(rivals)
+        overlapping = [
+            task for task, other in self._in_flight.items() if not keys.isdisjoint(other)
+        ]
+        if overlapping:
+            await asyncio.wait(overlapping)
 
     def _is_full(self) -> bool:
-        if self._account.batches_beyond >= BEYOND_MAX and self._account.is_good:
-            return True  # an early batch is late
+        if self._account.batches_ahead >= BATCHES_AHEAD_MAX and self._account.is_good:
+            return True  # an earlier batch is late
         return len(self._in_flight) >= self._sending.in_flight_max
 
     async def _send(self, rows: RowBatch) -> None:
@@ -178,7 +168,7 @@ class Loader:
             await self._ledger.note()
 
     async def _written(self, rows: RowBatch) -> RowBatch:
-        """Write the rows, without those that the server refuses if they are to be collected."""
+        """Write the rows; drop those that the server refuses, if bad rows are collected."""
         state, durability = self._ledger.state, self._sending.durability
         while rows.puts:
             key = write_key(state, rows, durability) if state else None
@@ -194,18 +184,14 @@ class Loader:
 
 
 def refused_row(error: ShaleKVError, rows: RowBatch) -> int | None:
-    """Which row of a batch the server complains about, where it says so."""
+    """The index of the row of a batch that the server refuses, if the error names one."""
     found = _CHANGE.match(error.field) if isinstance(error, InvalidRequest) else None
     index = int(found.group(1)) if found else len(rows.puts)
     return index if index < len(rows.puts) else None
 
 
-# --- report
-# What a load says at its end: totals, and how far it got when something failed.
-
-
 def totals(account: Account, elapsed_s: float) -> str:
-    """What was stored, and how fast."""
+    """Format the stored rows, their bytes and the rate."""
     rate = account.rows / max(elapsed_s, 1e-9)
     return (
         f"loaded {counted(account.rows, 'row')}, {account.bytes:,} bytes of keys and values, "
@@ -214,7 +200,7 @@ def totals(account: Account, elapsed_s: float) -> str:
 
 
 def certain(account: Account) -> str:
-    """Up to where everything is stored, and what else is known."""
+    """Format the position up to which everything is stored, and what is known beyond it."""
     match account.position.line:
         case 0:
             parts = ["No line is stored for certain"]
@@ -222,15 +208,15 @@ def certain(account: Account) -> str:
             parts = ["Line 1 is stored for certain"]
         case line:
             parts = [f"Lines 1 to {line:,} are stored for certain"]
-    if account.rows_beyond:
-        parts.append(f"and {counted(account.rows_beyond, 'row')} after them")
+    if account.rows_ahead:
+        parts.append(f"and {counted(account.rows_ahead, 'row')} after them")
     if account.unknown_rows:
-        parts.append(f"of {counted(account.unknown_rows, 'row')} it is not known")
+        parts.append(f"and for {counted(account.unknown_rows, 'row')} it is not known")
     return ", ".join(parts) + ". Loading again is safe."
 
 
 def report_failure(account: Account) -> None:
-    """Say on stderr what went wrong, and end with its exit code; or return."""
+    """Print failures on stderr and exit with their code; return if there are none."""
     if account.is_good:
         return
     code: int = ExitCode.USAGE
@@ -239,44 +225,41 @@ def report_failure(account: Account) -> None:
         click.echo(f"Error: {_lines(rows, error)}: {error}", err=True)
     if account.bad_input is not None:
         click.echo(f"Error: {account.bad_input}", err=True)
-    if account.file_trouble is not None:
+    if account.file_error is not None:
         code = ExitCode.OUTPUT
-        click.echo(f"Error: a file cannot be written: {account.file_trouble}", err=True)
+        click.echo(f"Error: a file cannot be written: {account.file_error}", err=True)
     click.echo(certain(account), err=True)
     raise SystemExit(code)
 
 
 def _lines(rows: RowBatch, error: ShaleKVError) -> str:
-    """The line that the server complains about, or all lines of the batch."""
+    """Format the line that the server refuses, or all lines of the batch."""
     index = refused_row(error, rows)
     if index is not None:
         return f"line {rows.lines[index]:,}"
     return f"lines {rows.first_line:,} to {rows.last_line:,}"
 
 
-# --- run
-
-
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """What is to be loaded, and how."""
+    """The input of a load, and its options."""
 
     source: InputSource
     reading: InputOptions
-    sending: SendingWords
+    sending: SendFlags
     durability: Durability
     state_path: Path | None
     bad_rows_path: Path | None
     shows_progress: bool | None  # None: on a terminal
 
     def state(self) -> LoadState | None:
-        """Where the load goes on; None: nothing is kept. Raises `click.UsageError`."""
+        """Read where the load continues; None without --resume. Raises `click.UsageError`."""
         if self.state_path is None:
             return None
         if self.durability is Durability.MEMORY:
             raise click.UsageError(
-                "--resume goes on where everything is stored, and with --durability memory a crash "
-                "of the server may take that back"
+                "--resume excludes --durability memory: a crash of the server may lose rows that "
+                "the state file counts as stored"
             )
         identity = self.source.identity()
         if identity is None:
@@ -299,7 +282,7 @@ class LoadRun:
             raise click.UsageError(f"--resume: {mismatch}") from None
 
     def bad_row_file(self, state: LoadState | None) -> BadRowFile | None:
-        """The file of --bad-rows, as it was at `state`."""
+        """Open the file of --bad-rows, truncated to its length at `state`."""
         if self.bad_rows_path is None:
             return None
         try:
@@ -309,7 +292,7 @@ class LoadRun:
 
 
 def run_load(plan: LoadRun, target: Target) -> None:
-    """Load, and print the totals; what fails ends the process with its exit code."""
+    """Load, and print the totals. A failure ends the process with its exit code."""
     state = plan.state()
     if state is not None and state.complete:
         with printing():
@@ -360,12 +343,12 @@ def _talk(
         ),
         now_ms=lambda: time.time_ns() // 1_000_000,
         begin=account.position,
-        bad_rows_end_it=not collects,
+        stop_at_bad_row=not collects,
     )
 
     async def call(client: Client) -> None:
         try:
-            await _meet(target, ledger, plan)
+            await _check_server(target, ledger, plan)
             sending = Sending(plan.durability, plan.sending.in_flight, collects)
             loader = Loader(client, account, sending, ledger=ledger, pace=pace, progress=update)
             await loader.load(batches)
@@ -375,20 +358,20 @@ def _talk(
     talk(target, call, retry=RETRY_UNTIL_TIMEOUT)
 
 
-async def _meet(target: Target, ledger: LoadLedger, plan: LoadRun) -> None:
-    """Make sure that there is a server, without patience, and of the database of the state."""
+async def _check_server(target: Target, ledger: LoadLedger, plan: LoadRun) -> None:
+    """Check, without retries, that a server answers, with the database of the state file."""
     database_id = (await status_of_first(target)).view.database_id.hex()
     if ledger.state is not None and plan.state_path is not None:
         try:
-            ledger.state = bound_to(ledger.state, plan.state_path, database_id)
+            ledger.state = bind_to_database(ledger.state, plan.state_path, database_id)
         except StateMismatch as mismatch:
             raise click.UsageError(f"--resume: {mismatch}") from None
         if ledger.state.line:
-            click.echo(f"going on after line {ledger.state.line:,}", err=True)
+            click.echo(f"continuing after line {ledger.state.line:,}", err=True)
 
 
 async def status_of_first(target: Target) -> Status:
-    """That of the first of the servers that can be reached."""
+    """The status of the first server that can be reached."""
     for address in target.addresses:
         async with Client(
             address, timeout_ms=target.timeout_ms, retry=FAIL_FAST, coalesce=False
@@ -403,9 +386,9 @@ async def status_of_first(target: Target) -> Status:
 
 @contextmanager
 def _progress(plan: LoadRun) -> Iterator[Callable[[Account], None]]:
-    """What is called with news: a bar if one is to be shown."""
+    """Show a bar if one is wanted; yields the function to call with the account."""
     if sys.stderr.isatty() if plan.shows_progress is None else plan.shows_progress:
-        from shalekv.cli.load.progress import progress_bar  # noqa: PLC0415 (scripts don't wait for it)
+        from shalekv.cli.load.progress import progress_bar  # noqa: PLC0415 (slow to import)
 
         with progress_bar(plan.source.size_bytes) as update:
             yield update

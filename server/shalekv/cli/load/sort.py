@@ -1,7 +1,15 @@
-"""Sorts more rows than fit in memory: runs on disk, which are merged.
+"""External sort of rows that do not fit in memory: sorted runs on disk, which are merged.
 
-Of a key that comes more than once the last row counts, as in a load that writes them one after the
-other: newer runs win over older ones.
+Of several rows of a key the last one wins, as in a load that writes them in order: newer runs win
+over older ones.
+
+A run is an unnamed temporary file of frames:
+
+    frame := rows u32, bytes of the keys u32, of the values u64,
+             length of each key (u32), of each value (u32), expiry of each row (u64), keys, values
+
+in the byte order of this machine, since no other one reads it. The file disappears when the process
+ends for any reason.
 """
 
 from __future__ import annotations
@@ -15,31 +23,26 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, NamedTuple, TypeAlias
 
-# --- bulk_runs
-# Sorted rows in a file without a name, to be read again from its beginning: a run of a sort.
-#
-#     frame := rows u32, bytes of the keys u32, of the values u64,
-#              length of each key (u32), of each value (u32), expiry of each row (u64), keys, values
-#
-# in the byte order of this machine, since no other ever reads it. The file is gone with the
-# process that has it open, whatever ends that.
-
+Rows: TypeAlias = dict[bytes, tuple[bytes, int]]  # key -> value, expiry
 
 FRAME_BYTES = 64 * 1024  # of keys and values; a larger row is a frame of its own
-ROW_BYTES = 250  # of a row in memory as objects, beside its key and its value, or a little more
+ROW_BYTES = 250  # upper estimate of the memory of a row's objects, without the key and value bytes
+RUNS_MAX = 128  # merged at once; each is an open file
+FRAMES_AT_ONCE = 3  # of a run in memory during a merge: as read, the remainder, and the result
+
 _HEAD = struct.Struct("=IIQ")
 _U32, _U64 = "I", "Q"
 
 
 class Frame(NamedTuple):
-    """Some rows, by key; each key stands once."""
+    """Rows sorted by key; the keys are distinct."""
 
     keys: Sequence[bytes]
     values: Sequence[bytes]
     expire_at_ms: Sequence[int]
 
     def rows(self, start: int, stop: int) -> Frame:
-        """The rows from `start` on, before `stop`."""
+        """The rows from `start` up to `stop`, exclusive."""
         return Frame(self.keys[start:stop], self.values[start:stop], self.expire_at_ms[start:stop])
 
 
@@ -57,17 +60,17 @@ def frames_of(rows: Frame) -> Iterator[Frame]:
 
 
 class RunFile:
-    """One run: `append` frames, then read them. `OSError` when the disk does not take it."""
+    """One sorted run: `append` frames, then read them. Methods raise `OSError` of the disk."""
 
     def __init__(self, folder: Path | None, *, level: int = 0) -> None:
-        """An empty one in `folder`, or where temporary files are; of `level` merges."""
+        """Create an empty run in `folder`, or in the default one; made by `level` merges."""
         self.level = level
-        self.memory_bytes = 0  # of the largest frame
+        self.memory_bytes = 0  # of the largest frame in memory
         self.size_bytes = 0
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, prefix="shalekv-load-")  # noqa: SIM115 - closed by `close`
 
     def append(self, frame: Frame) -> None:
-        """Add a frame whose keys are above all before."""
+        """Append a frame. REQUIRES: its keys are above all keys of the run."""
         keys, values = b"".join(frame.keys), b"".join(frame.values)
         head = _HEAD.pack(len(frame.keys), len(keys), len(values))
         key_lens = array(_U32, map(len, frame.keys))
@@ -79,7 +82,7 @@ class RunFile:
         self.memory_bytes = max(self.memory_bytes, memory_bytes)
 
     def frames(self) -> Iterator[Frame]:
-        """All frames, in their order."""
+        """Read all frames in order."""
         self._file.seek(0)
         while head := self._file.read(_HEAD.size):
             count, keys_bytes, values_bytes = _HEAD.unpack(head)
@@ -89,7 +92,7 @@ class RunFile:
             yield Frame(keys, _cut(self._file.read(values_bytes), value_lens), expire_at_ms)
 
     def close(self) -> None:
-        """The file is gone."""
+        """Close the file, which deletes it."""
         self._file.close()
 
     def _numbers(self, code: str, count: int) -> array[int]:
@@ -102,24 +105,15 @@ def _cut(data: bytes, lengths: array[int]) -> list[bytes]:
     return [data[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0))]
 
 
-# --- sort
-
-
-Rows: TypeAlias = dict[bytes, tuple[bytes, int]]  # key -> value, expiry
-
-RUNS_MAX = 128  # each is an open file
-FRAMES_AT_ONCE = 3  # of a run in memory: that which was read, what is left of it, what is given
-
-
 class ExternalSort:
-    """Takes rows in any order, and gives them back by key.
+    """Takes rows in any order, and returns them sorted by key.
 
-    In memory are about `memory_bytes`, whatever comes: rows that were not spilled yet, or a frame
-    of each run that is merged.
+    It uses about `memory_bytes` for any input: for rows not yet spilled, or for a frame of each run
+    that is merged.
     """
 
     def __init__(self, folder: Path | None, *, memory_bytes: int) -> None:
-        """Runs are spilled into files without a name in `folder`, or where temporary files are."""
+        """Runs are spilled into `folder`, or into the default one for temporary files."""
         self._folder = folder
         self._memory_bytes = memory_bytes
         self._rows: Rows = {}
@@ -129,11 +123,11 @@ class ExternalSort:
 
     @property
     def run_count(self) -> int:
-        """Runs on the disk."""
+        """Number of runs on the disk."""
         return len(self._runs)
 
     def add(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Take more rows: key, value, and when it expires. Raises `OSError` of the disk."""
+        """Add rows of key, value and expiry in milliseconds. Raises `OSError` of the disk."""
         found, size_bytes = self._rows, self._rows_bytes
         for key, value, expire_at_ms in rows:
             before = found.get(key)
@@ -148,7 +142,7 @@ class ExternalSort:
         self._rows_bytes = size_bytes
 
     def sorted(self) -> Iterator[Frame]:
-        """All rows by key, each key once, in frames. Nothing can be added any more."""
+        """Yield all rows sorted by key, without duplicates. REQUIRES: no `add` afterwards."""
         if self._runs:
             self._spill()
             yield from _merged(self._runs)
@@ -157,7 +151,7 @@ class ExternalSort:
         yield from frames_of(_by_key(rows))
 
     def close(self) -> None:
-        """The files are gone. Whoever still reads or writes them gets an error."""
+        """Delete the files. Threads that still read or write them get an error."""
         for run in self._runs:
             run.close()
 
@@ -178,16 +172,16 @@ class ExternalSort:
         self.spilled_bytes += run.size_bytes
 
     def _fits(self, runs: Sequence[RunFile]) -> bool:
-        """Whether these can be merged at once."""
-        if len(runs) <= 2:  # noqa: PLR2004 - fewer cannot be merged
+        """Whether these runs can be merged at once."""
+        if len(runs) <= 2:  # noqa: PLR2004 - the smallest possible merge
             return True
         needed_bytes = sum(run.memory_bytes for run in runs) * FRAMES_AT_ONCE
         return len(runs) <= RUNS_MAX and needed_bytes <= self._memory_bytes
 
     def _merge_newest(self) -> None:
-        """Make one run of the newest ones that were merged as often, or a pair that was not.
+        """Merge the newest runs of up to the level of the last one, at least two, into one.
 
-        Each row is so written once for each level only, and runs stay in the order of their age.
+        Each row is thus written once for each level, and the runs stay in the order of their age.
         """
         runs = self._runs
         start, level = len(runs) - 1, runs[-1].level
@@ -210,7 +204,7 @@ def _by_key(rows: Rows) -> Frame:
 
 
 class _RunReader:
-    """A run that is read frame by frame."""
+    """Reads a run frame by frame."""
 
     def __init__(self, run: RunFile) -> None:
         self._frames = run.frames()
@@ -219,14 +213,14 @@ class _RunReader:
         self.refill()
 
     def refill(self) -> None:
-        """If all rows of the frame were taken, read the next."""
+        """Read the next frame if all rows of the current one were taken."""
         if not self.frame.keys:
             found = next(self._frames, None)
             self.is_over = found is None
             self.frame = found or Frame((), (), ())
 
     def take(self, bound: bytes) -> Frame:
-        """The rows up to the key `bound`, which are gone then."""
+        """Remove and return the rows up to the key `bound`, inclusive."""
         frame = self.frame
         at = bisect_right(frame.keys, bound)
         self.frame = frame.rows(at, len(frame.keys))
@@ -234,19 +228,19 @@ class _RunReader:
 
 
 def _merged(runs: Sequence[RunFile]) -> Iterator[Frame]:
-    """The rows of these runs, oldest first, by key; of a key the newest."""
-    readings = [_RunReader(run) for run in runs]
+    """Merge runs, oldest first, into rows sorted by key; the newest row of a key wins."""
+    readers = [_RunReader(run) for run in runs]
     while True:
-        for reading in readings:
-            reading.refill()
-        readings = [reading for reading in readings if not reading.is_over]
-        if not readings:
+        for reader in readers:
+            reader.refill()
+        readers = [reader for reader in readers if not reader.is_over]
+        if not readers:
             return
-        # Up to here every run is in memory, and one of them all of its frame.
-        bound = min(reading.frame.keys[-1] for reading in readings)
+        # All rows up to this key are in memory; at least one run has its whole frame below it.
+        bound = min(reader.frame.keys[-1] for reader in readers)
         rows: Rows = {}
-        for reading in readings:
-            taken = reading.take(bound)
+        for reader in readers:
+            taken = reader.take(bound)
             rows.update(
                 zip(taken.keys, zip(taken.values, taken.expire_at_ms, strict=True), strict=True)
             )

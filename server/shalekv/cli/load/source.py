@@ -1,8 +1,7 @@
-"""The bytes of a file or pipe: decompressed where it is gzip, read again from its beginning where
-that can be done, and told from outside to end.
+"""Input of a load: the bytes of a file or pipe, decompressed if gzip, read into batches of rows.
 
-A thread that waits for standard input cannot be cancelled; without this Ctrl-C would wait for the
-next line.
+A thread that waits for standard input cannot be cancelled, so a source can be closed from another
+thread: without that, Ctrl-C would have to wait for the next line.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from typing import BinaryIO, cast
 
 from typing_extensions import Buffer
 
-from shalekv.cli.load.batches import BatchLimits, RowBatch, cut
+from shalekv.cli.load.batches import BatchLimits, RowBatch, batches_of
 from shalekv.cli.load.formats import DelimitedRows, FileFormat, NdjsonRows, format_of_beginning
 from shalekv.cli.load.lines import BadInput, ColumnChoice, InputPosition, Lines, RowReader
 
 BUFFER_BYTES = 128 * 1024
-BEGINNING_BYTES = 64 * 1024  # what tells one input from another of the same size
-# RFC 1952, 2.3: the magic number and deflate, the only method; then flags. Three of these are
-# reserved; nobody sets FTEXT, and a tab, which ends the key of a TSV, has its bit.
+BEGINNING_BYTES = 64 * 1024  # hashed to distinguish inputs of the same size
+FIRST_LINE_BYTES = 64 * 1024  # of the first line, to recognize the format
+# RFC 1952, 2.3: the magic number and deflate, the only method; then flags. Three of them are
+# reserved. FTEXT is never set in practice, and its bit is set in a TAB, which ends the key in TSV.
 GZIP_MAGIC = b"\x1f\x8b\x08"
 GZIP_FLAGS_NEVER_SET = 0xE0 | 0x01
 GZIP_HEAD_BYTES = 4
@@ -35,7 +35,7 @@ GZIP_HEAD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """By what an input is known again."""
+    """The identity of an input, to recognize it in a later run."""
 
     size_bytes: int
     beginning_sha256: str
@@ -45,12 +45,12 @@ class InputSource:
     """The bytes of `file`, until its end or until `close`."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """`file` was not read from yet. What has no descriptor is read as it is."""
+        """REQUIRES: nothing was read from `file`. Without a descriptor it cannot be interrupted."""
         self._file = file
         self._raw: _Stoppable | None = None
         self._buffered: BinaryIO | None = None
         self._is_file = False
-        self.size_bytes: int | None = None  # that are to come; None: nobody knows
+        self.size_bytes: int | None = None  # to be read; None: unknown
         try:
             descriptor = file.fileno()
         except io.UnsupportedOperation:
@@ -62,40 +62,40 @@ class InputSource:
         self._raw = _Stoppable(descriptor, is_seekable=self._is_file)
 
     def identity(self) -> Identity | None:
-        """What tells this file from others; None: it is a pipe, and cannot be read again."""
+        """The identity of the file; None for a pipe, which cannot be read again."""
         if not self._is_file or self.size_bytes is None:
             return None
         beginning = os.pread(self._file.fileno(), BEGINNING_BYTES, 0)
         return Identity(self.size_bytes, hashlib.sha256(beginning).hexdigest())
 
     def open(self) -> BinaryIO:
-        """The decompressed bytes. Waits for the first of them, so call it where that is no harm."""
+        """Open the decompressed bytes. Blocks until the first of them arrive."""
         plain = self._file
         if self._raw is not None:
-            # Kept, since one that is forgotten closes what it reads from.
+            # Kept in an attribute: a reader that is garbage collected closes its raw stream.
             plain = self._buffered = cast("BinaryIO", io.BufferedReader(self._raw, BUFFER_BYTES))
         head = plain.read(GZIP_HEAD_BYTES)
         stream = put_back(head, plain)
         if not is_gzip(head):
             return stream
-        self.size_bytes = None  # of what is inside
+        self.size_bytes = None  # the decompressed size is unknown
         unzipped = gzip.GzipFile(fileobj=stream, mode="rb")
         return cast("BinaryIO", io.BufferedReader(unzipped, BUFFER_BYTES))
 
     def close(self) -> None:
-        """Whoever reads, now or later, finds the end."""
+        """End the input for current and later reads."""
         if self._raw is not None:
             self._raw.stop()
 
 
 def is_gzip(head: bytes) -> bool:
-    """True if the first 4 bytes of a file begin a gzip member. Text may begin with 3 of them."""
+    """Whether the first 4 bytes of a file begin a gzip member; 3 of them could begin a text."""
     is_begun = len(head) == GZIP_HEAD_BYTES and head.startswith(GZIP_MAGIC)
     return is_begun and not head[-1] & GZIP_FLAGS_NEVER_SET
 
 
 def put_back(head: bytes, stream: BinaryIO) -> BinaryIO:
-    """A stream that gives `head`, which was read from the beginning of `stream`, once more."""
+    """Return a stream from the beginning of `stream`, from which `head` was already read."""
     if stream.seekable():
         stream.seek(0)
         return stream
@@ -140,7 +140,7 @@ class _Stoppable(io.RawIOBase):
         return 0 if self._stopped in ready else os.readv(self._descriptor, [buffer])
 
     def stop(self) -> None:
-        os.write(self._stopper, b".")  # and never read: it stays stopped
+        os.write(self._stopper, b".")  # never read, so that it stays stopped
 
     def close(self) -> None:
         if not self.closed:
@@ -149,20 +149,13 @@ class _Stoppable(io.RawIOBase):
         super().close()
 
 
-# --- reading
-# From a source to batches: opens it, finds its format, skips what was done, reads and cuts.
-
-
-LOOKED_AT_BYTES = 64 * 1024  # of the first line, to tell the format
-
-
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """How an input is to be read."""
+    """Options for reading an input."""
 
-    file_format: FileFormat | None = None  # None: as it looks
+    file_format: FileFormat | None = None  # None: by its first line
     columns: ColumnChoice = field(default_factory=ColumnChoice)
-    ttl_ms: int = 0  # of every pair; 0: never, or what its row says
+    ttl_ms: int = 0  # of every pair; 0: none, or the expiry of its row
 
 
 def read_batches(
@@ -172,28 +165,28 @@ def read_batches(
     *,
     now_ms: Callable[[], int],
     begin: InputPosition | None = None,
-    bad_rows_end_it: bool = True,
+    stop_at_bad_row: bool = True,
 ) -> Iterator[RowBatch]:
-    """The batches of `source` from `begin` on; nothing is read before the first is asked for.
+    """Read the batches of `source` from `begin` on. Nothing is read before the first `next`.
 
     Raises `BadInput`, after all batches before it.
     """
-    place = begin or InputPosition()
+    position = begin or InputPosition()
     try:
         reader = _open(source, reading, now_ms)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(1, f"the input cannot be read: {error}") from error
     reader.begin()
-    if place != InputPosition():
-        reader.lines.skip_to(place)
-    yield from cut(reader, limits, begin=place, bad_rows_end_it=bad_rows_end_it)
+    if position != InputPosition():
+        reader.lines.skip_to(position)
+    yield from batches_of(reader, limits, begin=position, stop_at_bad_row=stop_at_bad_row)
 
 
 def _open(source: InputSource, reading: InputOptions, now_ms: Callable[[], int]) -> RowReader:
     stream = source.open()
     file_format = reading.file_format
     if file_format is None:
-        line = stream.readline(LOOKED_AT_BYTES)
+        line = stream.readline(FIRST_LINE_BYTES)
         stream = put_back(line, stream)
         file_format = format_of_beginning(line)
     lines = Lines(stream)
