@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from shalekv.cli.commands.status import print_sections, remarks_on
-from shalekv.cli.commands.top import ROWS_MAX, Between, Seen, picture
+from shalekv.cli.commands.top import ROWS_MAX, Between, Observed, picture
 from shalekv.cli.console.units import size
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv_client import Status, WalMode
@@ -102,7 +102,7 @@ def reader(seq: int, state: admin_pb2.ReaderStatus.State.ValueType) -> Status:
     return status_of(told)
 
 
-def drawn(*servers: Seen, width: int = 200) -> str:
+def drawn(*servers: Observed, width: int = 200) -> str:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(picture(servers))
@@ -119,7 +119,7 @@ def line_of(text: str, *words: str) -> str:
 
 def test_every_part_of_a_writer_is_drawn() -> None:
     """Line of the server, writes, levels, snapshots, calls, caches, store and watches."""
-    text = drawn(Seen("a:1", writer(10_000, 1), writer(12_000, 5)))
+    text = drawn(Observed("a:1", writer(10_000, 1), writer(12_000, 5)))
     first = line_of(text, "a:1 writer")
     assert first.startswith("a:1 writer 3 77 0 0 us serves 240 8.0 ")
     assert "5.0 MiB 1,000" in first
@@ -147,9 +147,9 @@ def test_every_part_of_a_writer_is_drawn() -> None:
 def test_each_server_has_a_line_and_the_first_that_answers_the_details() -> None:
     """How far each is behind the furthest, how old its state is, and what it does."""
     text = drawn(
-        Seen("a:1", None, None, "no connection to the server"),
-        Seen("b:2", None, reader(70, admin_pb2.ReaderStatus.STATE_GAP)),
-        Seen("c:3", None, writer(10_000, 1)),
+        Observed("a:1", None, None, "no connection to the server"),
+        Observed("b:2", None, reader(70, admin_pb2.ReaderStatus.STATE_GAP)),
+        Observed("c:3", None, writer(10_000, 1)),
     )
     assert line_of(text, "a:1 - ").startswith("a:1 - - - - - no answer")
     assert "a:1: no connection to the server; trying again" in text
@@ -167,7 +167,7 @@ def test_a_reader_tells_whose_tail_it_reads() -> None:
     assert status.reader is not None
     for address, shown in (("b:3", "b:3"), ("", "-")):
         tailing = replace(status, reader=replace(status.reader, tail_address=address, tails=1_002))
-        line = line_of(drawn(Seen("b:2", None, tailing)), "tail of safekeeper")
+        line = line_of(drawn(Observed("b:2", None, tailing)), "tail of safekeeper")
         assert line.startswith(f"tail of safekeeper {shown}, 1,002 begun")
 
 
@@ -176,7 +176,7 @@ def test_names_of_users_are_no_markup() -> None:
     status = writer(10_000, 1)
     snapshot, _ = status.snapshots
     named = replace(status, snapshots=(replace(snapshot, name="[red]x[/red]"),))
-    text = drawn(Seen("a:1", None, named), Seen("b:2", None, None, "[/bold] failed"))
+    text = drawn(Observed("a:1", None, named), Observed("b:2", None, None, "[/bold] failed"))
     assert "[red]x[/red]" in text
     assert "[/bold] failed" in text
 
@@ -189,7 +189,7 @@ def test_long_lists_are_cut_and_say_so() -> None:
         replace(snapshot, name=f"snap{number:02}", pinned_alone_bytes=number)
         for number in range(ROWS_MAX + 3)
     )
-    text = drawn(Seen("a:1", None, replace(status, snapshots=many)))
+    text = drawn(Observed("a:1", None, replace(status, snapshots=many)))
     assert "and 3 more" in text
     assert "snap10" in text
     assert "snap00" not in text
@@ -226,9 +226,9 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
         "file:///db, served by version 1.2.3",
         "memtables",
         "7,340,032 bytes; not compacted: 6 WAL objects",
-        "space amplification 1.25; a read looks into 2 SSTs at most",
+        "space amplification 1.25; a read searches at most 2 SSTs",
         "75.0%",
-        "filters kept 41 lookups",
+        "filters saved 41 lookups",
         "create",
         "nightly",
         "02" * 16,
@@ -331,7 +331,7 @@ def test_trouble_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     print_sections(found)
     told = "writes fail: no quorum for 62 s: 1 of 3 answers"
     assert told in capsys.readouterr().out.split("Writes", maxsplit=1)[0]
-    text = drawn(Seen("here:1", None, found))
+    text = drawn(Observed("here:1", None, found))
     assert f"here:1: {told}" in text
     assert "writes fail" in text.splitlines()[1]
 
@@ -355,7 +355,7 @@ def _remarks(changed: admin_pb2.StatusReply) -> list[str]:
         ),
         (
             admin_pb2.StatusReply(levels=admin_pb2.LevelsStatus(read_amplification=30)),
-            "as many as 30 SSTs",
+            "have to search 30 SSTs",
         ),
         (
             admin_pb2.StatusReply(levels=admin_pb2.LevelsStatus(space_amplification=3)),

@@ -1,4 +1,4 @@
-"""`shalekv admin`: what operators ask and do seldom."""
+"""`shalekv admin`: rare tasks of operators."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from shalekv.cli.console.lazy_commands import CommandTable, LazyCommands
 
-_HELP = """Requests to the object store and what they cost; recovery of a store; repairs
-after a wrong clock.
+_HELP = """Print requests to the object store and their cost; complete crashed creates; repair a
+database after a wrong clock.
 
 \b
 Examples:
@@ -19,16 +19,16 @@ Examples:
   shalekv admin leases list --url s3://bucket/folder
 """
 
-# `stats` talks to a server, and runs where there is no more than the client.
+# `stats` talks to a server, and needs only the packages of the client.
 MEMBERS: CommandTable = MappingProxyType(
     {
         "stats": (
             "shalekv.cli.commands.admin_stats:stats",
-            "Print requests per minute, and their price.",
+            "Print requests per minute and their cost.",
         ),
         "recover": (
             "shalekv.cli.commands.admin_recover:recover",
-            "Complete what crashed creates left.",
+            "Complete creates that have crashed.",
         ),
         "repair-time": (
             "shalekv.cli.commands.admin_repair_time:repair_time_",
@@ -41,4 +41,4 @@ MEMBERS: CommandTable = MappingProxyType(
 
 @click.group(cls=LazyCommands, table=MEMBERS, help=_HELP)
 def admin() -> None:
-    """Every command for operators."""
+    """Hold the commands for operators."""

@@ -1,4 +1,10 @@
-"""`shalekv admin stats`: requests to the object store per minute, and what they cost."""
+"""`shalekv admin stats`: requests to the object store per minute, and their estimated cost.
+
+The prices are published list prices in US dollars. They differ by region and change, so they are
+for an estimate, and can be overridden. Sources: the price pages of Amazon S3, Amazon DynamoDB,
+Google Cloud Storage, Azure Blob Storage and Cloudflare R2. Storage, traffic, discounts and free
+monthly quotas are left out.
+"""
 
 from __future__ import annotations
 
@@ -16,47 +22,68 @@ from shalekv.cli.console.output import Format, format_option, print_rows, printi
 from shalekv.wording import counted
 from shalekv_client import Client, ProcessRequests, RequestKind, Stats
 
-# --- prices
-# What stores charge for requests: published list prices, in US dollars.
-#
-# Prices differ by region and change; these are for an estimate, and can be overridden. Sources:
-# the pages on prices of Amazon S3, Amazon DynamoDB, Google Cloud Storage, Azure Blob Storage and
-# Cloudflare R2. Storage, traffic, discounts and what is free each month are left out.
-
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 AS_OF = "2026"
 MINUTES_PER_MONTH = 30 * 24 * 60
+ALL = "all"  # the total of processes, or of kinds
+COLUMNS = ("process", "kind", "requests", "per_minute", "usd_per_month")
+INTERVAL_S_MAX = 86_400
+SHORT_MS = 10 * 60_000  # up to this uptime the requests of the start outweigh the rest
 
 # The kinds of requests that each service charges for.
 OBJECT_KINDS = ("write", "list", "read", "delete")
 RECORD_KINDS = ("record_write", "record_read")
 
+_MINUTE_MS = 60_000
+_PRICE_FLAGS: Mapping[str, str] = {
+    kind: f"--usd-per-1000-{kind.replace('_', '-')}s" for kind in (*OBJECT_KINDS, *RECORD_KINDS)
+}
+
+_HELP = f"""Print the number of requests to the object store per minute, and their estimated cost.
+
+For each process of a server, and each kind of request that stores charge for: the average since the
+start, or with --interval-s the rate from now on. A compactor or a collector that runs separately
+logs its own requests, and is not included.
+
+The cost is an estimate: the rate for 30 days, at list prices as published in {AS_OF}, which
+--prices and --usd-per-1000-... override. Storage, traffic, discounts and free monthly quotas are
+not included.
+
+\b
+Examples:
+  shalekv admin stats --interval-s 60
+  shalekv admin stats --addr 10.0.0.5:7654 --format json | jq 'select(.process == "all")'
+  shalekv admin stats --prices r2
+  shalekv admin stats --usd-per-1000-writes 0.0054 --usd-per-1000-lists 0.0054
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """What one service charges for requests."""
+    """The prices of one service for requests."""
 
     title: str
-    usd_per_1000: Mapping[str, float]  # by kind; that of one which is missing is not known
+    usd_per_1000: Mapping[str, float]  # by kind; the price of a missing kind is unknown
 
     def usd_per_month(self, kind: str, per_minute: float) -> float | None:
-        """What a month of 30 days costs at this rate. None: nobody knows."""
+        """The cost of a month of 30 days at this rate; None if the price is unknown."""
         price = self.usd_per_1000.get(kind)
         return None if price is None else per_minute * MINUTES_PER_MONTH * price / 1_000
 
     def with_prices(self, usd_per_1000: Mapping[str, float]) -> PriceList:
-        """The same, but for these kinds."""
-        title = f"{self.title}, but for what was given" if usd_per_1000 else self.title
+        """Return a copy with other prices for some kinds."""
+        title = f"{self.title}, except for given prices" if usd_per_1000 else self.title
         return PriceList(title, MappingProxyType({**self.usd_per_1000, **usd_per_1000}))
 
     def beside(self, other: PriceList) -> PriceList:
-        """The prices of two services that are used together."""
+        """Combine the prices of two services that are used together."""
         both = {**self.usd_per_1000, **other.usd_per_1000}
         return PriceList(f"{self.title}; {other.title}", MappingProxyType(both))
 
 
 def _objects(title: str, *, write: float, read: float) -> PriceList:
-    # All of them charge a list as a write, and nothing for a delete.
+    # All providers charge a list like a write, and nothing for a delete.
     prices = {"write": write, "list": write, "read": read, "delete": 0.0}
     return PriceList(title, MappingProxyType(prices))
 
@@ -96,7 +123,7 @@ def price_list(url: str, endpoint: str, records: str, *, chosen: str | None = No
     """The prices of the store of a database.
 
     `endpoint` is the HOST:PORT of the store, empty for that of the provider; `records` the kind of
-    the transactional store, empty for none; `chosen` a key of `OBJECTS`, if somebody knows better.
+    the transactional store, empty for none; `chosen` a key of `OBJECTS` that overrides the rest.
     """
     objects = OBJECTS[chosen] if chosen is not None else _objects_of(url, endpoint)
     match records:
@@ -116,17 +143,9 @@ def _objects_of(url: str, endpoint: str) -> PriceList:
     return UNKNOWN_OBJECTS if name is None else OBJECTS[name]
 
 
-# --- request_rates
-# Rates of requests, from what a server has told once or twice.
-
-
-ALL = "all"
-_MINUTE_MS = 60_000
-
-
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a process has sent of one kind; `ALL`: of all of them."""
+    """The requests of one kind by one process; either may be `ALL`."""
 
     process: str
     kind: str
@@ -135,12 +154,12 @@ class Rate:
 
 
 def since_start(stats: Stats) -> list[Rate]:
-    """The averages since the start, by process and kind, and their totals."""
+    """Averages since the start, by process and kind, and their totals."""
     return _with_totals(_rates(stats.processes))
 
 
 def between(before: Stats, after: Stats) -> list[Rate]:
-    """What was sent in between. A process that was started in between has sent all of it then."""
+    """Rates between two reports; for a process that started in between, since its start."""
     begun = {process.role: process for process in before.processes}
     return _with_totals(
         _rates(_since(begun.get(process.role), process) for process in after.processes)
@@ -190,37 +209,6 @@ def _name(kind: RequestKind) -> str:
     return kind.name.lower()
 
 
-# --- admin_stats
-
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-COLUMNS = ("process", "kind", "requests", "per_minute", "usd_per_month")
-INTERVAL_S_MAX = 86_400
-SHORT_MS = 10 * 60_000  # what was sent at the start still outweighs the rest
-_PRICE_FLAGS: Mapping[str, str] = {
-    kind: f"--usd-per-1000-{kind.replace('_', '-')}s" for kind in (*OBJECT_KINDS, *RECORD_KINDS)
-}
-
-_HELP = f"""Print how many requests go to the object store per minute, and what they would cost.
-
-Of each process of a server, by the kinds that stores charge for: the average since the start, or
-with --interval-s the rate from now on. A compactor or a collector that runs elsewhere logs its own
-requests, and is not in here.
-
-The dollars are an estimate: that rate for 30 days, at list prices as published in {AS_OF}, which
---prices and --usd-per-1000-... override. Storage, traffic, discounts and what is free each month
-are not in it.
-
-\b
-Examples:
-  shalekv admin stats --interval-s 60
-  shalekv admin stats --addr 10.0.0.5:7654 --format json | jq 'select(.process == "all")'
-  shalekv admin stats --prices r2
-  shalekv admin stats --usd-per-1000-writes 0.0054 --usd-per-1000-lists 0.0054
-"""
-
-
 def _prices(*, chosen: str | None, **usd_per_1000: float | None) -> Callable[[Stats], PriceList]:
     given = {kind: price for kind, price in usd_per_1000.items() if price is not None}
 
@@ -232,7 +220,7 @@ def _prices(*, chosen: str | None, **usd_per_1000: float | None) -> Callable[[St
 
 
 def _price_options(command: CommandT) -> CommandT:
-    """A decorator that adds the flags of prices, as the argument `prices`: from stats to a list."""
+    """A decorator that adds the flags of prices, as `prices`: a function from stats to a list."""
     command = grouped_options("prices", ("chosen", *_PRICE_FLAGS), _prices)(command)
     for kind, flag in reversed([*_PRICE_FLAGS.items()]):
         command = click.option(
@@ -246,7 +234,8 @@ def _price_options(command: CommandT) -> CommandT:
         "--prices",
         "chosen",
         type=click.Choice(list(OBJECTS)),
-        help="Whose prices to take.  [default: by the URL and the endpoint of the database]",
+        help="The provider whose prices to use.  [default: by the URL and the endpoint of the "
+        "database]",
     )(command)
 
 
@@ -255,7 +244,7 @@ def _price_options(command: CommandT) -> CommandT:
     "--interval-s",
     type=click.IntRange(1, INTERVAL_S_MAX),
     metavar="SECONDS",
-    help="Ask twice, so many seconds apart, and print what was sent in between.",
+    help="Measure for this many seconds, and print the requests sent in that time.",
 )
 @_price_options
 @format_option
@@ -282,12 +271,12 @@ def stats(
     rows = [_row(rate, listed) for rate in rates]
     with printing():
         print_rows(output_format, COLUMNS, [_shown(row, output_format) for row in rows])
-    click.echo(f"Prices: {listed.title}. Not in it: storage and traffic.", err=True)
+    click.echo(f"Prices: {listed.title}. Not included: storage and traffic.", err=True)
     uptime_ms = min((process.uptime_ms for process in found.processes), default=SHORT_MS)
     if before is None and uptime_ms < SHORT_MS:
         click.echo(
-            f"It runs for {counted(uptime_ms // 1_000, 'second')}: much of this was sent at its "
-            "start. --interval-s 60 measures what it sends now.",
+            f"The uptime is {counted(uptime_ms // 1_000, 'second')}: many of these requests were "
+            "sent at the start. Use --interval-s 60 to measure the current rate.",
             err=True,
         )
 
@@ -295,7 +284,7 @@ def stats(
 def _row(rate: Rate, prices: PriceList) -> Sequence[Any]:
     costs = [prices.usd_per_month(kind, per_minute) for kind, per_minute in rate.per_minute.items()]
     known = [cost for cost in costs if cost is not None]
-    # A sum without all of its parts would be taken for the whole.
+    # A partial sum would be mistaken for the total.
     cost = round(sum(known), 4) if len(known) == len(costs) else None
     return (rate.process, rate.kind, rate.requests, round(sum(rate.per_minute.values()), 3), cost)
 
@@ -303,5 +292,5 @@ def _row(rate: Rate, prices: PriceList) -> Sequence[Any]:
 def _shown(row: Sequence[Any], output_format: Format) -> Sequence[Any]:
     if output_format is not Format.TABLE:
         return row
-    *told, per_minute, cost = row
-    return (*told, f"{per_minute:,.2f}", None if cost is None else f"{cost:,.2f}")
+    *others, per_minute, cost = row
+    return (*others, f"{per_minute:,.2f}", None if cost is None else f"{cost:,.2f}")

@@ -1,4 +1,8 @@
-"""`shalekv bench`: how many operations a server does, and how long each takes."""
+"""`shalekv bench`: measure the throughput and the latencies of a server.
+
+Each client runs a closed loop over random keys. Latencies are recorded with three significant
+digits of microseconds, so memory is bounded and percentiles are exact to 1 %.
+"""
 
 from __future__ import annotations
 
@@ -42,24 +46,54 @@ from shalekv_client import (
     Unimplemented,
 )
 
-# --- latencies
-# Latencies in bounded memory, as three digits of microseconds: percentiles are right to 1 %.
-
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+Caller: TypeAlias = Client | Session
 
 EXACT_BELOW_US = 1_000
+FILL_COUNT = 1_000  # puts in one write while the keys are created
+FILL_BYTES = 1024 * 1024
+AFTER_ERROR_S = 0.05  # delay of a client after an error
+DURATION_MS = 5_000
+DURATION_MS_MAX = 3_600_000
+NAMES = tuple(
+    "clients through duration_ms count keys value_bytes read_percent scan_rows durability".split()
+)
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
+COLUMNS = (
+    "operation",
+    "count",
+    "per_s",
+    *(f"{name}_ms" for name in PERCENTILES),
+    "max_ms",
+    "errors",
+)
+
+_HELP = """Measure the throughput and the latencies of OPERATIONS on a server.
+
+OPERATIONS are put, get, mixed, txn and scan; the default is put and get. Each client waits for the
+reply before it sends the next operation. Keys are random, have their own prefix, and are deleted at
+the end. A txn reads and replaces an existing key. Nothing is retried: failed operations are counted
+by reason.
+
+\b
+Examples:
+  shalekv bench
+  shalekv bench put --clients 200 --duration 30s --through unary
+  shalekv bench mixed --read-percent 95 --value-bytes 1000 --keys 100000
+  shalekv bench scan --scan-rows 1000 --count 500 --format json
+"""
 
 
 class Latencies:
-    """Counts latencies, however many there are."""
+    """A histogram of latencies in bounded memory."""
 
     def __init__(self) -> None:
-        """There are none yet."""
         self.count = 0
         self.max_us = 0
         self._counts: Counter[int] = Counter()
 
     def record(self, latency_s: float) -> None:
-        """One more."""
+        """Add a latency."""
         latency_us = int(latency_s * 1e6)
         self.count += 1
         self.max_us = max(self.max_us, latency_us)
@@ -69,7 +103,7 @@ class Latencies:
         self._counts[latency_us] += 1
 
     def percentile_ms(self, percent: float) -> float | None:
-        """The latency that `percent` of all don't exceed; None when there are none."""
+        """The latency that `percent` of all do not exceed; None without latencies."""
         if not self.count:
             return None
         wanted = math.ceil(self.count * percent / 100.0)
@@ -81,19 +115,8 @@ class Latencies:
         return self.max_us / 1000.0
 
 
-# --- work
-# What the clients of `shalekv bench` do: a closed loop each, over random keys.
-
-
-FILL_COUNT = 1_000  # puts of one write while keys are made
-FILL_BYTES = 1024 * 1024
-AFTER_ERROR_S = 0.05  # a server that refuses is not asked again at once
-
-Caller: TypeAlias = Client | Session
-
-
 class BenchLoad(enum.Enum):
-    """What is asked of the server, again and again."""
+    """The kinds of operations that can be measured."""
 
     PUT = "put"
     GET = "get"
@@ -103,12 +126,12 @@ class BenchLoad(enum.Enum):
 
     @property
     def needs_keys(self) -> bool:
-        """Whether there must be something before it begins."""
+        """Whether the keys must exist before the measurement."""
         return self is not BenchLoad.PUT
 
 
 class Through(enum.Enum):
-    """How operations travel."""
+    """How operations are sent."""
 
     UNARY = "unary"
     COALESCED = "coalesced"
@@ -117,12 +140,12 @@ class Through(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """How much of what."""
+    """The parameters of a measurement."""
 
     through: Through
     clients: int
     duration_s: float | None
-    count: int | None  # of operations; this or the duration is given
+    count: int | None  # of operations; either this or the duration is given
     value_bytes: int
     keys: int
     scan_rows: int
@@ -132,46 +155,46 @@ class WorkloadShape:
 
 @dataclass(slots=True)
 class Measured:
-    """What came of one kind of work."""
+    """The result of one measurement."""
 
     elapsed_s: float = 0.0
     latencies: dict[str, Latencies] = field(default_factory=dict)
     errors: dict[str, Counter[str]] = field(default_factory=dict)
 
     def succeeded(self, name: str, latency_s: float) -> None:
-        """An operation called `name` took this long."""
+        """Record a success of the operation called `name`."""
         self.latencies.setdefault(name, Latencies()).record(latency_s)
 
     def failed(self, name: str, error: ShaleKVError) -> None:
-        """An operation called `name` failed."""
+        """Record a failure of the operation called `name`."""
         self.latencies.setdefault(name, Latencies())
         self.errors.setdefault(name, Counter())[error.reason or type(error).__name__] += 1
 
 
 class Bench:
-    """Asks one server, with keys under one prefix."""
+    """Runs measurements against a server, with keys under one prefix."""
 
     def __init__(self, client: Client, shape: WorkloadShape, prefix: bytes) -> None:
-        """`client` repeats nothing, so that what fails is seen; `prefix` is nobody else's."""
+        """`client` must not retry, so that failures are counted; `prefix` must be unused."""
         self._client = client
         self._shape = shape
         self._prefix = prefix
-        self._chance = random.Random(1)  # noqa: S311 (it spreads load; nothing is kept secret)
-        self._value = self._chance.randbytes(shape.value_bytes)
+        self._random = random.Random(1)  # noqa: S311 (for spreading load, not for secrets)
+        self._value = self._random.randbytes(shape.value_bytes)
         self._end_s = 0.0
         self._left = 0
 
     async def fill(self, client: Client) -> None:
-        """Put all keys once, with a client that may repeat."""
+        """Put all keys once, with a client that may retry."""
         step = max(1, min(FILL_COUNT, FILL_BYTES // max(1, self._shape.value_bytes)))
         for first in range(0, self._shape.keys, step):
             numbers = range(first, min(first + step, self._shape.keys))
             await client.write([Put(self._key(number), self._value) for number in numbers])
 
     async def run(self, work: BenchLoad) -> Measured:
-        """Let all clients work, to the end of the time or the count.
+        """Run all clients until the duration or the count is reached.
 
-        Raises what makes all of it futile: that the server refuses such operations.
+        Raises the error if the server refuses such operations altogether.
         """
         measured = Measured()
         began_s = time.perf_counter()
@@ -192,19 +215,17 @@ class Bench:
     async def _work(self, work: BenchLoad, measured: Measured) -> None:
         while self._is_on():
             async with self._caller() as caller:
-                await self._ask_again_and_again(work, caller, measured)
+                await self._run_loop(work, caller, measured)
 
-    async def _ask_again_and_again(
-        self, work: BenchLoad, caller: Caller, measured: Measured
-    ) -> None:
-        """Until the end, or until the caller may be of no use any more."""
+    async def _run_loop(self, work: BenchLoad, caller: Caller, measured: Measured) -> None:
+        """Run operations until the end, or until an error after which a session is unusable."""
         while self._is_on():
             self._left -= 1
             operation = self._operation(work)
             label = work.value if work is not BenchLoad.MIXED else f"mixed {operation.value}"
             began_s = time.perf_counter()
             try:
-                await self._ask(operation, caller)
+                await self._call(operation, caller)
             except (Unimplemented, InvalidRequest):
                 raise
             except ShaleKVError as error:
@@ -231,12 +252,12 @@ class Bench:
             return work
         return (
             BenchLoad.GET
-            if self._chance.random() * 100.0 < self._shape.read_percent
+            if self._random.random() * 100.0 < self._shape.read_percent
             else BenchLoad.PUT
         )
 
-    async def _ask(self, operation: BenchLoad, caller: Caller) -> None:
-        key = self._key(self._chance.randrange(self._shape.keys))
+    async def _call(self, operation: BenchLoad, caller: Caller) -> None:
+        key = self._key(self._random.randrange(self._shape.keys))
         durability = self._shape.durability
         match operation:
             case BenchLoad.PUT:
@@ -250,7 +271,7 @@ class Bench:
                 await self._scan(key)
 
     async def _scan(self, start: bytes) -> None:
-        end = self._prefix + b"~"  # behind all digits
+        end = self._prefix + b"~"  # sorts after all digits
         async with self._client.scan(start=start, end=end, limit=self._shape.scan_rows) as scan:
             while await scan.read():
                 pass
@@ -259,18 +280,6 @@ class Bench:
         return self._prefix + b"%010d" % number
 
 
-# --- options
-# The options of `shalekv bench` that say how much of what.
-
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-DURATION_MS = 5_000
-DURATION_MS_MAX = 3_600_000
-NAMES = tuple(
-    "clients through duration_ms count keys value_bytes read_percent scan_rows durability".split()
-)
-
 _OPTIONS = (
     click.option(
         "--clients",
@@ -278,28 +287,28 @@ _OPTIONS = (
         default=16,
         show_default=True,
         metavar="COUNT",
-        help="How many ask at the same time.",
+        help="Number of concurrent clients.",
     ),
     click.option(
         "--through",
         type=click.Choice([way.value for way in Through]),
         default=Through.COALESCED.value,
         show_default=True,
-        help="A call for each operation; operations of all clients together, as the Python client "
-        "does; or a session for each client.",
+        help="Send operations each in a call, coalesced over all clients (as the Python client "
+        "does by default), or in a session for each client.",
     ),
     click.option(
         "--duration",
         "duration_ms",
         callback=duration,
         metavar="TIME",
-        help="How long each of OPERATIONS is asked for, such as 500ms, 10s, 5m.  [default: 5s]",
+        help="How long to run each of OPERATIONS, such as 500ms, 10s, 5m.  [default: 5s]",
     ),
     click.option(
         "--count",
         type=click.IntRange(min=1),
         metavar="COUNT",
-        help="How often each of OPERATIONS is asked for, instead of --duration.",
+        help="How many times to run each of OPERATIONS, instead of --duration.",
     ),
     click.option(
         "--keys",
@@ -307,7 +316,7 @@ _OPTIONS = (
         default=10_000,
         show_default=True,
         metavar="COUNT",
-        help="How many keys there are.",
+        help="Number of keys.",
     ),
     click.option(
         "--value-bytes",
@@ -315,7 +324,7 @@ _OPTIONS = (
         default=100,
         show_default=True,
         metavar="BYTES",
-        help="How large each value is.",
+        help="Size of each value.",
     ),
     click.option(
         "--read-percent",
@@ -323,7 +332,7 @@ _OPTIONS = (
         default=50,
         show_default=True,
         metavar="PERCENT",
-        help="How many operations of mixed are gets.",
+        help="Share of gets among the operations of mixed.",
     ),
     click.option(
         "--scan-rows",
@@ -331,14 +340,14 @@ _OPTIONS = (
         default=100,
         show_default=True,
         metavar="ROWS",
-        help="How many rows a scan reads.",
+        help="Number of rows that a scan reads.",
     ),
     durability_option,
 )
 
 
 def shape_options(command: CommandT) -> CommandT:
-    """A decorator that adds all of them, as the argument `shape`."""
+    """A decorator that adds the options of the workload, as the argument `shape`."""
     command = grouped_options("shape", NAMES, _shape)(command)
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -351,43 +360,15 @@ def _shape(
     if duration_ms is not None and count is not None:
         raise click.UsageError("--duration and --count exclude each other")
     if (duration_ms or 0) > DURATION_MS_MAX:
-        raise click.UsageError("--duration: an hour is the most")
+        raise click.UsageError("--duration: the maximum is one hour")
     duration_s = None if count else (duration_ms or DURATION_MS) / 1000.0
     return WorkloadShape(through=Through(through), duration_s=duration_s, count=count, **given)
-
-
-# --- bench
-
-
-PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9}
-COLUMNS = (
-    "operation",
-    "count",
-    "per_s",
-    *(f"{name}_ms" for name in PERCENTILES),
-    "max_ms",
-    "errors",
-)
-
-_HELP = """Ask a server for OPERATIONS (put, get, mixed, txn, scan; put and get if there are none).
-
-Each client waits for its answer before it asks again. Keys are random; they have a prefix of their
-own, and are deleted at the end. A txn reads and replaces a key that exists. Nothing is repeated:
-what fails is counted under its reason.
-
-\b
-Examples:
-  shalekv bench
-  shalekv bench put --clients 200 --duration 30s --through unary
-  shalekv bench mixed --read-percent 95 --value-bytes 1000 --keys 100000
-  shalekv bench scan --scan-rows 1000 --count 500 --format json
-"""
 
 
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @click.argument("operations", nargs=-1, type=click.Choice([work.value for work in BenchLoad]))
 @shape_options
-@click.option("--keep", is_flag=True, help="Leave the keys where they are, and say their prefix.")
+@click.option("--keep", is_flag=True, help="Do not delete the keys; print their prefix.")
 @format_option
 @target_options
 def bench(

@@ -1,4 +1,7 @@
-"""`shalekv status`: what a server is and how it does."""
+"""`shalekv status`: print the status of a server.
+
+For people it has a section for each part, and remarks on unusual figures.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,32 @@ from shalekv_client import (
     Status,
 )
 
-# --- status_process
-# The sections of a status about what a process does: following, watches, calls.
-
+# Figures from these on get a remark.
+NEARLY_FULL = 0.75  # of a limit
+LOW_HIT_RATE = 0.5
+READS_MIN = 1_000  # fewer reads are not significant
+DEEP_READS = 12  # SSTs for one key
+WASTED_SPACE = 2.0
 
 _US_PER_MS = 1_000.0
-_IN_ROWS = ("members", "archiver_id")  # of a quorum
+_IN_ROWS = ("members", "archiver_id")  # fields of a quorum that are printed as rows
+
+_HELP = """Print the status of a server.
+
+It includes the role, epoch, write path and memory; the levels and their amplification, caches,
+filters, requests to the object store, and what snapshots pin. On a terminal it also remarks on
+unusual figures: why reads are slow, writes wait, or the object store fills up.
+
+\b
+Examples:
+  shalekv status
+  shalekv status --addr 10.0.0.5:7654 --format json | jq .writer.commits
+  shalekv status --format raw | grep memtable
+"""
 
 
 def troubles(status: Status) -> Iterator[str]:
-    """Yield a sentence for reads and for writes, where they do not succeed."""
+    """Yield a sentence for each of reads and writes that fail."""
     found = {"reads": status.read_readiness, "writes": status.write_readiness}
     for calls, readiness in found.items():
         if readiness is not None and not readiness.is_ready:
@@ -47,12 +66,12 @@ def troubles(status: Status) -> Iterator[str]:
 
 
 def print_heading(text: str) -> None:
-    """What a section begins with."""
+    """Print the heading of a section."""
     print_line(f"\n{text}")
 
 
 def print_process(status: Status) -> None:
-    """What of it there is."""
+    """Print the sections about following the writer, safekeepers, watches and calls."""
     if status.reader is not None:
         print_heading("Following the writer")
         print_record(Format.TABLE, record_of(status.reader))
@@ -93,20 +112,8 @@ def _call_row(call: CallStatus) -> tuple[str, int, int, str, str, str]:
     return (call.method, call.calls, call.failures, mean, p50, p99)
 
 
-# --- status_sections
-# The status of a server for people: one section for each part, and remarks on what stands out.
-
-
-# From here on a figure deserves a remark.
-NEARLY_FULL = 0.75  # of a bound
-LOW_HIT_RATE = 0.5
-READS_MIN = 1_000  # fewer say nothing
-DEEP_READS = 12  # SSTs for one key
-WASTED_SPACE = 2.0
-
-
 def print_sections(status: Status) -> None:
-    """Print all of it."""
+    """Print the whole status for people."""
     view = status.view
     print_heading(f"{status.url}, served by version {status.version}")
     parts = {"view": record_of(view), "uptime_ms": status.uptime_ms}
@@ -138,24 +145,24 @@ def print_sections(status: Status) -> None:
     _print_snapshots(status)
     remarks = list(remarks_on(status))
     if remarks:
-        print_heading("What stands out")
+        print_heading("Remarks")
         for remark in remarks:
             print_line(f"- {remark}")
 
 
 def remarks_on(status: Status) -> Iterator[str]:
-    """What explains slow reads, writes that wait, and a full bucket."""
+    """Yield explanations of slow reads, waiting writes, and a full object store."""
     memtable = status.memtable
     if memtable.bytes > NEARLY_FULL * memtable.bytes_max:
         yield (
-            f"{memtable.bytes:,} of {memtable.bytes_max:,} bytes are not compacted: past the bound "
+            f"{memtable.bytes:,} of {memtable.bytes_max:,} bytes are not compacted: at the limit "
             "writes are refused. Is a compactor running?"
         )
     writer = status.writer
     if writer is not None and writer.queued_bytes > NEARLY_FULL * writer.queued_bytes_max:
         yield (
             f"{writer.queued_bytes:,} of {writer.queued_bytes_max:,} bytes wait for the object "
-            "store: past the bound writes wait, too"
+            "store: at the limit writes wait, too"
         )
     if status.quorum is not None:
         yield from _quorum_remarks(status.quorum)
@@ -172,32 +179,32 @@ def remarks_on(status: Status) -> Iterator[str]:
 
 
 def _quorum_remarks(quorum: QuorumStatus) -> Iterator[str]:
-    away = [each.address for each in quorum.members if not each.is_connected]
-    if away:
+    missing = [each.address for each in quorum.members if not each.is_connected]
+    if missing:
         yield (
-            f"{', '.join(away)} do not follow: one more may be too many. Start them again, or put "
-            "others in their place (`shalekv safekeeper replace`)"
+            f"{', '.join(missing)} do not follow: losing one more may stop writes. Start them "
+            "again, or replace them by others (`shalekv safekeeper replace`)"
         )
 
 
 def _levels_remarks(levels: LevelsStatus) -> Iterator[str]:
     if levels.read_amplification >= DEEP_READS:
         yield (
-            f"a read looks into as many as {levels.read_amplification} SSTs: compaction is behind "
+            f"a read may have to search {levels.read_amplification} SSTs: compaction is behind "
             f"by about {levels.debt_bytes:,} bytes"
         )
     if levels.space_amplification >= WASTED_SPACE:
         yield (
-            f"the levels take {levels.space_amplification:.1f} times what their lowest one holds: "
-            "compaction is behind, or most of it was overwritten"
+            f"the levels take {levels.space_amplification:.1f} times the size of the lowest one: "
+            "compaction is behind, or most of the data was overwritten"
         )
 
 
 def _cache_remarks(what: str, setting: str, cache: CacheStatus) -> Iterator[str]:
     if cache.hits + cache.misses >= READS_MIN and cache.hit_rate < LOW_HIT_RATE:
         yield (
-            f"{cache.hit_rate:.0%} of the reads of {what} find them in memory; the others wait for "
-            f"the object store. {setting} is {cache.bytes_max:,}"
+            f"only {cache.hit_rate:.0%} of the reads of {what} are served from memory; the others "
+            f"wait for the object store. {setting} is {cache.bytes_max:,}"
         )
 
 
@@ -212,8 +219,8 @@ def _print_levels(levels: LevelsStatus) -> None:
     )
     if levels.levels:
         print_line(
-            f"space amplification {levels.space_amplification:.2f}; a read looks into "
-            f"{counted(levels.read_amplification, 'SST')} at most"
+            f"space amplification {levels.space_amplification:.2f}; a read searches at most "
+            f"{counted(levels.read_amplification, 'SST')}"
         )
 
 
@@ -225,8 +232,8 @@ def _print_reads(reads: ReadStatus) -> None:
     columns = ("cache", "hit_rate", "hits", "misses", "requests", "fetched", "bytes", "bytes_max")
     print_rows(Format.TABLE, columns, rows)
     print_line(
-        f"filters kept {counted(reads.filter_negatives, 'lookup')} from reading a block, and let "
-        f"{reads.filter_false_positives:,} through in vain"
+        f"filters saved {counted(reads.filter_negatives, 'lookup')} from reading a block, and let "
+        f"{reads.filter_false_positives:,} read one in vain"
     )
 
 
@@ -265,23 +272,6 @@ def _cells(value: object, columns: Sequence[str]) -> Sequence[Any]:
     return [getattr(value, column) for column in columns]
 
 
-# --- status
-
-
-_HELP = """Print what a server is and how it does.
-
-Role, epoch, write path, memory; the levels and what they amplify, caches, filters, requests to the
-object store, what snapshots pin. On a terminal also what stands out: why reads are slow, writes
-wait, or the bucket is full.
-
-\b
-Examples:
-  shalekv status
-  shalekv status --addr 10.0.0.5:7654 --format json | jq .writer.commits
-  shalekv status --format raw | grep memtable
-"""
-
-
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @format_option
 @target_options
@@ -301,7 +291,7 @@ def status(*, output_format: Format, target: Target) -> None:
 
 def _record(found: Status, output_format: Format) -> Record:
     record: dict[str, Any] = record_of(found)
-    if output_format is Format.RAW:  # a line for each bucket of each method is for nobody
+    if output_format is Format.RAW:  # omit a line for each bucket of each method
         for call in record["calls"]:
             del call["histogram_us"]
     return record

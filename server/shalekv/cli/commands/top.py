@@ -1,4 +1,9 @@
-"""`shalekv top`: servers as they are now, again and again."""
+"""`shalekv top`: show the load of servers, refreshed periodically.
+
+A picture has a line for each server, and details of the first one that answers. Rates are computed
+from two statuses of a process, over the time by its own clock; for a process that was restarted in
+between, or was seen only once, they are averages since its start.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +46,45 @@ from shalekv_client import (
 )
 from shalekv_client.status import percentile
 
-# --- top_rates
-# What happened between two statuses of a process: calls, requests, use of caches, by the second.
-#
-# The time in between is that of the process itself. Of a process that was started again, or was
-# seen once, it is all since its start.
+WIDE_COLUMNS = 110  # of a terminal, for all columns of a server
+ROWS_MAX = 8  # of calls, requests and snapshots
+INTERVAL_MS_MIN = 100
+FILE_COLUMNS = 160  # the width without a terminal
+ONCE = RetryPolicy(attempts_max=1)  # the next picture is the retry
+
+_COLUMNS = (
+    *("server", "role", "epoch", "seq", "behind", "stale", "state"),
+    *("calls/s", "failed/s", "p50", "p99", "memory", "watches"),
+)
+_LESS_IMPORTANT = frozenset({"epoch", "failed/s", "p50", "memory", "watches"})
+# Streams are counted at their end, with their whole duration, which is no latency.
+_STREAMS = frozenset({"KV.Session", "KV.Watch"})
+_OWN = "Admin.Status"  # the call of this command
+
+_HELP = """Show the load of servers, refreshed periodically, until Ctrl-C.
+
+There is a line for each --addr: role, epoch, the last sequence number, how far it is behind the
+most advanced of them, how old its state may be, calls per second and their latency. Below are
+details of the first server that answers: writes or how it follows, levels, snapshots and what each
+of them pins, calls, caches, requests to the object store, watches. Rates are those since the
+previous picture.
+
+A server that does not answer is shown with the error, and asked again. With --once, or if standard
+output is no terminal, one picture is printed after one interval; if no server answers, the exit
+code is 9.
+
+\b
+Examples:
+  shalekv top
+  shalekv top --addr 10.0.0.5:7654 --addr 10.0.0.6:7654,10.0.0.7:7654
+  shalekv top --interval 5s
+  shalekv top --once | head -3
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRate:
-    """The calls of one method, or of several together."""
+    """The rate and the latencies of one method, or of several together."""
 
     method: str
     calls: float  # a second
@@ -61,7 +95,7 @@ class CallRate:
 
 @dataclass(frozen=True, slots=True)
 class StoreRate:
-    """The requests of one kind to the object store."""
+    """The rate of one kind of requests to the object store."""
 
     operation: str
     folder: str
@@ -72,22 +106,17 @@ class StoreRate:
 
 @dataclass(frozen=True, slots=True)
 class CacheRate:
-    """How a cache was used."""
+    """The use of a cache."""
 
-    hit_rate: float | None  # None: nobody asked
+    hit_rate: float | None  # None: there was no read
     fetched_bytes: float  # a second
-
-
-# Streams count at their end, with their whole life: nobody waits for so long.
-_STREAMS = frozenset({"KV.Session", "KV.Watch"})
-_OWN = "Admin.Status"  # what this view asks by itself
 
 
 class Between:
     """The differences of two statuses of one process."""
 
     def __init__(self, before: Status | None, after: Status) -> None:
-        """`before` is None, or that of a process that has ended: then all counts."""
+        """Rates count from the start if `before` is None, or of an earlier process."""
         if before is not None and before.uptime_ms >= after.uptime_ms:
             before = None
         self.before = before
@@ -96,21 +125,21 @@ class Between:
         self.seconds = max(1, after.uptime_ms - begin_ms) / 1000.0
 
     def rate(self, after: int, before: int | None) -> float:
-        """Of a counter, a second."""
+        """The rate of a counter, per second."""
         return max(0, after - (before or 0)) / self.seconds
 
     def calls(self) -> list[CallRate]:
-        """Of each method that was called, those with the most calls first."""
+        """The rates of the methods that were called, the most frequent first."""
         found = [self._call_rate(each.method, [each]) for each in self._calls() if each.calls]
         return sorted(found, key=lambda each: (-each.calls, each.method))
 
     def all_calls(self) -> CallRate:
-        """Of all of them together, without streams and what asks for statuses."""
+        """The rate of all methods together, without streams and requests of statuses."""
         ignored = _STREAMS | {_OWN}
         return self._call_rate("all", [c for c in self._calls() if c.method not in ignored])
 
     def requests(self) -> list[StoreRate]:
-        """Of each kind that was sent, the most first."""
+        """The rates of the requests that were sent, the most frequent first."""
         earlier = self.before.store_requests if self.before else ()
         begun = {(each.operation, each.folder): each for each in earlier}
         found = []
@@ -128,7 +157,7 @@ class Between:
         return sorted(found, key=lambda each: (-each.requests, each.operation, each.folder))
 
     def cache(self, after: CacheStatus, before: CacheStatus | None) -> CacheRate:
-        """Of one cache."""
+        """The use of one cache."""
         known = before if self.before is not None else None
         hits = after.hits - (known.hits if known else 0)
         misses = after.misses - (known.misses if known else 0)
@@ -156,21 +185,9 @@ class Between:
         )
 
 
-# --- top_servers
-# The lines of `shalekv top`: one for each server.
-
-
-WIDE_COLUMNS = 110  # of a terminal, for all that there is to say of a server
-_COLUMNS = (
-    *("server", "role", "epoch", "seq", "behind", "stale", "state"),
-    *("calls/s", "failed/s", "p50", "p99", "memory", "watches"),
-)
-_LESS_IMPORTANT = frozenset({"epoch", "failed/s", "p50", "memory", "watches"})
-
-
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A server as it was seen twice; `after` is None when it does not answer."""
+class Observed:
+    """Two statuses of a server; `after` is None when it does not answer."""
 
     address: str
     before: Status | None
@@ -179,13 +196,13 @@ class Seen:
 
 
 class ServerLines:
-    """A line for each server, of as many columns as the terminal has room for."""
+    """A line for each server, with as many columns as fit on the terminal."""
 
-    def __init__(self, servers: Sequence[Seen]) -> None:
+    def __init__(self, servers: Sequence[Observed]) -> None:
         self._servers = servers
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table."""
+        """Render the table."""
         del console
         columns = [
             name
@@ -201,13 +218,13 @@ class ServerLines:
         yield table
 
 
-def _server_cells(seen: Seen, newest_seq: int) -> dict[str, str | Text]:
-    status = seen.after
+def _server_cells(server: Observed, newest_seq: int) -> dict[str, str | Text]:
+    status = server.after
     if status is None:
-        return {"server": Text(seen.address), "state": Text("no answer", style="red")}
-    calls = Between(seen.before, status).all_calls()
+        return {"server": Text(server.address), "state": Text("no answer", style="red")}
+    calls = Between(server.before, status).all_calls()
     return {
-        "server": Text(seen.address),
+        "server": Text(server.address),
         "role": role_of(status),
         "epoch": f"{status.view.epoch:,}",
         "seq": f"{status.view.seq:,}",
@@ -224,7 +241,7 @@ def _server_cells(seen: Seen, newest_seq: int) -> dict[str, str | Text]:
 
 
 def role_of(status: Status) -> str:
-    """The role of a process, in a word."""
+    """The name of the role of a process."""
     return status.view.role.name.lower() if status.view.role else "?"
 
 
@@ -244,7 +261,7 @@ def _state(status: Status) -> Text:
 
 
 def plain_table(*columns: str, texts: Sequence[str] | None = None) -> Table:
-    """Without rows. Columns hold numbers, but for `texts`: the first alone, when left out."""
+    """Create an empty table. Columns hold numbers, except `texts` (default: the first one)."""
     table = Table(box=None, header_style="bold cyan", pad_edge=False)
     table.caption_justify = "left"
     for name in columns:
@@ -254,21 +271,12 @@ def plain_table(*columns: str, texts: Sequence[str] | None = None) -> Table:
 
 
 def alarming(value: float) -> Text:
-    """A rate that should be none."""
+    """Format a rate that should be 0, in red if it is not."""
     return Text(rate(value), style="red" if value else "")
 
 
-# --- top_view
-# Draws what `shalekv top` shows: a line for each server, and one of them in detail.
-#
-# Nothing here asks or waits: the same statuses make the same picture.
-
-
-ROWS_MAX = 8  # of calls, requests and snapshots
-
-
-def picture(servers: Sequence[Seen]) -> RenderableType:
-    """All servers, and the first that answers in detail."""
+def picture(servers: Sequence[Observed]) -> RenderableType:
+    """Draw all servers, and details of the first that answers. Pure: it makes no calls."""
     shown = next((each for each in servers if each.after is not None), None)
     parts: list[RenderableType] = [ServerLines(servers)]
     parts += [
@@ -294,11 +302,11 @@ def picture(servers: Sequence[Seen]) -> RenderableType:
 def _details(between: Between, after: Status) -> Iterable[RenderableType]:
     left = [_writing(between, after), _levels(after), _snapshots(after.snapshots)]
     right = [_calls(between), _caches(between, after), _store(between), _watches(after)]
-    return [Columns([_below(left), _below(right)], padding=(0, 4))]
+    return [Columns([_stacked(left), _stacked(right)], padding=(0, 4))]
 
 
-def _below(tables: Iterable[Table | None]) -> Group:
-    """One below the other, with a line between two."""
+def _stacked(tables: Iterable[Table | None]) -> Group:
+    """Tables one below the other, with an empty line in between."""
     found = [table for table in tables if table is not None]
     return Group(*(part for table in found for part in (table, Text())))
 
@@ -311,7 +319,7 @@ def _title(address: str, status: Status) -> Text:
 
 
 def _writing(between: Between, after: Status) -> Table:
-    """How the process writes, or follows, and what of it is not in the levels yet."""
+    """How the process writes, or follows the writer, and what is not yet in the levels."""
     before = between.before
     table = plain_table("writes" if after.writer is not None else "follows", "")
     if after.writer is not None:
@@ -455,33 +463,6 @@ def _tell_rest(table: Table, count: int) -> None:
         table.caption = Text(f"and {count - ROWS_MAX:,} more")
 
 
-# --- top
-
-
-INTERVAL_MS_MIN = 100
-FILE_COLUMNS = 160  # the width where there is no terminal
-ONCE = RetryPolicy(attempts_max=1)  # the next picture is the repetition
-
-_HELP = """Show what servers do, again and again, until Ctrl-C.
-
-A line for each --addr: role, epoch, how far it has come, how far it is behind the furthest of them,
-how old its state may be, calls per second and how long they took. Below it the first one that
-answers: writes or how it follows, levels, snapshots and what each of them pins, calls, caches,
-requests to the object store, watches. Rates are those since the picture before.
-
-A server that does not answer is told, and asked again. With --once, or where standard output is no
-terminal, one picture is printed after one interval; without any server that answers, it ends with
-exit code 9.
-
-\b
-Examples:
-  shalekv top
-  shalekv top --addr 10.0.0.5:7654 --addr 10.0.0.6:7654,10.0.0.7:7654
-  shalekv top --interval 5s
-  shalekv top --once | head -3
-"""
-
-
 @click.command(help=_HELP, epilog=exit_codes_of_calls(until_interrupted=True))
 @click.option(
     "--interval",
@@ -508,19 +489,19 @@ def top(*, interval_ms: int, once: bool, target: Target) -> None:
     try:
         asyncio.run(_show(target, interval_ms))
     except KeyboardInterrupt:
-        return  # this is how it ends
+        return  # the usual end
 
 
 async def _print_once(target: Target, interval_ms: int) -> bool:
-    """Print what one interval has shown; whether any server has answered."""
+    """Print one picture after one interval. Returns whether any server has answered."""
     is_file = not sys.stdout.isatty()
     console = Console(width=FILE_COLUMNS if is_file and "COLUMNS" not in os.environ else None)
     async with _Servers(target) as servers:
-        await servers.look()
+        await servers.poll()
         await asyncio.sleep(interval_ms / 1000.0)
-        seen = await servers.look()
-    console.print(picture(seen))
-    return any(each.after is not None for each in seen)
+        observed = await servers.poll()
+    console.print(picture(observed))
+    return any(each.after is not None for each in observed)
 
 
 async def _show(target: Target, interval_ms: int) -> None:
@@ -528,12 +509,12 @@ async def _show(target: Target, interval_ms: int) -> None:
     async with _Servers(target) as servers:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(picture(await servers.look()), refresh=True)
+                live.update(picture(await servers.poll()), refresh=True)
                 await asyncio.sleep(interval_ms / 1000.0)
 
 
 class _Servers:
-    """A client for each address, and what its server has told last."""
+    """A client for each address, and the last status of its server."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -550,14 +531,14 @@ class _Servers:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def look(self) -> Sequence[Seen]:
-        """Ask all of them at once."""
-        return await asyncio.gather(*map(self._look_at, self._clients))
+    async def poll(self) -> Sequence[Observed]:
+        """Request the status of all servers concurrently."""
+        return await asyncio.gather(*map(self._poll_one, self._clients))
 
-    async def _look_at(self, address: str) -> Seen:
+    async def _poll_one(self, address: str) -> Observed:
         before = self._last.pop(address, None)
         try:
             status = self._last[address] = await self._clients[address].status()
         except ShaleKVError as error:
-            return Seen(address, before, None, error_text(error).removeprefix(f"{address}: "))
-        return Seen(address, before, status)
+            return Observed(address, before, None, error_text(error).removeprefix(f"{address}: "))
+        return Observed(address, before, status)
