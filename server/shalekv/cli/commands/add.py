@@ -22,25 +22,24 @@ INT64_MAX = 2**63 - 1
 
 _HELP = """Add DELTA to the counter KEY, and print its new value.
 
-A counter is a value of 8 bytes, a signed integer whose least significant byte comes first; a key
-without a value counts as 0. DELTA may be negative, and is 1 when it is left out. Whatever fails on
-the way, nothing is added twice.
+A counter is a value of 8 bytes, a signed little-endian integer; a key without a value counts as 0.
+DELTA may be negative; its default is 1. Retries after failures never add twice.
 
 \b
 Examples:
   shalekv add hits
   shalekv add stock/apples -3
-  shalekv add stock/apples 0     read it; `shalekv get --as-int64` does not write
+  shalekv add stock/apples 0     read it, with a write; see also `shalekv get --as-int64`
 """
 
 _NEGATIVE = re.compile(r"-\d+", re.ASCII)
 
 
 class _TakesNegativeNumbers(click.Command):
-    """A command whose last argument may be a negative number, which click takes for an option."""
+    """A command with a possibly negative last argument, which click would parse as an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, with the number moved to where nothing is an option."""
+        """Parse with a negative number moved behind ``--``."""
         numbers = [arg for arg in args if _NEGATIVE.fullmatch(arg)]
         if len(numbers) != 1 or "--" in args:
             return super().parse_args(ctx, args)

@@ -1,4 +1,4 @@
-"""`shalekv admin leases`: lists leases, and removes those that a wrong clock has left behind."""
+"""`shalekv admin leases`: list leases, and remove those created under a wrong clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shalekv.write.job_leases import LeaseView, look_at_leases, remove_leases
 COLUMNS = ("id", "holder", "made", "expires", "state", "wal_id_min", "reserved_seq")
 LEASE_ID_BYTES = 16
 
-_HELP = """List the leases of a database, and remove those that a wrong clock has left behind.
+_HELP = """List the leases of a database, and remove those created under a wrong clock.
 
-A lease protects what a compaction or a load has written, until a manifest names it; it also may
-reserve SSTs for a job. It expires by the clock of the store. One that was made while that was days
-ahead stays for as long, though its job has ended: what it protects is not collected, and what it
-reserves is not merged.
+A lease protects objects written by a compaction or a load until a manifest refers to them; it may
+also reserve SSTs for a job. It expires by the clock of the store. If that clock was days ahead when
+the lease was created, the lease stays as much longer, even if its job has ended: objects that it
+protects are not collected, and SSTs that it reserves are not merged.
 
 \b
 Examples:
@@ -34,23 +34,23 @@ Examples:
 _HELP_LIST = """List the leases.
 
 \b
-state  current, expired (until the next collection), or from the future: made by a clock that was
-       ahead of the store's. One that such a clock has renewed is current, and expires late.
-made   empty for leases that keep WAL objects: those of consumers, and of the retention
+state  current, expired (until the next collection), or from the future: created by a clock that
+       was ahead of the store's. A lease renewed by such a clock is current, and expires late.
+made   time of creation; empty for leases that keep WAL objects: those of consumers and retention
 """
 
 _HELP_DELETE = """Remove leases of jobs by their ids.
 
-What a lease protects, and no manifest names, goes with the next collection. If its job runs after
-all, it publishes nothing and ends with an error: its work is lost, and no data that was published.
-So a lease is removed only if it has expired or was made by a clock that was ahead; --force removes
-any. For consumers there is `shalekv consumers delete`.
+The next collection deletes objects that the lease protected, unless a manifest refers to them. If
+the job of the lease still runs, it publishes nothing and ends with an error: its work is lost, but
+no published data. Therefore a lease is removed only if it has expired or was created by a clock
+that was ahead; --force removes any lease. For consumers use `shalekv consumers delete`.
 """
 
 
 @click.group(help=_HELP, epilog=exit_codes_text())
 def leases() -> None:
-    """Every command about leases."""
+    """Hold the commands about leases."""
 
 
 @leases.command("list", help=_HELP_LIST)
@@ -66,7 +66,7 @@ def list_(*, url: str, output_format: Format) -> None:
 @leases.command(help=_HELP_DELETE)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @edited_url_option
-@click.option("--force", is_flag=True, help="Also one that may belong to a job that runs.")
+@click.option("--force", is_flag=True, help="Remove leases even if their jobs may be running.")
 def delete(*, ids: Sequence[str], url: str, force: bool) -> None:
     """Remove leases, and print their ids."""
     lease_ids = [_lease_id(each) for each in ids]

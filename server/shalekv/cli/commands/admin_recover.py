@@ -1,4 +1,4 @@
-"""`shalekv admin recover`: completes what creates have left half done that crashed."""
+"""`shalekv admin recover`: complete creates of the two-phase protocol that have crashed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from shalekv.store.api import Recovered
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 
-_HELP = """Complete what creates have left half done that crashed, with --cas two_phase.
+_HELP = """Complete creates of objects that have crashed half-way, with --cas two_phase.
 
-Every writer does so when it opens, and the collector before it lists: this is for those who do not
-want to wait for either. It is safe at any time, beside servers, and as often as you like.
+Every writer does so when it opens, and the collector before it lists objects; this command is for
+not waiting for either. It is safe at any time, while servers run, and can be repeated.
 
 \b
-completed    creates that stand now
-unfinished   those that nobody can complete: whoever wants the name takes it over
-forgotten    records of objects that were collected
+completed    creates that were completed
+unfinished   creates that cannot be completed: the next create of the name takes it over
+forgotten    deleted records of objects that were collected
 
 With --cas native a create is one request, and there is nothing to recover. A database that was
-created with another --cas is refused. Where there is no database, its creation may be what has
-crashed: that is completed, too.
+created with another --cas is refused. If no database exists, its creation may have crashed: that is
+completed, too.
 
 \b
 Examples:
@@ -41,13 +41,13 @@ Examples:
 @edited_url_option
 @format_option
 def recover(*, url: str, output_format: Format) -> None:
-    """Recover, and print what it came to."""
+    """Complete the creates, and print their numbers."""
     outcome = read_store(url, recover_store)
     if outcome.missing is not None and outcome.recovered == Recovered():
         raise outcome.missing
     with printing():
-        told = {"cas": outcome.cas.name.lower(), **asdict(outcome.recovered)}
-        print_record(output_format, told)
+        record = {"cas": outcome.cas.name.lower(), **asdict(outcome.recovered)}
+        print_record(output_format, record)
     if outcome.missing is not None:
         raise outcome.missing
     if outcome.cas is CasMode.NATIVE:
@@ -55,20 +55,20 @@ def recover(*, url: str, output_format: Format) -> None:
 
 
 class Outcome(NamedTuple):
-    """What it came to."""
+    """The outcome of `recover_store`."""
 
     cas: CasMode
     recovered: Recovered
-    missing: DatabaseNotFound | None = None  # there is no database, even now
+    missing: DatabaseNotFound | None = None  # set if there is still no database
 
 
 async def recover_store(store: CasStore) -> Outcome:
-    """Recover what is there. Raises `DatabaseMismatch`, `CorruptObject`, `StoreError`."""
+    """Complete crashed creates. Raises `DatabaseMismatch`, `CorruptObject`, `StoreError`."""
     stored = StoredManifest(store)
     try:
         stored.check_cas_mode(await stored.refresh())
     except DatabaseNotFound:
-        # The first manifest may be what a crash has left half done.
+        # The create of the first manifest may be the one that has crashed.
         recovered = await store.recover()
         try:
             await stored.refresh()

@@ -1,4 +1,7 @@
-"""`shalekv backup`: consistent copies of a database in another store."""
+"""`shalekv backup`: create and manage consistent copies of a database in another store.
+
+It also has the options and helpers that it shares with `shalekv restore`.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +56,59 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.wording import counted
 
-# --- repository
-# What the commands about backups share: options, and the stores that they have open at once.
-
-
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 ResultT = TypeVar("ResultT")
-OfBoth = Callable[[ObjectStore, CasStore, Repository, StoreSettings], Awaitable[ResultT]]
+RunWithBoth = Callable[[ObjectStore, CasStore, Repository, StoreSettings], Awaitable[ResultT]]
 
 PARALLEL_MAX = 64
+LIST_COLUMNS = ("backup_id", "begun", "database_id", "source", "seq", "objects", "size_bytes")
+DAMAGE_COLUMNS = ("object", "problem", "backups")
+
+_HELP = """Copy a database into another store, and manage such copies.
+
+A backup is a consistent copy of the state of the database when the backup began, including every
+write acknowledged before. Servers continue meanwhile. Objects never change, so the next backup into
+the same repository copies only new objects; every object is verified before it is written. A
+repository has the backups of one database, and may be in the store of another provider.
+
+If the database has its WAL in safekeepers, a backup holds what they had archived when it began,
+which usually lacks only the writes of the last moments. A write with --durability archived returns
+when it and all writes before it are archived. A restored database has its WAL in its object store.
+
+\b
+Examples:
+  shalekv backup create --url file:///var/lib/shalekv --to s3://bucket/backups
+  shalekv backup create --url s3://one/db --to s3://two/backups --to-config two.toml
+  shalekv backup list --from s3://bucket/backups
+  shalekv backup verify --from s3://bucket/backups
+  shalekv backup delete 20260131T040000123Z-1f2e3d4c --from s3://bucket/backups
+  shalekv restore --from s3://bucket/backups --url file:///var/lib/again
+"""
+
+_OF_ARCHIVE = (
+    "note: the database has its WAL in safekeepers; the backup holds what they had archived when "
+    "it began"
+)
+
+_HELP_CREATE = """Create a backup, and print its id.
+
+An interrupted backup does not exist, and is not listed; the next backup does not copy its objects
+again. A snapshot in the database protects the objects while they are copied. After an interruption
+it expires.
+"""
+
+_HELP_VERIFY = """Read backups completely, and check their content.
+
+Without ID all backups are checked. Each line is a damaged object, the problem, and the backups that
+cannot be restored because of it.
+"""
+
+_HELP_DELETE = """Delete backups, and the objects that no other backup needs.
+
+Without ID no backup is deleted, only the objects that interrupted backups have left. While a backup
+is being created, only the records of backups are deleted, and their objects are left for the next
+`delete`.
+"""
 
 
 def repository_option(flag: str, help_text: str) -> Callable[[CommandT], CommandT]:
@@ -83,13 +130,13 @@ def repository_config_option(flag: str) -> Callable[[CommandT], CommandT]:
         "repository_config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="A TOML file whose [store] says how the place of the backups is reached; flags and "
-        "environment are for the database then.  [default: as the database]",
+        help="A TOML file whose [store] section configures access to the repository; flags and "
+        "environment then apply to the database only.  [default: as the database]",
     )
 
 
 def limits_options(command: CommandT) -> CommandT:
-    """A decorator that adds how much is under way at once, as the argument `limits`."""
+    """A decorator that adds the options of `chosen_limits`."""
 
     def collect(context: click.Context, option: click.Parameter, value: int) -> int:
         context.meta[f"{__name__}.{option.name}"] = value
@@ -103,7 +150,7 @@ def limits_options(command: CommandT) -> CommandT:
         metavar="N",
         expose_value=False,
         callback=collect,
-        help="Objects that are under way at once.",
+        help="Number of objects to copy concurrently.",
     )
     bytes_max = click.option(
         "--in-flight-bytes-max",
@@ -112,14 +159,14 @@ def limits_options(command: CommandT) -> CommandT:
         metavar="BYTES",
         expose_value=False,
         callback=collect,
-        help="Bytes of objects that are in memory at once; a larger object goes alone.  "
+        help="Maximum bytes of objects in memory; a larger object is copied alone.  "
         "[default: 256 MiB]",
     )
     return parallel(bytes_max(command))
 
 
 def chosen_limits() -> CopyLimits:
-    """What the options of `limits_options` said."""
+    """The limits given by the options of `limits_options`."""
     meta = click.get_current_context().meta
     return CopyLimits(
         meta[f"{__name__}.parallel"], bytes_max=meta[f"{__name__}.in_flight_bytes_max"]
@@ -129,7 +176,7 @@ def chosen_limits() -> CopyLimits:
 def backup_ids(
     _context: click.Context, _option: click.Parameter, value: str | Sequence[str] | None
 ) -> Any:
-    """The callback of an option or argument that takes ids of backups."""
+    """Click callback that checks ids of backups."""
     for each in [value] if isinstance(value, str) else value or ():
         if not is_backup_id(each):
             raise click.BadParameter(f"{each!r} is not the id of a backup: see `backup list`")
@@ -137,17 +184,19 @@ def backup_ids(
 
 
 def with_both(
-    url: str, repository_url: str, repository_config: Path | None, run: OfBoth[ResultT]
+    url: str, repository_url: str, repository_config: Path | None, run: RunWithBoth[ResultT]
 ) -> ResultT:
-    """The result of `run`, with the store of the database at `url`, and the place of backups."""
+    """Run `run` with the store of the database and the repository, and return its result."""
     settings = store_settings()
-    there = settings if repository_config is None else store_settings_in_file(repository_config)
+    repository_settings = (
+        settings if repository_config is None else store_settings_in_file(repository_config)
+    )
     _check_apart(url, repository_url)
 
     async def opened() -> ResultT:
         async with (
             opened_store(url, settings) as (store, cas),
-            opened_store(repository_url, there) as (_, repository),
+            opened_store(repository_url, repository_settings) as (_, repository),
         ):
             return await run(store, cas, Repository(repository), settings)
 
@@ -157,7 +206,7 @@ def with_both(
 
 @contextmanager
 def shown(what: str, copying: Copying) -> Iterator[None]:
-    """Tell on a terminal how far it has come."""
+    """Show the progress on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -168,7 +217,7 @@ def shown(what: str, copying: Copying) -> Iterator[None]:
 
 
 def record_of_backup(backup: Backup) -> Record:
-    """What a backup is."""
+    """The properties of a backup, as a record."""
     return {
         "backup_id": backup.backup_id,
         "database_id": backup.manifest.database_id.hex(),
@@ -180,7 +229,7 @@ def record_of_backup(backup: Backup) -> Record:
 
 
 def record_of_copying(copying: Copying) -> Record:
-    """What was done for it."""
+    """The objects that were copied, or already present, as a record."""
     return {
         "copied_objects": copying.objects_copied,
         "copied_bytes": copying.bytes_copied,
@@ -190,74 +239,25 @@ def record_of_copying(copying: Copying) -> Record:
 
 
 def _check_apart(url: str, repository_url: str) -> None:
-    """Backups beside the database are lost with it."""
+    """Refuse a repository at the URL of the database: it would be lost with the database."""
     if url.rstrip("/") == repository_url.rstrip("/"):
         raise click.UsageError(f"{url} is the database itself: backups belong to another place")
 
 
-# --- backup
-
-
-LIST_COLUMNS = ("backup_id", "begun", "database_id", "source", "seq", "objects", "size_bytes")
-DAMAGE_COLUMNS = ("object", "problem", "backups")
-
-_HELP = """Copy a database into another store, and look after such copies.
-
-A backup is a consistent copy: the state of the database at the moment at which it began, with every
-write that was acknowledged before. Servers go on meanwhile. Objects never change, so the next
-backup into the same place copies only what is new; every object is verified before it is written.
-One place has the backups of one database, and may be in the store of another provider.
-
-Of a database with safekeepers a backup holds what they had archived when it began: as a rule all
-but the last moments. A write with --durability archived returns when it is archived, and all before
-it. What is restored has its WAL in its object store.
-
-\b
-Examples:
-  shalekv backup create --url file:///var/lib/shalekv --to s3://bucket/backups
-  shalekv backup create --url s3://one/db --to s3://two/backups --to-config two.toml
-  shalekv backup list --from s3://bucket/backups
-  shalekv backup verify --from s3://bucket/backups
-  shalekv backup delete 20260131T040000123Z-1f2e3d4c --from s3://bucket/backups
-  shalekv restore --from s3://bucket/backups --url file:///var/lib/again
-"""
-
-_OF_ARCHIVE = (
-    "note: the database has its WAL in safekeepers; the backup holds what they had archived when "
-    "it began"
-)
-
-_HELP_CREATE = """Make a backup, and print its id.
-
-A backup that was interrupted does not exist, and is not listed; what it has copied is not copied
-again. A snapshot in the database protects what is copied. After an interruption it expires.
-"""
-
-_HELP_VERIFY = """Read backups again, every byte, and check all that is in them.
-
-Without ID all backups are checked. Each line is a damaged object, what is wrong, and which backups
-cannot be restored because of it.
-"""
-
-_HELP_DELETE = """Delete backups, and what no other backup needs.
-
-Without ID no backup is deleted, only what interrupted ones have left. While a backup is made, only
-what is known of backups is deleted, and their objects stay for the next `delete`.
-"""
-
-
 @click.group(help=_HELP, epilog=exit_codes_text())
 def backup() -> None:
-    """Every command about backups."""
+    """Hold the commands about backups."""
 
 
-_from_option = repository_option("--from", "Where the backups are, such as s3://bucket/backups.")
+_from_option = repository_option(
+    "--from", "The repository of backups, such as s3://bucket/backups."
+)
 _ids_argument = click.argument("ids", nargs=-1, metavar="[ID]...", callback=backup_ids)
 
 
 @backup.command(help=_HELP_CREATE)
 @edited_url_option
-@repository_option("--to", "Where backups of this database are kept, such as s3://bucket/backups.")
+@repository_option("--to", "The repository for the backup, such as s3://bucket/backups.")
 @repository_config_option("--to-config")
 @limits_options
 @click.option(
@@ -267,7 +267,7 @@ _ids_argument = click.argument("ids", nargs=-1, metavar="[ID]...", callback=back
     show_default=True,
     metavar="TIME",
     callback=lambda _context, _option, value: _ttl_ms(value),
-    help="How long the snapshot lives on if this is interrupted. It is renewed meanwhile.",
+    help="Lifetime of the snapshot after an interruption. The backup renews it while it runs.",
 )
 @brief_format_option("the id of the backup")
 def create(
@@ -278,7 +278,7 @@ def create(
     ttl_ms: int,
     output_format: Format | None,
 ) -> None:
-    """Make a backup."""
+    """Create a backup."""
     limits = chosen_limits()
 
     async def run(
@@ -322,7 +322,7 @@ def list_(*, repository_url: str, output_format: Format) -> None:
 @store_flags
 @format_option
 def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) -> None:
-    """Check, print damage, and exit with a code that says whether there is some."""
+    """Check, print damage, and exit with a code that reports it."""
     limits = chosen_limits()
 
     async def check(store: CasStore) -> tuple[list[Damage], str]:
@@ -331,12 +331,12 @@ def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) ->
         verification = BackupVerification(repository, limits=limits)
         with shown("verify", verification.progress):
             damages = await verification.run(chosen)
-        seen = verification.progress
+        checked = verification.progress
         damaged = damaged_backups(damages)
         verdict = f"{counted(len(damaged), 'backup')} damaged" if damaged else "sound"
         return damages, (
             f"{verdict}: {counted(len(chosen), 'backup')}, "
-            f"{counted(seen.objects_copied, 'object')}, {seen.bytes_copied:,} bytes"
+            f"{counted(checked.objects_copied, 'object')}, {checked.bytes_copied:,} bytes"
         )
 
     damages, summary = read_store(repository_url, check)
@@ -354,7 +354,7 @@ def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) ->
 @click.option(
     "--abandon",
     is_flag=True,
-    help="Take every backup and deletion that has not ended for interrupted.",
+    help="Treat every unfinished backup and deletion as interrupted.",
 )
 @store_flags
 @brief_format_option("what was deleted, in words")

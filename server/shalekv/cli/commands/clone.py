@@ -1,4 +1,4 @@
-"""`shalekv clone`: a new database that shares the SSTs of another one, copied on write."""
+"""`shalekv clone`: create a database that shares the SSTs of another one, copied on write."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv.wording import counted
 
-_HELP = """Make a new database that holds what another one does now, or did in a snapshot.
+_HELP = """Create a database with the current state of another one, or with that of a snapshot.
 
-No SST is copied: the clone names those of its parent, and reads them there. Whatever is written to
-either of them, the other one does not see. The more the clone is compacted, the less it shares. A
-snapshot in the parent, named "clone" and the id of the clone, keeps what is shared; the collector
-of the clone removes it when nothing is shared any more. Without the parent a clone cannot be read.
+No SST is copied: the clone refers to the SSTs of its parent, and reads them there. Later writes to
+one database are not visible in the other. The more the clone is compacted, the less it shares. A
+snapshot in the parent, named "clone" and the id of the clone, keeps the shared SSTs; the collector
+of the clone removes it when nothing is shared any more. Without the parent the clone cannot be
+read.
 
-The processes of both may run meanwhile. Those of the clone reach the parent with the settings by
-which they reach the clone, and need to write to it, too: the snapshot is their business. What is
-interrupted leaves no clone: run the command again.
+Processes of both databases may run meanwhile. Those of the clone access the parent with the store
+settings of the clone, and need write access to it, too, to manage the snapshot. An interrupted
+command leaves no clone: run it again.
 
-Of a database with safekeepers it is the archive that is cloned: as a rule all but the last moments.
-A write with --durability archived returns when it, and all before it, is archived. The clone has
-its WAL in its object store.
+If the database has its WAL in safekeepers, the archive is cloned, which usually lacks only the
+writes of the last moments. A write with --durability archived returns when it and all writes before
+it are archived. The clone has its WAL in its object store.
 
 \b
 Examples:
@@ -42,8 +43,8 @@ Examples:
 """
 
 _OF_ARCHIVE = (
-    "note: the parent has its WAL in safekeepers; the clone holds what they had archived when it "
-    "was begun, or the snapshot was made"
+    "note: the parent has its WAL in safekeepers; the clone holds what they had archived when the "
+    "clone was begun, or the snapshot was created"
 )
 
 
@@ -55,17 +56,17 @@ _OF_ARCHIVE = (
     required=True,
     metavar="URL",
     callback=lambda _context, _option, value: checked_url(value),
-    help="Where the clone comes to be. No database may be there.",
+    help="The URL of the clone. No database may exist there.",
 )
 @click.option(
     "--snapshot",
     default="",
     metavar="ID|NAME",
-    help="Clone what this snapshot shows.  [default: the current state]",
+    help="Clone the state of this snapshot.  [default: the current state]",
 )
 @brief_format_option("a line about what is shared")
 def clone(*, url: str, to_url: str, snapshot: str, output_format: Format | None) -> None:
-    """Make the clone, and print what it shares."""
+    """Create the clone, and print what it shares."""
 
     async def make(parent: CasStore) -> Cloned:
         target = open_store(to_url, parent.runtime, parent.settings)

@@ -1,4 +1,8 @@
-"""`shalekv compaction`: what settings of compaction would do to a workload, simulated."""
+"""`shalekv compaction`: simulate settings of compaction under a workload.
+
+A sweep compares the default settings with changes of one setting at a time. The results can be
+drawn as SVG: a panel for each workload, a dot for each setting.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,75 @@ from shalekv.protocol.compaction.simulate import simulate as run_simulation
 from shalekv.protocol.compaction.workload import NAMED, Workload
 from shalekv.settings.model import GIB, KIB, MIB
 
-# --- compaction_picture
-# Draws simulations as SVG: a panel for each workload, a dot for each setting.
+DEFAULTS = "defaults"
+COLUMNS = (
+    "workload",
+    "setting",
+    "write_amp",
+    "read_amp",
+    "space_amp",
+    "space_amp_max",
+    "l0_max",
+    "wal_max_mib",
+    "ssts",
+    "jobs",
+    "stalled_s",
+    "requests_usd",
+    "storage_usd",
+)
 
+_SIZE = re.compile(r"(\d{1,15})(B|KiB|MiB|GiB)", re.ASCII)
+_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_VARIED: Mapping[str, str] = {
+    "level_multiplier_count": "4,6,16",
+    "l0_trigger_count": "2,8",
+    "base_level_bytes": "64MiB,512MiB",
+    "sst_bytes": "64MiB,128MiB",
+    "wal_trigger_bytes": "8MiB,32MiB",
+    "source_choice": "oldest",
+}
+_SAMPLE_COLUMNS = (
+    "workload",
+    "setting",
+    "elapsed_s",
+    "live_mib",
+    "wal_mib",
+    "l0_count",
+    "levels_mib",
+    "read_amp",
+    "space_amp",
+)
 
+# The picture.
 _WIDTH, _HEIGHT = 460, 360  # of a panel
 _LEFT, _TOP, _RIGHT, _BOTTOM = 60, 40, 110, 50
 _COLOURS = "#1b6ca8 #c0392b #27813f #8e44ad #b9770e #16807a #5d6d7e".split()
 _TICKS = 4
+_Scale = tuple[Callable[[float], float], float, float]  # value to coordinate; minimum, maximum
+
+_HELP = f"""Simulate the compaction policy under workloads, without a store and in simulated time.
+
+WORKLOAD is one or more of {", ".join(NAMED)}; the default is all of them. Each is simulated with
+the default settings, and with each of the values of --vary in place of one default.
+
+\b
+write_amp      bytes of WAL objects and SSTs written, per byte written by clients
+read_amp       SSTs whose range includes a key that is read; filters skip most of them
+space_amp      bytes in the levels per byte of live data, after compaction has finished
+space_amp_max  the maximum during the writes, including the WAL
+requests_usd   US dollars for the requests of a month at this rate, at the public prices of S3
+storage_usd    US dollars for a month of storage, including garbage
+
+\b
+Examples:
+  shalekv compaction simulate
+  shalekv compaction simulate uniform --vary l0_trigger_count=2,4,8 --picture l0.svg
+  shalekv compaction simulate timeseries --vary none --over-time
+"""
 
 
 def picture(rows: Sequence[SimulationRow]) -> str:
-    """The SVG: write amplification to the right, space upwards, a dot larger with reads."""
+    """Draw an SVG: x is write amplification, y space, and the size of a dot reads."""
     panels = [(name, [*group]) for name, group in groupby(rows, key=lambda row: row.workload)]
     body = "\n".join(
         line for number, (name, group) in enumerate(panels) for line in _panel(number, name, group)
@@ -72,9 +133,6 @@ def _panel(number: int, name: str, rows: Sequence[SimulationRow]) -> Iterator[st
     yield "</g>"
 
 
-_Scale = tuple[Callable[[float], float], float, float]  # of a value to its place; least, most
-
-
 def _scale(values: Sequence[float], start: float, stop: float) -> _Scale:
     spare = max((max(values) - min(values)) * 0.1, 0.01)
     least, most = min(values) - spare, max(values) + spare
@@ -92,33 +150,9 @@ def _text(x: float, y: float, text: str, attributes: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(text)}</text>'
 
 
-# --- compaction_sweep
-# Which settings a simulation compares: the defaults, and one setting at a time changed.
-
-
-DEFAULTS = "defaults"
-COLUMNS = (
-    "workload",
-    "setting",
-    "write_amp",
-    "read_amp",
-    "space_amp",
-    "space_amp_max",
-    "l0_max",
-    "wal_max_mib",
-    "ssts",
-    "jobs",
-    "stalled_s",
-    "requests_usd",
-    "storage_usd",
-)
-_SIZE = re.compile(r"(\d{1,15})(B|KiB|MiB|GiB)", re.ASCII)
-_UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-
-
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """One setting that is not the default, by the name that a row shows."""
+    """A setup with at most one changed setting, and its label in a row."""
 
     label: str
     setup: Setup
@@ -126,7 +160,7 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class SimulationRow:
-    """One simulation."""
+    """The result of one simulation."""
 
     workload: str
     setting: str
@@ -155,7 +189,7 @@ class SimulationRow:
 
 
 def size_bytes(text: str) -> int:
-    """The bytes that `text` says, such as 64MiB; raises `ValueError`."""
+    """Parse a size such as 64MiB into bytes. Raises `ValueError`."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"'{text}' is no size with a unit, such as 512KiB, 64MiB or 2GiB")
@@ -163,7 +197,7 @@ def size_bytes(text: str) -> int:
 
 
 def variations(values: Mapping[str, Sequence[str]]) -> Iterator[Variation]:
-    """The defaults, then each value of each setting alone. Raises `click.BadParameter`."""
+    """Yield the defaults, then each value of each setting alone. Raises `click.BadParameter`."""
     setup = Setup()
     yield Variation(DEFAULTS, setup)
     for name, texts in values.items():
@@ -179,7 +213,7 @@ def variations(values: Mapping[str, Sequence[str]]) -> Iterator[Variation]:
 def rows(
     workloads: Mapping[str, Workload], compared: Sequence[Variation]
 ) -> Iterator[SimulationRow]:
-    """Every variation under every workload, as each is done."""
+    """Simulate every variation under every workload, and yield the results one by one."""
     for name, workload in workloads.items():
         for variation in compared:
             yield SimulationRow(name, variation.label, run_simulation(workload, variation.setup))
@@ -196,53 +230,9 @@ def _changed(setup: Setup, name: str, text: str) -> Setup:
     return replace(setup, compactor=type(setup.compactor).model_validate(compactor))
 
 
-# --- compaction
-
-
-_VARIED: Mapping[str, str] = {
-    "level_multiplier_count": "4,6,16",
-    "l0_trigger_count": "2,8",
-    "base_level_bytes": "64MiB,512MiB",
-    "sst_bytes": "64MiB,128MiB",
-    "wal_trigger_bytes": "8MiB,32MiB",
-    "source_choice": "oldest",
-}
-_SAMPLE_COLUMNS = (
-    "workload",
-    "setting",
-    "elapsed_s",
-    "live_mib",
-    "wal_mib",
-    "l0_count",
-    "levels_mib",
-    "read_amp",
-    "space_amp",
-)
-
-_HELP = f"""Run the policy of compaction against workloads, without a store and without waiting.
-
-WORKLOAD is one or more of {", ".join(NAMED)}; not given: all of them. Each is tried with the
-default settings, and with each of the values of --vary in place of one default.
-
-\b
-write_amp      bytes of WAL objects and SSTs written, for a byte that clients write
-read_amp       SSTs whose range has a key that is read; filters skip most of them
-space_amp      bytes in the levels for a byte that clients would find, when all is settled
-space_amp_max  the same while writing, the WAL included
-requests_usd   US dollars for the requests of a month of this, at the public prices of S3
-storage_usd    the same for the bytes that are kept, garbage included
-
-\b
-Examples:
-  shalekv compaction simulate
-  shalekv compaction simulate uniform --vary l0_trigger_count=2,4,8 --picture l0.svg
-  shalekv compaction simulate timeseries --vary none --over-time
-"""
-
-
 @click.group()
 def compaction() -> None:
-    """Try settings of compaction out."""
+    """Simulate compaction with other settings."""
 
 
 def _varied(
@@ -277,24 +267,24 @@ def _written(_context: click.Context, _option: click.Parameter, value: str | Non
     multiple=True,
     metavar="SETTING=VALUE,...",
     callback=_varied,
-    help=f"Values of one of {', '.join(_VARIED)}; may be repeated. `none`: the defaults alone.",
+    help=f"Values of one of {', '.join(_VARIED)}; repeatable. `none`: only the defaults.",
 )
 @click.option(
     "--written",
     "written_bytes",
     metavar="SIZE",
     callback=_written,
-    help="How much clients write in all, such as 2GiB.  [default: 16 or 24 GiB]",
+    help="Total bytes that clients write, such as 2GiB.  [default: 16 or 24 GiB]",
 )
 @click.option(
     "--rate",
     "rate_bytes",
     metavar="SIZE",
     callback=_written,
-    help="How much clients write in a second.  [default: 5 MB]",
+    help="Bytes that clients write per second.  [default: 5 MB]",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of all that is random.")
-@click.option("--over-time", is_flag=True, help="Print how each went on, not how it ended.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of random numbers.")
+@click.option("--over-time", is_flag=True, help="Print samples over time instead of the results.")
 @click.option(
     "--picture",
     "picture_file",

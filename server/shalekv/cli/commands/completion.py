@@ -1,4 +1,4 @@
-"""`shalekv completion`: the script by which a shell completes commands and options."""
+"""`shalekv completion`: print a script for the completion of commands and options in a shell."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.cli.console.output import print_line, printing
 
 PROGRAM = "shalekv"
-COMPLETE_VARIABLE = "_SHALEKV_COMPLETE"  # what the script sets and click looks for
+COMPLETE_VARIABLE = "_SHALEKV_COMPLETE"  # set by the script, read by click
 SHELLS = ("bash", "zsh", "fish")
 
-_HELP = """Print the script by which SHELL (bash, zsh, fish) completes commands and options.
+_HELP = """Print a script with which SHELL (bash, zsh, fish) completes commands and options.
 
 \b
 Examples:

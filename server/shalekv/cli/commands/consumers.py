@@ -1,4 +1,4 @@
-"""`shalekv consumers`: the named consumers of the WAL, by edits of the manifest in the store."""
+"""`shalekv consumers`: list and delete named consumers of the WAL, in the object store."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COLUMNS = ("name", "wal_id_min", "wal_id_last_compacted", "expires")
 
 _HELP = """List and delete the named consumers of the WAL.
 
-A watch that is opened with the name of a consumer keeps the WAL from its own position on, so that
-it can go on there after it was away. Its lease expires by the clock of the store unless a watch
-renews it; until then the collector deletes nothing that it keeps. It needs no server to look.
+A watch with the name of a consumer keeps the WAL from its position on, so that it can continue
+there after an interruption. The lease of a consumer expires by the clock of the store unless a
+watch renews it; until then the collector keeps these objects. The commands need no server.
 
 \b
 Examples:
@@ -33,13 +33,13 @@ Examples:
 
 _HELP_LIST = """List the consumers, and the first WAL object that each keeps.
 
-One that has expired keeps what it keeps until the next collection.
+A consumer that has expired keeps its objects until the next collection.
 """
 
 
 @click.group(help=_HELP, epilog=exit_codes_text())
 def consumers() -> None:
-    """Every command about consumers."""
+    """Hold the commands about consumers."""
 
 
 @consumers.command("list", help=_HELP_LIST)
@@ -61,10 +61,9 @@ def list_(*, url: str, output_format: Format) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @edited_url_option
 def delete(*, names: Sequence[str], url: str) -> None:
-    """Delete consumers: what only they have kept goes with the next collection.
+    """Delete consumers; the next collection deletes what only they have kept.
 
-    A watch that still has the name makes a new lease, from its own position on, if that is
-    possible.
+    A running watch with the name creates a new lease from its position on, if possible.
     """
 
     async def delete(store: CasStore) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""`shalekv delete`: delete one key, or a range of keys."""
+"""`shalekv delete`: delete a key, or a range of keys."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from shalekv_client import Client, Commit, Condition, Durability
 
 _HELP = """Delete KEY, or all keys of a range, and print the sequence number of the commit.
 
-Deleting a key that has no value succeeds, unless a condition forbids it. A range is deleted in one
-commit, at a cost that does not depend on the number of its keys; nothing is asked, but all keys
-need --yes.
+Deleting a key without a value succeeds, unless a condition forbids it. A range is deleted in one
+commit, at a cost that does not depend on the number of its keys. There is no confirmation, but
+--all requires --yes.
 
 \b
 Examples:
   shalekv delete greeting
   shalekv delete --hex 00ff
-  shalekv delete lock/cron --if-seq 1207   only what this commit has written
+  shalekv delete lock/cron --if-seq 1207   only if the value is from this commit
   shalekv delete --prefix session/
-  shalekv delete --start 2024 --end 2025   the end is left out
+  shalekv delete --start 2024 --end 2025   the end is excluded
   shalekv delete --all --yes               the whole database
 """
 
@@ -36,8 +36,10 @@ Examples:
 @click.command(help=_HELP, epilog=exit_codes_of_calls())
 @click.argument("key", required=False)
 @range_options
-@click.option("--all", "all_keys", is_flag=True, help="All keys of the database; needs --yes.")
-@click.option("--yes", is_flag=True, help="Yes, all of them.")
+@click.option(
+    "--all", "all_keys", is_flag=True, help="Delete all keys of the database; needs --yes."
+)
+@click.option("--yes", is_flag=True, help="Confirm --all.")
 @condition_options
 @encoding_options
 @brief_format_option("the sequence number")
@@ -78,8 +80,7 @@ def _refuse_contradictions(
 ) -> None:
     if (key is not None) + key_range.is_given + all_keys != 1:
         raise click.UsageError(
-            "say what to delete: KEY, a range (--prefix, or --start and --end), or --all; "
-            "one of them"
+            "give exactly one of KEY, a range (--prefix, or --start and --end), and --all"
         )
     if condition is not None and key is None:
         raise click.UsageError("conditions are for one KEY, not for a range")

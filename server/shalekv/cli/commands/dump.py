@@ -1,4 +1,4 @@
-"""`shalekv dump`: all pairs of one moment, as a file that `shalekv load` reads back."""
+"""`shalekv dump`: write one consistent state into a file that `shalekv load` reads back."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from shalekv.cli.load.formats import (
 from shalekv.wording import counted
 from shalekv_client import Client, Scan
 
-_HELP = """Write all pairs, or those of a range, as of one moment; `shalekv load` reads them back.
+_HELP = """Write all pairs, or those of a range, in one consistent state, for `shalekv load`.
 
 \b
-NDJSON  keeps every byte by itself: what is not UTF-8 becomes key_base64 or value_base64, and with
-        --hex, --base64 or --escaped all is key_hex and so on. It alone keeps when pairs expire.
+NDJSON  keeps every byte: a key or value that is not UTF-8 becomes key_base64 or value_base64, and
+        with --hex, --base64 or --escaped all become key_hex and so on. Only NDJSON keeps expiry.
 CSV     keeps every byte; with an encoding, load needs the same one.
-TSV     has no room for TABs and line feeds: such a pair ends the dump, unless an encoding is
-        chosen, and load then needs the same one.
+TSV     cannot hold TABs and line feeds: such a pair ends the dump, unless an encoding is chosen;
+        load then needs the same one.
 
-The name of --output tells the format (.ndjson, .jsonl, .csv, .tsv, and .gz behind it to compress);
-otherwise it is NDJSON. The file appears whole or not at all. On stderr stand the number of rows
-and the sequence number of the moment.
+The format follows from the name of --output (.ndjson, .jsonl, .csv, .tsv, with .gz behind it to
+compress); otherwise it is NDJSON. The file is replaced atomically at the end. The number of rows
+and the sequence number of the state are printed on stderr.
 
 \b
 Examples:
@@ -72,9 +72,9 @@ class _Dumped(RowsWritten):
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="The file to write.  [default: standard output]",
+    help="Write into this file.  [default: standard output]",
 )
-@file_format_option("--output-format", "The format.  [default: what --output tells, or ndjson]")
+@file_format_option("--output-format", "The format.  [default: by the name of --output, or ndjson]")
 @encoding_options
 @read_options
 @target_options
@@ -87,7 +87,7 @@ def dump(
     reading: ReadOptions,
     target: Target,
 ) -> None:
-    """Dump, and tell rows and sequence number on stderr."""
+    """Dump, and print rows and sequence number on stderr."""
     name = path.name if path else ""
     chosen = file_format or format_of_name(name) or FileFormat.NDJSON
     arguments = key_range.decoded(encoding)
@@ -110,12 +110,15 @@ def dump(
             dumped.expiring_rows += sum(e.expire_at_ms is not None for e in entries)
         dumped.seq = scan.view.seq if scan.view else 0
 
-    with _told_failures(), _output(path) as file:
+    with _reporting_failures(), _output(path) as file:
         dumped = talk(target, lambda client: call(client, file))
     click.echo(f"dumped {counted(dumped.rows, 'row')} at seq {dumped.seq}", err=True)
     if dumped.expiring_rows and not keeps_expiry(chosen):
-        of_them = f"{counted(dumped.expiring_rows, 'row')} of them will"
-        click.echo(f"{of_them} expire, which {chosen.value} cannot say, and ndjson can", err=True)
+        expiring = counted(dumped.expiring_rows, "row")
+        click.echo(
+            f"{expiring} of them will expire, which {chosen.value} cannot express, but ndjson can",
+            err=True,
+        )
 
 
 @contextmanager
@@ -128,7 +131,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
         if not is_gzip_name(path.name):
             yield file
             return
-        # Without name and time: the same rows make the same file.
+        # Without name and time, so that equal rows make equal files.
         with gzip.GzipFile(
             filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0
         ) as zipped:
@@ -136,7 +139,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _told_failures() -> Iterator[None]:
+def _reporting_failures() -> Iterator[None]:
     try:
         yield
     except NotWritable as error:

@@ -1,4 +1,4 @@
-"""`shalekv fsck`: checks every object of a database, read from the object store."""
+"""`shalekv fsck`: check every object of a database, read from the object store."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ COLUMNS = ("object", "offset", "kind", "problem")
 
 _HELP = """Check every object of a database, read from the object store without a server.
 
-What is reachable is read whole: the current manifest and those of snapshots, the WAL from the last
-compacted object on, the SSTs of the levels and of loads. Checksums, the order and the ranges of
-keys and sequence numbers, counts and sizes must be as they are told elsewhere; slots, levels and
-manifests must follow on each other as the protocol demands. Servers may run meanwhile.
+All reachable objects are read completely: the current manifest and those of snapshots, the WAL from
+the last compacted object on, the SSTs of the levels and of loads. Checksums, the order and the
+ranges of keys and sequence numbers, counts and sizes must match what other objects say; the
+sequences of slots, levels and manifests must follow the protocol. Servers may run meanwhile.
 
-Each line is a finding: the object, the byte, the kind, and what is wrong. An orphan is an object in
-levels/ that nothing names: the collector deletes it. Orphans alone do not change the exit code.
+Each line is a finding: the object, the byte offset, the kind, and the problem. An orphan is an
+object in levels/ that nothing refers to: the collector deletes it. Orphans alone do not change the
+exit code.
 
 \b
 Examples:
@@ -53,16 +54,16 @@ Examples:
     default=DEFAULT_PARALLEL,
     show_default=True,
     metavar="N",
-    help="Objects that are read at once. Of each a few megabytes are in memory.",
+    help="Number of objects to read at once. Each takes a few megabytes of memory.",
 )
 @click.option(
     "--deep",
     is_flag=True,
-    help="Merge all keys, and check that no version stands above a newer one.",
+    help="Merge all keys, and check that no version hides a newer one.",
 )
 @format_option
 def fsck(*, url: str, parallel: int, deep: bool, output_format: Format) -> None:
-    """Check, print findings, and exit with a code that says whether there is damage."""
+    """Check, print findings, and exit with a code that reports damage."""
     kinds: set[FindingKind] = set()
     with printing():
         progress = read_store(url, _checked(parallel, output_format, kinds, is_deep=deep))
@@ -76,11 +77,11 @@ def fsck(*, url: str, parallel: int, deep: bool, output_format: Format) -> None:
 def _checked(
     parallel: int, output_format: Format, kinds: set[FindingKind], *, is_deep: bool
 ) -> Callable[[CasStore], Awaitable[CheckProgress]]:
-    """What prints the findings, adds their kinds to `kinds`, and returns how much was read."""
+    """Return a check that prints findings, adds their kinds to `kinds`, and returns progress."""
 
     async def check(store: CasStore) -> CheckProgress:
         fsck = Fsck(store, parallel=parallel, is_deep=is_deep)
-        rows: list[tuple[str, int | None, str, str]] = []  # of a table, which is laid out at last
+        rows: list[tuple[str, int | None, str, str]] = []  # of a table, printed at the end
         with _shown(fsck.progress):
             async for finding in fsck.findings():
                 kinds.add(finding.kind)
@@ -108,7 +109,7 @@ def _print(finding: Finding, output_format: Format) -> None:
 
 @contextmanager
 def _shown(progress: CheckProgress) -> Iterator[None]:
-    """Tell on a terminal how far it has come."""
+    """Show the progress on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -119,15 +120,15 @@ def _shown(progress: CheckProgress) -> Iterator[None]:
 
 
 def _summary(progress: CheckProgress, kinds: set[FindingKind]) -> str:
-    """What was looked at, and whether all is well."""
-    seen = (
+    """Format the verdict, and the number of objects checked."""
+    checked = (
         f"{counted(progress.manifests, 'manifest')}, "
         f"{counted(progress.wal_objects, 'WAL object')} ({counted(progress.fences, 'fence')}), "
         f"{counted(progress.ssts, 'SST')}, {progress.size_bytes:,} bytes"
     )
     if any(kind.is_damage for kind in kinds):
-        return f"damaged: {seen}"
+        return f"damaged: {checked}"
     if FindingKind.UNREADABLE in kinds:
-        return f"not everything could be read: {seen}"
+        return f"not everything could be read: {checked}"
     orphans = "; orphans wait for the collector" if FindingKind.ORPHAN in kinds else ""
-    return f"clean: {seen}{orphans}"
+    return f"clean: {checked}{orphans}"

@@ -1,4 +1,4 @@
-"""`shalekv health`: whether a server serves, for what watches over containers."""
+"""`shalekv health`: check whether a server is ready, for health checks of containers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from grpc_health.v1 import health_pb2
 from shalekv.cli.console.connection import Target, target_options
 from shalekv.wording import READ, WRITE
 
-NOT_SERVING = 1  # the one code of failure that Docker knows; 2 is reserved there
+NOT_SERVING = 1  # the only failure code for Docker, which reserves 2
 KV, ADMIN = "shalekv.v1.KV", "shalekv.v1.Admin"
 _CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
-# As a client connects: directly, whatever the environment says about the web.
+# As the client does: connect directly, ignoring HTTP proxies of the environment.
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
-_HELP = """Tell whether a server serves, as its gRPC health service has it.
+_HELP = """Check whether a server is ready, by its gRPC health service.
 
-A writer serves while reads are answered and writes become durable, a reader while reads are. A
-server does not serve while it opens its database, stands by, shuts down, or was fenced; nor, after
-some seconds, while its object store is unreachable, or no majority of its safekeepers answers.
-With --service one of both is asked for: a writer whose disk is full still answers reads. `shalekv
-status` tells the reason.
+A writer is ready while reads are answered and writes become durable, a reader while reads are
+answered. A server is not ready while it opens its database, is on standby, shuts down, or was
+fenced; nor, after some seconds, while its object store is unreachable or no majority of its
+safekeepers answers. Use --service to check reads or writes alone: a writer whose disk is full still
+answers reads. `shalekv status` prints the reason.
 
-Compactor and collector have no port and no such answer: they are well as long as their process
-runs.
+Compactor and collector have no port and no health service: they are healthy as long as their
+process runs.
 
 \b
 Examples:
@@ -39,8 +39,8 @@ Examples:
 
 _EXIT_CODES = """\b
 Exit codes:
-    0  it serves
-    1  it does not, or nobody answers there
+    0  the server is ready
+    1  it is not, or no server answers
     2  an argument is wrong
 """
 
@@ -49,27 +49,27 @@ Exit codes:
 @click.option(
     "--service",
     type=click.Choice([READ, WRITE, KV, ADMIN]),
-    help="Ask for one of its services.  [default: all that the server is for]",
+    help="Check this service only.  [default: all services of the server]",
 )
 @target_options
 def health(*, service: str | None, target: Target) -> None:
-    """Ask, and print the answer."""
-    # The core of gRPC writes lines of its own to stderr; what follows tells what there is to know.
+    """Check, and print the status."""
+    # The core of gRPC writes its own lines to stderr; the errors printed below say the same.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         answer = _ask(target, service or "").status
     except grpc.RpcError as error:
-        # Which it has, as a call that failed; the type of what is raised does not say so.
+        # A failed call has code and details, but the declared type of the error has not.
         code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
-        told = _told(target).get(code) or getattr(error, "details", str)() or "no answer"
-        click.echo(f"Error: {target.address}: {told}", err=True)
+        problem = _problems(target).get(code) or getattr(error, "details", str)() or "no answer"
+        click.echo(f"Error: {target.address}: {problem}", err=True)
         raise SystemExit(NOT_SERVING) from None
     click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer))
     if answer != _SERVING:
         raise SystemExit(NOT_SERVING)
 
 
-def _told(target: Target) -> dict[grpc.StatusCode, str]:
+def _problems(target: Target) -> dict[grpc.StatusCode, str]:
     return {
         grpc.StatusCode.UNAVAILABLE: "no connection to the server",
         grpc.StatusCode.DEADLINE_EXCEEDED: (

@@ -1,4 +1,4 @@
-"""`shalekv levels`: what the levels hold and what keeps the bucket full, read from the store."""
+"""`shalekv levels`: print the contents of the levels, and what uses space in the object store."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ LEVEL_COLUMNS = (
 SST_COLUMNS = ("level", "name", *LEVEL_COLUMNS[2:])
 SNAPSHOT_COLUMNS = ("snapshot", "manifest_id", "expires_s", "pinned_bytes", "alone_bytes")
 
-_HELP = """Print what each level of a database holds, read from the object store without a server.
+_HELP = """Print the contents of each level of a database, read from the store without a server.
 
 Level 0 holds SSTs that may overlap, the levels below one sorted run each, level 63 records of the
-system. Below the table stand what is not compacted, the amplification of space and reads, what each
-snapshot keeps from being deleted (and what it keeps alone), and the objects that nothing names.
+system. Below the table are the size of the WAL that is not compacted, the amplification of space
+and reads, the bytes that each snapshot pins (and pins alone), and the objects that nothing refers
+to.
 
 \b
 Examples:
@@ -71,13 +72,13 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class LevelsFound:
-    """What was read of the store."""
+    """The state read from the store."""
 
     manifest: Manifest
     ssts: Sequence[SstInfo]
-    wal_bytes: dict[int, int]  # of those that are not compacted
+    wal_bytes: dict[int, int]  # sizes of WAL objects that are not compacted, by id
     pinned: Sequence[Pinned]
-    unnamed: dict[str, int]
+    unnamed: dict[str, int]  # sizes of orphans, by name
 
 
 @click.command(help=_HELP, epilog=exit_codes_text())
@@ -122,14 +123,14 @@ async def _read(store: CasStore) -> LevelsFound:
 
 
 def _unnamed(active: Active, listed: dict[str, int]) -> dict[str, int]:
-    """Orphans by name; none if it is not known what all manifests name."""
+    """The sizes of orphans by name; empty if some manifest could not be read."""
     if not active.is_complete:
         return {}
     return {finding.name: listed[finding.name] for finding in orphans(active, listed)}
 
 
 def _place(info: SstInfo) -> tuple[int, int, bytes]:
-    """L0 and records from the newest on, runs by key."""
+    """Sort key of an SST: L0 and system records from the newest on, sorted runs by key."""
     is_run = info.level not in (L0, SYSTEM_LEVEL)
     return (info.level, 0 if is_run else -info.max_seq, info.first_key)
 
@@ -148,7 +149,7 @@ def _sst_row(info: SstInfo, encoding: Encoding) -> tuple[int | str | None, ...]:
 
 
 def _bounds(ssts: Iterable[SstInfo], encoding: Encoding) -> tuple[str | None, str | None]:
-    """The first and the last key; None: there is none, or no bound."""
+    """The first and the last key; None if there is none, or no bound."""
     keyed = [info for info in ssts if info.level != SYSTEM_LEVEL]
     if not keyed:
         return None, None
@@ -185,7 +186,7 @@ def _snapshot_row(pinned: Pinned) -> tuple[str | int | None, ...]:
 
 
 def _origins(found: LevelsFound) -> Iterable[Record]:
-    """How much of the levels is in other databases."""
+    """The part of the levels that is in other databases."""
     sizes = {info.id: info.size_bytes for info in found.ssts}
     for origin in found.manifest.origins:
         own = [sizes[sst_id] for sst_id in unpacked(origin.sst_ids) if sst_id in sizes]
@@ -240,17 +241,17 @@ def _print_sections(found: LevelsFound, encoding: Encoding) -> None:
     )
     if rows:
         print_line(
-            f"A key is looked for in {counted(record['read_amplification'], 'SST')} at most; "
-            f"{record['l0_overlap']} of level 0 overlap."
+            f"A lookup of a key searches at most {counted(record['read_amplification'], 'SST')}; "
+            f"at most {counted(record['l0_overlap'], 'SST')} of level 0 overlap at one key."
         )
-        print_line(f"Bytes for one of the lowest level: {record['space_amplification']}.")
+        print_line(f"Space amplification: {record['space_amplification']}.")
     for origin in record["origins"]:
         where = origin["url"] or f"as SSTs of database {origin['database_id']}"
         ssts, size_bytes = counted(origin["ssts"], "SST"), origin["size_bytes"]
-        print_line(f"Of all that, {ssts} of {size_bytes:,} bytes: {where}.")
+        print_line(f"Shared with another database: {ssts} of {size_bytes:,} bytes, {where}.")
     if record["snapshots"]:
-        print_line("\nSnapshots, and what they keep that the current manifest does not name:")
+        print_line("\nSnapshots, and the bytes that they keep beyond the current manifest:")
         print_rows(Format.TABLE, SNAPSHOT_COLUMNS, map(_snapshot_row, found.pinned))
     if found.unnamed:
-        print_line("\nObjects that nothing names and no lease protects:")
+        print_line("\nObjects that nothing refers to and no lease protects:")
         print_rows(Format.TABLE, ("object", "size_bytes"), sorted(found.unnamed.items()))

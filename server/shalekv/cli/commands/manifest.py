@@ -1,4 +1,4 @@
-"""`shalekv manifest`: the manifests of a database, read from the object store."""
+"""`shalekv manifest`: print the manifests of a database, read from the object store."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Row: TypeAlias = tuple[int, int, str]
 
 _HELP = """Print the current manifest of a database, read from the object store without a server.
 
-A database keeps a manifest for each change of its state until they are collected; the one with
-the highest id is current.
+Each change of the state of a database creates a manifest; the one with the highest id is current.
+Old manifests are kept until they are collected.
 
 \b
 Examples:
@@ -56,7 +56,7 @@ Examples:
     "manifest_id",
     type=click.IntRange(0, MAX_ID),
     metavar="ID",
-    help="Print this manifest, not the current one.",
+    help="Print this manifest instead of the current one.",
 )
 @click.option("--list", "lists", is_flag=True, help="List id, bytes and time of all manifests.")
 @encoding_options
@@ -102,12 +102,12 @@ async def _all(store: CasStore) -> list[Row]:
             modified = datetime.fromtimestamp(info.modified_ms / 1000.0, UTC)
             rows.append((manifest_id, info.size_bytes, modified.isoformat(timespec="milliseconds")))
     if not rows:
-        await StoredManifest(store).refresh()  # says so when there is no database
+        await StoredManifest(store).refresh()  # raises if there is no database
     return rows
 
 
 def _record(found: Manifest, encoding: Encoding) -> Record:
-    """All fields; SSTs are spelled out, wherever they stand."""
+    """Convert all fields of a manifest; SSTs become records."""
     record: dict[str, Any] = {"manifest_id": found.manifest_id}
     for field in fields(Manifest):
         value = getattr(found, field.name)
@@ -133,4 +133,4 @@ def _ssts(table: SstTable, encoding: Encoding) -> list[Record]:
 
 def _sst(sst: SstInfo, encoding: Encoding) -> Record:
     keys = {name: encoding.encode(getattr(sst, name)) for name in ("first_key", "last_key")}
-    return record_of(sst) | keys  # type: ignore[no-any-return] # a record, as it is a dataclass
+    return record_of(sst) | keys  # type: ignore[no-any-return] # a record, for a dataclass

@@ -1,4 +1,4 @@
-"""`shalekv restore`: a database made of a backup."""
+"""`shalekv restore`: create a database from a backup."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from shalekv.store.cas import CasStore
 from shalekv.store.verify.verify import check_fit
 from shalekv.wording import counted
 
-_HELP = """Make a database of a backup, at a URL that holds none.
+_HELP = """Create a database from a backup, at a URL where none exists.
 
-Every object is verified before it is written, and the database exists only when all of them are
-there: one that was interrupted goes on when it is run again. The database keeps its id, its keys,
-their sequence numbers and their times of expiry. Named snapshots and the leases of consumers do not
-come back. Stop all servers of a lost database before it is restored at its old URL.
+Every object is verified before it is written, and the database exists only once all of them are
+written: run an interrupted restore again to continue it. The database keeps its id, its keys, their
+sequence numbers and their times of expiry. Named snapshots and the leases of consumers are not
+restored. Stop all servers of a lost database before you restore it at its old URL.
 
 \b
 Examples:
@@ -52,14 +52,14 @@ Examples:
 
 
 @click.command(help=_HELP, epilog=exit_codes_text())
-@repository_option("--from", "Where the backups are, such as s3://bucket/backups.")
+@repository_option("--from", "The repository of backups, such as s3://bucket/backups.")
 @repository_config_option("--from-config")
 @click.option(
     "--backup",
     "backup_id",
     metavar="ID",
     callback=backup_ids,
-    help="Which backup.  [default: the newest]",
+    help="The backup to restore.  [default: the newest]",
 )
 @edited_url_option
 @limits_options

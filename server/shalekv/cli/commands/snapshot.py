@@ -1,4 +1,4 @@
-"""`shalekv snapshot`: the snapshots of a database, by edits of its manifest in the store."""
+"""`shalekv snapshot`: manage the snapshots of a database, in the object store."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ COLUMNS = (
 
 _HELP = """Create, list, renew, share and delete the snapshots of a database.
 
-A snapshot keeps the objects of one manifest: the state of the database when it was created, the
-WAL objects that were there included. It needs no server. It expires by the clock of the store;
-after that its objects are deleted, and it cannot be renewed any more.
+A snapshot keeps the objects of one manifest: the state of the database at its creation, including
+the WAL objects of that time. The commands need no server. A snapshot expires by the clock of the
+store; after that its objects are deleted, and it cannot be renewed.
 
 \b
 Examples:
@@ -58,16 +58,17 @@ Examples:
   shalekv snapshot delete nightly --url file:///var/lib/shalekv
 """
 
-_HELP_LIST = """List the snapshots, those of servers included.
+_HELP_LIST = """List the snapshots, including those of servers.
 
-What a snapshot pins are the bytes of objects that the current manifest does not need; what it
-pins alone goes when it goes. One that has expired pins nothing, and goes with the next collection.
+The pinned bytes are those of objects that the current manifest does not need; the bytes pinned
+alone are freed when this snapshot is deleted. A snapshot that has expired pins nothing, and is
+removed by the next collection.
 """
 
 
 @click.group(help=_HELP, epilog=exit_codes_text())
 def snapshot() -> None:
-    """Every command about snapshots."""
+    """Hold the commands about snapshots."""
 
 
 def _life_options(command: CommandT) -> CommandT:
@@ -76,10 +77,10 @@ def _life_options(command: CommandT) -> CommandT:
         "ttl_ms",
         callback=duration,
         metavar="TIME",
-        help="Expires after this time, such as 30s, 10m, 12h or 7d.  [default: 1h]",
+        help="Time until it expires, such as 30s, 10m, 12h or 7d.  [default: 1h]",
     )
     forever = click.option(
-        "--forever", is_flag=True, help="Never expires: it keeps its objects until it is deleted."
+        "--forever", is_flag=True, help="Never expire: keep the objects until it is deleted."
     )
     return ttl(forever(command))
 
@@ -126,7 +127,7 @@ def share(
     forever: bool,
     output_format: Format | None,
 ) -> None:
-    """Create a second snapshot of what another one shows, and print its id."""
+    """Create a second snapshot of the state of another one, and print its id."""
     life_ms = _life_ms(ttl_ms, forever=forever)
     found = _with_snapshots(url, lambda known: known.share(called, name=name, ttl_ms=life_ms))
     _print(found, output_format)
@@ -140,7 +141,7 @@ def share(
 def renew(
     *, called: str, url: str, ttl_ms: int | None, forever: bool, output_format: Format | None
 ) -> None:
-    """Let a snapshot that has not expired live on, from now."""
+    """Extend the lifetime of a snapshot that has not expired, from now on."""
     life_ms = _life_ms(ttl_ms, forever=forever)
     found = _with_snapshots(url, lambda known: known.renew(called, ttl_ms=life_ms))
     _print(found, output_format)
@@ -149,10 +150,12 @@ def renew(
 @snapshot.command()
 @_called_argument
 @edited_url_option
-@click.option("--force", is_flag=True, help="Also one that keeps SSTs for a clone, which is lost.")
+@click.option(
+    "--force", is_flag=True, help="Delete it even if a clone needs it, which is then lost."
+)
 @_brief_format
 def delete(*, called: str, url: str, force: bool, output_format: Format | None) -> None:
-    """Delete a snapshot; what only it has kept goes with the next collection."""
+    """Delete a snapshot; the next collection deletes what only it has kept."""
     found = _with_snapshots(url, lambda known: known.delete(called, is_forced=force))
     _print(found, output_format)
 
@@ -170,7 +173,7 @@ def list_(*, url: str, output_format: Format) -> None:
 def _with_snapshots(url: str, act: Callable[[Snapshots], Awaitable[ResultT]]) -> ResultT:
     async def opened(store: CasStore) -> ResultT:
         stored = StoredManifest(store)
-        await stored.refresh()  # to tell the time some stores write, but not where no database is
+        await stored.refresh()  # raises without a database, before a store writes to get the time
         return await act(Snapshots(store, stored))
 
     return read_store(url, opened)
@@ -203,11 +206,11 @@ def _record(found: Snapshot) -> Record:
 
 def _row(view: SnapshotView) -> tuple[Any, ...]:
     manifest, pinned = view.manifest, view.pinned
-    told = tuple(_record(view.snapshot).values())
+    cells = tuple(_record(view.snapshot).values())
     if manifest is None or pinned is None:
-        return (*told[:-1], "expired", *(None,) * 5)
+        return (*cells[:-1], "expired", *(None,) * 5)
     return (
-        *told,
+        *cells,
         manifest.wal_id_last_compacted,
         manifest.wal_id_last_seen,
         manifest.last_compacted_seq,

@@ -1,4 +1,4 @@
-"""`shalekv sst`: what one SST consists of, read from the object store or from a file."""
+"""`shalekv sst`: print the parts of one SST, read from the object store or from a file."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ ENTRY_COLUMNS = ("section", "key", "seq", "kind", "value", "expire_at_ms")
 ReadRange: TypeAlias = Callable[[int, int], Awaitable[bytes]]  # offset, length
 Row: TypeAlias = tuple[Section, Entry]
 
-_HELP = """Look into SSTs, read from the object store without a server."""
+_HELP = """Inspect SSTs, read from the object store without a server."""
 
-_INSPECT_HELP = """Print what an SST says of itself: footer, contents, filter, sizes.
+_INSPECT_HELP = """Print the parts of an SST: footer, contents, filter, sizes.
 
 NAME is the name of an object in wal/ or levels/, the UUID of one in levels/, or the number of one
-in wal/. What is printed was verified; `shalekv fsck` verifies all of a database.
+in wal/. All printed parts are verified; `shalekv fsck` verifies a whole database.
 
 \b
 Examples:
@@ -71,7 +71,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSst:
-    """The ends of an SST, verified, and what reads the rest."""
+    """The verified footer, index and filter of an SST, and a function that reads the rest."""
 
     footer: Footer
     index: BlockIndex
@@ -79,7 +79,7 @@ class OpenedSst:
     read: ReadRange
 
     async def entries(self, limit: int) -> list[Row]:
-        """The first entries, as they stand."""
+        """Read the first `limit` entries, in the order of the file."""
         found: list[Row] = []
         for number, handle in enumerate(self.index):
             if len(found) >= limit:
@@ -92,15 +92,15 @@ class OpenedSst:
 
 @dataclass(frozen=True, slots=True)
 class SstParts:
-    """What is to be read beside the ends of the SST."""
+    """The SST to read, and how many of its entries."""
 
-    name: str | None  # None: as its footer says
-    entries: int  # at most so many
+    name: str | None  # None: the name in its footer
+    entries: int  # maximum number
 
 
 @click.group(help=_HELP)
 def sst() -> None:
-    """Everything about single SSTs."""
+    """Hold the commands about single SSTs."""
 
 
 @sst.command(help=_INSPECT_HELP, epilog=exit_codes_text())
@@ -110,7 +110,7 @@ def sst() -> None:
     "--file",
     "path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Read this file instead, whatever it is called.",
+    help="Read this file instead, with any name.",
 )
 @click.option("--blocks", is_flag=True, help="Print a line for each block instead.")
 @click.option("--entries", is_flag=True, help="Print the entries instead.")
@@ -120,7 +120,7 @@ def sst() -> None:
     default=DEFAULT_LIMIT,
     show_default=True,
     metavar="N",
-    help="At most so many entries.",
+    help="Maximum number of entries.",
 )
 @encoding_options
 @format_option
@@ -158,7 +158,7 @@ def inspect(
 
 
 def _object_name(text: str) -> str:
-    """The name of the object that the user means."""
+    """The name of the object for NAME; a usage error if it is none."""
     if parse_wal_name(text) is not None or parse_level_name(text) is not None:
         return text
     if text.isdecimal() and text.isascii() and int(text) <= MAX_ID:
@@ -183,7 +183,7 @@ async def _from_store(store: CasStore, wanted: SstParts) -> tuple[OpenedSst, lis
 
 
 async def _found(store: CasStore, origins: Origins, name: str) -> tuple[CasStore, int]:
-    """The store that has the object, and its size: a clone reads SSTs of other databases."""
+    """Find the store that has the object, and its size: a clone reads SSTs of other databases."""
     try:
         return store, (await store.reads.head(name)).size_bytes
     except ObjectNotFound as error:
@@ -215,7 +215,7 @@ async def _from_file(path: Path, wanted: SstParts) -> tuple[OpenedSst, list[Row]
 async def _open(
     name: str | None, size_bytes: int, read: ReadRange, *, place: str = ""
 ) -> OpenedSst:
-    """The SST `name` (None: of the name that it says), which was found at `place`."""
+    """Open the SST `name` (None: the name in its footer), which is at `place`."""
     place = name or place
     tail_bytes = min(TAIL_BYTES, size_bytes)
     tail = await read(size_bytes - tail_bytes, tail_bytes)

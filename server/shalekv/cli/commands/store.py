@@ -1,4 +1,4 @@
-"""`shalekv store`: what a store must keep to hold a database, and whether it does."""
+"""`shalekv store`: test whether a store gives the guarantees that a database needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARALLEL_MAX = 64
 ROUNDS_MAX = 100_000
 PART_BYTES_MIN = 5 * MIB  # of an upload in parts
 COLUMNS = ("result", "check", "proves", "found", "lost")
-_SHOWN = ("result", "check", "proves")  # in the columns of a table; what is found stands below
+_SHOWN = ("result", "check", "proves")  # columns of a table; findings are printed below it
 
 _DEFAULT = Effort()
 _MARKS = {
@@ -52,15 +52,15 @@ _NOT_NEEDED = (
     None,
 )
 
-_HELP = f"""Prove a store fit to hold a database, by what its guarantees rest on.
+_HELP = f"""Test whether a store can hold a database, by checking the guarantees that it needs.
 
-A store that takes conditions and ignores them loses data, and never says so. Each line is a tick,
-or what was found and which guarantee is lost with it. "told" is what a store need not keep, and
-this one does not.
+A store that accepts conditional requests but ignores the conditions loses data without an error.
+Each line is a passed check, or the finding and the guarantee that is lost. The result "told" marks
+an optional guarantee that this store does not give.
 
-Some 2,000 requests are sent. They work in {FOLDER} beside the folders of a database, which may be
-in use meanwhile, and what they make is deleted at the end. With --cas two_phase the transactional
-store is checked, too, and the store of objects has to honour no condition.
+About 2,000 requests are sent. They use the folder {FOLDER} beside those of a database, which may be
+in use meanwhile, and delete their objects at the end. With --cas two_phase the transactional store
+is checked, too, and the object store need not honour conditions.
 
 \b
 Examples:
@@ -72,7 +72,7 @@ Examples:
 
 @click.group()
 def store() -> None:
-    """Prove a store fit to hold a database."""
+    """Test whether a store can hold a database."""
 
 
 @store.command(help=_HELP, epilog=exit_codes_text())
@@ -83,7 +83,7 @@ def store() -> None:
     default=_DEFAULT.racers,
     show_default=True,
     metavar="N",
-    help="Creates of one name that race each other, each on connections of its own.",
+    help="Number of creates of one name that race each other, on separate connections.",
 )
 @click.option(
     "--rounds",
@@ -91,7 +91,7 @@ def store() -> None:
     default=_DEFAULT.rounds,
     show_default=True,
     metavar="N",
-    help="Names that are raced for.",
+    help="Number of races.",
 )
 @click.option(
     "--large-object-bytes",
@@ -99,13 +99,13 @@ def store() -> None:
     default=_DEFAULT.large_object_bytes,
     show_default=True,
     metavar="BYTES",
-    help="Size of the largest object that is written. Above 5 MiB it is uploaded in parts.",
+    help="Size of the largest test object. Above 5 MiB it is uploaded in parts.",
 )
 @format_option
 def verify(
     *, url: str, parallel: int, rounds: int, large_object_bytes: int, output_format: Format
 ) -> None:
-    """Check, print what was found, and exit with a code that says whether the store is fit."""
+    """Check, print the findings, and exit with a code that says whether the store is fit."""
     settings = _in_parts(store_settings(), large_object_bytes)
     effort = Effort(parallel, rounds, large_object_bytes)
     configure_logs(LogFormat.CONSOLE, LogLevel.WARNING)
@@ -119,7 +119,7 @@ def verify(
 
 
 def _in_parts(settings: StoreSettings, large_object_bytes: int) -> StoreSettings:
-    """Settings by which the large object goes up in parts, as the largest SSTs do."""
+    """Settings with which the large object is uploaded in parts, like the largest SSTs."""
     whole_bytes = max(PART_BYTES_MIN, min(settings.multipart_bytes, large_object_bytes - 1))
     return settings.model_copy(update={"multipart_bytes": whole_bytes})
 
@@ -129,15 +129,15 @@ async def _verified(url: str, settings: StoreSettings, effort: Effort) -> list[C
     runtime = Runtime(clock=MachineClock(), random=random.SystemRandom(), workers=workers)
     findings = []
     try:
-        with _progress() as tell:
+        with _progress() as show:
             async with verification(
-                lambda: open_store(url, runtime, settings), runtime, settings, effort, _tell_left
+                lambda: open_store(url, runtime, settings), runtime, settings, effort, _print_left
             ) as verifying:
-                tell(verifying.checks[0].name)
+                show(verifying.checks[0].name)
                 following = iter([check.name for check in verifying.checks[1:]])
                 async for finding in verifying.findings():
                     findings.append(finding)
-                    tell(next(following, "deleting what was made"))
+                    show(next(following, "deleting test objects"))
     finally:
         workers.close()
     return findings
@@ -145,7 +145,7 @@ async def _verified(url: str, settings: StoreSettings, effort: Effort) -> list[C
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What tells on a terminal which check is going on."""
+    """Yield a function that shows the current check on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _what: None
         return
@@ -155,9 +155,9 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda what: line.update(f"checking: {what}")
 
 
-def _tell_left(names: Sequence[str]) -> None:
+def _print_left(names: Sequence[str]) -> None:
     click.echo(
-        f"{counted(len(names), 'object')} could not be deleted: delete what begins with "
+        f"{counted(len(names), 'object')} could not be deleted: delete all objects that begin with "
         f"{names[0].rpartition('-')[0]}",
         err=True,
     )
@@ -182,12 +182,12 @@ def _print(findings: Sequence[CheckResult], output_format: Format) -> None:
 
 
 def _row(finding: CheckResult) -> tuple[str, str, str, str | None, str | None]:
-    result, found = _said(finding.verdict)
+    result, found = _result(finding.verdict)
     lost = finding.check.lost if isinstance(finding.verdict, CheckFailed) else None
     return (result, finding.check.name, finding.check.proves, found or None, lost)
 
 
-def _said(verdict: Verdict) -> tuple[str, str]:
+def _result(verdict: Verdict) -> tuple[str, str]:
     match verdict:
         case CheckPassed(seen):
             return "passed", seen
@@ -200,11 +200,11 @@ def _said(verdict: Verdict) -> tuple[str, str]:
 
 
 def _judged(findings: Sequence[CheckResult]) -> tuple[bool, str]:
-    """Whether a database may be put there, and why."""
+    """Whether the store can hold a database, and why."""
     failed = [f.check.name for f in findings if isinstance(f.verdict, CheckFailed)]
     unanswered = [f.check.name for f in findings if isinstance(f.verdict, Unanswered)]
     if failed:
         return False, f"is unfit: it fails {', '.join(failed)}"
     if unanswered:
         return False, f"is not proven fit: it did not answer {', '.join(unanswered)}"
-    return True, f"is fit: it keeps what {counted(len(findings), 'check')} asked for"
+    return True, f"is fit: it gives the guarantees of {counted(len(findings), 'check')}"

@@ -1,4 +1,4 @@
-"""`shalekv wal`: the WAL objects of a database and their entries, read from the object store."""
+"""`shalekv wal`: list the WAL objects of a database, or the entries of one."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ ENTRY_COLUMNS = ("key", "seq", "kind", "value", "expire_at_ms")
 
 _HELP = """List the WAL objects of a database, read from the object store without a server.
 
-Each object is one group commit: its size, the epoch of its writer, the sequence numbers and how
-many entries it holds. A fence is an empty object by which a new writer shut out older ones.
-What is damaged or cannot be read is told in the last column, and by the exit code; so is the first
-object that is missing although it was written.
+Each object is one group commit: a line has its size, the epoch of its writer, the range of its
+sequence numbers and the number of entries. A fence is an empty object with which a new writer shut
+out older ones. Objects that are damaged or cannot be read, and the first object that is missing
+although it was written, have the problem in the last column, and change the exit code.
 
 \b
 Examples:
@@ -63,10 +63,10 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class WalObject:
-    """One object of the log, and what its footer says, or what is wrong with it."""
+    """One WAL object with its footer, or with its problem."""
 
     wal_id: int
-    size_bytes: int | None  # None: it is missing
+    size_bytes: int | None  # None: the object is missing
     footer: Footer | None
     problem: ShaleError | None
 
@@ -128,13 +128,13 @@ def wal(
         print_rows(output_format, LIST_COLUMNS, (wal_object.row() for wal_object in found))
     if is_archive:
         click.echo(
-            "This is the archive: what safekeepers have committed since is in their logs alone. "
-            "See `shalekv safekeeper status`.",
+            "This is the archive: later commits are only in the logs of the safekeepers. See "
+            "`shalekv safekeeper status`.",
             err=True,
         )
     problems = [wal_object.problem for wal_object in found if wal_object.problem]
     if problems:
-        # In full: a table cuts its cells, and other formats are read by programs.
+        # The whole text: a table cuts its cells, and other formats are read by programs.
         count = f"{len(problems)} of {len(found)} objects cannot be used"
         click.echo(f"Error: {count}, the first of them: {problems[0]}", err=True)
         raise SystemExit(exit_code_of(problems[0]))
@@ -150,7 +150,7 @@ def _entries(wal_id: int) -> Callable[[CasStore], Awaitable[list[Entry]]]:
 
 
 def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObject], bool]]]:
-    """The objects from this one on, and whether safekeepers may have more."""
+    """Return a read of the objects from an id on, and of whether safekeepers may have more."""
 
     async def read(store: CasStore) -> tuple[list[WalObject], bool]:
         start_after = wal_name(first_id - 1) if first_id else ""
@@ -160,11 +160,11 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObje
             if wal_id is not None:
                 listed.append((wal_id, info))
         if not listed:
-            await StoredManifest(store).refresh()  # says so when there is no database
+            await StoredManifest(store).refresh()  # raises if there is no database
         slots = asyncio.Semaphore(READS_MAX)
         async with asyncio.TaskGroup() as tasks:
             reads = [
-                tasks.create_task(_look_at(store, wal_id, info, slots)) for wal_id, info in listed
+                tasks.create_task(_examine(store, wal_id, info, slots)) for wal_id, info in listed
             ]
         found = [read.result() for read in reads]
         missing = await _missing(store)
@@ -176,21 +176,21 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObje
 
 
 async def _is_archive(store: CasStore) -> bool:
-    """Whether the log is in safekeepers first."""
+    """Whether the log is in safekeepers, and the objects are only its archive."""
     try:
         return (await StoredManifest(store).refresh()).wal_mode is WalMode.QUORUM
-    except CorruptObject:  # `shalekv manifest` tells
+    except CorruptObject:  # reported by `shalekv manifest`
         return False
 
 
 async def _missing(store: CasStore) -> WalObject | None:
-    """The first object that was written and is not there, if a second look misses it as well."""
+    """The first object that was written but is missing, in two lists in a row."""
     stored = StoredManifest(store)
     gaps = []
-    for _look in range(2):  # a list may be torn, while a server writes
+    for _attempt in range(2):  # one list may be inconsistent while a server writes
         try:
             manifest = await stored.refresh()
-        except CorruptObject:  # without it nobody knows; `shalekv manifest` tells
+        except CorruptObject:  # unknown without it; reported by `shalekv manifest`
             return None
         folder = await list_wal(store, manifest.first_uncompacted_wal_id)
         if not folder.misses_an_object(
@@ -206,7 +206,7 @@ async def _missing(store: CasStore) -> WalObject | None:
     )
 
 
-async def _look_at(
+async def _examine(
     store: CasStore, wal_id: int, info: ObjectInfo, slots: asyncio.Semaphore
 ) -> WalObject:
     async with slots:
