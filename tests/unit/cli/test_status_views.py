@@ -234,7 +234,7 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
         "02" * 16,
     ):
         assert expected in text
-    assert "stands out" not in text
+    assert "Remarks" not in text
     assert "Snapshots, and" in text
     print_sections(replace(writer(10_000, 1), snapshots=()))
     assert "Snapshots, and" not in capsys.readouterr().out

@@ -131,7 +131,7 @@ class BenchLoad(enum.Enum):
 
 
 class Through(enum.Enum):
-    """How operations are sent."""
+    """The ways of sending operations."""
 
     UNARY = "unary"
     COALESCED = "coalesced"

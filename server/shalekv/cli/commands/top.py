@@ -319,7 +319,7 @@ def _title(address: str, status: Status) -> Text:
 
 
 def _writing(between: Between, after: Status) -> Table:
-    """How the process writes, or follows the writer, and what is not yet in the levels."""
+    """Table of writes, or of following the writer, and of data that is not yet in the levels."""
     before = between.before
     table = plain_table("writes" if after.writer is not None else "follows", "")
     if after.writer is not None:

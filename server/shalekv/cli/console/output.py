@@ -34,7 +34,7 @@ ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"  # where a cell was cut
 
 
 class Format(enum.Enum):
-    """How a result is printed."""
+    """Output formats of a result."""
 
     TABLE = "table"
     JSON = "json"

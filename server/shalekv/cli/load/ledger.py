@@ -48,7 +48,7 @@ class _StoredBatch:
 
 @dataclass(slots=True)
 class Account:
-    """What a load has done so far, and the position up to which that is certain."""
+    """Results of a load so far, and the position up to which they are certain."""
 
     position: InputPosition = field(default_factory=InputPosition)  # rows before: stored, or bad
     rows: int = 0  # acknowledged
@@ -161,7 +161,7 @@ class LoadState:
 
     @property
     def position(self) -> InputPosition:
-        """Where the load continues."""
+        """The position at which the load continues."""
         return InputPosition(self.line, self.offset_bytes)
 
     def at(self, position: InputPosition) -> LoadState:

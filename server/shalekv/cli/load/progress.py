@@ -45,7 +45,7 @@ class _BulkColumn(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        """What is sorted, then what is written; also updates the bar of `task`."""
+        """Rows sorted, then keys written; also updates the bar of `task`."""
         progress = self._progress
         if progress.is_sorted:
             task.completed, task.total = progress.keys, progress.rows
