@@ -1,6 +1,6 @@
 """Every command of `shalekv` prints what its transcript says, and ends with that exit code.
 
-TRANSCRIPTS=update writes what the commands print into the transcripts.
+TRANSCRIPTS=update writes the actual output into the transcripts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALONE = ("--no-with-compactor", "--no-with-collector")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """One server for all transcripts: each has keys of its own."""
+    """One server for all transcripts, which use different keys."""
     with Processes() as processes:
         url = f"file://{tmp_path_factory.mktemp('served')}/db"
         child = processes.start_serve(url, *ALONE)
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that nobody serves: a fence, and a commit for each of three keys."""
+    """A database that is not served: a fence, and a commit for each of three keys."""
     folder = tmp_path_factory.mktemp("template") / "db"
     asyncio.run(_fill(f"file://{folder}"))
     return folder
@@ -64,7 +64,7 @@ async def _fill(url: str) -> None:
 def test_commands_print_what_their_transcript_says(
     path: Path, server: Child, template: Path, tmp_path: Path
 ) -> None:
-    """Output, messages and exit codes, one command after the other."""
+    """Output, messages and exit codes of all commands match the transcript."""
     shutil.copytree(template, tmp_path / "db")
     variables = {
         "ADDR": server.listen,

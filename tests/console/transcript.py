@@ -66,7 +66,7 @@ _ANY_LINES = "..."
 
 @dataclass
 class Step:
-    """A command, and what it is to print."""
+    """A command, and its expected output."""
 
     line: int
     command: str
@@ -84,7 +84,7 @@ class Session:
     failures: list[str] = field(default_factory=list)
 
     def play(self, text: str) -> str:
-        """Run all commands; the transcript as it should be, what differs is in `failures`."""
+        """Run all commands. Returns the updated transcript; differences are in `failures`."""
         lines, played, at = text.splitlines(), [], 0
         while at < len(lines):
             line = lines[at]
@@ -101,7 +101,7 @@ class Session:
         return "\n".join(played) + "\n"
 
     def _checked(self, step: Step) -> list[str]:
-        """Run one command; the lines that it printed, those expected where they match."""
+        """Run one command. Returns the printed lines, or the expected ones where they match."""
         actual = self._run(step)
         pattern = "".join(map(self._pattern, step.expected))
         found = re.fullmatch(pattern, "".join(f"{line}\n" for line in actual))
@@ -139,7 +139,7 @@ class Session:
         return re.sub(r"\$(\w+)", lambda m: self.variables.get(m[1], m[0]), text)
 
     def _run(self, step: Step) -> list[str]:
-        """The lines that a pipeline prints, in the form of a transcript."""
+        """Run a pipeline. Returns its output in the form of a transcript."""
         lexer = shlex.shlex(step.command, posix=True, punctuation_chars="|>")
         lexer.whitespace_split, lexer.commenters = True, ""
         words = [self._substituted(word) for word in lexer]
@@ -197,7 +197,7 @@ def _as_before(words: list[str]) -> Iterator[None]:
 
 
 def _lines(data: bytes) -> list[str]:
-    """With a mark where the last one does not end."""
+    """Split output into lines, and mark a last line without an end."""
     text = _USAGE.sub("", data.decode(errors="backslashreplace")).replace("\r\n", "\n")
     if text and not text.endswith("\n"):
         text += f"{_NO_END}\n"

@@ -1,4 +1,4 @@
-"""`shalekv admin repair-time` and `leases`, where a clock was wrong; and the clock of processes."""
+"""`shalekv admin repair-time` and `leases` after a wrong clock, and the clock of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lease(number: int, made_s: int, lives_s: int = DAY_S) -> Lease:
 
 
 async def _damaged(now_s: int) -> CollectedDatabase:
-    """Ten days ahead: its logical time, a lease, and the renewal of another one."""
+    """A manifest written ten days ahead: logical time, a lease, and the renewal of another."""
     database = await CollectedDatabase.created()
     found = (lease(1, now_s + 10 * DAY_S), lease(2, now_s, 11 * DAY_S), lease(3, now_s - 2 * DAY_S))
     await database.consumers(ttl_s=1).hold("mirror", 0)
@@ -62,8 +62,8 @@ def listed(url: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told(url, "leases", "list").splitlines()]
 
 
-def test_time_is_looked_at_and_set_back(url: str) -> None:
-    """Without the flag nothing is done; with it once, and then there is nothing to repair."""
+def test_time_is_inspected_and_set_back(url: str) -> None:
+    """Logical time is changed only with the flag, and needs no second repair."""
     for args, is_set_back in (((), False), (("--set-back",), True)):
         found = json.loads(told(url, "repair-time", *args))
         assert (found["ahead_s"] // 3_600, found["is_set_back"]) == (239, is_set_back)
@@ -73,7 +73,7 @@ def test_time_is_looked_at_and_set_back(url: str) -> None:
 
 
 def test_leases_of_a_wrong_clock_are_removed(url: str) -> None:
-    """One that may belong to a job that runs needs a flag, and one of a consumer stays."""
+    """A lease of a possibly running job needs --force, and one of a consumer stays."""
     found = listed(url)
     states = [(each["state"], each["made"] is None) for each in found]
     assert states == [
@@ -99,7 +99,7 @@ def test_leases_of_a_wrong_clock_are_removed(url: str) -> None:
 
 
 async def test_time_lapses_while_a_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the staleness of a replica, the lives of its snapshots and logical time go on, too."""
+    """The clock includes suspension, and so do staleness, expiry of snapshots, logical time."""
     real, hour_ms = time.clock_gettime_ns, 3_600_000
     async with open_runtime(ReadSettings.model_validate({"database": {"url": "file:///db"}})) as on:
         before_ms = on.clock.monotonic_ms()

@@ -1,4 +1,4 @@
-"""`shalekv admin recover`: what it completes, and where it refuses to."""
+"""`shalekv admin recover`: the creates that it completes, and when it refuses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NAME = "wal/00000000000000000007.sst"
 
 
 class Crashing(MemoryStore):
-    """Ends a create between its record and its copy, as a crash does."""
+    """A store that ends a create between its record and its copy, like a crash."""
 
     async def copy(self, source: str, destination: str) -> None:
         raise StoreUnavailable(self.url, "copy", destination, f"crashed before {source} was copied")
 
 
-class World:
-    """Objects and records of a bucket, and processes that come and go."""
+class Cluster:
+    """The objects and records of a store, shared by successive processes."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -58,8 +58,8 @@ class World:
 
 
 async def test_half_done_creates_are_completed() -> None:
-    """The object is there afterwards, and a second run has nothing to do."""
-    world = World()
+    """A crashed create is completed, and a second run finds nothing to do."""
+    world = Cluster()
     await world.create_database()
     await world.crash_creating(NAME)
     assert world.objects.find(NAME) is None
@@ -72,8 +72,8 @@ async def test_half_done_creates_are_completed() -> None:
 
 
 async def test_a_creation_that_crashed_is_completed() -> None:
-    """Where there is no database, its first manifest may be what was left."""
-    world, whole = World(), World()
+    """The first manifest of a crashed creation of a database is completed."""
+    world, whole = Cluster(), Cluster()
     await whole.create_database()
     manifest = whole.objects.find(manifest_name(0)) or whole.objects.find(manifest_name(1))
     assert manifest is not None
@@ -84,13 +84,13 @@ async def test_a_creation_that_crashed_is_completed() -> None:
 
 
 async def test_another_mode_is_refused() -> None:
-    """Both ways round, before anything is changed."""
-    world = World()
+    """A database of the other --cas is refused before anything is changed, in both directions."""
+    world = Cluster()
     await world.create_database()
     await world.crash_creating(NAME)
     with pytest.raises(DatabaseMismatch):
         await recover_store(world.cas(world.native()))
-    other = World()
+    other = Cluster()
     await create_database(other.native(), other.runtime, StoreSettings())
     await other.crash_creating(NAME)
     with pytest.raises(DatabaseMismatch):

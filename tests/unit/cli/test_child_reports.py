@@ -1,4 +1,4 @@
-"""What children tell of their requests: the lines, and the sums over real processes."""
+"""Reports of child processes about their requests: the lines, and the sums, with real processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shalekv.store.api import RequestCounts, RequestKind
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
 
 # Counts what it is told to, tells it, and waits until it is asked to end; then it counts once more.
-TELLER = """
+REPORTER = """
 import asyncio, sys, uvloop
 from shalekv.cli.process import supervisor
 from shalekv.store.api import RequestCounts, RequestKind
@@ -68,12 +68,12 @@ sys.stdin.read()
 
 
 def counts_of(reports: ChildReports, role: str = "test") -> Mapping[RequestKind, int]:
-    """What the children with this role have sent; nothing if none has begun."""
+    """The reported requests of the children of this role; empty if none has begun."""
     return next((use.sent for use in reports.processes() if use.role == role), {})
 
 
 class _Lines(asyncio.StreamReader):
-    """Lines of another reader; `on_line` is called for each, and what was read is known then."""
+    """A reader that calls `on_line` for each line of another one, before it is handled."""
 
     def __init__(self, inner: asyncio.StreamReader, on_line: Callable[[], None]) -> None:
         super().__init__()
@@ -87,35 +87,37 @@ class _Lines(asyncio.StreamReader):
         return line
 
 
-class HeardReports(ChildReports):
-    """Reports that can be waited for."""
+class AwaitableReports(ChildReports):
+    """Reports that a test can wait for."""
 
     def __init__(self) -> None:
         super().__init__(LoopClock())
-        self._heard = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def read(self, name: str, stdout: asyncio.StreamReader) -> None:
-        await super().read(name, _Lines(stdout, self._heard.set))
+        await super().read(name, _Lines(stdout, self._changed.set))
 
     async def until(self, is_enough: Callable[[ChildReports], bool]) -> None:
         while not is_enough(self):
-            self._heard.clear()
-            await self._heard.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
 
-async def beside(program: str, *argv: str, until_: Callable[[ChildReports], bool]) -> ChildReports:
-    """Run `program` as a child until what was told is enough; what was told in the end."""
+async def run_beside(
+    program: str, *argv: str, until_: Callable[[ChildReports], bool]
+) -> ChildReports:
+    """Run `program` as a child until `until_` holds, and return the final reports."""
     runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
     command = ChildCommand("test", ["-c", program, *argv])
     children = ChildSupervisor([command], QUICK, runtime, is_pressed=lambda: False)
-    children.reports = reports = HeardReports()
+    children.reports = reports = AwaitableReports()
     await children.run_beside(reports.until(until_))
     return reports
 
 
 @pytest.fixture
 async def warnings() -> AsyncIterator[list[str]]:
-    """What is logged as a warning about bad lines."""
+    """The children with a logged warning about bad lines."""
     found: list[str] = []
 
     def on_log(_logger: object, _method: str, event: Mapping[str, Any]) -> NoReturn:
@@ -129,7 +131,7 @@ async def warnings() -> AsyncIterator[list[str]]:
 
 
 def test_lines_are_read_back() -> None:
-    """With every kind, and short enough for the one who reads them."""
+    """A report with the largest counts of every kind is read back, and fits into a line."""
     most = dict.fromkeys(RequestKind, REQUESTS_MAX)
     line = report_line(most)
     assert parse_report(line) == most
@@ -155,44 +157,44 @@ def test_lines_are_read_back() -> None:
     ],
 )
 def test_what_is_no_report_is_refused(line: bytes) -> None:
-    """Numbers that could not be sums are, too."""
+    """A line that is no report, or has counts out of range, raises ValueError."""
     with pytest.raises(ValueError, match=r"."):
         parse_report(line)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_a_child_tells_while_it_runs_and_at_its_end(loop: str) -> None:
-    """The last word is not lost, although the child ends with it."""
-    reports = await beside(
-        TELLER, loop, until_=lambda r: counts_of(r).get(RequestKind.LIST, 0) == 3
+async def test_a_child_reports_while_it_runs_and_at_its_end(loop: str) -> None:
+    """A child reports while it runs, and its last report before the end is not lost."""
+    reports = await run_beside(
+        REPORTER, loop, until_=lambda r: counts_of(r).get(RequestKind.LIST, 0) == 3
     )
     assert counts_of(reports)[RequestKind.LIST] == 3
     assert counts_of(reports)[RequestKind.DELETE] == 1
 
 
-async def hear_of_late() -> None:
-    """For a process of its own, with the loop of a server."""
-    reports = await beside(LATE, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 5)
+async def read_late_report() -> None:
+    """Check a late report; runs in its own process, with the loop of a server."""
+    reports = await run_beside(LATE, until_=lambda r: counts_of(r).get(RequestKind.WRITE, 0) >= 5)
     assert counts_of(reports)[RequestKind.WRITE] >= 5
 
 
-def test_what_stands_in_the_pipe_at_the_end_is_read() -> None:
-    """The loop of a server may hear of the end of the process before it has its last line."""
-    script = f"import uvloop, {__name__} as here; uvloop.run(here.hear_of_late())"
+def test_a_report_in_the_pipe_at_the_end_is_read() -> None:
+    """A line that arrives after the end of the process was noticed is still read."""
+    script = f"import uvloop, {__name__} as here; uvloop.run(here.read_late_report())"
     subprocess.run(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, timeout=120
     )
 
 
-async def test_bad_lines_are_ignored_and_told_once(warnings: list[str]) -> None:
-    """What a library prints, or a line without an end, hides no report and fills no log."""
-    reports = await beside(CHATTY, until_=lambda r: counts_of(r).get(RequestKind.READ, 0) == 3)
+async def test_bad_lines_are_ignored_and_logged_once(warnings: list[str]) -> None:
+    """Bad or overlong lines hide no reports, and are logged once."""
+    reports = await run_beside(CHATTY, until_=lambda r: counts_of(r).get(RequestKind.READ, 0) == 3)
     assert warnings == ["test"]
     assert sum(counts_of(reports).values()) == 3
 
 
-async def test_half_a_line_tells_nothing() -> None:
-    """A child that is killed in the middle of one."""
+async def test_a_partial_line_is_ignored() -> None:
+    """A partial last line, as of a killed child, is ignored."""
     stdout = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     stdout.feed_data(b'{"sent":{"read":1}}\n{"sent":{"read":12}}')
     stdout.feed_eof()
@@ -201,9 +203,9 @@ async def test_half_a_line_tells_nothing() -> None:
     assert counts_of(reports)[RequestKind.READ] == 1
 
 
-def test_a_parent_that_does_not_read_holds_nobody_up() -> None:
-    """The pipe is full, the child goes on, and it ends when it is asked to."""
-    fills = TELLER.replace(
+def test_a_parent_that_does_not_read_blocks_no_child() -> None:
+    """A child whose pipe is full is not blocked, and ends when it is asked to."""
+    fills = REPORTER.replace(
         "        await asyncio.to_thread(sys.stdin.read)\n",
         "        while supervisor._write(b'x' * 512): pass\n"
         "        for _ in range(100):\n"
@@ -218,11 +220,11 @@ def test_a_parent_that_does_not_read_holds_nobody_up() -> None:
             process.kill()
 
 
-def test_without_a_parent_nothing_is_told(tmp_path: Path) -> None:
-    """Standard output that leads to no process is left alone."""
+def test_without_a_parent_nothing_is_reported(tmp_path: Path) -> None:
+    """Nothing is written to standard output if it is no pipe."""
     with (tmp_path / "stdout").open("wb") as stdout:
         run = subprocess.run(
-            [sys.executable, "-c", TELLER, "asyncio"],
+            [sys.executable, "-c", REPORTER, "asyncio"],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -234,7 +236,7 @@ def test_without_a_parent_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_several_stores_are_one_process() -> None:
-    """A collector of two databases tells the sum."""
+    """The requests of several stores of a process are added up."""
     first, second = RequestCounts(), RequestCounts()
     first.add(RequestKind.LIST, 2)
     second.add(RequestKind.LIST)

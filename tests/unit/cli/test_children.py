@@ -1,4 +1,4 @@
-"""Child processes of a server: kept running, told to hurry, ended with it. Real processes."""
+"""Child processes of a server are restarted, hurried, and ended with it; with real processes."""
 
 from __future__ import annotations
 
@@ -35,32 +35,33 @@ from shalekv.settings import (
 )
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=50)
-FOR_EVER = ChildrenSettings(child_grace_ms=600_000)
+LONG_GRACE = ChildrenSettings(child_grace_ms=600_000)
 
 # Each appends what happens to it to the file that it is given.
-TELL = """
+RECORD = """
 import os, signal, sys, time
-def tell(*words):
+def record(*words):
     with open(sys.argv[1], "w") as file:
         print(*words, file=file, flush=True)
 """
 OBEDIENT = (
-    TELL + "tell('began', os.getpid())\nfor line in sys.stdin: tell(line.strip())\ntell('end')"
+    RECORD
+    + "record('began', os.getpid())\nfor line in sys.stdin: record(line.strip())\nrecord('end')"
 )
-ENDS = TELL + "tell('began', os.getpid())\nsys.exit({code})"
-TELLS_SETTINGS = (
-    TELL
+ENDS = RECORD + "record('began', os.getpid())\nsys.exit({code})"
+PRINTS_SETTINGS = (
+    RECORD
     + """
-tell(*(f'{name}={value}' for name, value in os.environ.items() if name.startswith('SHALEKV_')))
+record(*(f'{name}={value}' for name, value in os.environ.items() if name.startswith('SHALEKV_')))
 sys.stdin.read()
 """
 )
 STUBBORN = (
-    TELL
+    RECORD
     + """
-signal.signal(signal.SIGTERM, lambda *_: tell('SIGTERM'))
+signal.signal(signal.SIGTERM, lambda *_: record('SIGTERM'))
 while os.getpriority(os.PRIO_PROCESS, 0) < 10: time.sleep(0.001)
-tell('began', os.getpid(), os.getpriority(os.PRIO_PROCESS, 0))
+record('began', os.getpid(), os.getpriority(os.PRIO_PROCESS, 0))
 while True:
     time.sleep(1000)
 """
@@ -70,14 +71,14 @@ SECRET = "mysql://me:pass-word@there/database"
 
 
 class ShortLives(LoopClock):
-    """A clock by which each child ends at the moment at which it began."""
+    """A clock by which each child ends at the time at which it began."""
 
     def monotonic_ms(self) -> float:
         return 0.0
 
 
-class Told:
-    """What children tell, through a named pipe, and what is logged about them."""
+class ChildOutput:
+    """The lines that children write to a named pipe, and the log events about them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,18 +121,18 @@ class Told:
 
 
 @pytest.fixture
-async def told(tmp_path: Path) -> AsyncIterator[Told]:
-    """One of this test."""
-    told = Told(tmp_path / "told")
-    structlog.configure(processors=[told.on_log])
-    yield told
+async def output(tmp_path: Path) -> AsyncIterator[ChildOutput]:
+    """The output of the children of one test."""
+    output = ChildOutput(tmp_path / "output")
+    structlog.configure(processors=[output.on_log])
+    yield output
     structlog.reset_defaults()
-    told.close()
+    output.close()
 
 
-async def beside(
+async def run_beside(
     serving: Awaitable[None],
-    told: Told,
+    output: ChildOutput,
     program: str,
     settings: ChildrenSettings = QUICK,
     *,
@@ -142,46 +143,48 @@ async def beside(
     async def serve() -> None:
         await serving
 
-    command = ChildCommand(COMPACTOR, ["-c", program, str(told.path)], secrets or {})
+    command = ChildCommand(COMPACTOR, ["-c", program, str(output.path)], secrets or {})
     runtime = Runtime(clock or LoopClock(), Random(0), ThreadWorkers(1))
     children = ChildSupervisor([command], settings, runtime, is_pressed=lambda: is_pressed)
     await children.run_beside(serve())
 
 
 @pytest.mark.parametrize("code", [0, 1, 6])
-async def test_a_child_that_ends_is_started_again(told: Told, code: int) -> None:
-    """Whatever its exit code says, but those of the next test."""
-    await beside(told.until(lambda lines: len(lines) >= 4), told, ENDS.format(code=code))
-    assert len({line.split()[1] for line in told.lines}) >= 4  # process ids
+async def test_a_child_that_ends_is_started_again(output: ChildOutput, code: int) -> None:
+    """A child is restarted after any exit code that is not in `STAY_DOWN`."""
+    await run_beside(output.until(lambda lines: len(lines) >= 4), output, ENDS.format(code=code))
+    assert len({line.split()[1] for line in output.lines}) >= 4  # process ids
 
 
-async def test_delays_double_up_to_the_longest(told: Told) -> None:
-    """And are drawn from the upper half, so that many servers don't come back at once."""
+async def test_delays_double_up_to_the_longest(output: ChildOutput) -> None:
+    """Delays are random, from the upper half, so that many servers do not restart at once."""
     settings = ChildrenSettings(child_restart_initial_ms=4, child_restart_max_ms=30)
-    serving = told.until_logged("child process has ended", 6)
-    await beside(serving, told, "raise SystemExit(1)", settings, clock=ShortLives())
+    serving = output.until_logged("child process has ended", 6)
+    await run_beside(serving, output, "raise SystemExit(1)", settings, clock=ShortLives())
     longest = [4, 8, 16, 30, 30, 30]
     assert all(
         most / 2 - 1 <= drawn <= most
-        for drawn, most in zip(told.restarts_ms[:6], longest, strict=True)
-    ), told.restarts_ms
+        for drawn, most in zip(output.restarts_ms[:6], longest, strict=True)
+    ), output.restarts_ms
 
 
 @pytest.mark.parametrize("code", [2, 4])
-async def test_a_child_that_was_superseded_or_is_misled_stays_down(told: Told, code: int) -> None:
-    """Another compactor is not fought, and what is wrong with the settings is told once."""
-    serving = told.until_logged("child process stays down")
-    await beside(serving, told, ENDS.format(code=code))
-    assert told.events == ["child process started", "child process stays down"]
+async def test_a_child_that_was_fenced_or_misconfigured_stays_down(
+    output: ChildOutput, code: int
+) -> None:
+    """A child that was fenced or has wrong settings is not restarted, and that is logged once."""
+    serving = output.until_logged("child process stays down")
+    await run_beside(serving, output, ENDS.format(code=code))
+    assert output.events == ["child process started", "child process stays down"]
 
 
-async def test_a_child_that_does_not_end_is_ended(told: Told) -> None:
-    """SIGTERM after the grace, SIGKILL after another; and it was niced."""
-    # As it is niced, it may have to wait for its turn to tell of the signal.
+async def test_a_child_that_does_not_end_is_ended(output: ChildOutput) -> None:
+    """A child gets SIGTERM after the grace, SIGKILL after another, and has a lower priority."""
+    # As it is niced, it may have to wait for its turn to record of the signal.
     settings = QUICK.model_copy(update={"child_grace_ms": 2_000})
-    await beside(told.until(bool), told, STUBBORN, settings)
-    await told.until(lambda lines: len(lines) == 2)
-    began, terminated = told.lines
+    await run_beside(output.until(bool), output, STUBBORN, settings)
+    await output.until(lambda lines: len(lines) == 2)
+    began, terminated = output.lines
     assert terminated == "SIGTERM"
     _, pid, niceness = began.split()
     with pytest.raises(ProcessLookupError):
@@ -189,10 +192,10 @@ async def test_a_child_that_does_not_end_is_ended(told: Told) -> None:
     assert int(niceness) >= 10
 
 
-async def test_a_compactor_is_told_to_hurry(told: Told) -> None:
-    """Once what is not compacted is about to hold writes back."""
-    enough = told.until(lambda lines: lines[1:3] == ["hurry", "hurry"])
-    await beside(enough, told, OBEDIENT, FOR_EVER, is_pressed=True)
+async def test_a_compactor_is_hurried(output: ChildOutput) -> None:
+    """The compactor gets `hurry` while data that is not compacted holds writes back."""
+    enough = output.until(lambda lines: lines[1:3] == ["hurry", "hurry"])
+    await run_beside(enough, output, OBEDIENT, LONG_GRACE, is_pressed=True)
 
 
 SETTINGS = ServeSettings(
@@ -203,8 +206,8 @@ SETTINGS = ServeSettings(
 )
 
 
-def test_children_are_told_the_settings_of_their_server() -> None:
-    """Read back from the flags, they are the same; nothing else of the server is passed on."""
+def test_children_get_the_settings_of_their_server() -> None:
+    """The flags of a child give it the settings of its server, and nothing else."""
     commands = {command.role: list(command.argv) for command in child_commands(SETTINGS)}
     assert list(commands) == ["compactor", "collector"]
 
@@ -238,7 +241,7 @@ def test_children_are_told_the_settings_of_their_server() -> None:
 
 
 def test_no_secret_is_an_argument() -> None:
-    """Everybody can read arguments: what may hold a password goes by the environment."""
+    """Secrets are passed in the environment, because all users can read arguments."""
     store = StoreSettings(cas=CasChoice.TWO_PHASE, records_url=SECRET)
     for command in child_commands(SETTINGS.model_copy(update={"store": store})):
         assert "two_phase" in command.argv
@@ -248,14 +251,14 @@ def test_no_secret_is_an_argument() -> None:
 
 
 async def test_a_child_gets_its_secrets_and_no_other_setting(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    output: ChildOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By variables of its own environment; those of its server do not reach it."""
+    """A child gets its secrets as variables, and no other setting of the server's environment."""
     monkeypatch.setenv("SHALEKV_STORE__RECORDS_URL", "sqlite:///of-the-server")
     monkeypatch.setenv("SHALEKV_STORE__THREADS", "3")
     secrets = {"SHALEKV_STORE__RECORDS_URL": SECRET}
-    await beside(told.until(bool), told, TELLS_SETTINGS, secrets=secrets)
-    assert told.lines[0] == f"SHALEKV_STORE__RECORDS_URL={SECRET}"
+    await run_beside(output.until(bool), output, PRINTS_SETTINGS, secrets=secrets)
+    assert output.lines[0] == f"SHALEKV_STORE__RECORDS_URL={SECRET}"
 
 
 @pytest.mark.parametrize(
@@ -270,36 +273,36 @@ async def test_a_child_gets_its_secrets_and_no_other_setting(
 def test_children_are_those_that_are_wanted(
     url: str, switches: dict[str, bool], roles: list[str]
 ) -> None:
-    """None for memory://, which no other process can read."""
+    """The settings choose the children; memory:// has none, since no other process can read it."""
     settings = SETTINGS.model_copy(
         update={"database": DatabaseSettings(url=url), "children": ChildrenSettings(**switches)}
     )
     assert [command.role for command in child_commands(settings)] == roles
 
 
-async def test_a_compactor_that_is_missed_is_started_again(told: Told) -> None:
-    """The one that took over may have died: held-back writes tell that nobody compacts."""
+async def test_a_fenced_compactor_takes_over_again(output: ChildOutput) -> None:
+    """A fenced compactor is restarted if writes stay held back: the other one may have ended."""
     settings = QUICK.model_copy(update={"child_takeover_ms": 100})
-    serving = told.until(lambda lines: len(lines) >= 3)
-    await beside(serving, told, ENDS.format(code=4), settings, is_pressed=True)
-    assert "child process is started again: nobody else does its work" in told.events
+    serving = output.until(lambda lines: len(lines) >= 3)
+    await run_beside(serving, output, ENDS.format(code=4), settings, is_pressed=True)
+    assert "child process is started again: nobody else does its work" in output.events
 
 
-async def test_what_ended_serving_is_raised_as_itself(told: Told) -> None:
-    """No group hides the error that decides about the exit code."""
+async def test_what_ended_serving_is_raised_as_itself(output: ChildOutput) -> None:
+    """The error of serving is raised without a group, since it decides the exit code."""
 
     async def fail() -> None:
-        await told.until(bool)
+        await output.until(bool)
         raise Fenced("another writer", own_epoch=1, newer_epoch=2)
 
     with pytest.raises(Fenced):
-        await beside(fail(), told, OBEDIENT, FOR_EVER)
-    await told.until(lambda lines: lines[-1] == "end")
+        await run_beside(fail(), output, OBEDIENT, LONG_GRACE)
+    await output.until(lambda lines: lines[-1] == "end")
 
 
 async def test_a_child_that_cannot_start_is_no_end_of_serving(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    output: ChildOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server goes on, and tries again."""
+    """The server continues if a child cannot start, and retries."""
     monkeypatch.setattr(sys, "executable", "/there/is/no/such/python")
-    await beside(told.until_logged("child process cannot start", 2), told, OBEDIENT)
+    await run_beside(output.until_logged("child process cannot start", 2), output, OBEDIENT)

@@ -1,4 +1,4 @@
-"""All commands: their help teaches, and they import no more than they need."""
+"""The help of all commands is complete, and commands import no more than they need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def help_of(*words: str) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str) -> None:
-    """Those of clients with examples, exit codes, and a word about each option."""
+    """The help of client commands has examples, exit codes, and a text for each option."""
     text = help_of(name)
     command = shalekv.get_command(click.Context(shalekv), name)
     assert command is not None
@@ -48,7 +48,7 @@ def test_every_command_explains_itself(name: str) -> None:
 
 
 def test_help_of_serve_names_every_setting_and_exit_code() -> None:
-    """Each setting with flag, variable, default and limits, under its component."""
+    """Each setting is listed under its component, with flag, variable, default and limits."""
     text = help_of("serve")
     assert all(f"{code.value:>3}  {meaning}" in text for code, meaning in MEANING.items())
     words = " ".join(text.split())
@@ -67,21 +67,21 @@ def loaded_by(*modules: str) -> list[str]:
 
 
 def test_commands_are_imported_when_they_are_called() -> None:
-    """The table of commands loads nothing but click, so that every command starts fast."""
+    """The table of commands imports only click, so that every command starts fast."""
     modules = loaded_by("shalekv.cli.main")
     assert "click" in modules
     assert not {*modules} & {*OF_SERVERS, "grpc", "asyncio"}
 
 
 def test_commands_of_clients_load_none_of_the_server() -> None:
-    """They run with what the light client needs, and click."""
+    """Client commands import only the packages of the client, and click."""
     modules = loaded_by(*(f"shalekv.cli.commands.{name}" for name in (*OF_CLIENTS, "admin_stats")))
     assert "shalekv_client" in modules
     assert [module for module in modules if module.startswith(OF_SERVERS)] == []
 
 
 def test_garbage_is_collected_once_the_command_is_imported() -> None:
-    """And what was imported is left alone: a process that begins without does not go on so."""
+    """A disabled garbage collector is enabled after the import, whose objects are frozen."""
     gc.disable()
     try:
         kept_count = gc.get_freeze_count()

@@ -1,4 +1,4 @@
-"""Parts of a merge in processes: what they have sent is counted, whatever became of them."""
+"""Parts of a merge in processes: their requests are counted for any outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PART = whole_part([])
 
 
 def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasStore]:
-    """What runs parts in processes that all give this reply, and the store that it counts at."""
+    """A runner whose processes all give this reply, and the store whose requests it counts."""
     runtime = Runtime(LoopClock(), Random(0), InlineWorkers())
     store = CasStore(MemoryStore(lambda: 0), runtime, StoreSettings())
     settings = CompactSettings()
@@ -51,7 +51,7 @@ def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasSt
 
 
 async def test_requests_of_parts_are_those_of_the_compactor() -> None:
-    """Of all parts together, beside what it sends itself."""
+    """The requests of all parts are added to those of the compactor."""
     result = PartResult(outputs=(), read_bytes=1, written_bytes=2)
     runner, store = parts(PartReply(result=result, sent=SENT))
     store.sent.add(RequestKind.WRITE)
@@ -68,15 +68,15 @@ async def test_requests_of_parts_are_those_of_the_compactor() -> None:
 async def test_requests_of_a_part_that_failed_are_counted(
     reason: str, error: type[ShaleError]
 ) -> None:
-    """They were sent, and are paid for."""
+    """The requests of a failed part are counted, since they are paid for."""
     runner, store = parts(PartReply(reason=reason, problem="made up", sent=SENT))
     with pytest.raises(error, match="made up"):
         await runner.run([PART, PART], lambda: False)
     assert store.sent.by_kind[RequestKind.READ] in {4, 8}  # the other one may have been ended
 
 
-async def test_a_part_that_dies_has_no_last_word() -> None:
-    """What it has sent is not known; the failure is told."""
+async def test_a_part_without_a_reply_fails() -> None:
+    """A part that ends without a reply is a failure, and its requests are unknown."""
     runner, store = parts(PartReply(), program="import sys; sys.stdin.readline()")
     with pytest.raises(PartFailed, match="no result"):
         await runner.run([PART, PART], lambda: False)
@@ -84,7 +84,7 @@ async def test_a_part_that_dies_has_no_last_word() -> None:
 
 
 async def test_a_part_that_fails_ends_the_others(tmp_path: Path) -> None:
-    """The merge is over at once: a part that would run for an hour is killed."""
+    """A failed part ends the merge at once: a part that would run for an hour is killed."""
     program = FIRST_HANGS.format(folder=str(tmp_path / "hangs"))
     runner, _ = parts(PartReply(reason="BAD_CHECKSUM", problem="made up"), program)
     async with asyncio.timeout(patience_s(HANG_S)):

@@ -39,7 +39,7 @@ def _problem(flags: dict[str, Any], file: Path | None = None) -> str:
 def test_flag_beats_environment_beats_file_beats_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each source wins over those after it, one setting at a time."""
+    """Each source takes precedence over the following ones, for each setting separately."""
     file = _file(
         tmp_path,
         """
@@ -65,7 +65,7 @@ def test_flag_beats_environment_beats_file_beats_default(
 def test_every_setting_has_three_names(
     setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A value given by flag, by variable and by key arrives at the same place."""
+    """A value given by flag, by variable or by key sets the same field."""
     if setting.is_switch:
         text, toml = "true", "true"
     elif setting.choices:
@@ -89,19 +89,19 @@ def test_every_setting_has_three_names(
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As container tools leave them."""
+    """An empty variable, as container tools leave it, does not set anything."""
     monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "")
     assert load_settings(URL, None, ServeSettings).writer.max_parallel_writes == 1
 
 
-def test_a_rule_of_a_whole_group_is_told_by_the_setting_that_it_is_about() -> None:
-    """The check of HOST:PORT names --listen."""
+def test_a_rule_of_a_group_names_the_setting_concerned() -> None:
+    """A failed check of HOST:PORT names --listen."""
     for listen in ("localhost", ":7654", "127.0.0.1:http", "127.0.0.1:65536"):
         assert _problem(URL | {"listen": listen}).startswith("--listen: listen must be HOST:PORT")
 
 
 def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment for both sides suits both."""
+    """SHALEKV_ADDR is not refused as an unknown setting."""
     assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
     assert load_settings(URL, None, ServeSettings).database.url == URL["url"]

@@ -1,4 +1,4 @@
-"""`shalekv health` against real servers, and against none."""
+"""`shalekv health` against real servers, and without one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ async def ask(address: str, *flags: str) -> Result:
     )
 
 
-async def test_a_server_that_turns_calls_away_is_not() -> None:
-    """As one that shuts down, or whose writer was fenced."""
+async def test_a_server_that_refuses_calls_is_not_ready() -> None:
+    """A server that refuses calls, as when it shuts down or was fenced, is not ready."""
     async with serving() as it:
         await it.server.refuse(Stopping("shutting down"))
         result = await ask(it.server.listen)
     assert (result.exit_code, result.stdout) == (1, "NOT_SERVING\n")
 
 
-async def test_a_server_that_is_silent_is_not_well() -> None:
-    """The answer comes within --timeout-ms or is none, as while a writer opens its database."""
+async def test_a_silent_server_is_not_ready() -> None:
+    """A server that does not answer within --timeout-ms, as while it opens, is not ready."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

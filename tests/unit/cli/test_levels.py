@@ -1,4 +1,4 @@
-"""`shalekv levels`: levels, amplification, snapshots and orphans as a store tells them."""
+"""`shalekv levels`: levels, amplification, snapshots and orphans, read from a store."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def record(url: str, *args: str) -> dict[str, object]:
     return found
 
 
-def test_levels_are_told_one_by_one(tmp_path: Path) -> None:
-    """SSTs, bytes, entries, tombstones, keys and sequence numbers of each, and their sums."""
+def test_levels_are_listed(tmp_path: Path) -> None:
+    """Each level has SSTs, bytes, entries, tombstones, keys and sequence numbers; with totals."""
     planted = Planted(FUTURE_MS)
     found = record(planted.save(tmp_path))
     rows = found["levels"]
@@ -62,8 +62,8 @@ def test_levels_are_told_one_by_one(tmp_path: Path) -> None:
     assert (found["read_amplification"], found["l0_overlap"]) == (3, 1)
 
 
-def test_snapshots_tell_what_they_pin(tmp_path: Path) -> None:
-    """SSTs and WAL objects that the current manifest does not keep; expired ones are left out."""
+def test_snapshots_have_their_pinned_bytes(tmp_path: Path) -> None:
+    """Snapshots pin SSTs and WAL objects beyond the current manifest; expired ones are omitted."""
     planted = Planted(FUTURE_MS)
     pinned = len(planted.data(sst_name(OLD_SST))) + len(planted.data(wal_name(2)))
     snapshots = record(planted.save(tmp_path))["snapshots"]
@@ -79,7 +79,7 @@ def test_snapshots_tell_what_they_pin(tmp_path: Path) -> None:
 
 
 def test_damaged_manifests(tmp_path: Path) -> None:
-    """Without the current manifest nothing is known; one of a snapshot hides only what it pins."""
+    """A damaged current manifest is an error; that of a snapshot hides only what it pins."""
     planted = Planted(FUTURE_MS)
     planted.flip(manifest_name(PINNED), 25)
     snapshots = record(planted.save(tmp_path))["snapshots"]

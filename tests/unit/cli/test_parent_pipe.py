@@ -1,4 +1,4 @@
-"""Standard input as the line to a parent process, in real processes."""
+"""The pipe from a parent process on standard input, with real processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 
 @contextmanager
 def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed at the end, whatever it does."""
+    """Start a process that is killed at the end of the context."""
     with subprocess.Popen(
         [sys.executable, "-c", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -49,7 +49,7 @@ def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def next_line(process: subprocess.Popen[str]) -> str:
-    """What it says next; empty at its end, and at that of all who inherited its output."""
+    """The next line of output; empty once all holders of the output have closed it."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -62,7 +62,7 @@ def say(process: subprocess.Popen[str], text: str) -> None:
 
 @LOOPS
 def test_the_end_of_the_pipe_asks_to_stop(loop: str) -> None:
-    """A parent that closes the pipe ends the child in order."""
+    """A child ends in order when its parent closes the pipe."""
     with started(CHILD, loop) as child:
         assert next_line(child) == "ready"
         assert child.stdin is not None
@@ -73,7 +73,7 @@ def test_the_end_of_the_pipe_asks_to_stop(loop: str) -> None:
 
 @LOOPS
 def test_hurry_is_heard_each_time(loop: str) -> None:
-    """It may come in pieces, beside lines that this version does not know."""
+    """`hurry` is recognized in pieces, and between lines unknown to this version."""
     with started(CHILD, loop) as child:
         assert next_line(child) == "ready"
         say(child, "hurry\n")
@@ -84,7 +84,7 @@ def test_hurry_is_heard_each_time(loop: str) -> None:
 
 
 def test_standard_input_must_be_a_pipe() -> None:
-    """What would never tell the end of the parent is refused."""
+    """Standard input that cannot report the end of the parent is refused."""
     refused = subprocess.run(
         [sys.executable, "-c", CHILD, "asyncio"],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""What every process does: its log lines, its garbage collector, signals that ask to stop."""
+"""Parts of every process: log lines, garbage collection, and stop signals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_logger_does_not_outlive_its_configuration(capsys: pytest.CaptureFixtu
 
 
 def test_json_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
-    """With timestamp, level and event first, whoever wrote them, tracebacks inside."""
+    """Lines of all loggers begin with timestamp, level and event, and include tracebacks."""
     configure_logs(LogFormat.JSON, LogLevel.INFO)
     structlog.get_logger("shalekv").info("serving", listen="127.0.0.1:1")
     structlog.get_logger("shalekv").debug("not shown")
@@ -76,7 +76,7 @@ def test_json_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_lines_name_the_role(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of libraries as well: processes of several roles share their stderr."""
+    """Lines of all loggers have the role, since processes share their stderr."""
     configure_logs(LogFormat.JSON, LogLevel.INFO, role="compactor")
     structlog.get_logger("shalekv").info("compacting")
     logging.getLogger("some.library").warning("careful")
@@ -96,7 +96,7 @@ def _collector_as_before() -> Iterator[None]:
 
 
 def test_no_full_collection_interrupts_a_growing_memtable() -> None:
-    """Young objects are collected all the same."""
+    """While a memtable grows only young objects are collected."""
     tune_garbage_collector()
     before = [generation["collections"] for generation in gc.get_stats()]
     kept = {number: [number] for number in range(ENTRIES)}
@@ -108,15 +108,15 @@ def test_no_full_collection_interrupts_a_growing_memtable() -> None:
     assert full == 0
 
 
-def test_what_was_there_is_out_of_sight() -> None:
-    """A collection later looks at none of it."""
+def test_existing_objects_are_frozen() -> None:
+    """Existing objects are frozen, so that later collections skip them."""
     kept = {number: [number] for number in range(ENTRIES)}
     tune_garbage_collector()
     assert gc.get_freeze_count() >= len(kept)
 
 
 def test_growth_is_due_at_half_as_much_again() -> None:
-    """No less than the least; what shrinks and grows again up to there is not due."""
+    """Growth counts above the minimum only; shrinking and growing back is not due."""
     measures = iter((1_000, 1_800, 1_801, 100, 1_800, 10_000, 15_000, 15_001))
     growth = Growth(lambda: next(measures), growth_min=800)
     assert [growth.is_due for _ in range(4)] == [False, True, False, False]
@@ -126,7 +126,7 @@ def test_growth_is_due_at_half_as_much_again() -> None:
 
 @virtual_time()
 async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They survived the young collections; then memory has grown by so much."""
+    """Cycles that survived young collections are freed once memory has grown enough."""
     monkeypatch.setattr(gc_tuning, "GROWTH_PERCENT", 0)
     monkeypatch.setattr(gc_tuning, "GROWTH_BLOCKS_MIN", ENTRIES)
     gc.enable()
@@ -145,7 +145,7 @@ async def test_cycles_that_have_grown_old_are_freed(monkeypatch: pytest.MonkeyPa
 
 
 async def test_what_may_be_interrupted_is_cancelled() -> None:
-    """An opening that waits for a store ends at once, quietly, and the task goes on."""
+    """A signal ends an interruptible wait without an error, and the task continues."""
     with StopRequest() as stop:
         with stop.interruptible():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -158,7 +158,7 @@ async def test_what_may_be_interrupted_is_cancelled() -> None:
 
 
 async def test_a_cancellation_by_others_is_not_swallowed() -> None:
-    """Only the signal is answered for."""
+    """Only the cancellation by the signal is swallowed."""
 
     async def open_for_ever(stop: StopRequest, opening: asyncio.Event) -> None:
         with stop.interruptible():

@@ -21,19 +21,19 @@ DOCS = Path(__file__).parents[3] / "server" / "docs"
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_current(name: str) -> None:
-    """What the code says now; `python -m shalekv.cli.reference` writes it."""
+    """Each page equals the output of `python -m shalekv.cli.reference`."""
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
 
 
 def test_the_command_writes_every_page(tmp_path: Path) -> None:
-    """Into the folder that it is given."""
+    """The command writes all pages into the given folder."""
     result = CliRunner().invoke(write_pages, [str(tmp_path / "docs")])
     assert result.exit_code == 0, result.output
     assert {path.name for path in (tmp_path / "docs").iterdir()} == set(PAGES)
 
 
 def test_pages_are_complete() -> None:
-    """Every setting by all of its names, and every reason."""
+    """The pages have every setting with all of its names, and every reason of errors."""
     settings, errors = PAGES["settings.md"](), PAGES["errors.md"]()
     for setting in settings_of(ServeSettings):
         for name in (setting.flag, setting.variable, setting.toml_key):
@@ -43,7 +43,7 @@ def test_pages_are_complete() -> None:
 
 
 def test_secrets_are_marked() -> None:
-    """The reference and --help say that a flag is no place for what may hold a password."""
+    """The reference and --help warn against giving a secret as a flag."""
     secrets = [setting for setting in settings_of(ServeSettings) if setting.is_secret]
     assert [setting.toml_key for setting in secrets] == ["store.records_url"]
     _, entry = PAGES["settings.md"]().split("\n### records_url\n")
@@ -75,13 +75,13 @@ def test_secrets_are_marked() -> None:
         (ExceptionGroup("tasks", [errors.IllegalState("impossible"), ZeroDivisionError()]), 1),
     ],
 )
-def test_the_code_says_what_happened(error: BaseException, code: int) -> None:
-    """The numbers are documented, and don't change."""
+def test_errors_have_their_exit_codes(error: BaseException, code: int) -> None:
+    """Each error has its documented exit code; the numbers do not change."""
     assert exit_code_of(error) == code
 
 
 def test_every_code_is_documented() -> None:
-    """In the table that --help shows."""
+    """The table in --help has every exit code."""
     assert set(MEANING) == set(ExitCode)
     for code in ExitCode:
         assert f" {code.value}  " in exit_codes_text()

@@ -1,4 +1,4 @@
-"""`shalekv snapshot`, `consumers` and `store verify`, with no server around."""
+"""`shalekv snapshot`, `consumers` and `store verify`, without a server."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def listed(url: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_expired_snapshot_is_listed_as_that(tmp_path: Path) -> None:
-    """It pins nothing; renewing or sharing it is refused, with an exit code. A consumer whose lease
-    is over is listed as that, too.
+def test_expired_snapshot_is_listed_as_expired(tmp_path: Path) -> None:
+    """An expired snapshot pins nothing, and cannot be renewed or shared.
+
+    An expired consumer is listed as expired, too.
     """
     save(asyncio.run(_database(name="short")), tmp_path / "db")
     url = f"file://{tmp_path}/db"
@@ -77,8 +78,8 @@ def run_on(kind: type[Careful], monkeypatch: pytest.MonkeyPatch, *args: str) -> 
     return verify("file:///nowhere", *args)
 
 
-def test_an_unfit_store_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed and what is lost with it, in each format; exit code 6."""
+def test_an_unfit_store_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unfit store ends with code 6; each format has the failed checks and lost guarantees."""
     result = run_on(IgnoresConditions, monkeypatch, "--format", "table")
     assert result.exit_code == ExitCode.STORE
     table, _, below = result.stdout.partition("\n\n")

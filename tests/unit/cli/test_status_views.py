@@ -1,4 +1,4 @@
-"""The status of a server as people read it, and what `shalekv top` draws."""
+"""The status of a server for people, and the pictures of `shalekv top`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def call(method: str, calls: int, failures: int = 0, bucket: int = 9) -> admin_p
 
 
 def reply(uptime_ms: int = 10_000, times: int = 1) -> admin_pb2.StatusReply:
-    """A writer that does well, and has something of everything."""
+    """The status of a healthy writer with data in every part."""
     return admin_pb2.StatusReply(
         header=kv_pb2.ReplyHeader(database_id=bytes(16), role=WRITER, epoch=3, seq=77),
         version="1.2.3",
@@ -110,7 +110,7 @@ def drawn(*servers: Observed, width: int = 200) -> str:
 
 
 def line_of(text: str, *words: str) -> str:
-    """The one line that has all of the words."""
+    """The only line that has all of the words."""
     lines = [" ".join(line.split()) for line in text.splitlines()]
     found = [line for line in lines if all(word in line for word in words)]
     assert len(found) == 1, (words, text)
@@ -118,7 +118,7 @@ def line_of(text: str, *words: str) -> str:
 
 
 def test_every_part_of_a_writer_is_drawn() -> None:
-    """Line of the server, writes, levels, snapshots, calls, caches, store and watches."""
+    """A writer has a line, writes, levels, snapshots, calls, caches, store and watches."""
     text = drawn(Observed("a:1", writer(10_000, 1), writer(12_000, 5)))
     first = line_of(text, "a:1 writer")
     assert first.startswith("a:1 writer 3 77 0 0 us serves 240 8.0 ")
@@ -145,7 +145,7 @@ def test_every_part_of_a_writer_is_drawn() -> None:
 
 
 def test_each_server_has_a_line_and_the_first_that_answers_the_details() -> None:
-    """How far each is behind the furthest, how old its state is, and what it does."""
+    """A line has the lag behind the most advanced server, the staleness, and the state."""
     text = drawn(
         Observed("a:1", None, None, "no connection to the server"),
         Observed("b:2", None, reader(70, admin_pb2.ReaderStatus.STATE_GAP)),
@@ -161,8 +161,8 @@ def test_each_server_has_a_line_and_the_first_that_answers_the_details() -> None
     assert "tail of safekeeper" not in text
 
 
-def test_a_reader_tells_whose_tail_it_reads() -> None:
-    """And that it reads none now, after it has read some."""
+def test_a_reader_has_a_line_for_its_tail() -> None:
+    """The tail of a reader has its address, or - while it reads none, and the number of tails."""
     status = reader(70, admin_pb2.ReaderStatus.State.STATE_FOLLOWING)
     assert status.reader is not None
     for address, shown in (("b:3", "b:3"), ("", "-")):
@@ -172,7 +172,7 @@ def test_a_reader_tells_whose_tail_it_reads() -> None:
 
 
 def test_names_of_users_are_no_markup() -> None:
-    """Brackets in the name of a snapshot or in a problem stand there as they are."""
+    """Brackets in the name of a snapshot or in a problem are printed literally."""
     status = writer(10_000, 1)
     snapshot, _ = status.snapshots
     named = replace(status, snapshots=(replace(snapshot, name="[red]x[/red]"),))
@@ -182,7 +182,7 @@ def test_names_of_users_are_no_markup() -> None:
 
 
 def test_long_lists_are_cut_and_say_so() -> None:
-    """The snapshots that keep most alone come first."""
+    """Long lists are cut; the snapshots that pin most alone come first."""
     status = writer(10_000, 1)
     snapshot, _ = status.snapshots
     many = tuple(
@@ -196,7 +196,7 @@ def test_long_lists_are_cut_and_say_so() -> None:
 
 
 def test_rates_are_those_between_two_statuses() -> None:
-    """By the time of the process; percentiles are those of the calls in between."""
+    """Rates use the uptime of the process; percentiles those of the calls in between."""
     slow = replace(writer(10_000, 1), calls=())
     between = Between(slow, writer(14_000, 2))
     assert between.seconds == 4
@@ -210,7 +210,7 @@ def test_rates_are_those_between_two_statuses() -> None:
 
 
 def test_a_server_that_was_started_again_counts_from_its_start() -> None:
-    """Counters that went back are no negative rates."""
+    """Counters that went back give no negative rates."""
     between = Between(writer(90_000, 9), writer(2_000, 1))
     assert between.before is None
     assert between.seconds == 2
@@ -219,7 +219,7 @@ def test_a_server_that_was_started_again_counts_from_its_start() -> None:
 
 
 def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
-    """Levels, reads, requests and snapshots follow on what the process is."""
+    """The status has sections for levels, reads, requests and snapshots."""
     print_sections(writer(10_000, 1))
     text = capsys.readouterr().out
     for expected in (
@@ -241,7 +241,7 @@ def test_every_part_has_a_section(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sizes_have_their_units() -> None:
-    """Up to the greatest one, of which there may be many."""
+    """Sizes are printed with units up to TiB, without an upper limit."""
     assert [size(each) for each in (None, 5, 3 << 20, 3_072 << 40)] == [
         "?",
         "5 B",
@@ -250,10 +250,10 @@ def test_sizes_have_their_units() -> None:
     ]
 
 
-def test_a_reader_tells_how_it_follows_and_of_watches_and_calls(
+def test_a_reader_has_sections_for_following_watches_and_calls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each has a section where there is anything to say, and the cache on disk a line."""
+    """Following, watches and calls have sections if they have data; the disk cache has a line."""
     told = reply()
     told.reader.CopyFrom(admin_pb2.ReaderStatus(next_wal_id=12, writer_address="10.0.0.5:7654"))
     told.watches.CopyFrom(admin_pb2.WatchStatus(watches=1_234))
@@ -298,7 +298,7 @@ def with_quorum(**fields: object) -> admin_pb2.StatusReply:
 
 
 def test_safekeepers_have_a_section(capsys: pytest.CaptureFixture[str]) -> None:
-    """How far each is, who archives, and who is away; nothing where there are none."""
+    """A quorum has a section with the progress, archiver and connection of members, others none."""
     found = status_of(with_quorum())
     assert found.manifest.wal_mode is WalMode.QUORUM
     assert found.quorum is not None
@@ -314,14 +314,14 @@ def test_safekeepers_have_a_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Safekeepers" not in capsys.readouterr().out
 
 
-def test_what_stands_out_of_safekeepers() -> None:
-    """Those that do not follow."""
+def test_remarks_on_safekeepers() -> None:
+    """Members that do not follow get a remark."""
     (away,) = remarks_on(status_of(with_quorum()))
     assert away.startswith("sk2:7655 do not follow")
 
 
-def test_trouble_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Reads and writes that fail are told above all else, and in a line for the server in `top`."""
+def test_failures_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Failing reads and writes are printed before all sections, and in the line of `top`."""
     message = reply()
     message.write_readiness.CopyFrom(
         admin_pb2.Readiness(cause="no quorum", problem="1 of 3 answers", unready_ms=61_700)
@@ -374,7 +374,7 @@ def _remarks(changed: admin_pb2.StatusReply) -> list[str]:
     ],
 )
 def test_remarks(changed: admin_pb2.StatusReply, expected: str) -> None:
-    """What explains a slow read, a write that waits, or a full bucket has a sentence of its own."""
+    """Causes of slow reads, waiting writes and a full store have a remark each."""
     assert _remarks(admin_pb2.StatusReply()) == []
     (remark,) = _remarks(changed)
     assert expected in remark

@@ -1,4 +1,4 @@
-"""A server over a dict, and commands that are run against it over a real socket."""
+"""Fixtures: a server over a dict, and commands that run against it over a real socket."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Run: TypeAlias = Callable[..., Awaitable[Result]]
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[DictServer]:
-    """A server with no data."""
+    """A server without data."""
     async with DictServer() as running:
         yield running
 
 
 @pytest.fixture
 def run(server: DictServer) -> Run:
-    """Runs a command in a thread, where it has a loop of its own; SHALEKV_ADDR is the server."""
+    """Run a command in a thread with its own loop; SHALEKV_ADDR is the server."""
 
     async def invoke(command: click.Command, *args: str, stdin: bytes | None = None) -> Result:
         runner = CliRunner(env={"SHALEKV_ADDR": server.address})

@@ -1,4 +1,4 @@
-"""`shalekv admin stats` against a server that tells what the test wants."""
+"""`shalekv admin stats` against a server with prepared statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def told(
 
 
 def process(role: str, uptime_ms: int, **requests: int) -> admin_pb2.ProcessRequests:
-    """One process of it, with its requests by kind."""
+    """A process of the server with its requests by kind."""
     counts = [
         admin_pb2.RequestCount(
             kind=admin_pb2.RequestKind.Value(f"REQUEST_KIND_{kind.upper()}"), requests=number
@@ -45,7 +45,7 @@ def rows(result: Result) -> dict[tuple[str, str], tuple[int, float, float | None
 
 
 async def test_rates_prices_and_totals(server: DictServer, run: Run) -> None:
-    """Each process by its own uptime; sums by kind, and over everything."""
+    """Rates use the uptime of each process, with totals by kind and over all."""
     writer = process("writer", HOUR_MS, write=6_000, list=60)
     collector = process("collector", HOUR_MS // 2, list=30, read=3_000)
     server.state.stats.append(told(writer, collector))
@@ -62,7 +62,7 @@ async def test_rates_prices_and_totals(server: DictServer, run: Run) -> None:
 
 
 async def test_a_price_that_is_not_known_is_no_zero(server: DictServer, run: Run) -> None:
-    """Nor is it left out of a sum; whoever knows it gives it."""
+    """A missing price makes sums unknown, and can be given as a flag."""
     own = told(process("writer", HOUR_MS, write=60, read=60), endpoint="localhost:9000")
     server.state.stats.extend([own, own, own])
     unknown = rows(await run(stats, "--format", "json"))
@@ -74,7 +74,7 @@ async def test_a_price_that_is_not_known_is_no_zero(server: DictServer, run: Run
 
 
 async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Run) -> None:
-    """Asked twice: differences of requests and of uptimes."""
+    """An interval shows the differences of requests and of uptimes."""
     server.state.stats.extend(
         [
             told(process("writer", HOUR_MS, write=1_000)),
@@ -86,7 +86,7 @@ async def test_an_interval_shows_what_was_sent_in_it(server: DictServer, run: Ru
 
 
 def test_a_process_that_begins_in_between_counts_whole() -> None:
-    """A server that was started anew, or a role that was not there before."""
+    """A restarted or new process counts since its start."""
     before = stats_of(told(process("writer", 9_000, write=50)))
     after = stats_of(told(process("writer", 6_000, write=5), process("compactor", 3_000, list=1)))
     found = {(rate.process, rate.kind): rate for rate in between(before, after)}
@@ -95,8 +95,8 @@ def test_a_process_that_begins_in_between_counts_whole() -> None:
     assert found["compactor", "list"].per_minute == {"list": 20.0}
 
 
-async def test_a_server_that_has_just_started_is_told(server: DictServer, run: Run) -> None:
-    """An average of seconds is no rate for a month; nothing sent yet is no error."""
+async def test_a_short_uptime_is_remarked_on(server: DictServer, run: Run) -> None:
+    """A short uptime is remarked on; without any requests there is no error."""
     server.state.stats.extend([told(process("writer", 5_000)), told(process("writer", HOUR_MS))])
     young = await run(stats, "--format", "json")
     assert rows(young) == {("all", "all"): (0, 0, 0)}

@@ -1,4 +1,4 @@
-"""The external sort of a bulk load: every row, by key, the last of a key; bounded memory."""
+"""The external sort of a bulk load: complete, sorted, without duplicates, in bounded memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(frames: Iterator[Frame]) -> list[Row]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_come_by_key_and_the_last_of_a_key_counts(seed: int, tmp_path: Path) -> None:
-    """Whatever the order, the sizes and the memory, with and without files."""
+    """Rows are sorted and the last of a key wins, for any order, sizes and memory."""
     random = Random(seed)
     memory_bytes = random.choice([1, 2_000, 20_000, 1_000_000])
     expected: dict[bytes, Row] = {}
@@ -75,7 +75,7 @@ def test_many_runs_are_merged_before_they_are_too_many(
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """By about what was given, for five times as many rows, while they are sorted and merged."""
+    """Five times as many rows take about the same memory, while sorting and merging."""
     random = Random(1)
     memory_bytes = 4 * MIB
     count = 5 * memory_bytes // (ROW_BYTES + 116)
@@ -94,7 +94,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    """Also an empty key space of frames, empty values, and the latest of all times."""
+    """Frames are read back, including none, empty values, and the largest expiry."""
     run = RunFile(tmp_path)
     frames = [
         Frame([b"a", b"b"], [b"", b"2"], [0, 2**64 - 1]),

@@ -1,4 +1,4 @@
-"""`shalekv dump`: what it writes, where, and that a load reads it back."""
+"""`shalekv dump`: its files, and that a load reads them back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BINARY = {
 
 @pytest.fixture
 def filled(server: DictServer) -> DictServer:
-    """A server with keys and values that no text can have."""
+    """A server with keys and values that are not text."""
     for seq, (key, value) in enumerate(BINARY.items(), 1):
         server.state.data[key] = kv_pb2.Entry(key=key, value=value, seq=seq)
     server.state.seq = len(BINARY)
@@ -43,7 +43,7 @@ def names(folder: Path) -> list[str]:
 async def test_a_file_is_a_round_trip(
     run: Run, filled: DictServer, tmp_path: Path, name: str
 ) -> None:
-    """A name tells the format and the compression, to both of them."""
+    """The name of the file decides format and compression, for dump and load."""
     path = tmp_path / name
     assert (await run(dump, "--output", str(path))).exit_code == 0
     assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
@@ -54,8 +54,8 @@ async def test_a_file_is_a_round_trip(
 
 
 @pytest.mark.usefixtures("filled")
-async def test_tsv_that_has_no_room_is_refused(run: Run, tmp_path: Path) -> None:
-    """A pair that TSV cannot have ends the dump, with its key and a way out, and without a file."""
+async def test_a_pair_that_tsv_cannot_hold_is_refused(run: Run, tmp_path: Path) -> None:
+    """A pair that TSV cannot hold ends the dump without a file; the error has key and advice."""
     path = tmp_path / "a.tsv"
     path.write_bytes(b"before")
     result = await run(dump, "--output", str(path))
@@ -68,7 +68,7 @@ async def test_tsv_that_has_no_room_is_refused(run: Run, tmp_path: Path) -> None
 async def test_a_dump_that_breaks_off_leaves_no_file(
     run: Run, filled: DictServer, tmp_path: Path
 ) -> None:
-    """Half a dump is not taken for a whole one."""
+    """An interrupted dump leaves no file."""
     filled.state.scan_failure_after = 1
     result = await run(dump, "--output", str(tmp_path / "a.ndjson.gz"))
     assert result.exit_code == 11

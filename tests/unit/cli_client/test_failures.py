@@ -1,4 +1,4 @@
-"""How commands end when their server fails: exit code, message, and what was printed before."""
+"""Commands whose server fails: exit code, message, and the output before."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_failures_tell_what_is_certain(
 
 
 async def test_interrupts_have_an_exit_code(server: DictServer) -> None:
-    """Ctrl-C ends a command that waits for an answer, with code 130 and without a traceback."""
+    """Ctrl-C ends a waiting command with code 130 and without a traceback."""
     server.state.failures.append(silent())
     command = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "shalekv.cli.main", "get", "k", "--addr", server.address),
@@ -72,7 +72,7 @@ async def test_interrupts_have_an_exit_code(server: DictServer) -> None:
 async def test_a_scan_prints_what_came_before_a_failure(
     run: Run, server: DictServer, output_format: str
 ) -> None:
-    """Every key once and in order, over pages of output; then the error, not as if it were all."""
+    """The keys before a failure are printed once and in order, then the error."""
     keys = [f"{number:05}" for number in range(2 * TABLE_ROWS + 1)]
     for key in keys:
         server.state.data[key.encode()] = kv_pb2.Entry(key=key.encode(), seq=1)
@@ -87,7 +87,7 @@ async def test_a_scan_prints_what_came_before_a_failure(
 
 
 async def test_bench_counts_errors_by_reason(run: Run, server: DictServer) -> None:
-    """What fails is not repeated, and stands beside what succeeds."""
+    """Failed operations are not retried, and are counted beside the successes."""
     server.state.failures.extend([FULL, None, losing()])
     row = json.loads((await run(bench, "put", *FEW)).stdout)
     assert row["errors"] == {"QUEUE_FULL": 1, "ConnectionLost": 1}
@@ -95,7 +95,7 @@ async def test_bench_counts_errors_by_reason(run: Run, server: DictServer) -> No
 
 
 async def test_bench_ends_where_an_operation_is_missing(run: Run, server: DictServer) -> None:
-    """There is nothing to measure then, and the keys are deleted all the same."""
+    """A bench of an unimplemented operation ends, and deletes its keys."""
     server.state.failures.extend([None, bare(UNIMPLEMENTED, "nobody knows Txn")])
     result = await run(bench, "txn", *FEW)
     assert result.exit_code == 2
@@ -104,7 +104,7 @@ async def test_bench_ends_where_an_operation_is_missing(run: Run, server: DictSe
 
 
 def test_percentiles_are_right_to_a_percent() -> None:
-    """However many latencies there are, they are told nearly as if all were kept."""
+    """Percentiles are within 1 % of those of all latencies."""
     chance = random.Random(3)
     samples_s = sorted(chance.lognormvariate(-6, 1.5) for _ in range(20_000))
     latencies = Latencies()

@@ -1,4 +1,4 @@
-"""Files and pipes that are read and written: gzip, identity, the end from outside, all or none."""
+"""Reading and writing of files and pipes: gzip, identity, interruption, atomic replacement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shalekv.cli.load.source import InputSource
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("step", [1, 2, 7, 100])
 def test_a_pipe_is_read_whole(*, compressed: bool, step: int) -> None:
-    """However its bytes arrive, also when the magic of gzip comes one byte at a time."""
+    """A pipe is read completely in any pieces, even if the magic of gzip comes byte by byte."""
     content = b"".join(b"line %d\n" % number for number in range(20))
     data = gzip.compress(content) if compressed else content
     far, near = os.pipe()
@@ -39,7 +39,7 @@ def test_a_pipe_is_read_whole(*, compressed: bool, step: int) -> None:
 
 
 def test_a_file_is_known_again(tmp_path: Path) -> None:
-    """By size and beginning, whatever its name and time."""
+    """A file is identified by size and beginning, not by name or time."""
     paths = [tmp_path / name for name in "abcd"]
     for path, content in zip(paths, [b"x" * 99, b"x" * 99, b"x" * 98, b"y" * 99], strict=True):
         path.write_bytes(content)
@@ -52,7 +52,7 @@ def test_a_file_is_known_again(tmp_path: Path) -> None:
 
 
 def test_reading_can_be_ended_from_outside() -> None:
-    """A reader that waits for more finds the end."""
+    """Closing the source ends a blocked read."""
     far, near = os.pipe()
     with os.fdopen(far, "rb") as pipe:
         source = InputSource(pipe)
@@ -66,7 +66,7 @@ def test_reading_can_be_ended_from_outside() -> None:
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
-    """What was there stays until all is written, and nothing else is left."""
+    """The old file stays until the new one is complete, and no temporary file is left."""
     path = tmp_path / "file"
     path.write_bytes(b"before")
     with atomic_file(path) as file:
@@ -78,7 +78,7 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
 
 
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
-    """A link leads to the new file, and a device is written into."""
+    """A link leads to the new file, and a device is written directly."""
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"before")
     link.symlink_to(path)

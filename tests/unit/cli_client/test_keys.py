@@ -1,4 +1,4 @@
-"""Keys, values and amounts as people type and read them."""
+"""Encodings of keys and values, and quantities for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shalekv.wording import counted
 
 @given(st.binary(max_size=40), st.sampled_from([e for e in Encoding if e is not Encoding.TEXT]))
 def test_binary_safe_spellings_lose_nothing(data: bytes, encoding: Encoding) -> None:
-    """Whatever the bytes, escapes, hex and base64 give them back, from one printable line."""
+    """Escapes, hex and base64 of any bytes are one printable line, and are parsed back."""
     text = encoding.encode(data)
     assert text.isprintable()
     assert encoding.decode(text) == data
@@ -21,13 +21,13 @@ def test_binary_safe_spellings_lose_nothing(data: bytes, encoding: Encoding) -> 
 
 @given(st.binary(max_size=40))
 def test_text_is_shown_on_one_printable_line(data: bytes) -> None:
-    """Nothing that is stored can move the cursor, ring the bell or break a line of output."""
+    """Stored bytes cannot move the cursor, ring the bell or break a line of output."""
     assert Encoding.TEXT.encode(data).isprintable()
 
 
 @given(st.binary(max_size=40))
 def test_arguments_arrive_byte_by_byte(data: bytes) -> None:
-    """Text is taken as it is, also when what was typed is not UTF-8."""
+    """Plain text is taken literally, including bytes that are not UTF-8."""
     assert Encoding.TEXT.decode(data.decode("utf-8", "surrogateescape")) == data
 
 
@@ -42,7 +42,7 @@ def test_arguments_arrive_byte_by_byte(data: bytes) -> None:
     ],
 )
 def test_escapes(text: str, data: bytes) -> None:
-    """Each documented escape stands for its bytes."""
+    """Each documented escape gives its bytes."""
     assert Encoding.ESCAPED.decode(text) == data
 
 
@@ -61,13 +61,13 @@ def test_escapes(text: str, data: bytes) -> None:
     ],
 )
 def test_misspelt_bytes_are_refused(encoding: Encoding, text: str, problem: str) -> None:
-    """What spells no bytes is an error that says where and why, never a guess."""
+    """A misspelt argument is an error with position and reason."""
     with pytest.raises(ValueError, match=problem):
         encoding.decode(text)
 
 
 def test_json_tells_bytes_from_text() -> None:
-    """In JSON the name of a member tells its spelling; what is not UTF-8 stands as base64."""
+    """The name of a JSON member has the encoding; bytes that are not UTF-8 are base64."""
     assert json_field("key", b"k", Encoding.TEXT) == {"key": "k"}
     assert json_field("key", b"\xff", Encoding.TEXT) == {"key_base64": "/w=="}
     assert json_field("key", b"\xff", Encoding.HEX) == {"key_hex": "ff"}
@@ -78,7 +78,7 @@ UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS_MS)))
 def test_a_time_is_a_number_with_a_unit(number: int, unit: str) -> None:
-    """Each unit is what it says."""
+    """Each unit of a duration is converted to milliseconds."""
     assert duration_ms(f"{number}{unit}") == number * UNITS_MS[unit]
 
 
@@ -86,7 +86,7 @@ def test_a_time_is_a_number_with_a_unit(number: int, unit: str) -> None:
     "text", ["10", "", "s", "1.5h", "-1s", "1 s", "10S", "1h30m", "0s", "\u0661s"]
 )
 def test_other_times_are_refused(text: str) -> None:
-    """A number alone is not guessed to be seconds; the message has examples of what is taken."""
+    """A number without a unit is refused, with examples in the message."""
     with pytest.raises(ValueError, match=r"'.*'") as refusal:
         duration_ms(text)
     assert text in str(refusal.value)

@@ -1,4 +1,4 @@
-"""`shalekv load`: rows to batches, batches to the server, and what it says of a failure."""
+"""`shalekv load`: batches of rows, their writes, and the messages after a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows_at(number: int, first_line: int, count: int) -> RowBatch:
 async def test_last_row_of_a_key_wins_when_an_earlier_one_is_late(
     run: Run, server: DictServer
 ) -> None:
-    """A batch that has to be repeated is not overtaken by one that sets a key of it."""
+    """A batch that is retried is not overtaken by a batch that sets one of its keys."""
     server.state.failures.extend([*HELLO, bare(grpc.StatusCode.UNAVAILABLE)])
     result = await run(load, "--batch-count", "1", stdin=b"k\tfirst\nk\tlast\n")
     assert result.exit_code == 0
@@ -43,7 +43,7 @@ async def test_last_row_of_a_key_wins_when_an_earlier_one_is_late(
 
 
 async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -> None:
-    """A refused batch ends the load: exit code, its lines, and the last line that is stored."""
+    """A refused batch ends the load with its exit code, its lines, and the last stored line."""
     server.state.failures.extend([*HELLO, None, FENCED])
     result = await run(load, "--batch-count", "2", "--in-flight", "1", stdin=lines(9))
     assert result.exit_code == 4
@@ -53,7 +53,7 @@ async def test_server_errors_tell_how_far_it_got(run: Run, server: DictServer) -
 
 
 async def test_refused_fields_are_found_in_the_file(run: Run, server: DictServer) -> None:
-    """When the server refuses one change of a batch, the message names its line."""
+    """If the server refuses one change of a batch, the message has its line."""
     server.state.failures.extend(
         [*HELLO, None, refusing(InvalidRequest("changes[1].put.value", "x"))]
     )
@@ -63,7 +63,7 @@ async def test_refused_fields_are_found_in_the_file(run: Run, server: DictServer
 
 
 def test_only_a_gapless_beginning_is_certain() -> None:
-    """Batches that are acknowledged out of order count once those before them are."""
+    """Batches acknowledged out of order count once all earlier ones are."""
     account = Account()
     account.acknowledge(rows_at(1, 4, 3))
     assert (account.position.line, account.rows_ahead) == (0, 3)
@@ -73,8 +73,8 @@ def test_only_a_gapless_beginning_is_certain() -> None:
     assert account.certain_rows == 6
 
 
-async def test_damaged_gzip_is_told(run: Run, server: DictServer) -> None:
-    """Rows before the damage are stored, and the end of the input is not taken for its end."""
+async def test_damaged_gzip_is_an_error(run: Run, server: DictServer) -> None:
+    """Rows before the damage of a gzip file are stored, and the damage is an error."""
     data = gzip.compress(lines(30_000), compresslevel=1)
     result = await run(load, stdin=data[: len(data) // 2])
     assert result.exit_code == 2
@@ -85,7 +85,7 @@ async def test_damaged_gzip_is_told(run: Run, server: DictServer) -> None:
 
 
 async def test_a_load_outlives_its_server(run: Run, server: DictServer) -> None:
-    """Writes whose outcome is unknown are sent again, as long as --timeout-ms allows."""
+    """Writes with an unknown outcome are retried until --timeout-ms."""
     server.state.failures.extend([*HELLO, None, losing(), losing(), None, losing()])
     result = await run(load, "--batch-count", "1", "--in-flight", "2", stdin=lines(9))
     assert result.exit_code == 0, result.output
@@ -93,8 +93,8 @@ async def test_a_load_outlives_its_server(run: Run, server: DictServer) -> None:
     assert server.state.seq == 9  # each was applied once
 
 
-def test_a_pace_is_kept_and_not_made_up_for() -> None:
-    """Each batch waits for the time of those before it; what was lost is lost."""
+def test_a_rate_is_kept_and_lost_time_is_not_made_up_for() -> None:
+    """Batches keep the rate, and lost time is not made up for."""
     pace = RateLimit(rows_per_s=100)
     assert pace.wait_s(5.0, 50) == 0.0
     assert pace.wait_s(5.0, 50) == 0.5

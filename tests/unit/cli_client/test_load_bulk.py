@@ -1,4 +1,4 @@
-"""The options of `shalekv load --bulk`: which go together, and what is refused before any work."""
+"""The options of `shalekv load --bulk`: combinations that are refused before any work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BULK = ("--bulk", "--url", "file:///tmp/nowhere-at-all")
 async def test_the_id_of_a_batch_of_a_stream_is_refused(
     run: Run, tmp_path: Path, load_id: str
 ) -> None:
-    """With it, a load of yesterday would count as committed because that of today is."""
+    """An id of a stream's batch is refused: a load could count as committed by a later batch."""
     options = ("--bulk", "--url", f"file://{tmp_path / 'db'}", "--load-id", load_id)
     result = await run(load, *options, stdin=b"k\tv\n")
     assert result.exit_code == ExitCode.USAGE
@@ -33,15 +33,13 @@ async def test_the_id_of_a_batch_of_a_stream_is_refused(
     assert "Nothing was loaded." in result.stderr
 
 
-async def test_a_lease_that_is_lost_during_the_commit_says_nothing_of_it(
+async def test_a_lost_lease_leaves_the_outcome_unknown(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server may have committed it all the same: so the load is to be run again, and no claim
-    is made.
-    """
+    """After a lost lease the message says that the outcome is unknown, and to repeat the load."""
 
     class Losing:
-        """A load whose lease is lost when its commit was asked for."""
+        """A load whose lease is lost after its commit was requested."""
 
         def __init__(self, *given: object) -> None:
             (self.done,) = (each for each in given if hasattr(each, "is_commit_requested"))
@@ -59,7 +57,7 @@ async def test_a_lease_that_is_lost_during_the_commit_says_nothing_of_it(
 
 
 def test_the_environment_of_a_server_is_no_option_of_this_run() -> None:
-    """Variables that name a database and a file are for all commands: without --bulk they wait."""
+    """Variables for a database and a file are ignored without --bulk."""
     context = load.make_context(
         "load", ["-"], auto_envvar_prefix=None, obj=None, resilient_parsing=True
     )
@@ -70,7 +68,7 @@ def test_the_environment_of_a_server_is_no_option_of_this_run() -> None:
 
 
 def test_the_store_is_reached_by_the_flags_of_other_commands() -> None:
-    """They are spelled here a second time, since `load` must not import what they are made from."""
+    """The flags of a store equal those of other commands, which `load` must not import."""
     assert set(STORE_OPTIONS) == SHOWN_FLAGS
     assert set(STORE_OPTIONS) < set(StoreSettings.model_fields)
     kinds = {name: StoreSettings.model_fields[name].annotation for name in STORE_OPTIONS}

@@ -1,4 +1,4 @@
-"""`shalekv load --resume` and `--bad-rows`: what is kept, and where the next load goes on."""
+"""`shalekv load --resume` and `--bad-rows`: what is recorded, and where the next load continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_BY_ONE = ["--batch-count", "2", "--in-flight", "1"]
 
 @pytest.fixture
 def input_file(tmp_path: Path) -> Path:
-    """Nine rows of one key each, but that the first and the last are of the same."""
+    """Nine rows with one key each; the first and the last have the same key."""
     path = tmp_path / "rows.tsv"
     path.write_bytes(b"k\tfirst\n" + b"".join(b"k%d\tv\n" % n for n in range(7)) + b"k\tlast\n")
     return path
@@ -36,7 +36,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def set_keys(server: DictServer) -> list[bytes]:
-    """The keys of all writes, in the order in which they came."""
+    """The keys of all writes, in their order."""
     writes = [r for r in server.state.requests if r.DESCRIPTOR.name == "WriteRequest"]
     return [change.put.key for write in writes for change in write.changes]
 
@@ -44,7 +44,7 @@ def set_keys(server: DictServer) -> list[bytes]:
 async def test_a_load_goes_on_where_it_was_certain(
     run: Run, server: DictServer, input_file: Path, tmp_path: Path
 ) -> None:
-    """After a failure only what was not stored for certain is sent; then there is nothing to do."""
+    """After a failure only rows that are not stored for certain are sent, then none."""
     args = [str(input_file), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
     server.state.failures.extend([None, None, None, FENCED])
     assert (await run(load, *args)).exit_code == 4
@@ -67,7 +67,7 @@ async def test_a_load_goes_on_where_it_was_certain(
 async def test_a_write_that_arrives_late_changes_nothing(
     run: Run, server: DictServer, input_file: Path, tmp_path: Path
 ) -> None:
-    """What the killed load had sent is the same write as that of the next one, by its key."""
+    """A write of the killed load has the idempotency key of the same write of the next load."""
     path = tmp_path / "state"
     args = [str(input_file), "--resume", str(path), *ONE_BY_ONE]
     server.state.failures.extend([None, bare(grpc.StatusCode.UNAVAILABLE), FENCED])
@@ -83,7 +83,7 @@ async def test_a_write_that_arrives_late_changes_nothing(
 async def test_rows_that_depend_on_the_time_can_be_repeated(
     run: Run, server: DictServer, tmp_path: Path
 ) -> None:
-    """What is left of a time to live is another one later, and the write another write."""
+    """Rows whose time to live depends on the clock are sent without an idempotency key."""
     path = tmp_path / "rows.ndjson"
     expire_at_ms = time.time_ns() // 1_000_000 + 3_600_000
     path.write_text(json.dumps({"key": "k", "value": "v", "expire_at_ms": expire_at_ms}))
@@ -110,7 +110,7 @@ async def test_rows_that_depend_on_the_time_can_be_repeated(
 async def test_a_state_belongs_to_one_input(
     run: Run, input_file: Path, tmp_path: Path, change: bytes | None, flags: list[str], problem: str
 ) -> None:
-    """Another input, or the same read in another way, is refused, and the state stays."""
+    """Another input, or other options for reading it, are refused, and the state is kept."""
     path = tmp_path / "state"
     await run(load, str(input_file), "--resume", str(path))
     before = path.read_bytes()
@@ -129,7 +129,7 @@ async def test_a_state_belongs_to_one_database(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is stored in one database is not taken for stored in another."""
+    """A state of another database is refused."""
     args = [str(input_file), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
     server.state.failures.extend([None, None, FENCED])
     await run(load, *args)
@@ -142,7 +142,7 @@ async def test_a_state_belongs_to_one_database(
 
 
 async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_path: Path) -> None:
-    """A load that goes on has the same bad rows in the end as one that was not cut short."""
+    """A resumed load has the same bad rows in the end as an uninterrupted one."""
     path = tmp_path / "rows.tsv"
     path.write_bytes(b"".join(b"bad%d\nk%d\tv\n" % (n, n) for n in range(9)))
     once, twice = tmp_path / "once", tmp_path / "twice"
@@ -166,7 +166,7 @@ async def test_bad_rows_are_collected_once(run: Run, server: DictServer, tmp_pat
 async def test_bad_rows_are_not_forgotten_without_their_file(
     run: Run, server: DictServer, tmp_path: Path
 ) -> None:
-    """A load that goes on without --bad-rows, and then with it, has those from before."""
+    """A load resumed without --bad-rows, and then with it, keeps the earlier bad rows."""
     path, bad = tmp_path / "rows.tsv", tmp_path / "bad"
     path.write_bytes(b"bad0\na\t1\nb\t2\nbad1\n")
     args = [str(path), "--resume", str(tmp_path / "state"), *ONE_BY_ONE]
@@ -179,7 +179,7 @@ async def test_bad_rows_are_not_forgotten_without_their_file(
 
 
 async def test_bad_rows_are_collected(run: Run, server: DictServer, tmp_path: Path) -> None:
-    """With --bad-rows a load goes on; the file has line, problem and row of each."""
+    """With --bad-rows a load continues; the file has line, problem and row of each."""
     bad_file = tmp_path / "bad.ndjson"
     server.state.failures.extend([None, refusing(InvalidRequest("changes[1].put.value", "large"))])
     rows = b"a\t1\nno tab\nb\t2\n\xff\tx\ty\nc\t3\n"

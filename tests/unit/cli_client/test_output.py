@@ -1,4 +1,4 @@
-"""Standard output that cannot be written, the bar that counts rows, and shell completion."""
+"""Failing standard output, the bar that counts rows, and shell completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shalekv.cli.main import COMMANDS
 
 @pytest.mark.parametrize("count", [1, 1_000_000])
 def test_output_that_fails_ends_with_its_exit_code(tmp_path: Path, count: int) -> None:
-    """It is told in one line, whether a write fails or the flush after all of them."""
+    """Failing output is reported in one line, for a write and for the final flush."""
     script = (
         "from shalekv.cli.console.output import print_line, printing\n"
         f"with printing():\n    print_line('x' * {count})"
@@ -41,7 +41,7 @@ def test_output_that_fails_ends_with_its_exit_code(tmp_path: Path, count: int) -
 def test_the_bar_tells_rows_bytes_and_rates(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal it counts; `rows_progress` draws it only there, and for files."""
+    """The bar counts rows and bytes; `rows_progress` shows it only on a terminal, for files."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     told = RowsWritten(rows=1_234, bytes=5 << 20)
@@ -63,7 +63,7 @@ ONLY_FOR_COMMANDS = ("grpc", "pydantic", "shalekv_client")
 
 
 def asked(words: str, number: int) -> list[str]:
-    """What bash would be told to offer for word `number` of `words`, and what was imported."""
+    """The completions in bash for word `number` of `words`, and the imported modules."""
     script = (
         "import sys\nfrom shalekv.cli.main import main\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
@@ -81,7 +81,7 @@ def asked(words: str, number: int) -> list[str]:
 
 
 def test_commands_are_completed_without_importing_them() -> None:
-    """All that begin with what was typed, at once."""
+    """All commands with the typed prefix are offered, without importing them."""
     assert asked("shalekv ", 1) == list(COMMANDS)
     assert asked("shalekv sc", 1) == ["scan"]
     assert asked("shalekv --ver", 1) == ["--version"]

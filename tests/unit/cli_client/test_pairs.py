@@ -1,4 +1,4 @@
-"""Rows in TSV, CSV and NDJSON, and the batches that they are cut into."""
+"""Rows in TSV, CSV and NDJSON, and their batches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_is_written_is_read_again(
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=8), st.sampled_from(Encoding))
 def test_tsv_is_read_again_or_refused(pairs: list[tuple[bytes, bytes]], encoding: Encoding) -> None:
-    """TSV keeps every byte too, or a pair is refused: only as text, and because of a separator."""
+    """TSV keeps every byte, or refuses a pair with a separator in text."""
     entries = [Entry(key, value, 1, None) for key, value in pairs]
     try:
         data = row_writer(TSV, encoding)(entries)
@@ -91,7 +91,7 @@ def test_tsv_is_read_again_or_refused(pairs: list[tuple[bytes, bytes]], encoding
 
 @pytest.mark.parametrize("key", [b"\x1f\x8b", b"\x1f\x8b\x08"])
 def test_text_that_begins_as_gzip_does_is_text(key: bytes) -> None:
-    """Bytes of the magic number of gzip may be a key."""
+    """A key may begin with bytes of the magic number of gzip."""
     assert rows_of(key + b"\tv\n", reading(TSV)) == ([Put(key, b"v")], [])
 
 
@@ -120,7 +120,7 @@ def test_text_that_begins_as_gzip_does_is_text(key: bytes) -> None:
     ],
 )
 def test_columns(data: bytes, how: InputOptions) -> None:
-    """Columns go by names where there is a header, and by numbers; names tell encodings."""
+    """Columns are chosen by name in a header, or by number; suffixes of names give encodings."""
     assert rows_of(data, how) == ([Put(b"k", b"v")], [])
 
 
@@ -134,7 +134,7 @@ def test_columns(data: bytes, how: InputOptions) -> None:
     ],
 )
 def test_headers_that_lack_a_column_end_it(data: bytes, how: InputOptions, problem: str) -> None:
-    """Without the columns there is nothing to read."""
+    """A header without a chosen column is an error."""
     with pytest.raises(BadInput, match=problem):
         list(batches(data, how))
 
@@ -161,8 +161,10 @@ def test_headers_that_lack_a_column_end_it(data: bytes, how: InputOptions, probl
         (b'{"key":"k","value":"","expire_at_ms":"x"}\n', reading(NDJSON), 1, "no number of milli"),
     ],
 )
-def test_bad_rows_are_told(data: bytes, how: InputOptions, line: int, problem: str) -> None:
-    """What is no pair has its line, what is wrong, and the row itself."""
+def test_bad_rows_have_line_and_problem(
+    data: bytes, how: InputOptions, line: int, problem: str
+) -> None:
+    """A bad row has its line, the problem, and the bytes of the row."""
     _, (bad,) = rows_of(data, how)
     assert bad.line == line
     assert problem in bad.problem
@@ -170,7 +172,7 @@ def test_bad_rows_are_told(data: bytes, how: InputOptions, line: int, problem: s
 
 
 def test_good_rows_around_bad_ones_are_read() -> None:
-    """A bad row of CSV does not take the next one with it."""
+    """A bad row of CSV does not affect the next row."""
     data = b'key,value\na,1\n"x"y,2\nb,"two\nlines"\n\nc,3\n'
     found, (bad,) = rows_of(data, reading(CSV))
     assert found == [Put(b"a", b"1"), Put(b"b", b"two\nlines"), Put(b"c", b"3")]
@@ -190,7 +192,7 @@ def test_good_rows_around_bad_ones_are_read() -> None:
     ],
 )
 def test_values_of_ndjson_that_are_not_text(value: str, stored: bytes) -> None:
-    """A number stands for its digits, and anything deeper for its compact JSON."""
+    """A number becomes its digits, and nested values their compact JSON."""
     data = f'{{"key": 5, "value": {value}}}\n'.encode()
     assert rows_of(data, reading(NDJSON)) == ([Put(b"5", stored)], [])
 
@@ -199,7 +201,7 @@ def test_values_of_ndjson_that_are_not_text(value: str, stored: bytes) -> None:
     ("expire_at_ms", "ttl_ms"), [(None, 0), (NOW_MS + 50, 50), (NOW_MS, 1), (NOW_MS - 99, 1)]
 )
 def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
-    """A pair expires when its row says; what has expired meanwhile expires at once."""
+    """A pair keeps the expiry of its row; an expired one expires at once."""
     entry = Entry(b"k", b"v", 1, expire_at_ms)
     data = row_writer(NDJSON, Encoding.TEXT)([entry])
     assert rows_of(data, reading(NDJSON)) == ([Put(b"k", b"v", ttl_ms)], [])
@@ -222,7 +224,7 @@ def test_expiry_is_kept(expire_at_ms: int | None, ttl_ms: int) -> None:
     ],
 )
 def test_names_tell_formats(name: str, file_format: FileFormat | None) -> None:
-    """The suffix decides, before the one of gzip."""
+    """The suffix of a file name gives the format, before the one of gzip."""
     assert format_of_name(name) is file_format
 
 
@@ -230,13 +232,13 @@ CSV_ROWS = b'key,value\na,1\n"b\nb",2\nbad\n\nc,"3\r\n3"\nd,4\n'
 
 
 def keys(data: bytes, *, count_max: int = 1_000, bytes_max: int = 1_000_000) -> list[list[bytes]]:
-    """The keys of each batch that `data` is cut into."""
+    """The keys of each batch of `data`."""
     found = batches(data, count_max=count_max, bytes_max=bytes_max)
     return [[put.key for put in rows.puts] for rows in found]
 
 
 def test_batches_are_cut_by_count_and_bytes() -> None:
-    """A batch ends before it has too many rows or bytes; a large row stands alone."""
+    """A batch ends before it exceeds a limit; a large row is a batch of its own."""
     data = b"a\t1\nb\t2\nc\t3\nlarge\t" + b"x" * 20 + b"\nd\t4\n"
     assert keys(data, count_max=2) == [[b"a", b"b"], [b"c", b"large"], [b"d"]]
     assert keys(data, bytes_max=10) == [[b"a", b"b", b"c"], [b"large"], [b"d"]]
@@ -244,7 +246,7 @@ def test_batches_are_cut_by_count_and_bytes() -> None:
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.binary(max_size=9)), max_size=30))
 def test_rows_are_read_as_they_were_spelled(pairs: list[tuple[bytes, bytes]]) -> None:
-    """Pairs written in hexadecimal come out in order, with consecutive line numbers."""
+    """Pairs in hexadecimal are read in order, with consecutive line numbers."""
     data = b"".join(f"{k.hex()}\t{v.hex()}\n".encode() for k, v in pairs)
     how = reading(FileFormat.TSV, encoding=Encoding.HEX)
     found = list(batches(data, how, count_max=4, bytes_max=25))
@@ -262,7 +264,7 @@ def test_bad_rows_come_after_the_good_ones() -> None:
 
 
 def test_bad_rows_fill_batches_too() -> None:
-    """Collected bad rows count for the limits, so that an input of nothing else takes no memory."""
+    """Collected bad rows count for the limits, so that memory is bounded."""
     found = list(batches(b"bad\n" * 10, count_max=3, stop_at_bad_row=False))
     assert [len(rows.bad) for rows in found] == [3, 3, 3, 1]
     found = list(batches(b"bad\n" * 10, bytes_max=7, stop_at_bad_row=False))
@@ -278,7 +280,7 @@ def test_bad_rows_fill_batches_too() -> None:
     ],
 )
 def test_every_batch_ends_where_the_next_load_can_begin(data: bytes, how: InputOptions) -> None:
-    """Reading from the end of any batch gives exactly what comes after it, with its lines."""
+    """Reading from the end of any batch gives the remaining rows with their lines."""
     whole = list(batches(data, how, count_max=1, stop_at_bad_row=False))
     assert whole[0].begin == InputPosition()
     for number, rows in enumerate(whole):
@@ -288,7 +290,7 @@ def test_every_batch_ends_where_the_next_load_can_begin(data: bytes, how: InputO
 
 
 def test_a_row_that_is_taken_out_becomes_a_bad_one() -> None:
-    """What the server refuses is told by its line and key, among the other bad rows."""
+    """A row refused by the server becomes a bad row with line and key."""
     (rows,) = batches(b"a\t1\nbad\nb\t22\nbad\n", stop_at_bad_row=False)
     left = rows.without(1, "too large")
     assert (left.puts, left.lines, left.size_bytes) == ([Put(b"a", b"1")], [1], 2)

@@ -1,4 +1,4 @@
-"""`shalekv txn`: its notation, and what it sends and prints."""
+"""`shalekv txn`: parsing of its notation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ delete --end e
 
 
 def test_every_line_of_the_notation() -> None:
-    """Each form is read as what it says."""
+    """Each form of a line is parsed into its comparison or operation."""
     found = parse_script(EVERYTHING, Encoding.TEXT)
     assert found.compares == (
         Exists(b"a"),
@@ -87,7 +87,7 @@ def test_every_line_of_the_notation() -> None:
     ],
 )
 def test_parts(text: str, parts: tuple[int, int, int]) -> None:
-    """An empty line ends a part; comments and what comes before the first line are none."""
+    """An empty line ends a part; comments and leading empty lines do not."""
     found = parse_script(text, Encoding.TEXT)
     assert (len(found.compares), len(found.then), len(found.otherwise)) == parts
 
@@ -112,8 +112,8 @@ def test_parts(text: str, parts: tuple[int, int, int]) -> None:
         ("exists a\n\nif 'exists a'", "a transaction cannot be nested in another"),
     ],
 )
-def test_what_is_no_transaction_is_told_by_its_line(text: str, problem: str | None) -> None:
-    """A line that is none of the forms is refused, with what there is."""
+def test_an_unknown_line_is_refused(text: str, problem: str | None) -> None:
+    """An unknown line is refused with the known forms."""
     if problem is None:
         assert parse_script(text, Encoding.TEXT) == Script(then=(Delete(b"--all"),))
         return

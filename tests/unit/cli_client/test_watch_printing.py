@@ -1,4 +1,4 @@
-"""How commits of a watch are printed, from events alone."""
+"""Printing of the commits of a watch, from events alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def printed(
 
 
 def test_raw_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
-    """Number, kind, key, and value or end; what a terminal cannot show is escaped."""
+    """A line has number, kind, key, and value or end; unprintable characters are escaped."""
     assert printed(capsys, COMMIT) == [
         "7\tdelete_range\ta\tb",
         "7\tput\tk\\t\tnew",
@@ -53,13 +53,13 @@ def test_raw_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_raw_has_the_value_before_when_it_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Empty where there was none, a question mark where nobody knows."""
+    """The previous value is empty if there was none, and ? if it is unknown."""
     lines = printed(capsys, COMMIT, has_previous=True)
     assert [line.split("\t")[-1] for line in lines] == ["", "old", "?", "", ""]
 
 
 def test_json_is_one_object_for_each_commit(capsys: pytest.CaptureFixture[str]) -> None:
-    """With what belongs to each kind of change, and nothing else."""
+    """An object has exactly the members of its kinds of changes."""
     (line,) = printed(capsys, COMMIT, output_format=Format.JSON, has_previous=True)
     assert json.loads(line) == {
         "seq": 7,
@@ -91,7 +91,7 @@ def test_json_is_one_object_for_each_commit(capsys: pytest.CaptureFixture[str]) 
 def test_progress_is_printed_when_it_was_asked_for(
     capsys: pytest.CaptureFixture[str], output_format: Format, expected: list[str]
 ) -> None:
-    """And otherwise nothing."""
+    """Progress is printed only if it was requested."""
     event = WatchProgress(7)
     found = printed(capsys, event, output_format=output_format, shows_progress=True)
     assert [line.rstrip(" ") for line in found] == expected
