@@ -30,7 +30,7 @@ from shalekv.store.api import RequestCounts, RequestKind
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
 
-# Counts what it is told to, tells it, and waits until it is asked to end; then it counts once more.
+# Counts and reports requests, waits for the end of its input, and counts one more.
 REPORTER = """
 import asyncio, sys, uvloop
 from shalekv.cli.process import supervisor
@@ -47,13 +47,13 @@ async def child():
 
 (uvloop.run if sys.argv[1] == "uvloop" else asyncio.run)(child())
 """
-# Ends, and leaves another process that tells only then.
+# Ends, and leaves another process that writes a report only afterwards.
 LATE = """
 import os, sys, time
 child = os.getpid()
 if os.fork() == 0:
     while os.getppid() == child: time.sleep(0.001)
-    time.sleep(0.2)  # its parent has long been told of the end
+    time.sleep(0.2)  # so that the parent has noticed the end
     sys.stdout.write('{"sent":{"write":5}}\\n')
 """
 CHATTY = """
@@ -82,7 +82,7 @@ class _Lines(asyncio.StreamReader):
 
     async def readline(self) -> bytes:
         line = await self._inner.readline()
-        # Whoever waits runs after the one who reads, which goes on at once.
+        # The waiting task runs after the caller, which handles the line without a wait.
         self._on_line()
         return line
 

@@ -23,7 +23,7 @@ from tests.kit.engine.compaction import whole_part
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.patience import patience_s
 
-# Reads the task, and gives the reply that it was told.
+# Reads the task, and prints the given reply.
 REPLIES = "import sys; sys.stdin.readline(); print(sys.argv[1])"
 # The first that makes the folder never replies; the others do.
 FIRST_HANGS = """

@@ -71,7 +71,7 @@ async def test_a_write_that_arrives_late_changes_nothing(
     path = tmp_path / "state"
     args = [str(input_file), "--resume", str(path), *ONE_BY_ONE]
     server.state.failures.extend([None, bare(grpc.StatusCode.UNAVAILABLE), FENCED])
-    assert (await run(load, *args)).exit_code == 11  # nobody knows where it is
+    assert (await run(load, *args)).exit_code == 11  # the outcome is unknown
     late = server.state.requests[1]
     assert (await run(load, *args)).exit_code == 0
     seq = server.state.seq

@@ -67,7 +67,7 @@ def test_what_is_written_is_read_again(
     """CSV and NDJSON keep every byte of every pair, in every encoding."""
     entries = [Entry(key, value, 1, None) for key, value in pairs]
     data = header(file_format) + row_writer(file_format, encoding)(entries)
-    said = Encoding.TEXT if file_format is NDJSON else encoding  # NDJSON tells by itself
+    said = Encoding.TEXT if file_format is NDJSON else encoding  # NDJSON names its encodings
     found, bad = rows_of(data, reading(file_format, encoding=said))
     assert (found, bad) == ([Put(key, value) for key, value in pairs], [])
 

@@ -383,7 +383,7 @@ class ChildSupervisor:
             process.stdin.close()
         for number, send in ((signal.SIGTERM, os.kill), (signal.SIGKILL, os.killpg)):
             await self._clock.sleep_ms(self._settings.child_grace_ms)
-            _log.warning("child process goes on", pid=process.pid, sent=number.name)
+            _log.warning("child process does not end", pid=process.pid, sent=number.name)
             with suppress(ProcessLookupError):
                 send(process.pid, number)  # SIGKILL goes to the processes of the child as well
 
