@@ -270,7 +270,7 @@ def stats(
     listed = prices(found)
     rows = [_row(rate, listed) for rate in rates]
     with printing():
-        print_rows(output_format, COLUMNS, [_shown(row, output_format) for row in rows])
+        print_rows(output_format, COLUMNS, [_formatted(row, output_format) for row in rows])
     click.echo(f"Prices: {listed.title}. Not included: storage and traffic.", err=True)
     uptime_ms = min((process.uptime_ms for process in found.processes), default=SHORT_MS)
     if before is None and uptime_ms < SHORT_MS:
@@ -289,7 +289,7 @@ def _row(rate: Rate, prices: PriceList) -> Sequence[Any]:
     return (rate.process, rate.kind, rate.requests, round(sum(rate.per_minute.values()), 3), cost)
 
 
-def _shown(row: Sequence[Any], output_format: Format) -> Sequence[Any]:
+def _formatted(row: Sequence[Any], output_format: Format) -> Sequence[Any]:
     if output_format is not Format.TABLE:
         return row
     *others, per_minute, cost = row

@@ -205,7 +205,7 @@ def with_both(
 
 
 @contextmanager
-def shown(what: str, copying: Copying) -> Iterator[None]:
+def copy_progress(what: str, copying: Copying) -> Iterator[None]:
     """Show the progress on a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -285,7 +285,7 @@ def create(
         _: ObjectStore, source: CasStore, repository: Repository, _settings: StoreSettings
     ) -> Record:
         creation = BackupCreation(source, repository, limits=limits, ttl_ms=ttl_ms)
-        with shown("backup", creation.progress):
+        with copy_progress("backup", creation.progress):
             made = await creation.run()
         if made.manifest.wal_mode is WalMode.QUORUM:
             click.echo(_OF_ARCHIVE, err=True)
@@ -329,7 +329,7 @@ def verify(*, ids: Sequence[str], repository_url: str, output_format: Format) ->
         repository = Repository(store)
         chosen = [*dict.fromkeys(ids)] or await repository.ids()
         verification = BackupVerification(repository, limits=limits)
-        with shown("verify", verification.progress):
+        with copy_progress("verify", verification.progress):
             damages = await verification.run(chosen)
         checked = verification.progress
         damaged = damaged_backups(damages)

@@ -91,27 +91,29 @@ def collector(
     """Read the settings, collect, and exit with a documented code."""
     try:
         settings = load_settings(flags, config, CollectSettings)
-        places = chosen_urls(urls, config)
+        database_urls = chosen_urls(urls, config)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     configure_logs(settings.server.log_format, settings.server.log_level, role="collector")
     if dry_run:
-        _print_plans(places, asyncio.run(_plans(places, settings)), output_format)
+        _print_plans(database_urls, asyncio.run(_plans(database_urls, settings)), output_format)
     elif once:
-        outcomes = asyncio.run(_collect_once(places, settings))
+        outcomes = asyncio.run(_collect_once(database_urls, settings))
         sys.exit(_exit_code(each for each in outcomes if isinstance(each, Exception)))
     else:
-        sys.exit(run_to_end(_run(places, settings, with_parent=with_parent)))
+        sys.exit(run_to_end(_run(database_urls, settings, with_parent=with_parent)))
 
 
-async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent: bool) -> None:
+async def _run(
+    database_urls: Sequence[str], settings: CollectSettings, *, with_parent: bool
+) -> None:
     """Collect until a signal requests a stop, or the parent ends."""
     log = structlog.get_logger(__name__)
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         if with_parent:
             await stack.enter_async_context(parent_pipe(stop))
-        databases, clock = await stack.enter_async_context(_databases(places, settings))
+        databases, clock = await stack.enter_async_context(_databases(database_urls, settings))
         if with_parent:
             stack.enter_context(reporting_to_parent([database.sent for database in databases]))
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
@@ -122,18 +124,18 @@ async def _run(places: Sequence[str], settings: CollectSettings, *, with_parent:
 
 
 async def _collect_once(
-    places: Sequence[str], settings: CollectSettings
+    database_urls: Sequence[str], settings: CollectSettings
 ) -> Sequence[Report | Exception]:
-    async with _databases(places, settings) as (databases, clock):
+    async with _databases(database_urls, settings) as (databases, clock):
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
         return await role.run_once()
 
 
 async def _plans(
-    places: Sequence[str], settings: CollectSettings
+    database_urls: Sequence[str], settings: CollectSettings
 ) -> list[CollectionPlan | ShaleError]:
     plans: list[CollectionPlan | ShaleError] = []
-    async with _databases(places, settings) as (databases, _):
+    async with _databases(database_urls, settings) as (databases, _):
         for database in databases:
             try:
                 plans.append(await database.plan())
@@ -144,28 +146,32 @@ async def _plans(
 
 @asynccontextmanager
 async def _databases(
-    places: Sequence[str], settings: CollectSettings
+    database_urls: Sequence[str], settings: CollectSettings
 ) -> AsyncIterator[tuple[list[Collecting], MachineClock]]:
-    async with open_databases(places, settings.store) as opened:
+    async with open_databases(database_urls, settings.store) as opened:
         stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]
         yield [Collecting(store, settings.collector) for store in stores], MachineClock()
 
 
 def _print_plans(
-    places: Sequence[str], plans: Sequence[CollectionPlan | ShaleError], output_format: Format
+    database_urls: Sequence[str],
+    plans: Sequence[CollectionPlan | ShaleError],
+    output_format: Format,
 ) -> None:
     with printing():
-        columns = DRY_COLUMNS if len(places) == 1 else ("url", *DRY_COLUMNS)
-        print_rows(output_format, columns, _rows(places, plans))
-    for place, plan in zip(places, plans, strict=True):
-        click.echo(f"{place}: {_summary(plan)}", err=True)
+        columns = DRY_COLUMNS if len(database_urls) == 1 else ("url", *DRY_COLUMNS)
+        print_rows(output_format, columns, _rows(database_urls, plans))
+    for url, plan in zip(database_urls, plans, strict=True):
+        click.echo(f"{url}: {_summary(plan)}", err=True)
     code = _exit_code(each for each in plans if isinstance(each, ShaleError))
     if code is not ExitCode.OK:
         raise SystemExit(code)
 
 
-def _rows(places: Sequence[str], plans: Sequence[CollectionPlan | ShaleError]) -> Iterable[Row]:
-    for place, plan in zip(places, plans, strict=True):
+def _rows(
+    database_urls: Sequence[str], plans: Sequence[CollectionPlan | ShaleError]
+) -> Iterable[Row]:
+    for url, plan in zip(database_urls, plans, strict=True):
         if isinstance(plan, ShaleError):
             continue
         for judged in plan.objects:
@@ -179,7 +185,7 @@ def _rows(places: Sequence[str], plans: Sequence[CollectionPlan | ShaleError]) -
                 verdict.reason.value,
                 verdict.detail,
             )
-            yield row if len(places) == 1 else (place, *row)
+            yield row if len(database_urls) == 1 else (url, *row)
 
 
 def _summary(plan: CollectionPlan | ShaleError) -> str:

@@ -196,13 +196,13 @@ def compactor(
     """Read the settings, compact, and exit with a documented code."""
     try:
         settings = load_settings(flags, config, CompactSettings)
-        places = chosen_urls(urls, config)
+        database_urls = chosen_urls(urls, config)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
-    if has_parent_pipe and len(places) > 1:
+    if has_parent_pipe and len(database_urls) > 1:
         raise click.UsageError("--parent-pipe is for one database: give --url once")
     configure_logs(settings.server.log_format, settings.server.log_level, role="compactor")
-    compacting = _compact(places, settings, is_once=once, has_parent_pipe=has_parent_pipe)
+    compacting = _compact(database_urls, settings, is_once=once, has_parent_pipe=has_parent_pipe)
     sys.exit(run_to_end(compacting))
 
 

@@ -82,7 +82,7 @@ def _checked(
     async def check(store: CasStore) -> CheckProgress:
         fsck = Fsck(store, parallel=parallel, is_deep=is_deep)
         rows: list[tuple[str, int | None, str, str]] = []  # of a table, printed at the end
-        with _shown(fsck.progress):
+        with _check_progress(fsck.progress):
             async for finding in fsck.findings():
                 kinds.add(finding.kind)
                 if output_format is Format.TABLE:
@@ -108,7 +108,7 @@ def _print(finding: Finding, output_format: Format) -> None:
 
 
 @contextmanager
-def _shown(progress: CheckProgress) -> Iterator[None]:
+def _check_progress(progress: CheckProgress) -> Iterator[None]:
     """Show the progress on a terminal."""
     if not sys.stderr.isatty():
         yield

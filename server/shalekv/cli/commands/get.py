@@ -12,7 +12,13 @@ from shalekv.cli.console.connection import (
     target_options,
 )
 from shalekv.cli.console.exit_codes import ExitCode
-from shalekv.cli.console.keys import Encoding, argument_bytes, encoding_options, json_field, shown
+from shalekv.cli.console.keys import (
+    Encoding,
+    argument_bytes,
+    encoding_options,
+    json_field,
+    printable,
+)
 from shalekv.cli.console.options import ReadOptions, read_options
 from shalekv.cli.console.output import (
     Format,
@@ -93,14 +99,14 @@ def _print(
     encoding: Encoding,
     output_format: Format | None,
 ) -> None:
-    spelled = encoding.encode(found.value) if number is None else str(number)
+    formatted = encoding.encode(found.value) if number is None else str(number)
     match output_format:
         case None if encoding is Encoding.TEXT and number is None:
-            print_line(shown(found.value, keep="\n\t"))
+            print_line(printable(found.value, keep="\n\t"))
         case None:
-            print_line(spelled)
+            print_line(formatted)
         case Format.RAW:
-            print_bytes(found.value if number is None else spelled.encode())
+            print_bytes(found.value if number is None else formatted.encode())
         case Format.JSON:
             value = json_field("value", found.value, encoding)
             print_json(
@@ -113,5 +119,5 @@ def _print(
             )
         case Format.TABLE:
             columns = ("key", "value", "seq", "expire_at_ms")
-            row = (encoding.encode(key), spelled, str(found.seq), found.expire_at_ms)
+            row = (encoding.encode(key), formatted, str(found.seq), found.expire_at_ms)
             print_rows(Format.TABLE, columns, [row])

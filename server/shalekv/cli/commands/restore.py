@@ -10,12 +10,12 @@ import click
 from shalekv.cli.commands.backup import (
     backup_ids,
     chosen_limits,
+    copy_progress,
     limits_options,
     record_of_backup,
     record_of_copying,
     repository_config_option,
     repository_option,
-    shown,
     with_both,
 )
 from shalekv.cli.console.bucket import edited_url_option
@@ -81,7 +81,7 @@ def restore(
         chosen = await repository.chosen(backup_id)
         prove = partial(check_fit, store, target.runtime, settings)
         restoration = Restoration(repository, target, prove, limits=limits)
-        with shown("restore", restoration.progress):
+        with copy_progress("restore", restoration.progress):
             manifest = await restoration.run(chosen)
         return {
             **record_of_backup(chosen),

@@ -157,17 +157,17 @@ async def _print_all(
 def _printer(
     table: TablePrinter, encoding: Encoding, output_format: Format, *, keys_only: bool
 ) -> Printer:
-    spell = encoding.encode
+    encode = encoding.encode
 
     def print_table(page: Sequence[Entry]) -> None:
         if keys_only:
-            table.print([spell(e.key)] for e in page)
+            table.print([encode(e.key)] for e in page)
         else:
-            table.print([spell(e.key), spell(e.value), str(e.seq)] for e in page)
+            table.print([encode(e.key), encode(e.value), str(e.seq)] for e in page)
 
     def print_raw(page: Sequence[Entry]) -> None:
         for e in page:
-            print_line(spell(e.key) if keys_only else f"{spell(e.key)}\t{spell(e.value)}")
+            print_line(encode(e.key) if keys_only else f"{encode(e.key)}\t{encode(e.value)}")
 
     def print_objects(page: Sequence[Entry]) -> None:
         for e in page:

@@ -362,15 +362,15 @@ def _row(
 ) -> tuple[str | int | None, ...]:
     """The cells of `COLUMNS`."""
     name, target = _named(operation)
-    spelled = " ".join(
+    formatted = " ".join(
         encoding.encode(word) if at == "key" else f"--{at} {encoding.encode(word)}"
         for at, word in target.items()
     )
     match result:
         case Value():
-            return (name, spelled, encoding.encode(result.value), str(result.seq))
+            return (name, formatted, encoding.encode(result.value), str(result.seq))
         case _:
-            return (name, spelled, None if result is None else str(result), None)
+            return (name, formatted, None if result is None else str(result), None)
 
 
 def _record(operation: TxnOperation, result: Value | int | None, encoding: Encoding) -> Record:

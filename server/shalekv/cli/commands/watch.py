@@ -104,13 +104,13 @@ class EventPrinter:
                 print_line("\t".join(row))
 
     def _rows(self, commit: WatchCommit) -> Iterator[Sequence[str]]:
-        spell = self._encoding.encode
+        encode = self._encoding.encode
         for change in commit.changes:
             is_range = change.kind is ChangeKind.DELETE_RANGE
-            second = spell(change.end if is_range else change.value)
-            before = spell(change.previous.value) if change.previous else ""
+            second = encode(change.end if is_range else change.value)
+            before = encode(change.previous.value) if change.previous else ""
             before = UNKNOWN if change.previous_unknown else before
-            yield self._row(commit.seq, _kind(change), spell(change.key), second, before)
+            yield self._row(commit.seq, _kind(change), encode(change.key), second, before)
 
     def _row(self, seq: int, kind: str, key: str, value: str, before: str) -> Sequence[str]:
         row = (str(seq), kind, key, value)

@@ -25,27 +25,27 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     The old file stays at `path` until then, and for good if there is an error. Links are followed
     and stay links. A device or a pipe is written directly.
     """
-    place = path.resolve()
-    if _is_special(place):
-        with place.open("wb") as file:
+    target = path.resolve()
+    if _is_special(target):
+        with target.open("wb") as file:
             yield cast("BinaryIO", file)
         return
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.part")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
             yield cast("BinaryIO", file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(place)
+        temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(place.parent)
+    _sync_folder(target.parent)
 
 
-def _is_special(place: Path) -> bool:
+def _is_special(target: Path) -> bool:
     try:
-        return not stat.S_ISREG(place.stat().st_mode)
+        return not stat.S_ISREG(target.stat().st_mode)
     except FileNotFoundError:
         return False
 

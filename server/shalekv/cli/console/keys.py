@@ -24,8 +24,8 @@ from shalekv.cli.console.option_groups import grouped_options
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\\ntr0]|)")
-_NAMED = {"\\": b"\\", "n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0"}
-_SHOWN = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+_PARSED = {"\\": b"\\", "n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0"}
+_PRINTED = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _FLAGS = {
     "escaped": r"Keys and values have escapes: \\ \n \t \r \0 \xNN \uNNNN.",
     "base64": "Keys and values are base64.",
@@ -57,16 +57,16 @@ class Encoding(enum.Enum):
         """Format `data` on one line, without control characters."""
         match self:
             case Encoding.TEXT:
-                return shown(data)
+                return printable(data)
             case Encoding.ESCAPED:
-                return shown(data.replace(b"\\", b"\\\\"))
+                return printable(data.replace(b"\\", b"\\\\"))
             case Encoding.HEX:
                 return data.hex()
             case Encoding.BASE64:
                 return base64.b64encode(data).decode("ascii")
 
 
-def shown(data: bytes, *, keep: str = "") -> str:
+def printable(data: bytes, *, keep: str = "") -> str:
     """Format `data` as text; unprintable characters are escaped, except those in `keep`."""
     text = data.decode("utf-8", "surrogateescape")
     if text.isprintable():
@@ -117,8 +117,8 @@ def _raw(text: str) -> bytes:
 
 
 def _escaped(character: str) -> str:
-    if character in _SHOWN:
-        return _SHOWN[character]
+    if character in _PRINTED:
+        return _PRINTED[character]
     return "".join(f"\\x{byte:02x}" for byte in _raw(character))
 
 
@@ -138,8 +138,8 @@ def _unescaped(text: str) -> bytes:
 
 
 def _escape_bytes(code: str) -> bytes:
-    if code in _NAMED:
-        return _NAMED[code]
+    if code in _PARSED:
+        return _PARSED[code]
     if code[0] == "x":
         return bytes.fromhex(code[1:])
     try:
@@ -152,7 +152,9 @@ def _from_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        problem = f"'{shown(_raw(text))}' is not hexadecimal: two digits of 0-9a-f for each byte"
+        problem = (
+            f"'{printable(_raw(text))}' is not hexadecimal: two digits of 0-9a-f for each byte"
+        )
         raise ValueError(problem) from None
 
 
@@ -160,4 +162,4 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(_raw(text), validate=True)
     except binascii.Error as error:
-        raise ValueError(f"'{shown(_raw(text))}' is not base64: {error}") from None
+        raise ValueError(f"'{printable(_raw(text))}' is not base64: {error}") from None

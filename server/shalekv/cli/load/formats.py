@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import click
 
-from shalekv.cli.console.keys import Encoding, json_field, shown
+from shalekv.cli.console.keys import Encoding, json_field, printable
 from shalekv.cli.load.lines import (
     BYTE_ORDER_MARK,
     KEY,
@@ -189,7 +189,7 @@ class DelimitedRows:
         else:
             line = next(iter(self.lines), b"").removeprefix(BYTE_ORDER_MARK)
             cells = without_end(line).decode("utf-8", "surrogateescape").split("\t")
-        return [shown(cell.encode("utf-8", "surrogateescape")) for cell in cells]
+        return [printable(cell.encode("utf-8", "surrogateescape")) for cell in cells]
 
     def _put(self, cells: Cells) -> Put:
         """Make the pair of a row. Raises ValueError with the problem."""
@@ -208,7 +208,7 @@ class DelimitedRows:
             needed = self._cells or max(self._key_at, self._value_at) + 1
             return f"a row has {needed} columns here; this has {len(cells)}"
         tabs = len(cells) - 1
-        text = shown(b"\t".join(cells)[:SHOWN_BYTES])
+        text = printable(b"\t".join(cells)[:SHOWN_BYTES])
         if self._cells == PAIR:
             found = f"{counted(tabs, 'TAB')}" if tabs else "no TAB"
             return f"a row is a key, a TAB and a value; this has {found}: '{text}'"
@@ -336,9 +336,9 @@ def row_writer(file_format: FileFormat, encoding: Encoding) -> RowWriter:
         case FileFormat.TSV, Encoding.TEXT:
             return lambda entries: b"".join(map(_tsv_row, entries))
         case _:
-            spell = encoding.encode
+            encode = encoding.encode
             return lambda entries: _lines(
-                [f"{spell(e.key)}\t{spell(e.value)}" for e in entries]
+                [f"{encode(e.key)}\t{encode(e.value)}" for e in entries]
             ).encode()
 
 
@@ -353,10 +353,10 @@ def _lines(rows: Sequence[str]) -> str:
 
 def _csv(entries: Sequence[Entry], encoding: Encoding) -> bytes:
     text = io.StringIO(newline="")
-    spell = _raw_text if encoding is Encoding.TEXT else encoding.encode
+    encode = _raw_text if encoding is Encoding.TEXT else encoding.encode
     # The writer quotes the characters of its line terminator: with CR LF it quotes both in cells.
     writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerows([(spell(e.key), spell(e.value)) for e in entries])
+    writer.writerows([(encode(e.key), encode(e.value)) for e in entries])
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
@@ -375,6 +375,6 @@ def _tsv_row(entry: Entry) -> bytes:
 
 def _not_writable(entry: Entry, problem: str) -> NotWritable:
     return NotWritable(
-        f"TSV cannot have the pair of key '{shown(entry.key)}': {problem}. "
+        f"TSV cannot have the pair of key '{printable(entry.key)}': {problem}. "
         "Choose --escaped, --hex or --base64, or another format"
     )

@@ -53,8 +53,8 @@ def chosen_urls(urls: Sequence[str], config: Path | None) -> list[str]:
     """
     if not urls:
         urls = (load_settings({}, config, _OneDatabase).database.url,)
-    places = {parse_url(url): url for url in reversed([*map(checked_url, urls)])}
-    return [*reversed(places.values())]
+    by_place = {parse_url(url): url for url in reversed([*map(checked_url, urls)])}
+    return [*reversed(by_place.values())]
 
 
 @asynccontextmanager
@@ -67,15 +67,15 @@ async def open_databases(
     """
     clock, random = MachineClock(), SystemRandom()
     async with AsyncExitStack() as stack:
-        places = []
+        databases = []
         for url in urls:
             workers = ThreadWorkers(settings.threads)
             stack.push_async_callback(asyncio.to_thread, workers.close)
             runtime = Runtime(clock=clock, random=random, workers=workers)
             store = open_store(url, runtime, settings)
             stack.push_async_callback(store.close)
-            places.append((store, runtime))
-        yield places
+            databases.append((store, runtime))
+        yield databases
 
 
 def run_to_end(running: Coroutine[Any, Any, None]) -> ExitCode:
