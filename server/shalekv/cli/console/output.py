@@ -48,7 +48,7 @@ def format_option(command: CommandT) -> CommandT:
         "output_format",
         type=click.Choice([f.value for f in Format]),
         callback=_chosen,
-        help="How to print it.  [default: table on a terminal, raw elsewhere]",
+        help="Output format.  [default: table on a terminal, raw elsewhere]",
     )(command)
 
 

@@ -179,7 +179,7 @@ class ExternalSort:
         return len(runs) <= RUNS_MAX and needed_bytes <= self._memory_bytes
 
     def _merge_newest(self) -> None:
-        """Merge the newest runs of up to the level of the last one, at least two, into one.
+        """Merge the last two runs, and all runs directly before of no higher level, into one.
 
         Each row is thus written once for each level, and the runs stay in the order of their age.
         """
