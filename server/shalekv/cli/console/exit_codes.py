@@ -36,8 +36,8 @@ MEANING: Mapping[ExitCode, str] = {
     ExitCode.DAMAGED: "stored bytes are damaged, newer than this version, or against the protocol",
     ExitCode.STORE: "the object store does not answer, refuses, or cannot be written safely",
     ExitCode.ADDRESS_IN_USE: "another process listens on the address",
-    ExitCode.CONFLICT: "other processes edited the manifest first: try again; after --open-once "
-    "this takes over",
+    ExitCode.CONFLICT: "others edited the manifest first: try again; a new start with --open-once "
+    "takes over",
     ExitCode.OUTPUT: "standard output cannot be written",
     ExitCode.NO_QUORUM: "too few safekeepers answer, or they have lost records",
     ExitCode.INTERRUPTED: "ended at once by a second Ctrl-C",
