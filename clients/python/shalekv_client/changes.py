@@ -1,4 +1,8 @@
-"""What a write changes: puts, deletes and counters, alone or many in one commit."""
+"""The changes of writes, and their conditions.
+
+Changes are puts, deletes, range deletes and additions to counters, alone or many in one commit.
+Conditions belong to a put or a delete, comparisons to a transaction.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from shalekv.v1 import kv_pb2
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Sets a key. An empty value is a value."""
+    """Sets a key. The value may be empty."""
 
     key: bytes
     value: bytes
@@ -21,7 +25,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Deletes a key. One that has no value is not an error."""
+    """Deletes a key. A key without a value is not an error."""
 
     key: bytes
 
@@ -55,34 +59,34 @@ Change: TypeAlias = Put | Delete | DeleteRange | Add
 class Batch:
     """Changes that are written in one commit: all of them or none.
 
-    They are applied in their order: when a key is changed more than once, the last change wins.
+    They are applied in order: when a key is changed more than once, the last change wins.
     """
 
     def __init__(self, changes: Iterable[Change] = ()) -> None:
-        """A batch that begins with `changes`."""
+        """Create a batch that begins with `changes`."""
         self._changes: list[Change] = []
         self._size_bytes = 0
         for change in changes:
             self.append(change)
 
     def put(self, key: bytes, value: bytes, ttl_ms: int = 0) -> Self:
-        """Add a put; returns the batch, so that calls can be chained."""
+        """Add a put; return the batch, so that calls can be chained."""
         return self.append(Put(key, value, ttl_ms))
 
     def delete(self, key: bytes) -> Self:
-        """Add a delete; returns the batch, so that calls can be chained."""
+        """Add a delete; return the batch, so that calls can be chained."""
         return self.append(Delete(key))
 
     def delete_range(self, *, start: bytes = b"", end: bytes = b"", prefix: bytes = b"") -> Self:
-        """Add a range delete; returns the batch, so that calls can be chained."""
+        """Add a range delete; return the batch, so that calls can be chained."""
         return self.append(DeleteRange(start, end, prefix))
 
     def add(self, key: bytes, delta: int = 1) -> Self:
-        """Add an addition to a counter; returns the batch, so that calls can be chained."""
+        """Add an addition to a counter; return the batch, so that calls can be chained."""
         return self.append(Add(key, delta))
 
     def append(self, change: Change) -> Self:
-        """Add a change; returns the batch, so that calls can be chained."""
+        """Add a change; return the batch, so that calls can be chained."""
         self._changes.append(change)
         self._size_bytes += _size_bytes(change)
         return self
@@ -93,16 +97,16 @@ class Batch:
         return self._size_bytes
 
     def __len__(self) -> int:
-        """How many changes there are."""
+        """Return the number of changes."""
         return len(self._changes)
 
     def __iter__(self) -> Iterator[Change]:
-        """The changes, in the order in which they were added."""
+        """Iterate over the changes, in the order in which they were added."""
         return iter(self._changes)
 
 
 def to_message(change: Change) -> kv_pb2.Change:
-    """The change as the wire has it."""
+    """Encode a change as a message."""
     match change:
         case Put(key, value, ttl_ms):
             return kv_pb2.Change(put=kv_pb2.PutChange(key=key, value=value, ttl_ms=ttl_ms))
@@ -123,10 +127,6 @@ def _size_bytes(change: Change) -> int:
             return len(key)
         case DeleteRange(start, end, prefix):
             return len(start) + len(end) + len(prefix)
-
-
-# --- conditions
-# What a write may demand: conditions of a put or delete, and the comparisons of a transaction.
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,12 @@ Condition: TypeAlias = Absent | Present | SeqEquals
 
 
 class Operator(enum.Enum):
-    """How the found is compared with the given. The numbers are the wire's."""
+    """Relation of the stored value to the given one. The numbers are those of the protocol."""
 
     EQUAL = 1
     NOT_EQUAL = 2
-    LESS = 3  # the found is less than the given
-    GREATER = 4  # the found is greater than the given
+    LESS = 3  # the stored value is less than the given one
+    GREATER = 4  # the stored value is greater than the given one
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ Compare: TypeAlias = SeqIs | ValueIs | Exists | Missing | RangeEmpty
 
 
 def precondition(condition: Condition) -> kv_pb2.Precondition:
-    """The condition as the wire has it."""
+    """Encode a condition as a message."""
     match condition:
         case Absent():
             return kv_pb2.Precondition(absent=True)
@@ -214,7 +214,7 @@ def precondition(condition: Condition) -> kv_pb2.Precondition:
 
 
 def comparison(compare: Compare) -> kv_pb2.Compare:
-    """The comparison as the wire has it."""
+    """Encode a comparison as a message."""
     match compare:
         case SeqIs(key, seq, op):
             return kv_pb2.Compare(key=key, operator=_operator(op), seq=seq)

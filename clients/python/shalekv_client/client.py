@@ -1,4 +1,8 @@
-"""The client: connections to the servers of one database, and a method for each call."""
+"""The asyncio client: connections to the servers of one database, and a method for each call.
+
+`DataCalls` has the calls that read and write data, one method for each operation; `Client` adds
+connections, scans, watches, sessions and the status of servers.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from weakref import WeakSet
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client import operations
 from shalekv_client.changes import Change, Compare, Condition
-from shalekv_client.closing import AsyncClosing
+from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
-from shalekv_client.fleet import READ, READ_AT_WRITER, REPEATABLE_WRITE, WRITE, Aim, Fleet
+from shalekv_client.fleet import READ, READ_AT_WRITER, REPEATABLE_WRITE, WRITE, CallTarget, Fleet
 from shalekv_client.ingest import IngestCalls
 from shalekv_client.operations import At, Operation, TxnOperation, attempt, read_header
 from shalekv_client.policies import (
@@ -26,24 +30,22 @@ from shalekv_client.policies import (
 from shalekv_client.results import Commit, TxnResult, Value
 from shalekv_client.retry import IdempotencyKeys, RetryPolicy
 from shalekv_client.scan import Scan, ScanOrder
-from shalekv_client.servers import MESSAGE_BYTES_MAX, Connecting, Server, checked_addresses
+from shalekv_client.servers import MESSAGE_BYTES_MAX, ConnectionOptions, Server, checked_addresses
 from shalekv_client.session import Session
 from shalekv_client.snapshots import SnapshotCalls
 from shalekv_client.status import Stats, Status, stats_of, status_of
 from shalekv_client.stream import UNANSWERED_BYTES_MAX
 from shalekv_client.tokens import SessionToken
 from shalekv_client.watch import Watch
-from shalekv_client.watch_stream import WatchCalls
-
-# --- data_calls
-# The calls of a client that read and write data: one method for each operation.
-
+from shalekv_client.watch_stream import ClientWatches
 
 ResultT = TypeVar("ResultT")
 
+TIMEOUT_MS = 10_000
+
 
 class DataCalls(ABC):
-    """What `Client` offers for one operation at a time."""
+    """The methods of `Client` that send a single operation."""
 
     async def get(
         self,
@@ -54,10 +56,10 @@ class DataCalls(ABC):
         at: At = None,
         timeout_ms: int | None = None,
     ) -> Value | None:
-        """The value of `key`; None when it has none.
+        """Return the value of `key`; None when it has none.
 
-        The state is not older than `max_staleness_ms` (0: whatever its age). `at` a snapshot, an id
-        or what has one as its `id`: the value that it holds.
+        The state that is read is not older than `max_staleness_ms`; 0 means no bound. With `at`,
+        the id of a snapshot or an object that has it as `id`, the read is made at that snapshot.
         """
         operation = operations.get(
             key,
@@ -77,9 +79,9 @@ class DataCalls(ABC):
         at: At = None,
         timeout_ms: int | None = None,
     ) -> list[Value | None]:
-        """The values of many keys at one view, in the order of `keys`; None where there is none.
+        """Return the values of many keys, read at one view, in the order of `keys`.
 
-        `max_staleness_ms` and `at` as in `get`.
+        The value is None for a key that has none. `max_staleness_ms` and `at` are as in `get`.
         """
         operation = operations.batch_get(
             keys,
@@ -103,7 +105,7 @@ class DataCalls(ABC):
     ) -> Commit:
         """Set the value of `key`, which expires after `ttl_ms` milliseconds; 0: never.
 
-        With a `condition` that does not hold, nothing is changed and `ConditionFailed` is raised.
+        When the `condition` does not hold, nothing is changed and `ConditionFailed` is raised.
         """
         operation = operations.put(
             key,
@@ -124,7 +126,7 @@ class DataCalls(ABC):
         idempotency_key: bytes | None = None,
         timeout_ms: int | None = None,
     ) -> Commit:
-        """Delete `key`. One that has no value is not an error; `condition` as in `put`."""
+        """Delete `key`. A key without a value is not an error. `condition` is as in `put`."""
         operation = operations.delete(
             key,
             condition=condition,
@@ -146,8 +148,8 @@ class DataCalls(ABC):
     ) -> Commit:
         """Delete the keys from `start` to `end` (exclusive), or those that begin with `prefix`.
 
-        One commit, whose cost does not depend on their number. Without any of the three,
-        `all_keys` must say that all keys are meant.
+        The delete is one commit, whose cost does not depend on the number of keys. To delete all
+        keys, give none of the three and set `all_keys`.
         """
         operation = operations.delete_range(
             start=start,
@@ -167,7 +169,7 @@ class DataCalls(ABC):
         idempotency_key: bytes | None = None,
         timeout_ms: int | None = None,
     ) -> int:
-        """Add `delta`, which may be negative, to a counter; returns its new value.
+        """Add `delta`, which may be negative, to a counter; return its new value.
 
         A counter is a value of 8 bytes, a signed integer, least significant byte first; a key
         without a value counts as 0. Raises `NotACounter` for another value, `CounterOverflow` for
@@ -199,13 +201,13 @@ class DataCalls(ABC):
         idempotency_key: bytes | None = None,
         timeout_ms: int | None = None,
     ) -> TxnResult:
-        """Do what `then` says if all of `compares` hold, or else what `otherwise` says.
+        """Execute the operations of `then` if all of `compares` hold, else those of `otherwise`.
 
             await client.txn([Missing(b"lock")], then=[Put(b"lock", me)], otherwise=[Get(b"lock")])
 
-        All in one commit. There is one result for each operation of the branch that was taken: of
-        a `Get` the value, or None, from before the changes; of an `Add` the new value of the
-        counter; of other changes None.
+        Comparisons and operations are one commit. There is one result for each operation of the
+        branch that was taken: for a `Get` the value, or None, from before the changes; for an `Add`
+        the new value of the counter; for other changes None.
         """
         operation = operations.txn(
             compares,
@@ -218,29 +220,26 @@ class DataCalls(ABC):
 
     @abstractmethod
     async def _call(self, operation: Operation[ResultT], timeout_ms: int | None) -> ResultT:
-        """The result of an operation."""
+        """Send an operation and return its result."""
 
     @abstractmethod
     def _key(self, idempotency_key: bytes | None) -> bytes | None:
-        """The key of a write for which the caller has given this one, or none."""
+        """Return the idempotency key of a write: that of the caller, or a new one if it gave none.
+
+        None: the write has no key, and so is not repeated.
+        """
 
     @abstractmethod
     def _min_seq(self) -> int:
-        """What a read has to show at least."""
+        """Return the sequence number that the view of a read must have reached."""
 
     @abstractmethod
     def _staleness_ms(self, max_staleness_ms: int | None, at: At) -> int:
-        """How old the state of a read may be; 0: whatever it is."""
+        """Return the greatest age that the state of a read may have; 0: any age."""
 
 
-# --- client
-
-
-TIMEOUT_MS = 10_000
-
-
-class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
-    """Talks to a ShaleKV database. Safe to share between tasks of one event loop.
+class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
+    """A client of a ShaleKV database. Safe to share between tasks of one event loop.
 
         async with Client("127.0.0.1:7654") as client:
             await client.put(b"greeting", b"hello")
@@ -249,16 +248,17 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
     Every call raises the errors of `shalekv_client.errors`. `timeout_ms` of a call bounds all of
     its attempts together; of a scan, the time between two messages.
 
-    A call is repeated when it was certainly not applied, or when a repeat does no harm: a read,
-    or a write with an idempotency key. The client gives each write a key of its own, the same for
-    all attempts, so that a write is applied once even if connections break. To repeat a write
-    after a crash of your program, give it a key that you have noted before: 1 to 64 bytes, best
-    a UUID of version 7.
+    A call is repeated when it was certainly not applied, or when a repeat is harmless: a read,
+    or a write with an idempotency key. The client gives each write a new key, the same for all its
+    attempts, so that a write is applied once even if connections break. To repeat a write after a
+    crash of your program, give it a key that you have stored before: 1 to 64 bytes, best a UUID of
+    version 7.
 
-    Given the addresses of several servers, writes go to whichever is the writer, which is looked
-    for again when it is gone, also where a reader says that it is now; reads go by the policy
-    `reads`, and to another server when one does not answer. Whatever server answers, reads of
-    level COMMITTED show what this client has written or seen before: see `token`.
+    With the addresses of several servers, writes go to the server that is the writer. When it
+    fails, the client searches for the new writer, also at the address that a reader reports. Reads
+    go to a server chosen by the policy `reads`, and to another one when that does not answer.
+    Whichever server answers, reads of level COMMITTED show what this client has written or seen
+    before: see `token`.
     """
 
     def __init__(  # noqa: PLR0913 (all but the first are options)
@@ -276,21 +276,20 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         hedge_ms: int | None = None,
         replica_wait_ms: int = 1_000,
     ) -> None:
-        """`address` is HOST:PORT, or several: a list, or text separated by commas. Needs a running
-        event loop; connects at the first calls.
+        """Create a client, which connects at its first call. Needs a running event loop.
 
-        `timeout_ms` is for calls that name none. `message_bytes_max` bounds what is sent and
-        accepted in one message; the server's own limit should not be lower. `coalesce`: concurrent
-        calls travel together in the messages of one session, which costs a fraction of a gRPC
-        call for each.
+        `address` is HOST:PORT, or several: a list, or text separated by commas. `timeout_ms` is
+        the default of all calls. `message_bytes_max` bounds what is sent and accepted in one
+        message; the server's own limit should not be lower. With `coalesce`, concurrent calls
+        share the messages of one session, which costs a fraction of a gRPC call for each.
 
-        `reads` as `ReadPolicy`, `consistency` as `Consistency`; `token` as `advance`. Reads that
-        name no other bound see a state not older than `max_staleness_ms`; 0: whatever its age. A
-        get that is not answered within `hedge_ms` is sent to a second server as well, and the first
-        answer counts. A reader that has not answered within `replica_wait_ms` is passed over, so
-        that one that lags does not use up the time of the call.
+        See `ReadPolicy` for `reads`, `Consistency` for `consistency`, `advance` for `token`. Reads
+        without a bound of their own see a state not older than `max_staleness_ms`; 0: of any age.
+        A get that is not answered within `hedge_ms` is sent to a second server as well, and the
+        first answer counts. When a reader has not answered within `replica_wait_ms`, the next
+        server is asked, so that a lagging reader does not use up the time of the call.
 
-        Raises ValueError for an address, an option or a token of another form.
+        Raises ValueError for a malformed address, option or token.
         """
         self.addresses = checked_addresses(address)
         self.address = self.addresses[0]
@@ -302,43 +301,44 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         self._keys = IdempotencyKeys()
         self.fleet = Fleet(
             self.addresses,
-            how=Connecting(message_bytes_max=message_bytes_max, coalesce=coalesce),
+            how=ConnectionOptions(message_bytes_max=message_bytes_max, coalesce=coalesce),
             routing=Routing(ReadPolicy(reads), hedge_ms, replica_wait_ms),
             retry=self._retry,
         )
         self._freshness = self.fleet.freshness
-        self._watches = WatchCalls(self.fleet, policy=self._retry, timeout_ms=timeout_ms)
+        self._watches = ClientWatches(self.fleet, policy=self._retry, timeout_ms=timeout_ms)
         self._sessions: WeakSet[Session] = WeakSet()
         if token is not None:
             self.advance(token)
 
     async def close(self) -> None:
-        """Close the connections; calls under way fail. Again, it does nothing."""
+        """Close the connections; calls under way fail. A second call does nothing."""
         for session in list(self._sessions):
             await session.aclose()
         await self._watches.aclose()
         await self.fleet.aclose()
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """Do the same as `close`."""
         await self.close()
 
     @property
     def token(self) -> SessionToken | None:
         """The newest state that this client has seen; None before the first reply.
 
-        Another client that is given it, in this process or another, by `advance` or when it is
-        made, sees this state or a newer one: `str(token)` is text to send there. What this client
-        has written is in it, but for writes of durability MEMORY; what it has read is in it, but
-        for reads of level UNCOMMITTED: a crash may take those back.
+        Another client, in this process or another, that gets the token by `advance` or when it is
+        created sees this state or a newer one; `str(token)` is the token as text. The state
+        includes what this client has written, except writes of durability MEMORY, and what it has
+        read, except reads of level UNCOMMITTED: a crash may revoke those.
         """
         return self._freshness.token
 
     def advance(self, token: SessionToken | str) -> None:
-        """See the state of `token`, or a newer one, in reads from now on.
+        """Make later reads see the state of `token` or a newer one.
 
-        Raises `WrongDatabase` for a token of another database, `InvalidToken` for text that is
-        none. When nothing was heard from a server yet, the first call raises `WrongDatabase`.
+        Raises `WrongDatabase` for a token of another database, `InvalidToken` for text that is not
+        a token. Before the first reply of a server, the database is not known yet; then the first
+        call raises `WrongDatabase`.
         """
         known = token if isinstance(token, SessionToken) else SessionToken.parse(token)
         self._freshness.advance(known, self.address)
@@ -359,19 +359,20 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         at: At = None,
         resumable: bool | None = None,
     ) -> Scan:
-        """The entries from `start` to `end` (exclusive), or those whose keys begin with `prefix`.
+        """Scan the entries from `start` to `end` (exclusive), or those whose keys have a `prefix`.
 
             async for entry in client.scan(prefix=b"user/"):
                 print(entry.key, entry.value)
 
-        All are read at one sequence number while writes go on. An empty `start` or `end` means
-        the first or last of all keys. The scan ends after `limit` entries, or after the entry that
-        brings keys and values to `limit_bytes`; 0 means no limit. When a limit has ended it, it
-        has `more`, and a `page_token` with which the same scan goes on behind it at the same view.
+        All entries are read at one sequence number while writes go on. An empty `start` or `end`
+        means the first or last of all keys. The scan ends after `limit` entries, or after the entry
+        that brings keys and values to `limit_bytes`; 0 means no limit. When a limit has ended it,
+        `more` is set, and `page_token` continues the same scan behind it, at the same view.
 
-        `max_staleness_ms` and `at` as in `get`. A scan that is `resumable` goes on by itself when
-        its call breaks off: at a snapshot at any server, and that is the default there; otherwise
-        at the same server alone, which keeps the view for a while, or raises `PageExpired`.
+        `max_staleness_ms` and `at` are as in `get`. A `resumable` scan continues by itself when
+        its call breaks off. At a snapshot it can do so at any server, and is resumable by default.
+        Otherwise only the same server, which keeps the view for a while, can continue it; when the
+        view is gone, the scan raises `PageExpired`.
         """
         header = read_header(
             read_level, max_staleness_ms=self._staleness_ms(max_staleness_ms, at), at=at
@@ -399,21 +400,22 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         previous: bool = False,
         consumer: str = "",
     ) -> Watch:
-        """Every commit to a range, or to the keys that begin with `prefix`, as it comes.
+        """Watch the commits to a range, or to the keys that begin with `prefix`.
 
             async with client.watch(prefix=b"user/") as watch:
                 async for event in watch:
                     if isinstance(event, WatchCommit):
                         print(event.seq, event.changes)
 
-        Whole commits in their order, each once, from `from_seq` on; 0: from the next one on. In
-        between a `WatchProgress` tells up to which commit everything was told. With `previous`
-        each change has the value before, as far as it is known. Any server may tell; when one goes
-        away, another goes on. All watches of a client share one stream.
+        Commits are delivered whole, in order and once, from `from_seq` on; 0: from the next commit
+        on. A `WatchProgress` in between says up to which sequence number all commits were
+        delivered. With `previous`, each change has the previous value, if it is known. Any server
+        can serve a watch; when one fails, another continues. All watches of a client share one
+        stream.
 
-        For a `consumer`, a name of 1 to 128 characters, the server keeps the WAL from what it has
-        not acknowledged on (`Watch.ack`), also while nobody watches, for some time; `from_seq` 0
-        then means: from there on. Raises as `Watch`.
+        For a `consumer`, a name of 1 to 128 characters, the server keeps the WAL from the first
+        unacknowledged commit on (see `Watch.ack`), for some time also while nobody watches;
+        `from_seq` 0 then means from that commit on. Raises as `Watch`.
         """
         self.fleet.check_open()
         return self._watches.watch(
@@ -426,9 +428,9 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         )
 
     def session(self, *, bytes_max: int = UNANSWERED_BYTES_MAX) -> Session:
-        """A session of its own at the writer, for many operations in a row without waiting.
+        """Open a session at the writer, to send many operations without waiting for each.
 
-        It holds at most `bytes_max` bytes of operations that are sent and unanswered; see
+        At most `bytes_max` bytes of its operations are sent and unanswered at a time; see
         `Session.ready`.
         """
         self.fleet.check_open()
@@ -447,7 +449,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         return session
 
     async def status(self, *, timeout_ms: int | None = None) -> Status:
-        """What the server at the first address is, and how it does."""
+        """Return the status of the server at the first address."""
 
         async def ask(server: Server, left_ms: float) -> admin_pb2.StatusReply:
             request = admin_pb2.StatusRequest()
@@ -456,7 +458,10 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         return status_of(await self.fleet.run(ask, self._first(), self._time_ms(timeout_ms)))
 
     async def stats(self, *, timeout_ms: int | None = None) -> Stats:
-        """What the processes of the server at the first address have sent to the object store."""
+        """Return the requests that the server at the first address has sent to the object store.
+
+        They are counted for each of its processes.
+        """
 
         async def ask(server: Server, left_ms: float) -> admin_pb2.StatsReply:
             request = admin_pb2.StatsRequest()
@@ -472,11 +477,11 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         def send(server: Server, left_ms: float) -> Awaitable[ResultT]:
             return server.send(operation, left_ms)
 
-        return await self.fleet.run(send, _aim_of(operation), self._time_ms(timeout_ms))
+        return await self.fleet.run(send, _target_of(operation), self._time_ms(timeout_ms))
 
-    def _first(self) -> Aim:
+    def _first(self) -> CallTarget:
         endpoint = self.fleet.endpoints.get(self.address)
-        return Aim(Destination.BY_POLICY, is_repeatable=True, only=endpoint)
+        return CallTarget(Destination.BY_POLICY, is_repeatable=True, only=endpoint)
 
     def _key(self, idempotency_key: bytes | None) -> bytes | None:
         if idempotency_key is None and self._retry.idempotent:
@@ -495,7 +500,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncClosing):
         return self._timeout_ms if timeout_ms is None else _positive("timeout_ms", timeout_ms)
 
 
-def _aim_of(operation: Operation[ResultT]) -> Aim:
+def _target_of(operation: Operation[ResultT]) -> CallTarget:
     if operation.read_level is None:
         return REPEATABLE_WRITE if operation.is_repeatable else WRITE
     is_committed = operation.read_level is ReadLevel.COMMITTED

@@ -1,4 +1,4 @@
-"""`async with` and `with`, for what is closed when it is left."""
+"""Base classes of objects that `async with` and `with` close, and errors of closed objects."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Self
 from shalekv_client.errors import Abandoned, ClientClosed, ErrorDetails
 
 
-class AsyncClosing(ABC):
-    """Closed at the end of `async with`, however the block ends."""
+class AsyncCloseable(ABC):
+    """An object that `async with` closes, however the block ends."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go of what is held. Again, it does nothing."""
+        """Release all resources. A second call does nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -23,12 +23,12 @@ class AsyncClosing(ABC):
         await self.aclose()
 
 
-class Closing(ABC):
-    """Closed at the end of `with`, however the block ends."""
+class Closeable(ABC):
+    """An object that `with` closes, however the block ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held. Again, it does nothing."""
+        """Release all resources. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -37,24 +37,22 @@ class Closing(ABC):
         self.close()
 
 
-# --- cancellation
-# Telling a task that is cancelled from a call that was cancelled under it.
-#
-# gRPC raises CancelledError for both; when the connection is closed on this side, whoever waits
-# for a call must get an error that says so, and not look cancelled.
-
-
 def is_task_cancelled() -> bool:
-    """Whether the running task is being cancelled."""
+    """Return whether the running task is being cancelled.
+
+    Distinguishes that from a call that was cancelled below the task: gRPC raises CancelledError for
+    both. When this client closes the connection, the caller of a call must get an error that says
+    so, and not seem cancelled.
+    """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def abandoned(address: str, what: str) -> Abandoned:
-    """The error for what was under way when `what`, the client or a session, was closed."""
+    """Return the error for calls that were under way when `what` (say, the client) was closed."""
     return Abandoned(ErrorDetails(address, "CANCELLED", f"{what} was closed"))
 
 
 def client_closed(address: str) -> ClientClosed:
-    """The error for what is asked of a client that is closed."""
+    """Return the error for a call of a closed client."""
     return ClientClosed(ErrorDetails(address, "CANCELLED", "the client is closed"))

@@ -1,13 +1,13 @@
-"""Concurrent operations of one client, together in the messages of one session.
+"""Sends the concurrent operations of one client together, in the messages of one session.
 
-A message costs far more than an operation. Operations that are asked for in the same turn of the
-event loop, or while an earlier message is being written, go into one message. The session is
-opened by the first operation and opened again when it has failed; operations that it had not
-answered fail, and are repeated by whoever may repeat them (`shalekv_client.retry`).
+A message costs far more than an operation. Operations that are submitted in the same turn of the
+event loop, or while an earlier message is being written, go into one message. The first operation
+opens the session, and it is opened again after a failure. Operations that a failed session had not
+answered fail; `shalekv_client.retry` decides whether they are repeated.
 
 After `STREAM_AGE_S` the next operation opens a new stream, and the old one ends when it has
-answered. So connections that the server gives up for their age are left in time, and an idle
-client holds nothing open.
+answered. So the client leaves connections before the server closes them for their age, and an idle
+client holds no stream open.
 """
 
 from __future__ import annotations
@@ -33,22 +33,25 @@ from shalekv_client.errors import (
 from shalekv_client.operations import Note, Operation, note_nothing
 from shalekv_client.stream import OVERHEAD_BYTES, Outbox, Pending, SessionCall, Stream
 
-# --- deadlines
-# Deadlines of many operations with one timer.
-#
-# Nearly all operations are answered long before their deadline, so what has to be cheap is to add
-# a deadline and to take it back. Deadlines are gathered in buckets of a few milliseconds, and the
-# one timer is set for the first bucket that may hold something.
-
-
-BUCKET_MS = 5.0  # an operation gets at most this much more time than it asked for
+BUCKET_MS = 5.0  # an operation gets at most this much more time than its timeout
+STREAM_AGE_S = 10.0  # far less than the 30 s that a server leaves to calls on an old connection
+REOPEN_INITIAL_S = 0.02
+REOPEN_MAX_S = 1.0
+ABSENT_S = 60.0  # after this time sessions are tried again: the server may have been replaced
 
 
 Bucket: TypeAlias = set[Pending]
 
+ResultT = TypeVar("ResultT")
+
 
 class Deadlines:
-    """Calls `expire` with each operation whose time is over and that was not taken out before."""
+    """Deadlines of many operations with one timer: calls `expire` for each one that passes.
+
+    Nearly all operations are answered long before their deadline, so adding and discarding a
+    deadline must be cheap. Deadlines are collected in buckets of `BUCKET_MS`, and the timer is set
+    for the first bucket that may hold an operation.
+    """
 
     def __init__(self, expire: Callable[[Pending], None]) -> None:
         """Needs a running event loop."""
@@ -59,7 +62,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, pending: Pending, timeout_ms: float) -> Bucket:
-        """Returns what `discard` needs when `pending` needs no deadline any more."""
+        """Add a deadline; return the bucket, which `discard` needs to take it back."""
         number = int((self._loop.time() * 1000.0 + timeout_ms) / BUCKET_MS) + 1
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -75,7 +78,7 @@ class Deadlines:
         """Take a deadline back."""
         bucket.discard(pending)
         if not bucket:
-            bucket.clear()  # a set that was large keeps its memory, and buckets live for long
+            bucket.clear()  # frees the memory of a large set: a bucket lives until its time comes
 
     def close(self) -> None:
         """Expire nothing more."""
@@ -85,9 +88,9 @@ class Deadlines:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._numbers[0] * BUCKET_MS / 1000.0, self._ring)
+        self._timer = self._loop.call_at(self._numbers[0] * BUCKET_MS / 1000.0, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time() * 1000.0 / BUCKET_MS
         self._timer = None
         while self._numbers and (self._numbers[0] <= now or not self._buckets[self._numbers[0]]):
@@ -97,23 +100,12 @@ class Deadlines:
             self._set_timer()
 
 
-# --- coalescer
-
-
-ResultT = TypeVar("ResultT")
-
-STREAM_AGE_S = 10.0  # well below the 30 s that a server gives to calls on a connection it gives up
-REOPEN_INITIAL_S = 0.02
-REOPEN_MAX_S = 1.0
-ABSENT_S = 60.0  # a server without sessions may be replaced by one that has them
-
-
 class SessionAbsent(Unimplemented):
-    """The server has no sessions; nothing was applied. Send the operation in a call of its own."""
+    """The server has no sessions; nothing was applied. Send the operation in a unary call."""
 
 
 class Coalescer:
-    """Sends operations and completes each for its caller alone."""
+    """Sends operations of many callers in one session; each caller gets its own result."""
 
     def __init__(
         self,
@@ -125,10 +117,11 @@ class Coalescer:
         note: Note = note_nothing,
         is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`open_call` begins a KV.Session call to the server at `address`; `outbox` is empty.
+        """Create a coalescer. Needs a running loop.
 
-        While the server `is_alone`, operations wait for a session that has failed to be opened
-        again; otherwise they fail as not sent, and can go to another one. Needs a running loop.
+        `open_call` begins a KV.Session call to the server at `address`; `outbox` is empty. After a
+        session has failed, operations wait until it is opened again while `is_alone()`: no other
+        server is known. Otherwise they fail as not sent, and can go to another server.
         """
         self._note = note
         self._is_alone = is_alone
@@ -143,22 +136,22 @@ class Coalescer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reopening: asyncio.TimerHandle | None = None
         self._reopen_at_s = 0.0
-        self._failures = 0  # since a stream has answered last
+        self._failures = 0  # in a row, counted anew with each stream that has answered
         self._last_failure = ""
         self._absent_until_s = 0.0
         self._is_closed = False
 
     def takes(self, operation: Operation[ResultT]) -> bool:
-        """Whether this operation is to be sent here.
+        """Return whether this operation is to be sent in the session.
 
-        A large one is not: the others would wait until it has gone through.
+        Large operations are not: all others would have to wait for them.
         """
         has_sessions = not self._absent_until_s or self._loop.time() >= self._absent_until_s
         size_bytes = operation.size_bytes + OVERHEAD_BYTES
         return has_sessions and size_bytes <= self._outbox.message_bytes_max
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
-        """The result of `operation`, at most `timeout_ms` from now.
+        """Send `operation` and return its result, within `timeout_ms`.
 
         Raises the errors of `shalekv_client.errors`; `SessionAbsent` when the server has no
         sessions.
@@ -183,7 +176,7 @@ class Coalescer:
                 self._outbox.withdraw(pending)
 
     async def aclose(self) -> None:
-        """End the session; what is unanswered fails."""
+        """End the session; unanswered operations fail."""
         self._is_closed = True
         self._deadlines.close()
         if self._reopening is not None:
@@ -272,8 +265,10 @@ class Coalescer:
 
 
 def _is_about_messages(reason: ShaleKVError) -> bool:
-    """Whether a stream may have ended because a message had more operations, or bytes, than the
-    server is set to accept: that ends it with an error that is no single operation's.
+    """Return whether the server may have ended the stream because a message was too large.
+
+    A message with more operations or bytes than the server accepts ends the stream with an error
+    that belongs to no single operation.
     """
     is_bare = not reason.reason
     return isinstance(reason, InvalidRequest) or (is_bare and reason.code == "RESOURCE_EXHAUSTED")

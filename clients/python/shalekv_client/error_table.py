@@ -1,8 +1,8 @@
-"""From a failed call, or a failed operation of a session, to an error: the published table, read
-from the client's side.
+"""Maps failed calls, and failed operations of sessions, to the errors of `shalekv_client.errors`.
 
-What decides is the reason in `google.rpc.ErrorInfo` of the domain "shalekv". Without it the status
-was made by gRPC or by something between, and then nothing proves that a mutation was not applied.
+This is the published table of errors, seen from the client. The reason in the
+`google.rpc.ErrorInfo` of the domain "shalekv" decides. A status without it was made by gRPC or by a
+proxy, and then nothing proves that a mutation was not applied.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _BY_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
     }
 )
 
-# For reasons that this client does not know: of a newer server.
+# For the reasons of a newer server, which this client does not know.
 _BY_CODE_WITH_REASON: Mapping[str, type[ShaleKVError]] = MappingProxyType(
     {
         "UNAVAILABLE": errors.NotApplied,
@@ -93,26 +93,28 @@ _BY_BARE_CODE: Mapping[str, type[ShaleKVError]] = MappingProxyType(
         "UNAVAILABLE": errors.ConnectionLost,
         "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
         "CANCELLED": errors.Cancelled,
-        "UNIMPLEMENTED": errors.Unimplemented,  # no such method: nobody can have acted
+        "UNIMPLEMENTED": errors.Unimplemented,  # no such method: nothing can have been applied
     }
 )
 
-# How gRPC words it when it has no connection to send a call on. The words choose the class and
-# the message only: reworded, the error is `ConnectionLost`, and as unknown as before.
+# The messages of gRPC when it has no connection for a call. They choose the class and the message
+# only: if gRPC changes them, the error is `ConnectionLost`, and its outcome as unknown as before.
 _NO_CONNECTION = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+
+ValueT = TypeVar("ValueT")
 
 
 class _FailedCall(Protocol):
-    """The part of `grpc.aio.AioRpcError` that is read here."""
+    """The part of `grpc.aio.AioRpcError` that this module reads."""
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
 
 
 def error_of(address: str, call: _FailedCall, *, timeout_ms: float | None = None) -> ShaleKVError:
-    """The error for a call to the server at `address` that gRPC reports as failed.
+    """Return the error for a call to the server at `address` that gRPC reports as failed.
 
-    `timeout_ms` is what the call was given, for the message of gRPC's own DEADLINE_EXCEEDED.
+    `timeout_ms` is the timeout of the call, for the message of gRPC's own DEADLINE_EXCEEDED.
     """
     code = call.code().name
     message = call.details() or code
@@ -121,48 +123,52 @@ def error_of(address: str, call: _FailedCall, *, timeout_ms: float | None = None
     if info is None:
         if code == "DEADLINE_EXCEEDED" and timeout_ms is not None:
             message = f"no answer within {timeout_ms:.0f} ms"
-        return _bare(address, code, message)
+        return _error_without_reason(address, code, message)
     advice_ms = _retry_after_ms(status)
-    return _told(ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms))
+    return _error_with_reason(
+        ErrorDetails(address, code, message, info.reason, dict(info.metadata), advice_ms)
+    )
 
 
 def error_of_operation(address: str, failure: kv_pb2.OperationError) -> ShaleKVError:
-    """The error for an operation of a session that the server at `address` reports as failed."""
+    """Return the error for an operation of a session that the server at `address` has failed."""
     code = _CODE_NAMES.get(failure.code, "UNKNOWN")
     message = failure.message or code
     if not failure.reason:
-        return _bare(address, code, message)
+        return _error_without_reason(address, code, message)
     advice_ms = failure.retry_delay_ms or None
     metadata = dict(failure.metadata)
-    return _told(ErrorDetails(address, code, message, failure.reason, metadata, advice_ms))
+    return _error_with_reason(
+        ErrorDetails(address, code, message, failure.reason, metadata, advice_ms)
+    )
 
 
 def silence(address: str, timeout_ms: int) -> errors.DeadlineExceeded:
-    """The error for a stream on which nothing came for `timeout_ms`."""
+    """Return the error for a stream on which nothing came for `timeout_ms`."""
     message = f"nothing came for {timeout_ms} ms"
     return errors.DeadlineExceeded(ErrorDetails(address, "DEADLINE_EXCEEDED", message))
 
 
 def too_large(address: str, method: str, size_bytes: int, message_bytes_max: int) -> ShaleKVError:
-    """The error for a request that does not fit into a message, and so never leaves this client."""
+    """Return the error for a request that does not fit into a message, and so is not sent."""
     message = f"the {method} has {size_bytes} bytes, and a message at most {message_bytes_max}"
     return errors.InvalidRequest(ErrorDetails(address, "INVALID_ARGUMENT", message))
 
 
 def not_an_answer(address: str, method: str) -> ShaleKVError:
-    """The error for a reply that does not answer what was asked."""
+    """Return the error for a reply that does not fit the request."""
     message = f"the server's answer is not one to {method}"
     return errors.ServerFailed(ErrorDetails(address, "INTERNAL", message))
 
 
-def _told(found: ErrorDetails) -> ShaleKVError:
+def _error_with_reason(found: ErrorDetails) -> ShaleKVError:
     kind = _BY_REASON.get(found.reason) or _BY_CODE_WITH_REASON.get(found.code)
     if kind is None and found.retry_after_ms is not None and found.code == "RESOURCE_EXHAUSTED":
         kind = errors.Overloaded
     return (kind or errors.ServerFailed)(found)
 
 
-def _bare(address: str, code: str, message: str) -> ShaleKVError:
+def _error_without_reason(address: str, code: str, message: str) -> ShaleKVError:
     if code == "UNAVAILABLE" and message.startswith(_NO_CONNECTION):
         cause = message.rpartition(": ")[2].rstrip("]")
         return errors.Unreachable(
@@ -176,7 +182,7 @@ def _rich_status(call: _FailedCall) -> status_pb2.Status | None:
     try:
         # An AioRpcError has the methods of a Call that are used, though not its type.
         return cast("status_pb2.Status | None", rpc_status.from_call(cast("grpc.Call", call)))
-    except ValueError:  # what the details say contradicts the call: they are not to be trusted
+    except ValueError:  # the details contradict the status of the call: do not trust them
         return None
 
 
@@ -197,7 +203,7 @@ def _retry_after_ms(status: status_pb2.Status | None) -> int | None:
 
 
 def not_reached(address: str, seq: int, min_seq: int) -> errors.SeqNotReached:
-    """The error for a reply that shows less than the caller has seen before."""
+    """Return the error for a reply with an older state than the client has seen before."""
     message = f"the server is at seq {seq}, and this client has seen seq {min_seq}"
     found = ErrorDetails(
         address, "DEADLINE_EXCEEDED", message, "SEQ_NOT_REACHED", {"seq": str(seq)}
@@ -205,20 +211,14 @@ def not_reached(address: str, seq: int, min_seq: int) -> errors.SeqNotReached:
     return errors.SeqNotReached(found)
 
 
-# --- ending
-# How a stream of gRPC ended, as the other side said it.
-#
-# When a stream ends while a message is written to it, grpc.aio reports that the write has failed
-# as the status of the stream: INTERNAL, with a text of its own, in place of the status that has
-# come. What has come is seen by a callback at the moment when it comes, and only there.
-
-
-ValueT = TypeVar("ValueT")
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The status of a call that has ended, with the methods that a failed call has."""
+    """The status of a stream that has ended, with the methods of a failed call.
+
+    When a stream ends while a message is written to it, grpc.aio reports the failed write as the
+    status of the stream: INTERNAL, with a text of its own, instead of the status that the server
+    has sent. Only a callback that runs when that status arrives sees it.
+    """
 
     status_code: grpc.StatusCode
     text: str | None
@@ -238,17 +238,17 @@ class Ending:
 
     @property
     def is_made_up(self) -> bool:
-        """Whether it may be nobody's status: all that is known is that the stream is over."""
+        """Whether gRPC itself may have made the status up: it only says that the stream is over."""
         return self.status_code is grpc.StatusCode.INTERNAL and not self.metadata
 
 
 def ending_of(call: grpc.aio.Call) -> Ending:
-    """The status of a call that is done."""
+    """Return the status of a call that is done."""
     return Ending(_now(call.code()), _now(call.details()), _now(call.trailing_metadata()))
 
 
 def _now(coroutine: Coroutine[Any, Any, ValueT]) -> ValueT:
-    """The result of a coroutine that does not wait, as those of a call that is done."""
+    """Return the result of a coroutine that does not wait, such as those of a call that is done."""
     try:
         coroutine.send(None)
     except StopIteration as result:

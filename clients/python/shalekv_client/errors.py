@@ -1,45 +1,47 @@
-"""What the client raises, as one tree.
+"""The errors of the client, as one tree.
 
 ShaleKVError
 ├── NotApplied            certain: the call changed nothing
 │   ├── InvalidRequest    a field of the request is out of its limits; `field` names it
-│   ├── ConditionFailed   what the write demands does not hold; `found_seq` says what is there
+│   ├── ConditionFailed   the condition of a write does not hold; `found_seq` says what is there
 │   ├── NotACounter       the value to add to is not one of 8 bytes
 │   ├── CounterOverflow   the sum would not fit into 64 bits
-│   ├── RangeTooCostly    too much is deleted in a range that was to be compared
+│   ├── RangeTooCostly    the range of a comparison has too many deleted keys before the first
 │   ├── KeyReused         the idempotency key belongs to a write with other content
 │   ├── PageExpired       the view of a scan is gone: begin it again
-│   ├── NotTheWriter      this server is a reader; `writer_address` says who is the writer
+│   ├── NotTheWriter      this server is a reader; `writer_address` is that of the writer
 │   ├── NoWriter          none of the servers is the writer, or knows one that answers
 │   ├── TooStale          this reader is further behind than the read allows
-│   ├── SeqNotReached     this server has not got so far within the time given; `seq` says how far
-│   ├── SnapshotNotFound  the snapshot has expired, was deleted, or never was
+│   ├── SeqNotReached     this server has not reached the commit in time; `seq` is its state
+│   ├── SnapshotNotFound  the snapshot has expired, was deleted, or never existed
 │   ├── SnapshotExists    another snapshot has this name
 │   ├── WalCollected      a watch can't begin there any more; `oldest_seq` says where it can
-│   ├── WatchTooSlow      a watch was not taken in time; go on at `next_seq`
+│   ├── WatchTooSlow      a watch was not read in time; continue at `next_seq`
 │   ├── WrongDatabase     the server, or the token, is of another database
 │   ├── Unimplemented     this server does not have the call or the option
-│   ├── Overloaded        come back after `retry_after_ms`
+│   ├── LeaseLost         files that a job has written may be deleted already
+│   ├── Overloaded        try again after `retry_after_ms`
 │   ├── ReplyTooLarge     ask for less at once
-│   ├── DeadlinePassed    the deadline came before there was an answer
+│   ├── DeadlinePassed    the deadline passed before there was an answer
 │   ├── Stopping          this process no longer serves
 │   │   └── Fenced        because another writer has taken over
-│   └── NotSent           the operation has never left this client: its session was over
+│   └── NotSent           the operation was not sent: its session was over
 │       └── ClientClosed  because the client is closed
 └── OutcomeUnknown        a mutation may have been applied, may be applied later, or never
     ├── Unreachable       no connection to the server
     ├── ConnectionLost    the connection broke while the call was under way
     ├── DeadlineExceeded  no answer within the time given
-    ├── Cancelled         the server or something between gave the call up
+    ├── Cancelled         the server or a proxy has cancelled the call
     ├── Abandoned         this client, or its session, was closed while the call was under way
     ├── StreamTooSlow     results were not taken while others waited for the server's memory
-    ├── KeyExpired        the idempotency key is too old to tell whether it was used
-    └── ServerFailed      the server could not do it; `reason` says why
+    ├── KeyExpired        the idempotency key is too old to know whether it was used
+    ├── LoadUnknown       the load is too old to know whether it was committed
+    └── ServerFailed      the server has failed; `reason` says why
 
 There is no third branch: an error that does not prove that nothing was applied counts as unknown.
-A read that raises `OutcomeUnknown` can simply be repeated; of a mutation, read what became of it,
-or repeat it where repeating does no harm. Which status becomes which error is decided in
-`shalekv_client.error_table` alone.
+A read that raises `OutcomeUnknown` can simply be repeated. After a mutation, read to find out
+whether it was applied, or repeat it where a repeat is harmless. `shalekv_client.error_table` alone
+decides which status becomes which error.
 """
 
 from __future__ import annotations
@@ -51,30 +53,30 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """What is known about a failed call."""
+    """The details of a failed call."""
 
     address: str  # HOST:PORT of the server
     code: str  # the name of the gRPC status code, such as "UNAVAILABLE"
     message: str
     reason: str = ""  # of the published table of errors; empty: gRPC itself failed
-    metadata: Mapping[str, str] = field(default_factory=dict)  # what the reason says more
+    metadata: Mapping[str, str] = field(default_factory=dict)  # the values that go with the reason
     retry_after_ms: int | None = None  # advice of the server
 
 
 class ShaleKVError(Exception):
-    """A call failed. Whether it changed anything is told by the two branches below."""
+    """A call failed. The subclasses `NotApplied` and `OutcomeUnknown` say what that means."""
 
     def __init__(self, details: ErrorDetails) -> None:
-        """`details` is all there is, so that the error survives being pickled."""
+        """Create an error. `details` is the only argument, so that errors can be pickled."""
         super().__init__(details)
         self.details = details
 
     def __str__(self) -> str:
-        """The server's address, and what happened."""
+        """Return the server's address and the message."""
         return f"{self.details.address}: {self.details.message}"
 
     def again(self) -> Self:
-        """The same error as a new object, for one more caller who raises it."""
+        """Return the same error as a new object, for one more caller that raises it."""
         return type(self)(self.details)
 
     @property
@@ -89,7 +91,7 @@ class ShaleKVError(Exception):
 
 
 class NotApplied(ShaleKVError):
-    """Certain: the call changed nothing."""
+    """The call certainly changed nothing."""
 
 
 class InvalidRequest(NotApplied):
@@ -102,7 +104,7 @@ class InvalidRequest(NotApplied):
 
 
 class ConditionFailed(NotApplied):
-    """What the write demands does not hold. Read the key, and decide anew."""
+    """The condition of the write does not hold. Read the key, and decide anew."""
 
     @property
     def condition(self) -> str:
@@ -111,7 +113,7 @@ class ConditionFailed(NotApplied):
 
     @property
     def found_seq(self) -> int:
-        """The number of the commit that wrote the value that is there; 0: there is none."""
+        """The sequence number of the commit that wrote the present value; 0: there is none."""
         return _number(self, "found_seq")
 
 
@@ -124,7 +126,7 @@ class CounterOverflow(NotApplied):
 
 
 class RangeTooCostly(NotApplied):
-    """Too many deleted keys stand before the first of a range. Compare a smaller range."""
+    """Too many deleted keys precede the first key of a range. Compare a smaller range."""
 
 
 class KeyReused(NotApplied):
@@ -153,7 +155,7 @@ class TooStale(NotApplied):
 
     @property
     def staleness_ms(self) -> int:
-        """How old its state may be, in milliseconds."""
+        """The possible age of the reader's state, in milliseconds."""
         return _number(self, "staleness_ms")
 
 
@@ -162,12 +164,12 @@ class SeqNotReached(NotApplied, TimeoutError):
 
     @property
     def seq(self) -> int:
-        """How far it has got."""
+        """The sequence number that the server has reached."""
         return _number(self, "seq")
 
 
 class SnapshotNotFound(NotApplied):
-    """The snapshot has expired, was deleted, or never was."""
+    """The snapshot has expired, was deleted, or never existed."""
 
 
 class SnapshotExists(NotApplied):
@@ -175,11 +177,11 @@ class SnapshotExists(NotApplied):
 
 
 class LeaseLost(NotApplied):
-    """What a job has written may be deleted by now, so nothing of it counts. Begin it again."""
+    """Files that a job has written may be deleted already, so none is used. Begin the job again."""
 
 
 class WalCollected(NotApplied):
-    """What a watch asks for is no longer in the WAL. Read the state, and watch from there on."""
+    """The commits that a watch needs are not in the WAL any more. Read the state, then watch."""
 
     @property
     def oldest_seq(self) -> int:
@@ -188,16 +190,16 @@ class WalCollected(NotApplied):
 
 
 class WatchTooSlow(NotApplied):
-    """A watch was not taken in time, and is closed. Open it again at `next_seq`."""
+    """A watch was not read in time, and is closed. Open it again at `next_seq`."""
 
     @property
     def next_seq(self) -> int:
-        """The first commit that the watch has not told of."""
+        """The first commit that the watch has not delivered."""
         return _number(self, "next_seq")
 
 
 class WrongDatabase(NotApplied):
-    """The server, or the session token, is of another database. Correct the one or the other."""
+    """The server, or the session token, belongs to another database. Correct address or token."""
 
 
 class Unimplemented(NotApplied):
@@ -205,7 +207,7 @@ class Unimplemented(NotApplied):
 
 
 class Overloaded(NotApplied):
-    """The server has too much to do. Try again after `retry_after_ms`."""
+    """The server is overloaded. Try again after `retry_after_ms`."""
 
     @property
     def retry_after_ms(self) -> int:
@@ -214,11 +216,11 @@ class Overloaded(NotApplied):
 
 
 class ReplyTooLarge(NotApplied):
-    """The reply would pass the limit of a message. Ask for less at once."""
+    """The reply would exceed the limit of a message. Ask for less at once."""
 
 
 class DeadlinePassed(NotApplied):
-    """The deadline came before there was an answer. Give it more time."""
+    """The deadline passed before there was an answer. Allow more time."""
 
 
 class Stopping(NotApplied):
@@ -230,13 +232,13 @@ class Fenced(Stopping):
 
     @property
     def newer_epoch(self) -> int | None:
-        """The epoch of the writer that took over, where the server told it."""
-        told = self.details.metadata.get("newer_epoch", "")
-        return int(told) if told.isdecimal() else None
+        """The epoch of the writer that took over; None: the server did not report it."""
+        text = self.details.metadata.get("newer_epoch", "")
+        return int(text) if text.isdecimal() else None
 
 
 class NotSent(NotApplied):
-    """The operation has never left this client: its session was over. Open another session."""
+    """The operation was not sent: its session was over. Open another session."""
 
 
 class ClientClosed(NotSent):
@@ -250,7 +252,7 @@ class OutcomeUnknown(ShaleKVError):
 class Unreachable(OutcomeUnknown, ConnectionError):
     """There is no connection to the server. Check the address, and that the server runs.
 
-    As a rule nothing was sent; but gRPC does not promise it, and so it counts as unknown.
+    As a rule nothing was sent, but gRPC does not guarantee that, so the outcome counts as unknown.
     """
 
 
@@ -259,11 +261,11 @@ class ConnectionLost(OutcomeUnknown, ConnectionError):
 
 
 class DeadlineExceeded(OutcomeUnknown, TimeoutError):
-    """No answer within the time given. The server may still be at it."""
+    """No answer within the time given. The server may still execute the call."""
 
 
 class Cancelled(OutcomeUnknown):
-    """The server, or something between here and there, gave the call up."""
+    """The server, or a proxy before it, has cancelled the call."""
 
 
 class Abandoned(OutcomeUnknown):
@@ -273,23 +275,23 @@ class Abandoned(OutcomeUnknown):
 class StreamTooSlow(OutcomeUnknown):
     """The server has ended a scan or a session: its results were not taken for too long.
 
-    What had come is good. A scan that is resumable goes on by itself.
+    The results before are valid. A scan that is resumable continues by itself.
     """
 
 
 class KeyExpired(OutcomeUnknown):
-    """The idempotency key is too old to tell whether it was used. Read, and then decide."""
+    """The idempotency key is too old to know whether it was used. Read, and then decide."""
 
 
 class LoadUnknown(OutcomeUnknown):
-    """The load may have been committed, longer ago than is remembered. Read, and then decide."""
+    """The load may have been committed before the time that is remembered. Read, then decide."""
 
 
 class ServerFailed(OutcomeUnknown):
-    """The server could not do it. `reason` and message say why."""
+    """The server has failed to execute the call. `reason` and message say why."""
 
 
 def _number(error: ShaleKVError, name: str) -> int:
-    """A number of the metadata; 0: the server told none."""
-    told = error.details.metadata.get(name, "")
-    return int(told) if told.isdecimal() else 0
+    """Return a number of the metadata; 0: the server sent none."""
+    text = error.details.metadata.get(name, "")
+    return int(text) if text.isdecimal() else 0

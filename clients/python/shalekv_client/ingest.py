@@ -1,4 +1,4 @@
-"""Loads: SST files that were written into the object store beforehand become one commit."""
+"""Loads: the commit of SST files that were written into the object store beforehand."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shalekv_client.operations import Method
 from shalekv_client.policies import Destination
 from shalekv_client.servers import Server
 
-PER_FILE_MS = 20  # added to the time of a call: the writer looks at each file before it commits
+PER_FILE_MS = 20  # added to the timeout: the writer checks each file before it commits
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
     """A load that is committed."""
 
-    seq: int  # the one sequence number of all of it; of a stream's batch that of a later one, maybe
+    seq: int  # of the whole load; for a batch of a stream it may be that of a later batch
     wal_id: int | None  # the WAL object that commits it; None: it was committed before
     already_applied: bool  # it had been committed before: this call changed nothing
 
@@ -39,18 +39,18 @@ class IngestCalls:
         *,
         timeout_ms: int | None = None,
     ) -> Ingested:
-        """Commit files that stand ready in the folder of the levels, in the order of their keys.
+        """Commit files that are in the folder of the levels, listed in the order of their keys.
 
-        They become one commit, which is newer than all that was written before, and older than
-        what is written next. `load_id`, 1 to 256 bytes, says which load this is: the same one is
-        committed once, however often it is asked for, which is why an attempt without an answer is
-        repeated. Ids of the form ``<stream>-<number>`` are batches, which come in order: with one
-        of them all before it count as committed.
+        They become one commit, newer than all writes before and older than all after. `load_id`,
+        1 to 256 bytes, identifies the load: a load is committed once, however often the call is
+        made, so an attempt without an answer is repeated. Ids of the form ``<stream>-<number>`` are
+        batches, which are committed in order: when one is committed, all before it count as
+        committed.
 
-        Without `timeout_ms` a call has that of the client and some more for each file. Raises
-        `InvalidRequest`, whose `field` names the file that is missing or not as it is listed;
+        The default of `timeout_ms` is the client's timeout and some more for each file. Raises
+        `InvalidRequest`, whose `field` names the file that is missing or not as listed;
         `LeaseLost` when the files may have been collected; `LoadUnknown` when the load may have
-        been committed longer ago than is remembered; and what every write raises.
+        been committed longer ago than is remembered; and the errors of every write.
         """
         request = admin_pb2.IngestSstRequest(load_id=load_id, ssts=ssts)
         size_bytes = request.ByteSize()

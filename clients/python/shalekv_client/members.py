@@ -1,4 +1,7 @@
-"""The servers of one database: what is known of them, whom to ask, and what failures teach."""
+"""The servers of one database: their connections, the choice of one, and the search for the writer.
+
+`Members` is the base of `shalekv_client.fleet.Fleet`, which sends calls to the servers.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +30,26 @@ from shalekv_client.errors import (
 )
 from shalekv_client.operations import attempt
 from shalekv_client.policies import Destination, ReadPolicy, Role, Routing
-from shalekv_client.retry import RetryPolicy, Verdict, verdict
-from shalekv_client.servers import Connecting, Server, Servers, is_address
+from shalekv_client.retry import NextAttempt, RetryPolicy, next_attempt
+from shalekv_client.servers import ConnectionOptions, Server, Servers, is_address
 from shalekv_client.tokens import Freshness
 
-# --- writer_search
-# Finding the writer: every server is asked for its role, and for who the writer is.
-#
-# Readers learn from the manifest where a new writer is, some time after it has begun. Until
-# somebody answers as the writer, under an epoch that nobody knows to be over, all are asked again
-# and again. All calls that wait for the writer wait for the same search.
-
-
-HOPS_MAX = 4  # addresses that are only told of and are asked in one round
-DOUBTED_PAUSE_S = 0.03
+HOPS_MAX = 4  # unknown addresses, reported by servers, that are asked in one round
+DOUBTED_PAUSE_S = 0.03  # before a server that failed a moment ago is asked
 PAUSE_INITIAL_S = 0.02
 PAUSE_MAX_S = 0.3
 
+PROBE_MS = 1_000  # the timeout of a question for a server's role
+
 
 class WriterSearch:
-    """Searches as long as somebody waits."""
+    """Searches for the writer as long as a call waits for it.
+
+    Every server is asked for its role and for the address of the writer. Readers learn from the
+    manifest where a new writer is, some time after it has begun. So all servers are asked again and
+    again, until one answers as the writer under an epoch that is not known to be over. All calls
+    that wait for the writer share one search.
+    """
 
     def __init__(
         self,
@@ -54,9 +57,11 @@ class WriterSearch:
         ask: Callable[[Endpoint, bool], Awaitable[str]],
         drop: Callable[[list[Endpoint]], None],
     ) -> None:
-        """`ask` lets `endpoints` know what a server answers, and returns the address of the writer
-        as the server tells it, or nothing; if it is told so, the server looks for news before.
-        `drop` closes connections that are needed no more.
+        """Create a search that is not running.
+
+        `ask(endpoint, refresh)` notes the answer of a server in `endpoints` and returns the address
+        of the writer that the server reports, or an empty string. With `refresh` the server reads
+        the newest state before it answers. `drop` closes connections that are not needed any more.
         """
         self._endpoints = endpoints
         self._ask = ask
@@ -64,12 +69,12 @@ class WriterSearch:
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._waiting = 0
-        self._foreign: WrongDatabase | None = None
+        self._wrong_database: WrongDatabase | None = None
 
     async def find(self, within_s: float) -> Endpoint | None:
-        """The writer; None: it was not found in that time.
+        """Wait for the writer and return it; None: it was not found within `within_s`.
 
-        Raises `WrongDatabase` when an address that the user gave is that of another database.
+        Raises `WrongDatabase` when an address that the user gave belongs to another database.
         """
         task = self._task
         if task is None or task.done():
@@ -82,13 +87,13 @@ class WriterSearch:
             if not self._waiting:
                 self._end()
         if task.done() and not task.cancelled():
-            task.result()  # raises what nobody expects
-        if self._endpoints.writer is None and self._foreign is not None:
-            raise self._foreign.again()
+            task.result()  # raises unexpected errors
+        if self._endpoints.writer is None and self._wrong_database is not None:
+            raise self._wrong_database.again()
         return self._endpoints.writer
 
     async def aclose(self) -> None:
-        """Search no more."""
+        """End the search."""
         self._end()
         await asyncio.gather(*self._ending, return_exceptions=True)
 
@@ -101,20 +106,20 @@ class WriterSearch:
 
     async def _search(self) -> None:
         pause_s = PAUSE_INITIAL_S
-        is_again = False
+        refresh = False
         while True:
-            self._foreign = None
-            await self._round(is_again=is_again)
-            is_again = True
-            self._drop(self._endpoints.forget_told())
-            if self._endpoints.writer is not None or self._foreign is not None:
+            self._wrong_database = None
+            await self._round(refresh=refresh)
+            refresh = True
+            self._drop(self._endpoints.drop_reported())
+            if self._endpoints.writer is not None or self._wrong_database is not None:
                 return
             chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
             await asyncio.sleep(pause_s * (0.5 + 0.5 * chance))
             pause_s = min(PAUSE_MAX_S, pause_s * 2.0)
 
-    async def _round(self, *, is_again: bool) -> None:
-        """Ask everybody, and whom they name, until one is the writer."""
+    async def _round(self, *, refresh: bool) -> None:
+        """Ask all servers, and those whose addresses they report, until one is the writer."""
         endpoints = self._endpoints
         asked: set[Endpoint] = set()
         tasks: set[asyncio.Task[str]] = set()
@@ -122,7 +127,7 @@ class WriterSearch:
         def ask(endpoint: Endpoint) -> None:
             if endpoint not in asked:
                 asked.add(endpoint)
-                tasks.add(asyncio.create_task(self._told_by(endpoint, is_again)))
+                tasks.add(asyncio.create_task(self._ask_one(endpoint, refresh)))
 
         for endpoint in endpoints:
             ask(endpoint)
@@ -134,38 +139,37 @@ class WriterSearch:
                 for address in {task.result() for task in done} - {""}:
                     if endpoints.get(address) is not None or hops_left:
                         hops_left -= endpoints.get(address) is None
-                        ask(endpoints.told(address))
+                        ask(endpoints.add_reported(address))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _told_by(self, endpoint: Endpoint, is_again: bool) -> str:  # noqa: FBT001 (passed on)
+    async def _ask_one(self, endpoint: Endpoint, refresh: bool) -> str:  # noqa: FBT001 (passed on)
         if endpoint.avoid_until_s > asyncio.get_running_loop().time():
-            await asyncio.sleep(DOUBTED_PAUSE_S)  # who has just failed has not the first word
+            await asyncio.sleep(DOUBTED_PAUSE_S)  # others may answer first
         try:
-            return await self._ask(endpoint, is_again)
+            return await self._ask(endpoint, refresh)
         except WrongDatabase as error:
             if endpoint.is_listed:
-                self._foreign = error
+                self._wrong_database = error
         except ShaleKVError:
-            pass  # it says nothing: who else does?
+            pass  # no answer: the other servers are asked as well
         return ""
 
 
-# --- members
-
-
-PROBE_MS = 1_000  # for a server to tell its role
-
-
 class Members:
-    """The servers of one database. Belongs to one event loop."""
+    """The servers of one database and the connections to them. Belongs to one event loop."""
 
     def __init__(
-        self, addresses: tuple[str, ...], *, how: Connecting, routing: Routing, retry: RetryPolicy
+        self,
+        addresses: tuple[str, ...],
+        *,
+        how: ConnectionOptions,
+        routing: Routing,
+        retry: RetryPolicy,
     ) -> None:
-        """Connects to `addresses` at the first calls. Needs a running event loop."""
+        """Create unconnected members; calls connect them. Needs a running event loop."""
         self.address = addresses[0]
         self.freshness = Freshness()
         self.freshness.is_bound = len(addresses) > 1
@@ -189,28 +193,31 @@ class Members:
         await self._servers.aclose()
 
     def check_open(self) -> None:
-        """Raises `ClientClosed`."""
+        """Raise `ClientClosed` if the client is closed."""
         if self._is_closed:
             raise client_closed(self.address)
 
     def at(self, endpoint: Endpoint) -> Server:
-        """The connection to one of the `endpoints`."""
+        """Return the connection to one of the `endpoints`."""
         return self._servers.of(endpoint)
 
     def set_routing(self, routing: Routing) -> None:
-        """Divide calls so from now on; what reads are for is decided when the fleet is made."""
+        """Use `routing` from now on, except whether reads prefer the nearest server.
+
+        That is decided when the fleet is created.
+        """
         self._routing = routing
 
     def endpoint_at(self, address: str) -> Endpoint | None:
-        """What is at an address, if it is one of the fleet."""
+        """Return the endpoint with this address; None: the fleet has none."""
         return self.endpoints.get(address)
 
     async def pick(
         self, destination: Destination, timeout_ms: float, tried: Collection[Endpoint] = ()
     ) -> Server:
-        """A server to begin a call at, beside those that were `tried`.
+        """Return a server for a call, none of those that were `tried`.
 
-        Raises `NoWriter` when none is left and the writer is not found in that time.
+        Raises `NoWriter` when none is left and the writer is not found within `timeout_ms`.
         """
         self.check_open()
         found = self._choose(self._effective(destination), tried)
@@ -221,22 +228,22 @@ class Members:
         return self._servers.of(found)
 
     def failed(self, server: Server, error: ShaleKVError, destination: Destination) -> bool:
-        """Learn from a failed attempt; returns whether one at another server may do better."""
+        """Note a failed attempt; return whether an attempt at another server may succeed."""
         endpoints, endpoint = self.endpoints, server.endpoint
         if isinstance(error, ConditionFailed):
             self.freshness.seen(error.found_seq)
         if isinstance(error, NotTheWriter):
-            endpoints.is_reader(endpoint)
+            endpoints.note_reader(endpoint)
             if is_address(error.writer_address):
-                endpoints.told(error.writer_address)
+                endpoints.add_reported(error.writer_address)
         if isinstance(error, Fenced):
-            endpoints.overtaken(error.newer_epoch or 0)
+            endpoints.note_newer_epoch(error.newer_epoch or 0)
         destination = self._effective(destination)
-        if verdict(error, destination, is_repeatable=True) is not Verdict.OTHER:
+        if next_attempt(error, destination, is_repeatable=True) is not NextAttempt.OTHER:
             return False
         if endpoints.sole is not None:
             return False
-        if not isinstance(error, NotTheWriter):  # which is no reason not to read there
+        if not isinstance(error, NotTheWriter):  # a server that is not the writer can be read
             is_behind = isinstance(error, SeqNotReached | DeadlineExceeded)
             wanted_seq = self.freshness.seq if is_behind else 0
             endpoints.failed(endpoint, self._loop.time(), wanted_seq)
@@ -245,7 +252,7 @@ class Members:
         return True
 
     def explained(self, server: Server, error: ShaleKVError) -> ShaleKVError:
-        """`error`, or what it means when it came from dropping the server under a call."""
+        """Return `error`, or what it means if it came from dropping the server during a call."""
         if not server.is_dropped or self._is_closed:
             return error
         if isinstance(error, Abandoned):
@@ -263,31 +270,32 @@ class Members:
         chance = random.random()  # noqa: S311 (it spreads reads; nothing is kept secret)
         is_writer = destination is Destination.WRITER
         if self.endpoints.failing and not is_writer:
-            self._look_after_failing()
+            self._probe_failing()
         return self.endpoints.choose(destination, chance, () if is_writer else tried)
 
     def _must_ask(self, destination: Destination) -> bool:
-        """Whether a server is asked for role and database before it is believed to be the writer.
+        """Return whether a sole server is asked for its role and database before it is called.
 
-        Not when it is the only one, and nothing says which database is meant.
+        Only calls to the writer need that, and only when the client is bound to a database or its
+        reads go to the writer.
         """
         if self._effective(destination) is not Destination.WRITER:
             return False
         return self.freshness.is_bound or self._routing.reads is ReadPolicy.WRITER
 
-    def _look_after_failing(self) -> None:
-        """Ask those for their status that were passed over for long enough."""
+    def _probe_failing(self) -> None:
+        """Ask failing servers for their status once the time to avoid them is over."""
         now_s = self._loop.time()
         for endpoint in self.endpoints.failing:
             if endpoint.avoid_until_s <= now_s:
                 endpoint.avoid_until_s = now_s + PROBE_MS / 1000.0
-                task = self._loop.create_task(self._look_after(endpoint))
+                task = self._loop.create_task(self._probe(endpoint))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _look_after(self, endpoint: Endpoint) -> None:
+    async def _probe(self, endpoint: Endpoint) -> None:
         with suppress(ShaleKVError):
-            await self._ask(endpoint, look_again=False)
+            await self._ask(endpoint, refresh=False)
             if endpoint.seq >= endpoint.wanted_seq:
                 self.endpoints.serves(endpoint)
                 return
@@ -298,21 +306,21 @@ class Members:
             return Destination.WRITER
         return destination
 
-    async def _ask(self, endpoint: Endpoint, look_again: bool) -> str:  # noqa: FBT001 (passed on)
+    async def _ask(self, endpoint: Endpoint, refresh: bool) -> str:  # noqa: FBT001 (passed on)
         server = self._servers.of(endpoint)
-        if look_again and endpoint.role is Role.READER:
-            # An idle reader looks for news, and so for another writer, every few seconds; one that
-            # is asked for a state of this moment looks at once. The answer does not matter.
+        if refresh and endpoint.role is Role.READER:
+            # An idle reader polls the store, and so learns of another writer, every few seconds. A
+            # read of the newest state makes it poll at once. The answer does not matter.
             header = kv_pb2.RequestHeader(max_staleness_ms=1)
             with suppress(ShaleKVError):
-                news = kv_pb2.GetRequest(header=header, key=b"\0")
-                await attempt(server.address, server.kv.Get, news, PROBE_MS)
+                newest = kv_pb2.GetRequest(header=header, key=b"\0")
+                await attempt(server.address, server.kv.Get, newest, PROBE_MS)
         request = admin_pb2.StatusRequest()
         reply = await attempt(server.address, server.admin.Status, request, PROBE_MS)
-        server.heard(reply.header)
+        server.note_header(reply.header)
         endpoint.seq = reply.header.seq
-        told = reply.reader.writer_address
-        return told if is_address(told) else ""
+        writer_address = reply.reader.writer_address
+        return writer_address if is_address(writer_address) else ""
 
     def _no_writer(self) -> NoWriter:
         addresses = ", ".join(endpoint.address for endpoint in self.endpoints)

@@ -1,7 +1,7 @@
-"""What a client can ask for: each operation with its request and the reading of its reply.
+"""The operations of a client: for each one its request, and how its reply is decoded.
 
-An operation does not know how it travels: alone in a call of its own, with others in a message of
-a session that the client keeps for itself, or in an explicit session.
+An operation does not depend on how it is sent: in a unary call (`UnaryCalls`), with others in a
+message of the session that the client itself keeps, or in an explicit session.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from shalekv_client.results import (
 
 ResultT = TypeVar("ResultT")
 
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+ReplyT_co = TypeVar("ReplyT_co", covariant=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Get:
@@ -42,29 +45,31 @@ TxnOperation: TypeAlias = Get | Change
 
 
 class Pinned(Protocol):
-    """A snapshot, in whatever form: it has an id of 16 bytes."""
+    """Any object that stands for a snapshot: it has an id of 16 bytes."""
 
     @property
     def id(self) -> bytes: ...
 
 
-At: TypeAlias = bytes | Pinned | None  # the snapshot that a read is made at; None: the newest state
+At: TypeAlias = (
+    bytes | Pinned | None
+)  # the snapshot at which a read is made; None: the newest state
 
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[ResultT]):
-    """One operation, ready to be sent, as often as it takes."""
+    """One operation, ready to be sent, once or repeatedly."""
 
     name: str  # its field in `SessionOperation` and `SessionResult`
     request: Message
-    decode: Callable[[Any], ResultT]  # from the reply; ValueError when it is not an answer
-    is_repeatable: bool  # whether it does no harm to send it again when nobody knows what became
+    decode: Callable[[Any], ResultT]  # the result from the reply; ValueError if it does not fit
+    is_repeatable: bool  # whether it may be sent again when its outcome is unknown
     read_level: ReadLevel | None = None  # None: it is a write
-    min_seq: int = 0  # what the reply to a read has to show
+    min_seq: int = 0  # the sequence number that the reply to a read must have reached
 
     @property
     def method(self) -> str:
-        """The method of the service KV that does the same."""
+        """The method of the service KV for the same operation."""
         return self.name.title().replace("_", "")
 
     @property
@@ -206,7 +211,7 @@ def txn(
     durability: Durability = Durability.DURABLE,
     idempotency_key: bytes | None = None,
 ) -> Operation[TxnResult]:
-    """Compare, then do, in one commit."""
+    """Compare, and execute one of two branches, in one commit."""
     request = kv_pb2.TxnRequest(
         header=_write_header(idempotency_key),
         compares=map(comparison, compares),
@@ -231,7 +236,7 @@ def read_header(
 
 
 def snapshot_id_of(at: bytes | Pinned) -> bytes:
-    """The id of a snapshot. Raises ValueError for one that is empty: it would mean none."""
+    """Return the id of a snapshot. Raises ValueError for an empty one: it would mean none."""
     snapshot_id = at if isinstance(at, bytes) else at.id
     if not snapshot_id:
         raise ValueError("the id of a snapshot is 16 bytes, not none: for no snapshot give None")
@@ -239,7 +244,7 @@ def snapshot_id_of(at: bytes | Pinned) -> bytes:
 
 
 def destination_of(read_level: ReadLevel) -> Destination:
-    """Who can answer a read of this level."""
+    """Return which servers can answer a read of this level."""
     is_committed = read_level is ReadLevel.COMMITTED
     return Destination.BY_POLICY if is_committed else Destination.WRITER
 
@@ -271,19 +276,11 @@ def _commit_with_counters(reply: kv_pb2.WriteReply) -> Commit:
     return commit_of(reply, tuple(reply.counters))
 
 
-# --- unary
-# Operations that travel alone: one gRPC call each.
-
-
-RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
-ReplyT_co = TypeVar("ReplyT_co", covariant=True)
-
-
 Note: TypeAlias = Callable[[Operation[Any], Any], None]  # called with each reply; may raise
 
 
 def note_nothing(_operation: Operation[Any], _reply: Any) -> None:
-    """For whoever wants the results alone."""
+    """Ignore the reply: the `Note` of a caller that needs only results."""
 
 
 class Method(Protocol[RequestT_contra, ReplyT_co]):
@@ -295,18 +292,18 @@ class Method(Protocol[RequestT_contra, ReplyT_co]):
 
 
 class UnaryCalls:
-    """Sends each operation in a call of its own."""
+    """Sends each operation in a unary gRPC call."""
 
     def __init__(
         self, stub: kv_pb2_grpc.KVStub, *, address: str, note: Note = note_nothing
     ) -> None:
-        """`stub` calls the server at `address`."""
+        """Send calls by `stub`, which belongs to the server at `address`."""
         self._stub = stub
         self._address = address
         self._note = note
 
     async def call(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
-        """The result of `operation`; raises the errors of `shalekv_client.errors`."""
+        """Send `operation` and return its result; raises the errors of `shalekv_client.errors`."""
         method = getattr(self._stub, operation.method)
         reply = await attempt(self._address, method, operation.request, timeout_ms)
         self._note(operation, reply)
@@ -322,7 +319,7 @@ async def attempt(
     request: RequestT_contra,
     timeout_ms: float,
 ) -> ReplyT_co:
-    """The reply of one call; raises the errors of `shalekv_client.errors`."""
+    """Make one call and return the reply; raises the errors of `shalekv_client.errors`."""
     try:
         return await method(request, timeout=timeout_ms / 1000.0)
     except grpc.aio.AioRpcError as error:

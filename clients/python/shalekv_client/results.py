@@ -1,4 +1,4 @@
-"""What calls return: frozen values, with the units of the API."""
+"""The results of calls: frozen values, in the units of the API, and their decoding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Commit:
     seq: int
     wal_id: int | None  # the WAL object that holds it; None: it is in memory only
     epoch: int  # of the writer
-    durability: Durability | None  # what was reached; None: a level unknown to this client
+    durability: Durability | None  # that was reached; None: a level unknown to this client
     counters: tuple[int, ...] = ()  # the new value of each counter that was added to, in order
 
 
@@ -47,27 +47,27 @@ class Commit:
 class TxnResult:
     """A transaction that the server has acknowledged."""
 
-    succeeded: bool  # whether all comparisons held, and so which branch was taken
+    succeeded: bool  # True: all comparisons held, and `then` was executed; else `otherwise`
     results: tuple[Value | int | None, ...]  # of each operation of that branch; see `Client.txn`
-    seq: int  # of the commit; that of the view when the branch changes nothing
+    seq: int  # of the commit; of the view when the branch changes nothing
     wal_id: int | None  # the WAL object that holds it
-    durability: Durability | None  # what was reached; None: a level unknown to this client
+    durability: Durability | None  # that was reached; None: a level unknown to this client
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state that an answer was made from."""
+    """The state from which an answer was made."""
 
     database_id: bytes
     role: Role | None  # None: a role unknown to this client
     epoch: int  # of the writer
     seq: int
     wal_id: int | None  # the last WAL object that the view covers; None: there is none
-    staleness_ms: int  # how old the view may be; 0 at the writer
+    staleness_ms: int  # the greatest possible age of the view; 0 at the writer
 
 
 def view_of(header: kv_pb2.ReplyHeader) -> View:
-    """The view that a reply speaks of."""
+    """Decode the view in the header of a reply."""
     return View(
         database_id=header.database_id,
         role=known(Role, header.role),
@@ -79,14 +79,14 @@ def view_of(header: kv_pb2.ReplyHeader) -> View:
 
 
 def value_of(result: kv_pb2.GetReply | kv_pb2.BatchGetResult) -> Value | None:
-    """The value that was found, if one was."""
+    """Decode the value that was found; None: none was."""
     if not result.found:
         return None
     return Value(result.value, result.seq, result.expire_at_ms or None)
 
 
 def entries_of(entries: Iterable[kv_pb2.Entry]) -> list[Entry]:
-    """The entries of one message of a scan."""
+    """Decode the entries of one message of a scan."""
     return [Entry(e.key, e.value, e.seq, e.expire_at_ms or None) for e in entries]
 
 
@@ -94,7 +94,7 @@ def commit_of(
     reply: kv_pb2.PutReply | kv_pb2.DeleteReply | kv_pb2.DeleteRangeReply | kv_pb2.WriteReply,
     counters: tuple[int, ...] = (),
 ) -> Commit:
-    """The commit that a reply acknowledges."""
+    """Decode the commit that a reply acknowledges."""
     header = reply.header
     return Commit(
         header.seq,
@@ -106,7 +106,7 @@ def commit_of(
 
 
 def txn_result_of(reply: kv_pb2.TxnReply) -> TxnResult:
-    """What a transaction came to."""
+    """Decode the result of a transaction."""
     header = reply.header
     return TxnResult(
         succeeded=reply.succeeded,
@@ -128,7 +128,7 @@ def _result_of(result: kv_pb2.TxnResult) -> Value | int | None:
 
 
 def known(kind: type[EnumT], number: int) -> EnumT | None:
-    """The member of `kind` with this number; None for one that a newer server has added."""
+    """Return the member of `kind` with this number; None for one that a newer server has added."""
     try:
         return kind(number)
     except ValueError:

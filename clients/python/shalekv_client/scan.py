@@ -1,4 +1,15 @@
-"""A scan under way: an asynchronous iterator over entries that reads message by message."""
+"""A scan: an asynchronous iterator over entries that reads message by message.
+
+`ScanPosition` decides, without I/O, how a scan continues after its call has broken off; `Scan` does
+the calls. A page token of a client of several servers contains the address of the server that
+keeps the view:
+
+    10 bytes  NUL, "shalekv@", NUL
+    1 byte    the length of the address
+    ...       the address, then the token of that server
+
+A client of a single server, and a scan at a snapshot, use the server's own token alone.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +21,33 @@ from typing import Self, TypeAlias, cast
 import grpc
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.closing import AsyncClosing, abandoned, is_task_cancelled
+from shalekv_client.closing import AsyncCloseable, abandoned, is_task_cancelled
 from shalekv_client.endpoints import Endpoint
 from shalekv_client.error_table import error_of, silence
 from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
-from shalekv_client.fleet import Aim, Fleet
+from shalekv_client.fleet import CallTarget, Fleet
 from shalekv_client.operations import destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
-from shalekv_client.retry import Verdict, verdict
+from shalekv_client.retry import NextAttempt, next_attempt
 from shalekv_client.servers import Server
-
-# --- page_tokens
-# Page tokens of a client of several servers: with the address of the one that has the view.
-#
-#     10 bytes  NUL, "shalekv@", NUL
-#     1 byte    the length of the address
-#     ...       the address, then the token of that server
-#
-# What a single server, or a snapshot, is asked for has the server's own token and nothing before
-# it.
-
 
 _MARK = b"\0shalekv@\0"
 ADDRESS_BYTES_MAX = 255
 
+ScanCall: TypeAlias = "grpc.aio.UnaryStreamCall[kv_pb2.ScanRequest, kv_pb2.ScanReply]"
+
 
 def with_address(address: str, token: bytes) -> bytes:
-    """The token of the server at `address`, in a form that tells the address."""
-    told = address.encode()
-    if len(told) > ADDRESS_BYTES_MAX:
-        return token  # only its own server knows it: others refuse it
-    return _MARK + bytes([len(told)]) + told + token
+    """Return a page token that contains `address` and the `token` of the server there."""
+    encoded = address.encode()
+    if len(encoded) > ADDRESS_BYTES_MAX:
+        return token  # only the server that made it accepts it
+    return _MARK + bytes([len(encoded)]) + encoded + token
 
 
 def without_address(token: bytes) -> tuple[str, bytes]:
-    """The address that a token tells, or nothing, and the server's own token."""
+    """Split a page token into the address, which may be empty, and the server's own token."""
     if not token.startswith(_MARK) or len(token) == len(_MARK):
         return "", token
     begin = len(_MARK) + 1
@@ -53,34 +55,30 @@ def without_address(token: bytes) -> tuple[str, bytes]:
     return token[begin:end].decode(errors="replace"), token[end:]
 
 
-# --- scan_place
-# How far a scan has come, and with which request it goes on behind that. Pure.
-
-
 @dataclass(slots=True)
-class ScanPlace:
-    """The place of one scan between what its caller has got and what is left."""
+class ScanPosition:
+    """The progress of one scan: what has been received, and the request for the rest."""
 
-    request: kv_pb2.ScanRequest  # as it was begun, without a token
-    token: bytes  # of the server: where to go on; empty: at the start
-    count: int = 0  # of entries that came
+    request: kv_pb2.ScanRequest  # of the whole scan, without a token
+    token: bytes  # of the server: where to continue; empty: at the start
+    count: int = 0  # of received entries
     size_bytes: int = 0  # of their keys and values
-    is_looking: bool = False  # all came that was asked for: is there more?
+    is_probing: bool = False  # a limit is reached: the request only asks whether there is more
     is_at_end: bool = False
     more: bool = False  # at the end: a limit ended the scan before its range did
 
     def next_request(self) -> kv_pb2.ScanRequest:
-        """What to ask for now.
+        """Return the request for what is left.
 
-        A server tells whether there is more when it meets the first entry beyond a limit. If a
-        scan breaks off between that and the entry before, one more entry is asked for.
+        A server reports whether there is more when it meets the first entry beyond a limit. If the
+        scan breaks off just before that, the request is for one more entry, which is not delivered.
         """
         request = kv_pb2.ScanRequest(page_token=self.token)
         request.MergeFrom(self.request)
         limit, limit_bytes = self.request.limit, self.request.limit_bytes
         is_full = bool(limit and self.count >= limit)
-        self.is_looking = is_full or bool(limit_bytes and self.size_bytes >= limit_bytes)
-        if self.is_looking:
+        self.is_probing = is_full or bool(limit_bytes and self.size_bytes >= limit_bytes)
+        if self.is_probing:
             request.limit, request.limit_bytes = 1, 0
         else:
             request.limit = limit and limit - self.count
@@ -88,8 +86,8 @@ class ScanPlace:
         return request
 
     def take(self, reply: kv_pb2.ScanReply) -> list[kv_pb2.Entry]:
-        """The entries of a message that the caller gets."""
-        if self.is_looking:
+        """Note a message; return its entries that the caller gets."""
+        if self.is_probing:
             self.is_at_end = True
             self.more = bool(reply.entries)
             return []
@@ -104,47 +102,41 @@ class ScanPlace:
 
     @property
     def can_resume(self) -> bool:
-        """Whether the scan can go on behind the last message after its call has broken off."""
+        """Whether the scan can continue behind the last message after its call has broken off."""
         return self.request.resumable and bool(self.token)
-
-
-# --- scan
-
-
-ScanCall: TypeAlias = "grpc.aio.UnaryStreamCall[kv_pb2.ScanRequest, kv_pb2.ScanReply]"
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOrder:
-    """What is to be scanned, and how."""
+    """The range and the options of a scan."""
 
     request: kv_pb2.ScanRequest  # without a page token
     read_level: ReadLevel
-    min_seq: int  # that the view has to show
-    silence_ms: int  # the longest time to a message that is due
+    min_seq: int  # that the view must have reached
+    silence_ms: int  # the longest time until a message that is due
 
     @property
     def is_at_snapshot(self) -> bool:
-        """Whether any server can go on with it."""
+        """Whether the scan reads a snapshot, so that any server can continue it."""
         return bool(self.request.header.snapshot_id)
 
 
-class Scan(AsyncClosing, AsyncIterator[Entry]):
+class Scan(AsyncCloseable, AsyncIterator[Entry]):
     """The entries of a range in order, all at one sequence number. Iterate over it once.
 
-    The call begins with the first entry that is asked for; the server sends no faster than
-    entries are taken. Leaving the loop early: use it as a context manager, or `aclose` it.
+    The call begins when the first entry is asked for; the server sends no faster than entries are
+    taken. To leave the loop early, use the scan as a context manager, or `aclose` it.
     """
 
     def __init__(self, fleet: Fleet, order: ScanOrder, page_token: bytes) -> None:
-        """As `Client.scan` makes it: behind the page that gave the token, if there is one."""
-        self.view: View | None = None  # what is read from; known with the first entry
+        """Create a scan, behind the page of the token if there is one; `Client.scan` does so."""
+        self.view: View | None = None  # the state that is read; known with the first entry
         self.more: bool = False  # at the end: a limit ended the scan before its range did
-        self.page_token: bytes = b""  # at the end, if there is more: how to go on, at this view
+        self.page_token: bytes = b""  # at the end, if there is more: continues at this view
         self._fleet = fleet
         self._order = order
         self._address, token = without_address(page_token)  # of the server that has the view
-        self._place = ScanPlace(order.request, token)
+        self._position = ScanPosition(order.request, token)
         self._server: Server | None = None
         self._call: ScanCall | None = None
         self._entries: Iterator[Entry] = iter(())
@@ -154,7 +146,7 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
         return self
 
     async def __anext__(self) -> Entry:
-        """The next entry. Raises as `Client.get`; what was returned before an error is good."""
+        """Return the next entry. Raises as `Client.get`; entries before an error are valid."""
         while True:
             for entry in self._entries:
                 return entry
@@ -163,23 +155,23 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
             await self._read_message()
 
     async def read(self) -> list[Entry]:
-        """The next entries, those that came together; none at the end. Raises as `Client.get`."""
+        """Return the entries of the next message; none at the end. Raises as `Client.get`."""
         while not (entries := list(self._entries)) and not self._ended:
             await self._read_message()
         return entries
 
     def next_page(self) -> Scan:
-        """The scan that goes on behind this one, at the same view, with the same limits.
+        """Return the scan that continues behind this one, at the same view, with the same limits.
 
-        For a scan that has come to its end and has `more`. The server keeps the view for a while;
-        after that the first entry raises `PageExpired`.
+        Raises ValueError unless this scan is at its end and has `more`. The server keeps the view
+        for a while; after that the first entry raises `PageExpired`.
         """
         if not self.page_token:
             raise ValueError("there is no next page, or this one is not at its end yet")
         return Scan(self._fleet, replace(self._order, min_seq=0), self.page_token)
 
     async def pages(self) -> AsyncIterator[list[Entry]]:
-        """All pages to the end of the range; each is a scan with the limits of this one."""
+        """Iterate over the pages to the end of the range; each has the limits of this scan."""
         page = self
         while True:
             async with page:
@@ -189,19 +181,19 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
             page = page.next_page()
 
     async def aclose(self) -> None:
-        """End the call; the entries that were not taken yet are dropped."""
+        """End the call; entries that were not taken are dropped."""
         self._ended = True
         self._entries = iter(())
         if self._call is not None:
             self._call.cancel()
 
     async def _read_message(self) -> None:
-        """Take the next message, from another call when this one has broken off and may be."""
+        """Take the next message; if the call has broken off, from another call when possible."""
         try:
             if self._call is None or self._server is None:
-                message = await self._begin()
+                message = await self._begin_call()
             else:
-                message = await self._go_on(self._server, self._call)
+                message = await self._continue(self._server, self._call)
         except BaseException:
             self._ended = True
             raise
@@ -211,43 +203,46 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
         reply = cast("kv_pb2.ScanReply", message)
         if self.view is None:
             self.view = view_of(reply.header)
-        self._entries = iter(entries_of(self._place.take(reply)))
-        self.more = self._place.more
+        self._entries = iter(entries_of(self._position.take(reply)))
+        self.more = self._position.more
         self.page_token = self._token()
-        if self._place.is_at_end:  # what is left of the call says nothing more
+        if self._position.is_at_end:  # nothing more of the call is needed
             self._ended = True
             if self._call is not None:
                 self._call.cancel()
 
     def _token(self) -> bytes:
-        """What the caller is told of how to go on, which it may when there is more."""
-        token = self._place.token if self.more else b""
+        """Return the page token for the caller; empty if there is no more."""
+        token = self._position.token if self.more else b""
         several = self._fleet.endpoints.sole is None and not self._order.is_at_snapshot
         if token and several and self._server is not None:
             return with_address(self._server.address, token)
         return token
 
-    async def _go_on(self, server: Server, call: ScanCall) -> object:
-        place = self._place
-        can_resume = place.can_resume
+    async def _continue(self, server: Server, call: ScanCall) -> object:
+        position = self._position
+        can_resume = position.can_resume
         silence_ms = self._order.silence_ms
         try:
             return await _message(server, call, silence_ms // 2 if can_resume else silence_ms)
         except ShaleKVError as raised:
             call.cancel()
             error = self._fleet.explained(server, raised)
-            aim = Destination.BY_POLICY
-            self._fleet.failed(server, error, aim)
-            if not can_resume or verdict(error, aim, is_repeatable=True) is not Verdict.OTHER:
+            target = Destination.BY_POLICY
+            self._fleet.failed(server, error, target)
+            if (
+                not can_resume
+                or next_attempt(error, target, is_repeatable=True) is not NextAttempt.OTHER
+            ):
                 if error is raised:
                     raise
                 raise error from raised
-        return await self._begin()
+        return await self._begin_call()
 
-    async def _begin(self) -> object:
-        """The first message of a new call, behind all that has come."""
+    async def _begin_call(self) -> object:
+        """Begin a new call behind all received messages; return its first message."""
         order = self._order
-        request = self._place.next_request()
+        request = self._position.next_request()
 
         async def send(server: Server, left_ms: float) -> object:
             if order.min_seq and not server.is_writer:
@@ -256,30 +251,30 @@ class Scan(AsyncClosing, AsyncIterator[Entry]):
             try:
                 message = await _message(server, call, left_ms)
                 if isinstance(message, kv_pb2.ScanReply):
-                    server.shown(message.header, order.read_level, order.min_seq)
+                    server.note_read(message.header, order.read_level, order.min_seq)
             except BaseException:
                 call.cancel()
                 raise
             self._server, self._call = server, call
             return message
 
-        aim = Aim(
+        target = CallTarget(
             destination_of(order.read_level),
             is_repeatable=True,
             only=self._only(),
-            # A long way to the first entry is no sign of a reader that is behind.
+            # A scan may take long to its first entry at a reader that does not lag.
             replica_wait_ms=None if order.min_seq else order.silence_ms,
         )
-        return await self._fleet.run(send, aim, order.silence_ms)
+        return await self._fleet.run(send, target, order.silence_ms)
 
     def _only(self) -> Endpoint | None:
-        """The one server that has the view; None: any has."""
-        if self._order.is_at_snapshot or not self._place.token:
+        """Return the only server that has the view; None: any server can be asked."""
+        if self._order.is_at_snapshot or not self._position.token:
             return None
         if self._server is not None:
             return self._server.endpoint
         if not self._address:
-            return None  # a client of one server has got it
+            return None  # a token of a client of one server
         found = self._fleet.endpoint_at(self._address)
         if found is None:
             message = f"the view of the page is kept by {self._address}, which this client does "

@@ -1,4 +1,8 @@
-"""The connections to the servers of one database, one for each address."""
+"""The connections to the servers of one database, one for each address.
+
+Here are the check of addresses, the options of gRPC channels, `Server` (the connection to one
+address) and `Servers` (all that are open).
+"""
 
 from __future__ import annotations
 
@@ -21,35 +25,34 @@ from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
 from shalekv_client.stream import Outbox, SessionCall
 from shalekv_client.tokens import Freshness
 
-# --- channel
-# The connection to a server: addresses and the options of a channel.
-
-
-MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # as the server's default
+MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 PORT_MAX = 65_535
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
-    # Calls are repeated by `shalekv_client.fleet`, and by nobody else.
+    # Only `shalekv_client.fleet` repeats calls.
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),  # not from DNS
     # Channels to one address would otherwise share a connection, its limits and its failures.
     ("grpc.use_local_subchannel_pool", 1),
-    # A database is spoken to directly, whatever the environment says about the web.
+    # A database is called directly, even when the environment names an HTTP proxy.
     ("grpc.enable_http_proxy", 0),
-    # Servers send clients away that ping more often than every 20 s.
+    # Servers disconnect clients that ping more often than every 20 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 0),
-    # A server that was started again should be found again soon; the default goes up to 120 s.
+    # Reconnect soon to a server that was started again; by default gRPC waits up to 120 s.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
+ResultT = TypeVar("ResultT")
+_MEMORY = kv_pb2.DURABILITY_MEMORY
+
 
 def checked_address(address: str) -> str:
-    """`address` as it is, if it is HOST:PORT; raises ValueError otherwise.
+    """Return `address` unchanged if it is HOST:PORT. Raises ValueError otherwise.
 
-    gRPC would take a port of 70000 for 4464, and a missing one for 443.
+    gRPC would use port 4464 for 70000, and 443 for a missing port.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= PORT_MAX:
@@ -62,7 +65,7 @@ def checked_address(address: str) -> str:
 
 
 def is_address(address: str) -> bool:
-    """Whether it is HOST:PORT."""
+    """Return whether `address` is HOST:PORT."""
     try:
         checked_address(address)
     except ValueError:
@@ -71,7 +74,7 @@ def is_address(address: str) -> bool:
 
 
 def checked_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
-    """One address or several, without repetitions: text separated by commas, or many texts.
+    """Return the addresses without repetitions, from text separated by commas or many texts.
 
     Raises ValueError as `checked_address`, and when there is none.
     """
@@ -83,7 +86,7 @@ def checked_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def open_channel(address: str, *, message_bytes_max: int) -> grpc.aio.Channel:
-    """A channel to `address`, which connects at its first call.
+    """Open a channel to `address`, which connects at its first call.
 
     Raises RuntimeError when no event loop runs, and ValueError as `checked_address`.
     """
@@ -91,20 +94,13 @@ def open_channel(address: str, *, message_bytes_max: int) -> grpc.aio.Channel:
         ("grpc.max_send_message_length", message_bytes_max),
         ("grpc.max_receive_message_length", message_bytes_max),
     )
-    asyncio.get_running_loop()  # a channel that is made outside would belong to another one
+    asyncio.get_running_loop()  # without a loop, the channel would belong to another one
     return grpc.aio.insecure_channel(checked_address(address), options=_OPTIONS + limits)
 
 
-# --- servers
-
-
-ResultT = TypeVar("ResultT")
-_MEMORY = kv_pb2.DURABILITY_MEMORY
-
-
 @dataclass(frozen=True, slots=True)
-class Connecting:
-    """How connections are made."""
+class ConnectionOptions:
+    """Options of the connections to servers."""
 
     message_bytes_max: int
     coalesce: bool
@@ -113,20 +109,20 @@ class Connecting:
 class Server:
     """The connection to one address, which connects at its first call.
 
-    `kv` and `admin` are stubs: `server.kv.Watch(...)` begins a call. Whoever calls them itself
-    gives the header of each reply to `heard`.
+    `kv` and `admin` are stubs: `server.kv.Watch(...)` begins a call. A caller of a stub must pass
+    the header of each reply to `note_header`.
     """
 
     def __init__(
-        self, endpoint: Endpoint, endpoints: Endpoints, freshness: Freshness, how: Connecting
+        self, endpoint: Endpoint, endpoints: Endpoints, freshness: Freshness, how: ConnectionOptions
     ) -> None:
-        """`endpoint` is one of the `endpoints`. Needs a running event loop."""
+        """Create a connection to `endpoint`, one of `endpoints`. Needs a running event loop."""
         self.endpoint = endpoint
         self.address = address = endpoint.address
-        self.is_dropped = False  # by the client: calls under way are to go elsewhere
+        self.is_dropped = False  # by the client: calls under way must go to another server
         self._endpoints = endpoints
         self._freshness = freshness
-        self._role_number = -1  # that the endpoint has been told
+        self._role_number = -1  # that was noted last; -1: none
         self._channel = open_channel(address, message_bytes_max=how.message_bytes_max)
         self.kv = kv_pb2_grpc.KVStub(self._channel)
         self.admin = admin_pb2_grpc.AdminStub(self._channel)
@@ -143,19 +139,19 @@ class Server:
 
     @property
     def is_writer(self) -> bool:
-        """Whether it is the writer, as far as is known."""
+        """Whether this server is the writer, as far as is known."""
         return self._endpoints.writer is self.endpoint
 
     async def send(self, operation: Operation[ResultT], timeout_ms: float) -> ResultT:
-        """The result of `operation`; raises the errors of `shalekv_client.errors`."""
-        if operation.min_seq and not self.is_writer:  # which has everything that was ever seen
+        """Send `operation` and return its result; raises the errors of `shalekv_client.errors`."""
+        if operation.min_seq and not self.is_writer:  # the writer has every commit ever seen
             operation.request.header.min_seq = operation.min_seq  # type: ignore[attr-defined]
         coalescer = self._coalescer
         if coalescer is not None and coalescer.takes(operation):
             try:
                 return await coalescer.call(operation, timeout_ms)
             except SessionAbsent:
-                pass  # so soon that the time left is still about the same
+                pass  # it fails at once, so `timeout_ms` still holds
         return await self._unary.call(operation, timeout_ms)
 
     def open_session(self) -> SessionCall:
@@ -163,42 +159,43 @@ class Server:
         return self.kv.Session()
 
     def note(self, operation: Operation[Any], reply: Any) -> None:
-        """Learn from the reply to `operation`.
+        """Note the state, role and database that the reply to `operation` reports.
 
-        Raises `SeqNotReached` when it shows less than what was seen before, as a writer does that
-        does not know yet that it was replaced; `WrongDatabase` as `heard`.
+        Raises `SeqNotReached` when the reply shows an older state than was seen before: the server
+        is a writer that does not know yet that it was replaced. Raises `WrongDatabase` as
+        `note_header`.
         """
         header = reply.header
         read_level = operation.read_level
         if read_level is not None:
-            self.shown(header, read_level, operation.min_seq)
+            self.note_read(header, read_level, operation.min_seq)
             return
         try:
-            self.heard(header, is_certain=reply.durability != _MEMORY)
+            self.note_header(header, is_certain=reply.durability != _MEMORY)
         except WrongDatabase as error:
-            raise ServerFailed(error.details) from error  # it was applied, though elsewhere
+            raise ServerFailed(error.details) from error  # applied, but to another database
 
-    def shown(self, header: kv_pb2.ReplyHeader, read_level: ReadLevel, min_seq: int) -> None:
-        """Learn from the header of a reply to a read. Raises as `note`."""
-        self.heard(header, is_certain=read_level is not ReadLevel.UNCOMMITTED)
+    def note_read(self, header: kv_pb2.ReplyHeader, read_level: ReadLevel, min_seq: int) -> None:
+        """Note the header of a reply to a read. Raises as `note`."""
+        self.note_header(header, is_certain=read_level is not ReadLevel.UNCOMMITTED)
         if header.seq < min_seq <= self._freshness.seq:
             self._endpoints.doubt(self.endpoint)
             raise not_reached(self.address, header.seq, min_seq)
 
-    def heard(self, header: kv_pb2.ReplyHeader, *, is_certain: bool = True) -> None:
-        """Learn from the header of a reply; `is_certain` says that no crash takes
-        back what it tells.
+    def note_header(self, header: kv_pb2.ReplyHeader, *, is_certain: bool = True) -> None:
+        """Note the database, sequence number, role and epoch in the header of a reply.
 
-        Raises `WrongDatabase` when the server is of another database than the client.
+        `is_certain` says that no crash can revoke the state with this sequence number. Raises
+        `WrongDatabase` when the server has another database than the client.
         """
         freshness = self._freshness
         if header.database_id != freshness.database_id:
-            freshness.meet(header.database_id, self.address)
+            freshness.note_database(header.database_id, self.address)
         if is_certain and header.seq > freshness.seq:
             freshness.seq = header.seq
         if header.epoch != self.endpoint.epoch or header.role != self._role_number:
             self._role_number = header.role
-            self._endpoints.heard(self.endpoint, known(Role, header.role), header.epoch)
+            self._endpoints.note_role(self.endpoint, known(Role, header.role), header.epoch)
 
     async def aclose(self) -> None:
         """Close the connection; calls under way fail."""
@@ -210,8 +207,8 @@ class Server:
 class Servers:
     """The connections that are open, by endpoint."""
 
-    def __init__(self, endpoints: Endpoints, freshness: Freshness, how: Connecting) -> None:
-        """None is open yet but those of the `endpoints`."""
+    def __init__(self, endpoints: Endpoints, freshness: Freshness, how: ConnectionOptions) -> None:
+        """Open connections to all `endpoints`."""
         self._endpoints = endpoints
         self._freshness = freshness
         self._how = how
@@ -221,7 +218,7 @@ class Servers:
             self.of(endpoint)
 
     def of(self, endpoint: Endpoint) -> Server:
-        """The connection to an endpoint."""
+        """Return the connection to an endpoint; opens it if there is none."""
         server = self._open.get(endpoint)
         if server is None:
             server = Server(endpoint, self._endpoints, self._freshness, self._how)
@@ -229,7 +226,7 @@ class Servers:
         return server
 
     def drop(self, endpoints: Iterable[Endpoint]) -> None:
-        """Close the connections to these, and don't wait."""
+        """Close the connections to these endpoints, without waiting."""
         for endpoint in endpoints:
             server = self._open.pop(endpoint, None)
             if server is not None:
@@ -239,7 +236,7 @@ class Servers:
                 closing.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         opened, self._open = self._open, {}
         for server in opened.values():
             await server.aclose()

@@ -1,4 +1,4 @@
-"""An explicit session: operations that are sent in order without waiting for one another.
+"""An explicit session: a pipeline of operations, sent in order without waiting for each answer.
 
 async with client.session() as session:
     for key, value in pairs:
@@ -15,7 +15,7 @@ from itertools import count
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from shalekv_client import operations
-from shalekv_client.closing import AsyncClosing, abandoned
+from shalekv_client.closing import AsyncCloseable, abandoned
 from shalekv_client.error_table import silence, too_large
 from shalekv_client.errors import (
     DeadlineExceeded,
@@ -39,8 +39,11 @@ ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
 
 
+END_TIMEOUT_S = 1.0  # for the server to end a session in which everything is answered
+
+
 class SessionServer(Protocol):
-    """The server that a session goes to."""
+    """The server at which a session is opened."""
 
     @property
     def address(self) -> str: ...
@@ -51,13 +54,10 @@ class SessionServer(Protocol):
     def open_session(self) -> SessionCall: ...
 
 
-LAST_WORDS_S = 1.0  # for the server to end a session in which all is answered
-
-
 def _queued(
     build: Callable[ArgumentsP, Operation[ResultT]],
 ) -> Callable[Concatenate[Session, ArgumentsP], asyncio.Future[ResultT]]:
-    """The method that queues what `build` makes of its arguments."""
+    """Make a method that queues the operation which `build` makes of its arguments."""
 
     def queue(
         session: Session, /, *args: ArgumentsP.args, **kwargs: ArgumentsP.kwargs
@@ -68,21 +68,21 @@ def _queued(
     return queue
 
 
-class Session(AsyncClosing):
+class Session(AsyncCloseable):
     """A pipeline of operations to the writer. Needs `async with`; belongs to one event loop.
 
-    Each method sends an operation as the method of `Client` with its name does, and returns at
-    once with a future of its result. Operations that change something are applied in the order of
-    the calls. Futures are completed in any order, with the errors of `shalekv_client.errors`.
+    Each method sends the operation of the `Client` method with the same name, and returns at once
+    with a future of the result. Operations that change something are applied in the order of the
+    calls. Futures complete in any order, with the errors of `shalekv_client.errors`.
 
-    Nothing is repeated: a repeat would come after what was sent behind it. When the session
-    fails, all open futures do, and it can't be used any more: those of operations that were sent
-    with an error below `OutcomeUnknown`, those of others with one below `NotApplied`. To be able
-    to repeat a write safely, give it an `idempotency_key` of your own. The session also fails
-    when no answer at all comes for the timeout of the client while some are due.
+    Nothing is repeated, because a repeat would come after the operations that were sent behind it.
+    When the session fails, it can't be used any more, and all open futures fail: those of
+    operations that were sent with a subclass of `OutcomeUnknown`, the others with a subclass of
+    `NotApplied`. To be able to repeat a write safely, give it an `idempotency_key` of your own. The
+    session also fails when answers are due and none at all comes for the timeout of the client.
 
-    Leaving the block waits for all answers, and raises nothing that a future carries already. If
-    the block ends by an exception, nothing is waited for: open futures fail.
+    Leaving the block waits for all answers. It does not raise the errors that futures carry. If an
+    exception ends the block, nothing is waited for, and open futures fail.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ class Session(AsyncClosing):
         silence_ms: int,
         message_bytes_max: int,
     ) -> None:
-        """As `Client.session` makes it. An operation has at most `message_bytes_max` bytes.
+        """Create a session; `Client.session` does so.
 
-        `find` finds the server; `address` is for errors until then.
+        An operation has at most `message_bytes_max` bytes. `find` finds the server; until then
+        errors name `address`.
         """
         self._find = find
         self._address = address
@@ -104,12 +105,12 @@ class Session(AsyncClosing):
         self._silence_ms = silence_ms
         self._message_bytes_max = message_bytes_max
         self._loop = asyncio.get_running_loop()
-        cut_bytes = min(MESSAGE_BYTES_MAX, message_bytes_max)
-        self._outbox = Outbox(bytes_max=bytes_max, message_bytes_max=cut_bytes)
+        target_bytes = min(MESSAGE_BYTES_MAX, message_bytes_max)
+        self._outbox = Outbox(bytes_max=bytes_max, message_bytes_max=target_bytes)
         self._numbers = count(1)
         self._stream: Stream | None = None
         self._task: asyncio.Task[None] | None = None
-        self._listening: asyncio.TimerHandle | None = None
+        self._silence_timer: asyncio.TimerHandle | None = None
         self._silence: DeadlineExceeded | None = None
         self._failure: ShaleKVError | None = None  # of all operations from now on
         self._is_closed = False
@@ -124,7 +125,7 @@ class Session(AsyncClosing):
     txn = _queued(operations.txn)
 
     def submit(self, operation: Operation[ResultT]) -> asyncio.Future[ResultT]:
-        """Queue an operation; raises `NotSent` when the session is closed."""
+        """Queue an operation. Raises `NotSent` when the session is closed."""
         if self._is_closed:
             raise self.closed()
         future: asyncio.Future[ResultT] = self._loop.create_future()
@@ -144,11 +145,11 @@ class Session(AsyncClosing):
         return future
 
     def closed(self) -> NotSent:
-        """The error for what is asked of a session that is closed."""
+        """Return the error for an operation that is submitted to a closed session."""
         return self._not_sent("the session is closed")
 
     async def ready(self) -> None:
-        """Wait while more bytes are unanswered than the session may hold."""
+        """Wait until the unanswered operations fit into the session's limit of bytes."""
         await self._outbox.held_at_most(self._bytes_max)
 
     async def drain(self) -> None:
@@ -156,13 +157,13 @@ class Session(AsyncClosing):
         await self._outbox.held_at_most(0)
 
     async def aclose(self) -> None:
-        """End the session without waiting; what is unanswered fails."""
+        """End the session without waiting; unanswered operations fail."""
         self._is_closed = True
         if self._task is None:
             return
         if self._stream is not None and not self._outbox.held_bytes:
             self._stream.retire()
-            await asyncio.wait([self._task], timeout=LAST_WORDS_S)
+            await asyncio.wait([self._task], timeout=END_TIMEOUT_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -181,13 +182,13 @@ class Session(AsyncClosing):
             self._address = server.address
             stream = Stream(server.open_session(), self._outbox, server.address, server.note)
             self._stream = stream
-            self._listen(stream)
+            self._check_silence(stream)
             reason = await stream.run()
-        except ShaleKVError as error:  # there is no server for it
+        except ShaleKVError as error:  # no server was found
             reason = error
         finally:
-            if self._listening is not None:
-                self._listening.cancel()
+            if self._silence_timer is not None:
+                self._silence_timer.cancel()
             if reason is None:
                 reason = self._silence or abandoned(self._address, "the session")
             self._ended(reason)
@@ -205,15 +206,17 @@ class Session(AsyncClosing):
         for pending in self._outbox.clear():
             pending.fail(self._failure)
 
-    def _listen(self, stream: Stream) -> None:
-        """End a session that is silent for too long while answers are due."""
+    def _check_silence(self, stream: Stream) -> None:
+        """End the session if nothing has come for the timeout while answers are due."""
         silence_s = self._silence_ms / 1000.0
-        quiet_s = self._loop.time() - stream.heard_at_s if stream.is_waiting else 0.0
+        quiet_s = self._loop.time() - stream.alive_at_s if stream.is_waiting else 0.0
         if quiet_s >= silence_s and self._task is not None:
             self._silence = silence(self._address, self._silence_ms)
             self._task.cancel()
         else:
-            self._listening = self._loop.call_later(silence_s - quiet_s, self._listen, stream)
+            self._silence_timer = self._loop.call_later(
+                silence_s - quiet_s, self._check_silence, stream
+            )
 
     def _not_sent(self, message: str) -> NotSent:
         return NotSent(ErrorDetails(self._address, "CANCELLED", message))

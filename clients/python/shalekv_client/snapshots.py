@@ -1,4 +1,4 @@
-"""Snapshots: states of the database that are kept, and read at, until they expire."""
+"""Snapshots: states of the database that are kept, and can be read, until they expire."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state of the database, that any of its servers reads at."""
+    """A state of the database that is kept. Any server of the database can read it."""
 
-    id: bytes  # 16 bytes: what reads are given as `at`
+    id: bytes  # 16 bytes: the argument `at` of reads
     name: str  # empty: none
     manifest_id: int  # the manifest that it pins
     expire_time_s: int  # seconds since the Unix epoch, by the clock of the store; 0: never
-    seq: int  # the last commit that it shows
+    seq: int  # the last commit that it includes
 
 
 class SnapshotCalls:
     """The calls of a client about snapshots. Any server answers them; see `Client`.
 
-    A snapshot that is renewed or deleted is named by its id (bytes) or its name (str). One that
-    is not there raises `SnapshotNotFound`.
+    The argument `called` of `renew_snapshot` and `delete_snapshot` is the id (bytes) or the name
+    (str) of the snapshot. They raise `SnapshotNotFound` when there is none.
     """
 
     fleet: Fleet
@@ -47,13 +47,13 @@ class SnapshotCalls:
         forever: bool = False,
         timeout_ms: int | None = None,
     ) -> Snapshot:
-        """Keep the state as it is now: with all that was acknowledged before.
+        """Keep the present state, which includes everything that was acknowledged before.
 
-        It expires after `ttl_s` seconds, or is kept `forever`: say one of them. Raises
-        `SnapshotExists` when another snapshot has the name.
+        The snapshot expires after `ttl_s` seconds, or is kept `forever`: give one of the two.
+        Raises `SnapshotExists` when another snapshot has the name.
         """
         request = admin_pb2.CreateSnapshotRequest(name=name, ttl_s=ttl_s, forever=forever)
-        # A repeat would be another snapshot, or find the name taken by the first.
+        # A repeat would create a second snapshot, or find the name in use by the first.
         reply = await self._ask(_create, request, timeout_ms, is_repeatable=False)
         return snapshot_of(reply.snapshot)
 
@@ -65,23 +65,23 @@ class SnapshotCalls:
         forever: bool = False,
         timeout_ms: int | None = None,
     ) -> Snapshot:
-        """Let a snapshot that has not expired live `ttl_s` seconds from now, or `forever`."""
+        """Let an unexpired snapshot expire `ttl_s` seconds from now, or keep it `forever`."""
         request = admin_pb2.RenewSnapshotRequest(ttl_s=ttl_s, forever=forever)
         _name(request, called)
         reply = await self._ask(_renew, request, timeout_ms, is_repeatable=True)
         return snapshot_of(reply.snapshot)
 
     async def list_snapshots(self, *, timeout_ms: int | None = None) -> list[Snapshot]:
-        """The snapshots that have not expired, oldest first."""
+        """Return the snapshots that have not expired, oldest first."""
         request = admin_pb2.ListSnapshotsRequest()
         reply = await self._ask(_list, request, timeout_ms, is_repeatable=True)
         return [snapshot_of(each) for each in reply.snapshots]
 
     async def delete_snapshot(self, called: bytes | str, *, timeout_ms: int | None = None) -> None:
-        """Delete a snapshot: what only it has kept goes with the next collection."""
+        """Delete a snapshot. The next collection deletes the objects that only it has kept."""
         request = admin_pb2.DeleteSnapshotRequest()
         _name(request, called)
-        # A repeat would say that there is none, when the first attempt has deleted it.
+        # A repeat would report that there is none when the first attempt has deleted it.
         await self._ask(_delete, request, timeout_ms, is_repeatable=False)
 
     async def _ask(
@@ -102,7 +102,7 @@ class SnapshotCalls:
 
 
 def snapshot_of(info: admin_pb2.SnapshotInfo) -> Snapshot:
-    """The snapshot that a reply tells of."""
+    """Decode the snapshot of a reply."""
     return Snapshot(info.id, info.name, info.manifest_id, info.expire_time_s, info.seq)
 
 

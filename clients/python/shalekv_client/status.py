@@ -1,4 +1,8 @@
-"""The status of a server, as `Client.status` returns it."""
+"""The status of a server, as `Client.status` returns it, and its requests, as `Client.stats` does.
+
+The parts of a status come first: how a process follows, is watched and is called; safekeepers;
+levels and the object store.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,15 @@ from types import MappingProxyType
 from shalekv.v1 import admin_pb2
 from shalekv_client.results import View, known, view_of
 
-# --- process_status
-# What a status tells of how a process follows, is watched, and is called.
-
 
 class ReaderState(enum.Enum):
-    """What a reader does. The numbers are the wire's."""
+    """The state of a reader. The numbers are those of the protocol."""
 
-    LOADING = 1  # it reads what was there when it began
+    LOADING = 1  # it reads the state that was there when it began
     FOLLOWING = 2
     GAP = 3  # it waits for a WAL object although later ones are there
-    CUT_OFF = 4  # the store does not answer: it answers from what it has
-    FULL = 5  # its memory is: it waits for the compactor
+    CUT_OFF = 4  # the store does not answer: reads are answered from the state it has
+    FULL = 5  # its memory is full: it waits for the compactor
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +36,19 @@ class ReaderStatus:
     snapshots_lost: int
     wal_objects_applied: int  # since it began to serve
     empty_polls: int
-    poll_interval_ms: int  # as it is paced now
+    poll_interval_ms: int  # the present one
     gaps: int
     gap_ms: int  # in all
-    writer_address: str  # HOST:PORT; empty: the writer did not say
+    writer_address: str  # HOST:PORT; empty: the writer has not published it
     open_ms: int
-    # Of the safekeeper from which it hears what is not archived yet; empty: it reads the archive.
+    # The safekeeper from which it gets records that are not archived yet; empty: it has none.
     tail_address: str = ""
     tails: int = 0  # that were begun
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """State of calls of one kind, reads or writes, at a server."""
+    """Whether a server can answer calls of one kind, reads or writes, and why not."""
 
     is_ready: bool
     cause: str = ""  # in two words, such as "store unreachable"
@@ -63,7 +64,7 @@ class WatchStatus:
     streams: int
     buffered_bytes: int
     buffered_bytes_max: int  # of each stream
-    commits_told: int  # one for each watch that was told of it
+    commits_told: int  # delivered commits; one that went to several watches counts for each
     catching_up: int  # watches that read the WAL from the store
     cut: int  # watches that were too slow
 
@@ -76,10 +77,10 @@ class CallStatus:
     calls: int
     failures: int
     total_us: int
-    histogram_us: tuple[int, ...]  # [i]: how many took from 2^i to 2^(i+1); [0]: or less
+    histogram_us: tuple[int, ...]  # [i]: the calls that took from 2^i to 2^(i+1); [0]: or less
 
     def since(self, before: CallStatus | None) -> CallStatus:
-        """The calls after `before`; all, if the process was started again since then."""
+        """Return the calls after `before`; all calls if the process was started again since."""
         if before is None or before.calls > self.calls:
             return self
         earlier = [*before.histogram_us, *[0] * len(self.histogram_us)]
@@ -92,12 +93,18 @@ class CallStatus:
         )
 
     def percentile_us(self, part: float) -> float | None:
-        """How long this part of the calls took at most, about; None: there was no call."""
+        """Return the approximate time within which `part` of the calls ended; None: no call did.
+
+        `part` is from 0 to 1.
+        """
         return percentile(self.histogram_us, part)
 
 
 def percentile(histogram: Sequence[int], part: float) -> float | None:
-    """What `part` of the counted is at most, between the ends of its bucket; None: of nothing."""
+    """Return the value that `part` (0 to 1) of the counted do not exceed; None: nothing is counted.
+
+    The value is interpolated between the ends of its bucket.
+    """
     wanted = sum(histogram) * part
     if not any(histogram):
         return None
@@ -111,7 +118,7 @@ def percentile(histogram: Sequence[int], part: float) -> float | None:
 
 
 def reader_of(status: admin_pb2.ReaderStatus) -> ReaderStatus:
-    """How it follows."""
+    """Decode the status of a reader."""
     return ReaderStatus(
         state=known(ReaderState, status.state),
         next_wal_id=status.next_wal_id,
@@ -131,7 +138,7 @@ def reader_of(status: admin_pb2.ReaderStatus) -> ReaderStatus:
 
 
 def watches_of(status: admin_pb2.WatchStatus) -> WatchStatus:
-    """Its watches."""
+    """Decode the status of watches."""
     return WatchStatus(
         watches=status.watches,
         streams=status.streams,
@@ -144,7 +151,7 @@ def watches_of(status: admin_pb2.WatchStatus) -> WatchStatus:
 
 
 def call_of(status: admin_pb2.CallStatus) -> CallStatus:
-    """One method."""
+    """Decode the status of the calls of one method."""
     return CallStatus(
         method=status.method,
         calls=status.calls,
@@ -155,16 +162,12 @@ def call_of(status: admin_pb2.CallStatus) -> CallStatus:
 
 
 def readiness_of(status: admin_pb2.Readiness) -> Readiness:
-    """The readiness that a message tells."""
+    """Decode a readiness."""
     return Readiness(status.is_ready, status.cause, status.problem, status.unready_ms)
 
 
-# --- quorum_status
-# What a status tells of safekeepers.
-
-
 class WalMode(enum.Enum):
-    """Where a write is made durable. The numbers are the wire's."""
+    """The place where writes are made durable. The numbers are those of the protocol."""
 
     OBJECT_STORE = 1
     QUORUM = 2
@@ -178,9 +181,9 @@ class QuorumMemberStatus:
     address: str  # HOST:PORT
     is_connected: bool  # it follows the writer
     flushed_lsn: int  # the last record that it has on disk; 0: not known
-    archived_wal_id: int | None  # all objects up to it were seen in the store by it
-    is_full: bool  # it has no room for more
-    is_next: bool  # one of those to be, while the members are being changed
+    archived_wal_id: int | None  # it has seen all objects up to this one in the store
+    is_full: bool  # it has no space for more
+    is_next: bool  # one of the new members, while the members are being changed
     problem: str  # why it does not follow
 
 
@@ -188,25 +191,25 @@ class QuorumMemberStatus:
 class QuorumStatus:
     """The state of a WAL in safekeepers, as the writer knows it."""
 
-    generation: int  # how often the members were changed
+    generation: int  # the number of changes of the members
     members: tuple[QuorumMemberStatus, ...]
     last_lsn: int
     committed_lsn: int  # a majority has all records up to it
-    last_wal_id: int | None  # that the last record goes into
+    last_wal_id: int | None  # the object into which the last record goes
     archived_wal_id: int | None  # all objects up to it are in the store
     unarchived_bytes: int
     archiver_id: bytes  # the member that is appointed to archive; empty: none
-    problem: str  # why no writes are accepted; empty: they are
+    problem: str  # why no writes are accepted; empty: writes are accepted
 
     @property
     def archiver(self) -> str:
-        """Where the member is that archives; empty: none is appointed."""
+        """The address of the member that archives; empty: none is appointed."""
         found = (each.address for each in self.members if each.member_id == self.archiver_id)
         return next(found, "")
 
 
 def quorum_of(status: admin_pb2.QuorumStatus) -> QuorumStatus:
-    """The status that a reply tells."""
+    """Decode the status of safekeepers."""
     return QuorumStatus(
         generation=status.generation,
         members=tuple(map(_member, status.members)),
@@ -233,13 +236,9 @@ def _member(status: admin_pb2.QuorumMemberStatus) -> QuorumMemberStatus:
     )
 
 
-# --- levels_status
-# What a status tells of the levels and of the object store.
-
-
 @dataclass(frozen=True, slots=True)
 class LevelStatus:
-    """One level. 0: SSTs that may overlap; 63: records of the system."""
+    """One level. Level 0 has SSTs that may overlap, level 63 the records of the system."""
 
     level: int
     ssts: int
@@ -250,15 +249,15 @@ class LevelStatus:
 
 @dataclass(frozen=True, slots=True)
 class LevelsStatus:
-    """The levels, what they amplify, and what waits for the compactor."""
+    """The levels, their amplification, and the work of the compactor that is due."""
 
     levels: tuple[LevelStatus, ...]
     bytes: int
     space_amplification: float  # bytes for one byte of the lowest level; 0: there is no data
-    read_amplification: int  # SSTs that a read of one key may have to look into
+    read_amplification: int  # SSTs that a read of one key may have to open
     wal_objects: int  # that are not compacted
-    uncompacted_bytes: int  # memory of what they hold
-    debt_bytes: int  # that compactions have yet to read, about
+    uncompacted_bytes: int  # of their contents in memory
+    debt_bytes: int  # that compactions have yet to read, approximately
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,14 +273,14 @@ class CacheStatus:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the reads that found what they wanted; of none at all, 1."""
+        """The share of reads that were hits; 1 if there were no reads."""
         reads = self.hits + self.misses
         return self.hits / reads if reads else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStatus:
-    """How reads of the levels were answered, since the process began to serve."""
+    """Caches and filters in reads of the levels, since the process began to serve."""
 
     blocks: CacheStatus
     metadata: CacheStatus  # footers, indexes, filters
@@ -292,10 +291,10 @@ class ReadStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreRequestStatus:
-    """What was asked of the object store, since the process began to serve."""
+    """Requests of one kind to the object store, since the process began to serve."""
 
     operation: str
-    folder: str  # empty: of none alone
+    folder: str  # empty: the request is about no single folder
     requests: int
     failures: int  # without an answer
     objects: int
@@ -304,18 +303,18 @@ class StoreRequestStatus:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStatus:
-    """A snapshot, and the bytes that it keeps from being deleted (None: not known)."""
+    """A snapshot, and the bytes that it protects from deletion (None: not known)."""
 
     id: bytes
     name: str
     manifest_id: int
     expire_time_s: int  # 0: never
     pinned_bytes: int | None
-    pinned_alone_bytes: int | None  # that nothing else keeps
+    pinned_alone_bytes: int | None  # that only this snapshot protects
 
 
 def levels_of(reply: admin_pb2.StatusReply) -> LevelsStatus:
-    """Levels and compaction."""
+    """Decode the status of levels and compaction."""
     levels, compaction = reply.levels, reply.compaction
     return LevelsStatus(
         levels=tuple(
@@ -332,7 +331,7 @@ def levels_of(reply: admin_pb2.StatusReply) -> LevelsStatus:
 
 
 def reads_of(status: admin_pb2.ReadStatus) -> ReadStatus:
-    """Caches and filters."""
+    """Decode the status of caches and filters."""
     return ReadStatus(
         blocks=_cache(status.blocks),
         metadata=_cache(status.metadata),
@@ -343,7 +342,7 @@ def reads_of(status: admin_pb2.ReadStatus) -> ReadStatus:
 
 
 def request_of(status: admin_pb2.StoreRequestStatus) -> StoreRequestStatus:
-    """One kind of request."""
+    """Decode the status of one kind of request."""
     return StoreRequestStatus(
         operation=status.operation,
         folder=status.folder,
@@ -355,7 +354,7 @@ def request_of(status: admin_pb2.StoreRequestStatus) -> StoreRequestStatus:
 
 
 def snapshot_of(status: admin_pb2.SnapshotStatus) -> SnapshotStatus:
-    """One snapshot."""
+    """Decode the status of one snapshot."""
     snapshot = status.snapshot
     has_pinned, has_alone = status.HasField("pinned_bytes"), status.HasField("pinned_alone_bytes")
     return SnapshotStatus(
@@ -379,12 +378,8 @@ def _cache(status: admin_pb2.CacheStatus) -> CacheStatus:
     )
 
 
-# --- server_stats
-# What a server has sent to the object store, as `Client.stats` returns it.
-
-
 class RequestKind(enum.Enum):
-    """What a store charges a request as. The numbers are the wire's."""
+    """The price class of a request to a store. The numbers are those of the protocol."""
 
     WRITE = 1  # a put, a copy; the beginning, a part or the end of an upload
     LIST = 2  # a page
@@ -396,16 +391,16 @@ class RequestKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessRequests:
-    """What one process has sent, and those that had its role before it."""
+    """Requests sent by one process, and by those that had its role before it."""
 
     role: str  # "writer", "compactor" or "collector"
-    uptime_ms: int  # since the server has begun with the role, restarts included
+    uptime_ms: int  # since the server has started the role, restarts included
     requests: Mapping[RequestKind, int]  # of every kind that this client knows
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What was sent to the object store, process by process."""
+    """The requests to the object store, process by process."""
 
     view: View
     url: str  # of the database, without credentials
@@ -415,7 +410,7 @@ class Stats:
 
 
 def stats_of(reply: admin_pb2.StatsReply) -> Stats:
-    """What a reply tells."""
+    """Decode the reply to `Client.stats`."""
     return Stats(
         view=view_of(reply.header),
         url=reply.url,
@@ -425,25 +420,22 @@ def stats_of(reply: admin_pb2.StatsReply) -> Stats:
     )
 
 
-def _process(told: admin_pb2.ProcessRequests) -> ProcessRequests:
+def _process(message: admin_pb2.ProcessRequests) -> ProcessRequests:
     requests = dict.fromkeys(RequestKind, 0)
-    for count in told.requests:
-        if count.kind in _NUMBERS:  # a newer server may know of more
+    for count in message.requests:
+        if count.kind in _NUMBERS:  # a newer server may have more kinds
             requests[RequestKind(count.kind)] += count.requests
-    return ProcessRequests(told.role, told.uptime_ms, MappingProxyType(requests))
+    return ProcessRequests(message.role, message.uptime_ms, MappingProxyType(requests))
 
 
 _NUMBERS = frozenset(kind.value for kind in RequestKind)
-
-
-# --- status
 
 
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
     """The state of the write path."""
 
-    durable_prefix_seq: int  # below it every commit is durable
+    durable_prefix_seq: int  # every commit below it is durable
     next_wal_id: int
     wal_objects_in_flight: int
     max_parallel_writes: int
@@ -461,13 +453,13 @@ class MemtableStatus:
 
     keys: int  # tombstones included
     bytes: int
-    bytes_max: int  # past it writes are refused
+    bytes_max: int  # beyond it writes are refused
     runs: int
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestStatus:
-    """What the manifest says that the process knows."""
+    """The newest manifest that the process knows."""
 
     manifest_id: int
     wal_id_last_compacted: int | None
@@ -490,7 +482,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """The memory of a process for data, in all and by parts."""
+    """The memory of a process for data, in all and by part."""
 
     bytes: int
     bytes_max: int
@@ -499,7 +491,7 @@ class MemoryStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a process is and how it does."""
+    """The state of a process."""
 
     view: View
     version: str
@@ -514,15 +506,15 @@ class Status:
     store_requests: tuple[StoreRequestStatus, ...]
     snapshots: tuple[SnapshotStatus, ...]  # that have not expired
     reader: ReaderStatus | None = None  # None at the writer
-    watches: WatchStatus | None = None  # None: the server does not tell
+    watches: WatchStatus | None = None  # None: the server does not report it
     calls: tuple[CallStatus, ...] = ()  # methods that were called, by name
     quorum: QuorumStatus | None = None  # None without safekeepers, and at a reader
-    read_readiness: Readiness | None = None  # None: the server does not tell
+    read_readiness: Readiness | None = None  # None: the server does not report it
     write_readiness: Readiness | None = None  # None at a reader, too
 
 
 def status_of(reply: admin_pb2.StatusReply) -> Status:
-    """The status that a reply tells."""
+    """Decode the reply to `Client.status`."""
     return Status(
         view=view_of(reply.header),
         version=reply.version,

@@ -1,4 +1,9 @@
-"""One KV.Session call: writes messages from an outbox, and tells who waits for the answers."""
+"""One KV.Session call, and the queue of operations that it sends.
+
+`Outbox` decides in which order, in which messages, and how many at once operations are sent.
+`Stream` writes its messages to the call and completes the futures of the operations with the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -29,35 +34,35 @@ from shalekv_client.errors import (
 )
 from shalekv_client.operations import Note, Operation, note_nothing
 
-# --- outbox
-# Operations on their way into a session: in which order, in which messages, and how many at once.
-#
-# Callers wait when too much is unanswered: what they ask for stays here until there is room.
-
-
-UNANSWERED_BYTES_MAX = 8 * 1024 * 1024  # as the server's default for one session
-# A message is cut here, so that the server can begin with it while the next one is on its way.
+UNANSWERED_BYTES_MAX = 8 * 1024 * 1024  # the server's default for one session
+# Messages are not larger, so that the server can begin with one while the next is on its way.
 MESSAGE_BYTES_MAX = 1024 * 1024
 MESSAGE_COUNT_MAX = 1_000  # more save nothing, and servers may be set to accept fewer than 10,000
 SHRINK_COUNT, SHRINK_BYTES = 8, 4
-SHRUNK_BYTES_MIN = 32 * 1024  # below the least that a server can be set to accept
+SHRUNK_BYTES_MIN = 32 * 1024  # less than the smallest limit that a server can be set to
 OVERHEAD_BYTES = 16  # of an operation in a message: its id, two tags and two lengths
+TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
+
+# A server that refuses a stream with one of these has answered every operation that it had begun.
+REFUSALS = (Stopping, Overloaded, Unimplemented)
+
+SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.SessionRequest, kv_pb2.SessionReply]"
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An operation that somebody waits for."""
+    """An operation with a caller that waits for its result."""
 
     number: int  # its id in the session; operations are sent in this order
     operation: Operation[Any]
     future: asyncio.Future[Any]
     size_bytes: int
-    timeout_ms: float = 0.0  # within which it is to be answered; 0: while the session lasts
-    due_s: float = 0.0  # when that is, by the clock of the loop
-    is_sent: bool = False  # from then on nobody knows whether it was applied, until it is answered
+    timeout_ms: float = 0.0  # for the answer; 0: as long as the session lasts
+    due_s: float = 0.0  # the end of the timeout, by the clock of the loop
+    is_sent: bool = False  # once it is sent, its outcome is unknown until it is answered
 
     def fail(self, error: ShaleKVError) -> None:
-        """Tell whoever waits, with an error object of its own."""
+        """Complete the future with a new object of this error, unless it is done."""
         if not self.future.done():
             self.future.set_exception(error.again())
 
@@ -66,7 +71,10 @@ Message: TypeAlias = list[Pending]
 
 
 class Outbox:
-    """A queue with a bound on what is sent and unanswered, counted in bytes."""
+    """A queue of operations with a bound on the bytes that are sent and unanswered.
+
+    While too many bytes are unanswered, operations stay in the queue.
+    """
 
     def __init__(
         self,
@@ -75,9 +83,10 @@ class Outbox:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         message_count_max: int = MESSAGE_COUNT_MAX,
     ) -> None:
-        """`bytes_max` bounds what is unanswered; an operation that is larger goes when it is alone.
+        """Create an empty queue.
 
-        An operation that is larger than `message_bytes_max` has a message to itself.
+        `bytes_max` bounds what is unanswered; a larger operation is sent when nothing else is
+        unanswered. An operation larger than `message_bytes_max` has a message to itself.
         """
         self._bytes_max = bytes_max
         self.message_bytes_max = message_bytes_max
@@ -85,44 +94,47 @@ class Outbox:
         self._queue: OrderedDict[int, Pending] = OrderedDict()
         self._queued_bytes = 0
         self._unanswered_bytes = 0
-        self._news = asyncio.Event()
-        self._waiters: list[asyncio.Future[None]] = []  # for less to be held
+        self._work = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []  # until fewer bytes are held
 
     def __len__(self) -> int:
-        """How many operations wait to be sent."""
+        """Return the number of operations that wait to be sent."""
         return len(self._queue)
 
     @property
     def unanswered_bytes(self) -> int:
-        """Bytes of what is sent and unanswered."""
+        """Bytes of the operations that are sent and unanswered."""
         return self._unanswered_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all that is not answered yet, sent or not."""
+        """Bytes of all unanswered operations, sent or not."""
         return self._queued_bytes + self._unanswered_bytes
 
     def add(self, pending: Pending) -> None:
         """Queue an operation."""
         self._queue[pending.number] = pending
         self._queued_bytes += pending.size_bytes
-        self._news.set()
+        self._work.set()
 
     def withdraw(self, pending: Pending) -> None:
-        """Nobody waits for this operation any more: it is not sent, if it was not sent yet."""
+        """Take back an operation whose caller has given up; one that was sent is not affected."""
         if self._queue.pop(pending.number, None) is not None:
             self._queued_bytes -= pending.size_bytes
-            self._tell_waiters()
+            self._notify_waiters()
 
     def take(self) -> Message:
-        """The next message, counted as sent; empty when nothing is queued or there is no room."""
+        """Return the next message, counted as sent.
+
+        It is empty when nothing is queued or too many bytes are unanswered.
+        """
         message: Message = []
         size_bytes = 0
         while self._queue and len(message) < self._message_count_max:
             _, pending = self._queue.popitem(last=False)
-            if pending.future.done():  # given up
+            if pending.future.done():  # its caller has given up
                 self._queued_bytes -= pending.size_bytes
-                self._tell_waiters()
+                self._notify_waiters()
                 continue
             if not self._fits(size_bytes, pending):
                 self._queue[pending.number] = pending
@@ -136,43 +148,43 @@ class Outbox:
         return message
 
     def answered(self, pending: Pending) -> None:
-        """There is an answer to an operation that was sent, or there will be none."""
+        """Note that a sent operation has been answered, or will never be."""
         self._unanswered_bytes -= pending.size_bytes
         if self._queue:
-            self._news.set()
-        self._tell_waiters()
+            self._work.set()
+        self._notify_waiters()
 
     def clear(self) -> list[Pending]:
-        """Empty the queue; returns what was in it."""
+        """Empty the queue; return the operations that were in it."""
         left = list(self._queue.values())
         self._queue.clear()
         self._queued_bytes = 0
-        self._tell_waiters()
+        self._notify_waiters()
         return left
 
     def shrink(self) -> None:
-        """Make smaller messages from now on, since the server does not accept those."""
+        """Make smaller messages from now on, because the server has refused this size."""
         self._message_count_max = max(1, self._message_count_max // SHRINK_COUNT)
         smaller_bytes = max(SHRUNK_BYTES_MIN, self.message_bytes_max // SHRINK_BYTES)
         self.message_bytes_max = min(self.message_bytes_max, smaller_bytes)
 
     def wake(self) -> None:
-        """Let whoever waits for news look again."""
-        self._news.set()
+        """Let `wait_for_work` return."""
+        self._work.set()
 
-    async def news(self) -> None:
-        """Wait until `take` may return something again, or somebody calls `wake`."""
-        self._news.clear()
-        await self._news.wait()
+    async def wait_for_work(self) -> None:
+        """Wait until `take` may return a message again, or `wake` is called."""
+        self._work.clear()
+        await self._work.wait()
 
     async def held_at_most(self, bytes_max: int) -> None:
-        """Wait until no more than this is held."""
+        """Wait until `held_bytes` is at most `bytes_max`."""
         while self.held_bytes > bytes_max:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
 
-    def _tell_waiters(self) -> None:
+    def _notify_waiters(self) -> None:
         if not self._waiters:
             return
         waiters, self._waiters = self._waiters, []
@@ -188,31 +200,20 @@ class Outbox:
         return fits_message and unanswered_bytes <= self._bytes_max
 
 
-# --- stream
-
-
-SessionCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.SessionRequest, kv_pb2.SessionReply]"
-
-
-TIMEOUT_MS_MAX = 2**32 - 1  # of an operation; 49 days
-
-# A server that turns a stream away has answered all that it had begun.
-REFUSALS = (Stopping, Overloaded, Unimplemented)
-
-
 class Stream:
-    """Answers come in any order; operations are sent in the order of the outbox.
+    """One KV.Session call: sends operations in the order of the outbox, receives answers in any.
 
-    The outbox may be handed on: a stream that is retired takes nothing more from it, and ends when
-    nobody waits for an answer on it.
+    The next stream can take over the outbox: a retired stream takes nothing more from it, and ends
+    when no caller waits for an answer on it.
     """
 
     def __init__(
         self, call: SessionCall, outbox: Outbox, address: str, note: Note = note_nothing
     ) -> None:
-        """`call` has begun; `address` is that of the server, for errors."""
+        """Use `call`, which has begun; errors name `address`, that of the server."""
         self.has_answered = False  # at least once
-        self.heard_at_s = asyncio.get_running_loop().time()  # when it was certainly alive
+        # The last reply, or, if that is later, when answers became due after a pause.
+        self.alive_at_s = asyncio.get_running_loop().time()
         self._call = call
         self._outbox = outbox
         self._address = address
@@ -228,7 +229,7 @@ class Stream:
         return bool(self._unanswered)
 
     async def run(self) -> ShaleKVError:
-        """Write and read until the call is over; returns why it is."""
+        """Write and read until the call is over; return the reason why it ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write())
@@ -239,14 +240,15 @@ class Stream:
             self._call.cancel()
 
     def retire(self) -> None:
-        """Take nothing more from the outbox, and end when nobody waits for an answer."""
+        """Take nothing more from the outbox, and end when no caller waits for an answer."""
         self._is_retired = True
         self._outbox.wake()
 
     def end(self, reason: ShaleKVError) -> None:
-        """Fail what is unanswered because of `reason`, which ended the stream."""
+        """Fail the unanswered operations because of `reason`, which ended the stream."""
         if isinstance(reason, NotApplied) and not isinstance(reason, REFUSALS):
-            reason = ConnectionLost(reason.details)  # it is not about them, but about the stream
+            # The error is about the stream: it does not prove that no operation was applied.
+            reason = ConnectionLost(reason.details)
         unanswered, self._unanswered = self._unanswered, {}
         for pending in unanswered.values():
             self._outbox.answered(pending)
@@ -259,19 +261,19 @@ class Stream:
                 if message:
                     await self._call.write(self._request(message))
                 else:
-                    await self._outbox.news()
+                    await self._outbox.wait_for_work()
             await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the call is over: the reader learns why
+            return  # the call is over: `_read` learns why
         if waited := [p.future for p in self._unanswered.values() if not p.future.done()]:
             await asyncio.wait(waited)
-        if self._unanswered:  # by nobody's wish any more
+        if self._unanswered:  # their callers have given up
             self._call.cancel()
 
     def _request(self, message: Message) -> kv_pb2.SessionRequest:
         now_s = asyncio.get_running_loop().time()
         if not self._unanswered:
-            self.heard_at_s = now_s
+            self.alive_at_s = now_s
         request = kv_pb2.SessionRequest()
         add = request.operations.add
         for pending in message:
@@ -288,7 +290,7 @@ class Stream:
             while (reply := await self._call.read()) is not grpc.aio.EOF:
                 assert isinstance(reply, kv_pb2.SessionReply)
                 self.has_answered = True
-                self.heard_at_s = asyncio.get_running_loop().time()
+                self.alive_at_s = asyncio.get_running_loop().time()
                 for result in reply.results:
                     self._complete(result)
         except grpc.aio.AioRpcError as error:
@@ -312,11 +314,11 @@ class Stream:
     def _complete(self, result: kv_pb2.SessionResult) -> None:
         pending = self._unanswered.pop(result.id, None)
         if pending is None:
-            return  # nobody asked
+            return  # no operation with this id is unanswered
         self._outbox.answered(pending)
         future = pending.future
         if future.done():
-            return  # given up
+            return  # its caller has given up
         operation = pending.operation
         name = result.WhichOneof("result")
         if name == "error":
@@ -328,7 +330,7 @@ class Stream:
                 future.set_result(operation.decode(reply))
             except ValueError:
                 future.set_exception(not_an_answer(self._address, operation.method))
-            except ShaleKVError as refusal:  # it is not the reply that was asked for
+            except ShaleKVError as refusal:  # the reply shows too little, or another database
                 future.set_exception(refusal)
         else:
             future.set_exception(not_an_answer(self._address, operation.method))

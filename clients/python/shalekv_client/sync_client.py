@@ -1,4 +1,8 @@
-"""The client for programs without an event loop: the same methods, which wait for the result."""
+"""The client for programs without an event loop: the same methods, which wait for the result.
+
+`LoopThread` runs the event loop of an asyncio client in a thread. `SyncClient` and its scans,
+sessions and watches run the methods of the asyncio classes there.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from shalekv_client import operations
 from shalekv_client.client import TIMEOUT_MS, Client
-from shalekv_client.closing import Closing, client_closed
+from shalekv_client.closing import Closeable, client_closed
 from shalekv_client.errors import ClientClosed, ShaleKVError
 from shalekv_client.operations import At, Operation
 from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy
@@ -26,27 +30,25 @@ from shalekv_client.stream import OVERHEAD_BYTES, UNANSWERED_BYTES_MAX
 from shalekv_client.tokens import SessionToken
 from shalekv_client.watch import Watch, WatchEvent
 
-# --- loop_thread
-# An event loop in a thread of its own, for callers that have none.
-
-
 ResultT = TypeVar("ResultT")
+
+ArgumentsP = ParamSpec("ArgumentsP")
 
 
 class LoopThread:
-    """Runs coroutines for other threads, until it is closed."""
+    """An event loop in a thread, which runs coroutines for other threads until it is closed."""
 
     def __init__(self, address: str) -> None:
-        """Starts the thread, which does not keep the process alive; `address` is for errors."""
+        """Start the thread, which does not keep the process alive; errors name `address`."""
         self._address = address
         self._loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # of `_is_closed`
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"shalekv {address}", daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """The result of `coroutine`, which is cancelled when waiting for it is interrupted.
+        """Run `coroutine` and return its result; it is cancelled when the wait is interrupted.
 
         Raises `ClientClosed` when the thread is closed.
         """
@@ -61,14 +63,14 @@ class LoopThread:
             future.cancel()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call `function` in the loop, and don't wait. Raises `ClientClosed` as `run`."""
+        """Call `function` in the loop, without waiting. Raises `ClientClosed` as `run`."""
         with self._lock:
             if self._is_closed:
                 raise client_closed(self._address)
             self._loop.call_soon_threadsafe(function)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `last`, and end the thread when it is done. Again, it does nothing."""
+        """Run `last`, and end the thread when it is done. A second call does nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -85,22 +87,18 @@ class LoopThread:
             runner.get_loop().run_forever()
 
 
-# --- sync_scan
-# A scan for programs without an event loop: an ordinary iterator.
-
-
-class SyncScan(Closing, Iterator[Entry]):
-    """As `shalekv_client.Scan`: iterate over it once; left early, close it or use `with`."""
+class SyncScan(Closeable, Iterator[Entry]):
+    """A scan as `shalekv_client.Scan`: iterate over it once. To end early, use `with`."""
 
     def __init__(self, scan: Scan, thread: LoopThread) -> None:
-        """As `SyncClient.scan` makes it."""
+        """Create a scan; `SyncClient.scan` does so."""
         self._scan = scan
         self._thread = thread
         self._entries: Iterator[Entry] = iter(())
 
     @property
     def view(self) -> View | None:
-        """What is read from; known with the first entry."""
+        """The state that is read; known with the first entry."""
         return self._scan.view
 
     @property
@@ -110,30 +108,30 @@ class SyncScan(Closing, Iterator[Entry]):
 
     @property
     def page_token(self) -> bytes:
-        """At the end, if there is more: how to go on, at this view."""
+        """At the end, if there is more: the token that continues at this view."""
         return self._scan.page_token
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Entry:
-        """The next entry. Raises as `SyncClient.get`."""
+        """Return the next entry. Raises as `SyncClient.get`."""
         for entry in self._entries:
             return entry
-        self._entries = iter(self.read())  # a message at a time: a turn in the thread is costly
+        self._entries = iter(self.read())  # a whole message: each call into the thread is costly
         return next(self._entries)
 
     def read(self) -> list[Entry]:
-        """The next entries, those that came together; none at the end."""
+        """Return the entries of the next message; none at the end."""
         entries = list(self._entries)
         return entries or self._thread.run(self._scan.read())
 
     def next_page(self) -> SyncScan:
-        """As `Scan.next_page`."""
+        """Do the same as `Scan.next_page`."""
         return SyncScan(self._scan.next_page(), self._thread)
 
     def pages(self) -> Iterator[list[Entry]]:
-        """As `Scan.pages`."""
+        """Do the same as `Scan.pages`."""
         page = self
         while True:
             with page:
@@ -143,22 +141,15 @@ class SyncScan(Closing, Iterator[Entry]):
             page = page.next_page()
 
     def close(self) -> None:
-        """End the call; the entries that were not taken yet are dropped."""
+        """End the call; entries that were not taken are dropped."""
         self._entries = iter(())
         self._thread.run(self._scan.aclose())
-
-
-# --- sync_session
-# A session for programs without an event loop.
-
-
-ArgumentsP = ParamSpec("ArgumentsP")
 
 
 def _queued(
     build: Callable[ArgumentsP, Operation[ResultT]],
 ) -> Callable[Concatenate[SyncSession, ArgumentsP], Future[ResultT]]:
-    """The method that queues what `build` makes of its arguments."""
+    """Make a method that queues the operation which `build` makes of its arguments."""
 
     def queue(
         session: SyncSession, /, *args: ArgumentsP.args, **kwargs: ArgumentsP.kwargs
@@ -169,22 +160,22 @@ def _queued(
     return queue
 
 
-class SyncSession(Closing):
-    """As `shalekv_client.Session`, for threads: futures are those of `concurrent.futures`.
+class SyncSession(Closeable):
+    """A session as `shalekv_client.Session`, for threads, with futures of `concurrent.futures`.
 
-    Threads may share it; what one thread sends is applied in the order in which it sends it. To
-    cancel a future gives up its result, and does not take the operation back.
+    Threads may share it; the operations of one thread are applied in the order in which it sends
+    them. Cancelling a future discards its result, but does not take the operation back.
     """
 
     def __init__(self, session: Session, thread: LoopThread, *, bytes_max: int) -> None:
-        """As `SyncClient.session` makes it."""
+        """Create a session; `SyncClient.session` does so."""
         self._session = session
         self._thread = thread
         self._bytes_max = bytes_max
         self._queue: deque[tuple[Operation[Any], Future[Any]]] = deque()
-        self._change = threading.Condition()  # of what follows
+        self._change = threading.Condition()  # guards the queue and the attributes below
         self._held_bytes = 0
-        self._is_called = False  # the loop, to take what is queued
+        self._is_called = False  # `_take` is scheduled in the loop
         self._is_closed = False
 
     get = _queued(operations.get)
@@ -197,7 +188,7 @@ class SyncSession(Closing):
     txn = _queued(operations.txn)
 
     def submit(self, operation: Operation[ResultT]) -> Future[ResultT]:
-        """Queue an operation; raises `NotSent` when the session is closed."""
+        """Queue an operation. Raises `NotSent` when the session is closed."""
         future: Future[ResultT] = Future()
         with self._change:
             if self._is_closed:
@@ -210,7 +201,7 @@ class SyncSession(Closing):
         return future
 
     def ready(self) -> None:
-        """Wait while more bytes are unanswered than the session may hold."""
+        """Wait until the unanswered operations fit into the session's limit of bytes."""
         self._wait(self._bytes_max)
 
     def drain(self) -> None:
@@ -218,10 +209,10 @@ class SyncSession(Closing):
         self._wait(0)
 
     def close(self) -> None:
-        """End the session without waiting; what is unanswered fails."""
+        """End the session without waiting; unanswered operations fail."""
         with self._change:
             self._is_closed = True
-        with suppress(ClientClosed):  # and everything of it
+        with suppress(ClientClosed):  # which has closed its sessions as well
             self._thread.run(self._end())
 
     def __exit__(self, *error: object) -> None:
@@ -242,7 +233,7 @@ class SyncSession(Closing):
         await self._session.aclose()
 
     def _take(self) -> None:
-        """Hand over what is queued. Runs in the loop."""
+        """Submit the queued operations to the session. Runs in the loop."""
         with self._change:
             taken = list(self._queue)
             self._queue.clear()
@@ -259,7 +250,7 @@ class SyncSession(Closing):
     def _finish(
         self, operation: Operation[Any], future: Future[Any], inner: asyncio.Future[Any]
     ) -> None:
-        """Tell the threads that wait. Runs in the loop."""
+        """Complete `future` as `inner` was, and wake waiting threads. Runs in the loop."""
         error = inner.exception()
         if future.set_running_or_notify_cancel():
             if error is not None:
@@ -271,27 +262,26 @@ class SyncSession(Closing):
             self._change.notify_all()
 
 
-# --- sync_watch
-# A watch for programs without an event loop: an ordinary iterator.
-
-
-class SyncWatch(Closing, Iterator[WatchEvent]):
-    """As `shalekv_client.Watch`: iterate over it once; `with` opens and closes it."""
+class SyncWatch(Closeable, Iterator[WatchEvent]):
+    """A watch as `shalekv_client.Watch`: iterate over it once; `with` opens and closes it."""
 
     def __init__(self, watch: Watch, thread: LoopThread) -> None:
-        """As `SyncClient.watch` makes it."""
+        """Create a watch that is not open; `SyncClient.watch` does so."""
         self._watch = watch
         self._thread = thread
         self._events: Iterator[WatchEvent] = iter(())
-        self._taken_seq = 0  # the last event that was given
+        self._taken_seq = 0  # of the last event that was taken
 
     @property
     def next_seq(self) -> int:
-        """Where another watch goes on behind the last event that was taken; 0: with what comes."""
+        """The `from_seq` with which another watch continues behind the last event taken.
+
+        0: with the next commit.
+        """
         return self._taken_seq + 1 if self._taken_seq else self._watch.opened_at_seq or 0
 
     def opened(self) -> int:
-        """Wait until it is open: the first sequence number that it tells of."""
+        """Wait until the watch is open; return the first sequence number that it covers."""
         return self._thread.run(self._watch.opened())
 
     def __enter__(self) -> Self:
@@ -306,16 +296,16 @@ class SyncWatch(Closing, Iterator[WatchEvent]):
         return self
 
     def __next__(self) -> WatchEvent:
-        """The next event. Raises as that of `Watch`."""
+        """Return the next event. Raises as iterating over a `Watch` does."""
         event = next(self._events, None)
-        if event is None:  # those that wait come together: a turn in the thread is costly
+        if event is None:  # all events that wait: each call into the thread is costly
             self._events = iter(self._thread.run(self._watch.read()))
             event = next(self._events)
         self._taken_seq = event.seq
         return event
 
     def ack(self, seq: int) -> None:
-        """As `Watch.ack`."""
+        """Do the same as `Watch.ack`."""
 
         async def ack() -> None:
             self._watch.ack(seq)
@@ -323,36 +313,33 @@ class SyncWatch(Closing, Iterator[WatchEvent]):
         self._thread.run(ack())
 
     def close(self) -> None:
-        """Close the watch; what was not taken is dropped. Again, it does nothing."""
+        """Close the watch; events that were not taken are dropped. A second call does nothing."""
         self._events = iter(())
         self._thread.run(self._watch.aclose())
-
-
-# --- sync_client
 
 
 def _blocking(
     method: Callable[Concatenate[Client, ArgumentsP], Coroutine[Any, Any, ResultT]],
 ) -> Callable[Concatenate[SyncClient, ArgumentsP], ResultT]:
-    """The method that waits for what `method` of the asynchronous client returns."""
+    """Make a method that runs `method` of the asyncio client and waits for its result."""
 
     def wait(client: SyncClient, /, *args: ArgumentsP.args, **kwargs: ArgumentsP.kwargs) -> ResultT:
-        # The two attributes are the wrapper's own: this function becomes a method.
+        # The two private attributes may be used: this function becomes a method of their class.
         return client._thread.run(method(client._client, *args, **kwargs))  # noqa: SLF001
 
     wait.__name__, wait.__doc__ = method.__name__, method.__doc__
     return wait
 
 
-class SyncClient(Closing):
-    """Talks to a ShaleKV database. Safe to share between threads.
+class SyncClient(Closeable):
+    """A client of a ShaleKV database. Safe to share between threads.
 
         with SyncClient("127.0.0.1:7654") as client:
             client.put(b"greeting", b"hello")
             found = client.get(b"greeting")
 
-    The methods take what those of `shalekv_client.Client` take, return what they return, and
-    raise what they raise. What several threads ask for at once travels together.
+    The methods have the arguments, results and errors of those of `shalekv_client.Client`.
+    Concurrent calls of several threads are sent together.
     """
 
     def __init__(  # noqa: PLR0913 (as the asynchronous client)
@@ -370,7 +357,7 @@ class SyncClient(Closing):
         hedge_ms: int | None = None,
         replica_wait_ms: int = 1_000,
     ) -> None:
-        """As `shalekv_client.Client`; starts a thread."""
+        """Create a client as `shalekv_client.Client`; starts a thread."""
         self.addresses = checked_addresses(address)
         self.address = self.addresses[0]
         self._thread = LoopThread(self.address)
@@ -414,11 +401,11 @@ class SyncClient(Closing):
 
     @property
     def token(self) -> SessionToken | None:
-        """As `Client.token`."""
+        """The same as `Client.token`."""
         return self._client.token
 
     def advance(self, token: SessionToken | str) -> None:
-        """As `Client.advance`."""
+        """Do the same as `Client.advance`."""
 
         async def advance() -> None:
             self._client.advance(token)
@@ -441,7 +428,7 @@ class SyncClient(Closing):
         at: At = None,
         resumable: bool | None = None,
     ) -> SyncScan:
-        """As `Client.scan`, with an ordinary iterator.
+        """Scan as `Client.scan`, with an ordinary iterator.
 
         for entry in client.scan(prefix=b"user/"):
             print(entry.key, entry.value)
@@ -472,7 +459,7 @@ class SyncClient(Closing):
         previous: bool = False,
         consumer: str = "",
     ) -> SyncWatch:
-        """As `Client.watch`, with an ordinary iterator.
+        """Watch as `Client.watch`, with an ordinary iterator.
 
         with client.watch(prefix=b"user/") as watch:
             for event in watch:
@@ -492,7 +479,7 @@ class SyncClient(Closing):
         return SyncWatch(self._thread.run(watch()), self._thread)
 
     def session(self, *, bytes_max: int = UNANSWERED_BYTES_MAX) -> SyncSession:
-        """As `Client.session`, with futures that threads can wait for."""
+        """Open a session as `Client.session`, with futures that threads can wait for."""
 
         async def open_session() -> Session:
             return self._client.session(bytes_max=bytes_max)
@@ -500,9 +487,12 @@ class SyncClient(Closing):
         return SyncSession(self._thread.run(open_session()), self._thread, bytes_max=bytes_max)
 
     def close(self) -> None:
-        """Close the connection and end the thread; calls under way fail. Again, it does nothing."""
+        """Close the connections and end the thread; calls under way fail.
+
+        A second call does nothing.
+        """
         self._thread.close(self._client.close)
 
 
 async def _nothing() -> None:
-    """There is nothing to close when a client could not be opened."""
+    """Close nothing, after a client could not be created."""

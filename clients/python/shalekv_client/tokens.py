@@ -1,11 +1,13 @@
-"""What one process tells another, so that it reads what the first one has written or seen.
+"""Session tokens, and the newest state that a client has seen.
+
+With the token of another process, a client reads what that process has written or seen. A token is
 
     1 byte    1, the version
     16 bytes  the id of the database
     8 bytes   the sequence number, most significant byte first
     4 bytes   the CRC-32 of all before, most significant byte first
 
-As text: URL-safe base64 without padding, 39 characters.
+and as text URL-safe base64 without padding, 39 characters.
 """
 
 from __future__ import annotations
@@ -28,34 +30,34 @@ _CHECKSUM = struct.Struct(">I")
 
 
 class InvalidToken(ValueError):
-    """This is not a token, or not one that this version can read."""
+    """The text is not a session token, or not one that this version can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionToken:
-    """A state of a database. Reads that are given it see this state or a newer one.
+    """A state of a database. Reads with this token see this state or a newer one.
 
-    `str(token)` is text that can stand in a URL, a header or a cookie; `SessionToken.parse` reads
-    it. It is no secret and grants nothing: whoever makes one up can only make reads wait.
+    `str(token)` is text for a URL, a header or a cookie; `SessionToken.parse` reads it. A token is
+    not a secret and grants no access: a forged one can only make reads wait.
     """
 
     database_id: bytes
     seq: int
 
     def __post_init__(self) -> None:
-        """Raises InvalidToken for what no database has told."""
+        """Check the values. Raises InvalidToken for an id or a number of another size."""
         if len(self.database_id) != DATABASE_ID_BYTES or not 0 <= self.seq <= SEQ_MAX:
             raise InvalidToken("a token has a database id of 16 bytes and a seq of 64 bits")
 
     def __str__(self) -> str:
-        """39 characters of A-Z, a-z, 0-9, - and _."""
+        """Return 39 characters of A-Z, a-z, 0-9, - and _."""
         content = _CONTENT.pack(VERSION, self.database_id, self.seq)
         checked = content + _CHECKSUM.pack(zlib.crc32(content))
         return urlsafe_b64encode(checked).rstrip(b"=").decode()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The token that `str` has made this text from. Raises InvalidToken for other text."""
+        """Return the token whose `str` is this text. Raises InvalidToken for other text."""
         try:
             checked = urlsafe_b64decode(text.encode("ascii") + b"=")
         except (NotBase64, UnicodeEncodeError):
@@ -72,34 +74,31 @@ class SessionToken:
         return token
 
 
-# --- freshness
-# What a client has seen, so that no later read shows it less.
-#
-# The greatest sequence number is kept of what is certain to stay: not what a read of level
-# UNCOMMITTED shows, nor that of a write of durability MEMORY. A crash may take those back, and to
-# wait for a commit that is gone would be to wait for ever.
-
-
 class Freshness:
-    """The newest state of one database that was seen."""
+    """The newest state of one database that a client has seen; no later read may show less.
+
+    This is the greatest sequence number that no crash can revoke. Reads of level UNCOMMITTED and
+    writes of durability MEMORY do not count: waiting for a commit that a crash has revoked would
+    never end.
+    """
 
     def __init__(self) -> None:
-        """Nothing was seen."""
+        """Begin with no state and no database."""
         self.seq = 0
         self.database_id = b""
         self.is_bound = False  # to its database: a token was given, or there are several servers
 
     def seen(self, seq: int) -> None:
-        """A reply, or a refusal, has told of a commit that no crash takes back."""
+        """Note a commit, reported by a reply or a refusal, that no crash can revoke."""
         self.seq = max(self.seq, seq)
 
     @property
     def token(self) -> SessionToken | None:
-        """What to give to another process; None before the first reply."""
+        """The token of this state, for another process; None before the first reply."""
         return SessionToken(self.database_id, self.seq) if self.database_id else None
 
     def advance(self, token: SessionToken, address: str) -> None:
-        """See the state of `token`, or a newer one, from now on. Raises `WrongDatabase`."""
+        """Advance to the state of `token`. Raises `WrongDatabase` for one of another database."""
         if self.database_id and token.database_id != self.database_id:
             message = f"the token is of database {token.database_id.hex()}, and this client talks "
             message += f"to {self.database_id.hex()}: take a token of this one"
@@ -107,14 +106,14 @@ class Freshness:
         self.database_id, self.is_bound = token.database_id, True
         self.seq = max(self.seq, token.seq)
 
-    def meet(self, database_id: bytes, address: str) -> None:
-        """A server has told of another database than the one that is known.
+    def note_database(self, database_id: bytes, address: str) -> None:
+        """Note that a server has reported another database id than the known one.
 
-        Raises `WrongDatabase`. A client of one address that was given no token begins anew with
-        what stands there now.
+        Raises `WrongDatabase` when the client is bound to its database. A client of one address
+        without a token begins anew with the database that is there now.
         """
         if not database_id:
-            return  # a server that does not tell
+            return  # the server does not report its database
         if self.database_id and self.is_bound:
             message = f"the server is of database {database_id.hex()}, and this client, or its "
             message += f"token, of {self.database_id.hex()}: correct the address or the token"

@@ -1,4 +1,8 @@
-"""A watch: an asynchronous iterator over commits that goes on across connections."""
+"""A watch: an asynchronous iterator over commits that survives broken connections.
+
+Its events are commits, and progress: up to which sequence number all commits were delivered.
+`shalekv_client.watch_stream` does the calls.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.closing import AsyncClosing
+from shalekv_client.closing import AsyncCloseable
 from shalekv_client.errors import ShaleKVError
 from shalekv_client.results import Entry, entries_of, known
 
-# --- watch_events
-# What a watch tells: commits, and how far everything was told.
-
-
-# What an event holds beside keys and values, and what a change does, about.
+# Approximate memory of an event, and of a change, beside keys and values.
 EVENT_OVERHEAD_BYTES = 200
 CHANGE_OVERHEAD_BYTES = 300
+
+# Events of one watch that wait to be taken. Beyond it, the watch is closed at the server until half
+# of them are taken.
+BUFFERED_BYTES_MAX = 4 * 1024 * 1024
 
 
 class ChangeKind(enum.Enum):
@@ -29,7 +33,7 @@ class ChangeKind(enum.Enum):
     PUT = 1
     DELETE = 2
     DELETE_RANGE = 3  # to all keys of a range
-    EXPIRED = 4  # the value was hidden since `expire_at_ms`, and is removed now
+    EXPIRED = 4  # the value has been hidden since `expire_at_ms`, and is removed now
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,11 @@ class WatchChange:
     expire_at_ms: int | None = None  # when the value expires, or has expired; None: never
     end: bytes = b""  # of a range delete: the first key after it; empty: to the last of all
     previous: Entry | None = None  # the value before, if it was asked for and there was one
-    previous_unknown: bool = False  # it was asked for, and nobody knows whether there was one
+    previous_unknown: bool = False  # it was asked for, but is not known
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it holds, about."""
+        """Approximate memory of the change."""
         before = self.previous
         before_bytes = len(before.key) + len(before.value) if before is not None else 0
         own_bytes = len(self.key) + len(self.value) + len(self.end)
@@ -55,7 +59,7 @@ class WatchChange:
 
 @dataclass(frozen=True, slots=True)
 class WatchCommit:
-    """One commit: all of its changes inside the range, by key, deletes of ranges first."""
+    """One commit: all its changes inside the range, range deletes first, then by key."""
 
     seq: int
     wal_id: int  # the WAL object that holds it
@@ -63,19 +67,19 @@ class WatchCommit:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it holds, about."""
+        """Approximate memory of the event."""
         return EVENT_OVERHEAD_BYTES + sum(change.size_bytes for change in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchProgress:
-    """Every commit up to this sequence number was told."""
+    """All commits up to this sequence number were delivered."""
 
     seq: int
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it holds, about."""
+        """Approximate memory of the event."""
         return EVENT_OVERHEAD_BYTES
 
 
@@ -83,7 +87,7 @@ WatchEvent: TypeAlias = WatchCommit | WatchProgress
 
 
 def changes_of(changes: Iterable[kv_pb2.WatchChange]) -> list[WatchChange]:
-    """The changes of one message."""
+    """Decode the changes of one message."""
     return [_change(change) for change in changes]
 
 
@@ -103,27 +107,19 @@ def _change(change: kv_pb2.WatchChange) -> WatchChange:
     )
 
 
-# --- watch
-
-
-# Events of one watch that wait to be taken. Past it the server is asked to tell this watch nothing
-# more, until half of them are taken.
-BUFFERED_BYTES_MAX = 4 * 1024 * 1024
-
-
 class Watches(Protocol):
-    """Where watches are kept: `shalekv_client.watch_stream.Watching`."""
+    """The owner of watches, which opens them: `shalekv_client.watch_stream.WatchMultiplexer`."""
 
     def begin(self, watch: Watch) -> None:
         """Open a watch for the first time."""
         ...
 
     def go_on(self, watch: Watch) -> None:
-        """Open a watch again that was parked."""
+        """Open a parked watch again."""
         ...
 
     def ack(self, watch: Watch) -> None:
-        """Tell the server what the watch's consumer has acknowledged."""
+        """Send the acknowledgement of the watch's consumer to the server."""
         ...
 
     async def end(self, watch: Watch) -> None:
@@ -131,17 +127,17 @@ class Watches(Protocol):
         ...
 
 
-class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
-    """Every commit to a range in order, whole and exactly once. Iterate over it once.
+class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
+    """All commits to a range, in order, whole and exactly once. Iterate over it once.
 
         async with client.watch(prefix=b"user/") as watch:
             async for event in watch:
                 ...
 
-    Inside `async with` it is open: it tells of every commit that begins from then on. Without it
-    the first event that is asked for opens it. A connection that breaks, or a server that goes
-    away, is replaced by another, and the watch goes on behind the last commit that it was told;
-    nobody sees that. Until it was open once it gives up as other calls do; after that never.
+    Inside `async with` the watch is open: it delivers every commit that begins from then on.
+    Without `async with`, asking for the first event opens it. When a connection breaks or a server
+    fails, another is used, and the watch continues behind the last delivered commit; its user does
+    not notice. Opening it for the first time fails as other calls do; after that it never gives up.
 
     Raises `WalCollected` when the commits that it needs are no longer in the WAL: read the state
     again, and watch from behind it. Raises `WatchTooSlow` when this program did not even read from
@@ -155,35 +151,38 @@ class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
         *,
         buffered_bytes_max: int = BUFFERED_BYTES_MAX,
     ) -> None:
-        """As `Client.watch` makes it; `create` is without an id."""
-        self.opened_at_seq: int | None = None  # the first commit that it tells; None: not open yet
+        """Create a watch that is not open; `Client.watch` does so. `create` has no id."""
+        self.opened_at_seq: int | None = None  # the first commit it delivers; None: not open yet
         self.acked_seq = 0
-        self.is_parked = False  # the server is to tell nothing until there is room
-        self.attempts = 0  # in vain to open it, in a row
+        self.is_parked = False  # closed at the server until its user has taken events
+        self.attempts = 0  # to open it that have failed, in a row
         self._watches = watches
         self._create = create
         self._buffered_bytes_max = buffered_bytes_max
-        self._told_seq = create.start_seq  # the first commit that was not told; 0: not known
-        self._taken_seq = create.start_seq  # the same of what was taken
+        self._undelivered_seq = create.start_seq  # the first undelivered commit; 0: not known
+        self._untaken_seq = create.start_seq  # the first commit that was not taken; 0: not known
         self._events: deque[WatchEvent] = deque()
         self._held_bytes = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._failure: ShaleKVError | None = None
         self._is_begun = False
         self._is_closed = False
 
     @property
     def next_seq(self) -> int:
-        """Where another watch goes on behind the last event that was taken; 0: with what comes."""
-        return self._taken_seq
+        """The `from_seq` with which another watch continues behind the last event taken.
+
+        0: with the next commit.
+        """
+        return self._untaken_seq
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be told."""
+        """Whether the watch is closed or has failed."""
         return self._is_closed or self._failure is not None
 
     async def opened(self) -> int:
-        """Wait until it is open: the first sequence number that it tells of."""
+        """Wait until the watch is open; return the first sequence number that it covers."""
         self._begin()
         while self.opened_at_seq is None:
             self._check()
@@ -202,7 +201,7 @@ class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
         return self
 
     async def __anext__(self) -> WatchEvent:
-        """The next event. What was told before an error comes before the error."""
+        """Return the next event. Events that came before an error are returned before it."""
         self._begin()
         while not self._events:
             if self._is_closed:
@@ -212,7 +211,10 @@ class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
         return self._take()
 
     async def read(self) -> list[WatchEvent]:
-        """The events that wait, at least one; none when the watch is closed. Raises as above."""
+        """Return the events that wait, at least one; none when the watch is closed.
+
+        Raises as iterating does.
+        """
         try:
             events = [await anext(self)]
         except StopAsyncIteration:
@@ -222,9 +224,10 @@ class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
         return events
 
     def ack(self, seq: int) -> None:
-        """Tell that the consumer has processed all up to `seq`, and needs it no more.
+        """Acknowledge that the consumer has processed all commits up to `seq`.
 
-        The server is told soon, again after a connection broke, and at the latest by `aclose`.
+        The acknowledgement is sent soon, again after a connection broke, and at the latest by
+        `aclose`.
         """
         if not self._create.consumer:
             raise ValueError("only a watch with a consumer can acknowledge")
@@ -234,59 +237,59 @@ class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
                 self._watches.ack(self)
 
     async def aclose(self) -> None:
-        """Close the watch; what was not taken is dropped. Again, it does nothing."""
+        """Close the watch; events that were not taken are dropped. A second call does nothing."""
         if self._is_closed:
             return
         was_open = self._is_begun and self._failure is None
         self._is_closed = True
         self._events.clear()
-        self._news.set()
+        self._changed.set()
         if was_open:
             await self._watches.end(self)
 
     def request(self, number: int) -> kv_pb2.WatchRequest:
-        """What opens it, where it has to go on, with the number `number`."""
+        """Return the request that opens the watch where it has to continue, with id `number`."""
         request = kv_pb2.WatchRequest(create=self._create)
         request.create.watch_id = number
-        request.create.start_seq = self._told_seq
+        request.create.start_seq = self._undelivered_seq
         return request
 
     def note_opened(self, seq: int) -> None:
-        """The server will tell from this commit on."""
+        """Note that the server delivers from this commit on."""
         self.attempts = 0
         if self.opened_at_seq is None:
             self.opened_at_seq = seq
-        if not self._told_seq:
-            self._told_seq = seq
-            if not self._taken_seq:
-                self._taken_seq = seq
-        self._news.set()
+        if not self._undelivered_seq:
+            self._undelivered_seq = seq
+            if not self._untaken_seq:
+                self._untaken_seq = seq
+        self._changed.set()
 
     def tell(self, event: WatchEvent) -> bool:
-        """Keep `event` until it is taken; whether there is room for more."""
-        is_progress = isinstance(event, WatchProgress)  # may say again how far all was told
-        if event.seq + is_progress < self._told_seq or self.is_over:
-            return True  # told by another server before
-        self._told_seq = event.seq + 1
+        """Keep `event` until it is taken; return whether more events may be delivered."""
+        is_progress = isinstance(event, WatchProgress)  # may repeat the last sequence number
+        if event.seq + is_progress < self._undelivered_seq or self.is_over:
+            return True  # delivered before, by another server
+        self._undelivered_seq = event.seq + 1
         last = self._events[-1] if self._events else None
         if is_progress and isinstance(last, WatchProgress):
             self._events[-1] = event
             return True
         self._events.append(event)
         self._held_bytes += event.size_bytes
-        self._news.set()
+        self._changed.set()
         return self._held_bytes <= self._buffered_bytes_max
 
     def fail(self, reason: ShaleKVError) -> None:
-        """Nothing more comes, because of `reason`."""
+        """End the watch with the error `reason`."""
         if not self.is_over:
             self._failure = reason
-            self._news.set()
+            self._changed.set()
 
     def _take(self) -> WatchEvent:
         event = self._events.popleft()
         self._held_bytes -= event.size_bytes
-        self._taken_seq = event.seq + 1
+        self._untaken_seq = event.seq + 1
         if self.is_parked and self._held_bytes <= self._buffered_bytes_max // 2:
             self.is_parked = False
             if not self.is_over:
@@ -303,5 +306,5 @@ class Watch(AsyncClosing, AsyncIterator[WatchEvent]):
             raise self._failure.again()
 
     async def _wait(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+        self._changed.clear()
+        await self._changed.wait()

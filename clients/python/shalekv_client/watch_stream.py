@@ -1,4 +1,9 @@
-"""One KV.Watch call: opens, acknowledges and closes watches, and hands them what they are told."""
+"""The KV.Watch calls of a client: all its watches share one call.
+
+`WatchStream` is one call: it opens, acknowledges and closes watches, and delivers their events.
+`WatchMultiplexer` replaces the call by another when it breaks. `ClientWatches` chooses the server,
+and another one when that fails.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from typing import TypeAlias
 import grpc
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.closing import AsyncClosing, abandoned, is_task_cancelled
+from shalekv_client.closing import AsyncCloseable, abandoned, is_task_cancelled
 from shalekv_client.error_table import Ending, ending_of, error_of, error_of_operation, silence
 from shalekv_client.errors import (
     Cancelled,
@@ -40,14 +45,21 @@ from shalekv_client.watch import (
 )
 
 WatchCall: TypeAlias = "grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]"
-# Given the header of each reply; raises what is wrong with the server.
-Hear: TypeAlias = Callable[[kv_pb2.ReplyHeader], None]
-# What becomes of a watch that the server has closed.
-Closed: TypeAlias = Callable[[Watch, ShaleKVError], None]
+# Called with the header of each reply; raises an error when the server is the wrong one.
+OnHeader: TypeAlias = Callable[[kv_pb2.ReplyHeader], None]
+# Called with a watch that the server has closed, and the reason.
+OnClosed: TypeAlias = Callable[[Watch, ShaleKVError], None]
+
+CONSUMER_FIELD = "create.consumer"
+CLOSE_TIMEOUT_S = 1.0  # for the server to close a watch
+_TRANSIENT = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
+# Begins a call: returns the address of its server, the call, and what takes the headers of its
+# replies. The argument is the reason why the call before ended, or None.
+OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, WatchCall, OnHeader]]]
 
 
 class WatchStream:
-    """The watches that are open on one call. Each has another number whenever it is opened."""
+    """One KV.Watch call with its open watches. A watch gets a new id whenever it is opened."""
 
     def __init__(
         self,
@@ -55,32 +67,36 @@ class WatchStream:
         address: str,
         numbers: Iterator[int],
         *,
-        hear: Hear,
-        on_closed: Closed,
+        on_header: OnHeader,
+        on_closed: OnClosed,
     ) -> None:
-        """`call` to the server at `address` has begun; `on_closed` is told what it closes."""
+        """Use `call`, which has begun, to the server at `address`.
+
+        `numbers` gives the ids of watches; `on_closed` is called with each watch that the server
+        closes.
+        """
         self.has_answered = False
         self._call = call
         self._address = address
         self._numbers = numbers
-        self._hear = hear
+        self._on_header = on_header
         self._on_closed = on_closed
         self._watches: dict[int, Watch] = {}
         self._numbers_of: dict[Watch, int] = {}
         self._parts: dict[int, list[WatchChange]] = {}  # of a commit in several messages
-        self._farewells: dict[int, asyncio.Future[None]] = {}
+        self._closing: dict[int, asyncio.Future[None]] = {}
         self._requests: deque[kv_pb2.WatchRequest] = deque()
         self._to_ack: dict[Watch, None] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._is_ending = False
-        self._is_sent = False  # nothing more can be sent
+        self._is_sent = False  # all requests were sent, and no more can be
         self._ending: Ending | None = None
         call.add_done_callback(self._note_ending)
 
     def open(self, watch: Watch) -> None:
-        """Open `watch` where it has to go on, unless it is open.
+        """Open `watch` where it has to continue, unless it is open.
 
-        Once all is sent that this call can send, the watch is left to the next call.
+        Does nothing once this call can send nothing more: the next call opens the watch.
         """
         if watch in self._numbers_of or self._is_sent:
             return
@@ -93,13 +109,16 @@ class WatchStream:
             self.ack(watch)
 
     def ack(self, watch: Watch) -> None:
-        """Tell what is acknowledged; only the last of it, if much comes together."""
+        """Send the acknowledgement of `watch`; of several at once, only the last."""
         if watch in self._numbers_of:
             self._to_ack[watch] = None
-            self._news.set()
+            self._changed.set()
 
     def close(self, watch: Watch) -> asyncio.Future[None] | None:
-        """Close `watch`; what completes when the server has done so. None: it was not open."""
+        """Close `watch`; return a future that completes when the server has closed it.
+
+        None: the watch was not open.
+        """
         number = self._numbers_of.get(watch)
         if number is None:
             return None
@@ -107,19 +126,19 @@ class WatchStream:
             self._requests.append(self._ack(watch))
         self._forget(number)
         self._send(kv_pb2.WatchRequest(cancel=kv_pb2.WatchCancel(watch_id=number)))
-        farewell = self._farewells[number] = asyncio.get_running_loop().create_future()
-        return farewell
+        closed = self._closing[number] = asyncio.get_running_loop().create_future()
+        return closed
 
     def end(self) -> None:
-        """End the call when all is sent that is to be sent, unless a watch is opened before.
+        """End the call when all requests are sent, unless a watch is opened before.
 
         REQUIRES: no watch is open.
         """
         self._is_ending = True
-        self._news.set()
+        self._changed.set()
 
     async def run(self) -> ShaleKVError | None:
-        """Write and read until the call is over; returns why it is, None if that was asked for."""
+        """Write and read until the call is over; return the reason. None: `end` was called."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write())
@@ -128,13 +147,13 @@ class WatchStream:
             return reason
         finally:
             self._call.cancel()
-            for farewell in self._farewells.values():
-                if not farewell.done():
-                    farewell.set_result(None)
+            for closed in self._closing.values():
+                if not closed.done():
+                    closed.set_result(None)
 
     def _send(self, request: kv_pb2.WatchRequest) -> None:
         self._requests.append(request)
-        self._news.set()
+        self._changed.set()
 
     def _ack(self, watch: Watch) -> kv_pb2.WatchRequest:
         number = self._numbers_of[watch]
@@ -160,26 +179,26 @@ class WatchStream:
                     await self._call.done_writing()
                     return
                 else:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the call is over: the reader learns why
+            return  # the call is over: `_read` learns why
 
     async def _read(self) -> ShaleKVError | None:
         try:
             while (reply := await self._call.read()) is not grpc.aio.EOF:
                 assert isinstance(reply, kv_pb2.WatchReply)
                 self.has_answered = True
-                self._hear(reply.header)
+                self._on_header(reply.header)
                 self._on_reply(reply)
         except grpc.aio.AioRpcError as error:
             return self._failure(error)
-        except ShaleKVError as error:  # it is of another database
+        except ShaleKVError as error:  # the server has another database
             return error
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            # A client that is closed cancels the task: only this connection was closed.
+            # Closing the client would cancel the task: here only the connection was closed.
             return self._lost("the connection was closed")
         if self._is_ending:
             return None
@@ -192,10 +211,10 @@ class WatchStream:
         number = reply.watch_id
         watch = self._watches.get(number)
         event = reply.WhichOneof("event")
-        if watch is None:  # closed on this side, and soon on the other
-            farewell = self._farewells.pop(number, None) if event == "closed" else None
-            if farewell is not None and not farewell.done():
-                farewell.set_result(None)
+        if watch is None:  # closed by this client; the server may not have closed it yet
+            closed = self._closing.pop(number, None) if event == "closed" else None
+            if closed is not None and not closed.done():
+                closed.set_result(None)
         elif event == "opened_at_seq":
             watch.note_opened(reply.opened_at_seq)
         elif event == "progress_seq":
@@ -229,49 +248,42 @@ class WatchStream:
         return ConnectionLost(reason.details) if self._ending.is_made_up else reason
 
 
-# --- watching
-# All watches of a client on one KV.Watch call, which is replaced by another when it breaks.
-#
-#     idle --- a watch is begun ---> streaming --- the last watch is closed ---> idle
-#                                     |     ^
-#                       the call ends +-----+ after a while, with the server that the route names
-#
-# A watch that is begun while a call ends keeps the call, or, when that is too late, has the next
-# one.
-#
-# A watch is opened again behind the last commit that it was told, so that its user gets each
-# commit once. A watch that is not read from is parked: closed at the server, and opened again
-# when its user has taken half of what waits. So one that nobody reads neither fills the memory
-# nor holds others up.
+class WatchMultiplexer:
+    """All watches of one client on one KV.Watch call, which is replaced when it breaks.
 
+        idle --- a watch is begun ---> streaming --- the last watch is closed ---> idle
+                                        |     ^
+                          the call ends +-----+ after a delay, with the server that is picked then
 
-CONSUMER_FIELD = "create.consumer"
-LAST_WORDS_S = 1.0  # for the server to close a watch
-_PASSING = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
-# Begins a call, with the address and who hears what it tells of the server; given why the call
-# before is over, if there was one.
-OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, WatchCall, Hear]]]
+    A watch that is begun while a call ends keeps the call open, or, when it is too late for that,
+    gets the next one.
 
-
-class Watching:
-    """The watches of one client."""
+    A watch is opened again behind the last delivered commit, so that its user gets each commit
+    once. A watch that is not read from is parked: closed at the server, and opened again when its
+    user has taken half of the events that wait. So it neither fills the memory nor delays other
+    watches.
+    """
 
     def __init__(
         self, open_call: OpenCall, *, address: str, policy: RetryPolicy, timeout_ms: int
     ) -> None:
-        """A watch that is not open after `timeout_ms` fails; `address` is for errors."""
+        """Create a multiplexer without a call.
+
+        A watch that is not open for the first time within `timeout_ms` fails. Errors name `address`
+        when there is no call.
+        """
         self._open_call = open_call
         self._address = address
         self._policy = policy
         self._timeout_ms = timeout_ms
         self._numbers = count(1)
         self._watches: dict[Watch, None] = {}
-        self._deadlines: dict[Watch, asyncio.TimerHandle] = {}  # to be open for the first time
-        self._retries: dict[Watch, asyncio.TimerHandle] = {}  # to be opened again
+        self._deadlines: dict[Watch, asyncio.TimerHandle] = {}  # for opening it the first time
+        self._retries: dict[Watch, asyncio.TimerHandle] = {}  # for opening it again
         self._stream: WatchStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_acked = False
-        self._reason: ShaleKVError | None = None  # the last one why a call was over
+        self._reason: ShaleKVError | None = None  # why the last call has ended
 
     def begin(self, watch: Watch) -> None:
         """Open `watch` for the first time."""
@@ -281,7 +293,7 @@ class Watching:
         self.go_on(watch)
 
     def go_on(self, watch: Watch) -> None:
-        """Open `watch` where it has to go on."""
+        """Open `watch` where it has to continue."""
         self._retries.pop(watch, None)
         if self._stream is not None:
             self._stream.open(watch)
@@ -289,30 +301,30 @@ class Watching:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def ack(self, watch: Watch) -> None:
-        """Tell what it has acknowledged; when it is opened the next time, if it is not open."""
+        """Send the acknowledgement of `watch`; if it is not open, when it is opened again."""
         self._has_acked = True
         if self._stream is not None:
             self._stream.ack(watch)
 
     async def end(self, watch: Watch) -> None:
-        """Close `watch`; one with acknowledgements waits for a moment until they have arrived."""
+        """Close `watch`. If it has acknowledged, wait a moment until that has arrived."""
         stream = self._stream
-        farewell = stream.close(watch) if stream is not None else None
+        closed = stream.close(watch) if stream is not None else None
         self._drop(watch)
-        if farewell is not None and watch.acked_seq:
+        if closed is not None and watch.acked_seq:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S):
-                    await asyncio.shield(farewell)
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await asyncio.shield(closed)
         self._end_if_idle()
 
     async def aclose(self) -> None:
-        """End the call; the watches fail.
+        """End the call; open watches fail.
 
-        After acknowledgements a call that ends in order is given a moment for that: the server
-        moves leases on when it ends.
+        After acknowledgements, a call that is ending gets a moment to end in order, because the
+        server advances leases when it ends.
         """
         if self._has_acked and self._task is not None and not self._watches:
-            await asyncio.wait([self._task], timeout=LAST_WORDS_S)
+            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
         for watch in list(self._watches):
             watch.fail(abandoned(self._address, "the client"))
             self._drop(watch)
@@ -325,23 +337,26 @@ class Watching:
         while self._watches:
             reason, has_answered = await self._attempt()
             self._reason = reason
-            if reason is None:  # nobody was left; perhaps somebody came meanwhile
+            if reason is None:  # no watch was left; one may have been begun meanwhile
                 continue
             failures = 1 if has_answered else failures + 1
             for watch in list(self._watches):
-                if watch.opened_at_seq is None or not _may_pass(reason):
+                if watch.opened_at_seq is None or not _is_transient(reason):
                     self._count_failure(watch, reason)
             if self._watches:
                 await asyncio.sleep(self._delay_s(failures, reason))
 
     async def _attempt(self) -> tuple[ShaleKVError | None, bool]:
-        """Watch with one call until it is over: why, and whether the server had answered."""
+        """Watch with one call until it is over.
+
+        Returns why it ended (None: no watch was left) and whether the server had answered.
+        """
         try:
-            address, call, hear = await self._open_call(self._reason)
+            address, call, on_header = await self._open_call(self._reason)
         except ShaleKVError as error:
             return error, False
         stream = self._stream = WatchStream(
-            call, address, self._numbers, hear=hear, on_closed=self._closed
+            call, address, self._numbers, on_header=on_header, on_closed=self._closed
         )
         for retry in self._retries.values():
             retry.cancel()
@@ -356,20 +371,20 @@ class Watching:
             self._stream = None
 
     def _closed(self, watch: Watch, reason: ShaleKVError) -> None:
-        """The server has closed a watch: open it again, if that may help."""
+        """Open a watch again that the server has closed, if that may help."""
         if self._count_failure(watch, reason):
             delay_s = self._delay_s(watch.attempts, reason)
             loop = asyncio.get_running_loop()
             self._retries[watch] = loop.call_later(delay_s, self.go_on, watch)
 
     def _count_failure(self, watch: Watch, reason: ShaleKVError) -> bool:
-        """Note that a watch was not opened, or was closed; whether to go on with it."""
+        """Note that a watch was not opened, or was closed; return whether to open it again."""
         watch.attempts += 1
         is_first = watch.opened_at_seq is None
         if is_first:
-            goes_on = _may_pass(reason) and watch.attempts < self._policy.attempts_max
+            goes_on = _is_transient(reason) and watch.attempts < self._policy.attempts_max
         else:
-            goes_on = _may_pass(reason) or _is_own_shadow(reason)
+            goes_on = _is_transient(reason) or _is_own_consumer(reason)
         if goes_on:
             return True
         watch.fail(reason)
@@ -378,7 +393,7 @@ class Watching:
         return False
 
     def _expire(self, watch: Watch) -> None:
-        """A watch was not opened in time."""
+        """Fail a watch that was not opened in time."""
         if watch.opened_at_seq is None:
             watch.fail(self._reason or silence(self._address, self._timeout_ms))
             if self._stream is not None:
@@ -405,34 +420,30 @@ class Watching:
         return max(backoff_ms * (0.5 + 0.5 * chance), advice_ms * (1.0 + 0.5 * chance)) / 1000.0
 
 
-def _is_own_shadow(reason: ShaleKVError) -> bool:
-    """Whether the name of the consumer may be taken by this watch's own past.
+def _is_own_consumer(reason: ShaleKVError) -> bool:
+    """Return whether the name of the consumer may still be held by this watch's last connection.
 
-    A server that has not noticed yet that a connection is gone keeps it for who was there.
+    The server holds the name until it has noticed that the connection is gone.
     """
     return isinstance(reason, InvalidRequest) and reason.field == CONSUMER_FIELD
 
 
-def _may_pass(reason: ShaleKVError) -> bool:
-    """Whether a watch may go on, here or at another server, a little later."""
-    if isinstance(reason, ServerFailed):  # what no server of ours has said: the way broke
+def _is_transient(reason: ShaleKVError) -> bool:
+    """Return whether a watch may continue, at this or another server, a little later."""
+    if isinstance(reason, ServerFailed):  # without a reason, the connection failed, not the server
         return not reason.reason and reason.code in {"INTERNAL", "UNKNOWN"}
-    return isinstance(reason, _PASSING) or may_repeat(reason)
+    return isinstance(reason, _TRANSIENT) or may_repeat(reason)
 
 
-# --- watch_calls
-# Where a client's watches are told from: one of its servers, and another when that one fails.
-
-
-class WatchCalls(AsyncClosing):
-    """The watches of a client, at any of its servers: all of them tell the same."""
+class ClientWatches(AsyncCloseable):
+    """The watches of a client. Any of its servers can serve them: all deliver the same commits."""
 
     def __init__(self, fleet: Fleet, *, policy: RetryPolicy, timeout_ms: int) -> None:
-        """A watch is open after `timeout_ms`, or fails."""
+        """Create the watches of `fleet`. One that is not open within `timeout_ms` fails."""
         self._fleet = fleet
         self._timeout_ms = timeout_ms
         self._server: Server | None = None  # that was asked last
-        self._watching = Watching(
+        self._multiplexer = WatchMultiplexer(
             self._open_call, address=fleet.address, policy=policy, timeout_ms=timeout_ms
         )
 
@@ -447,21 +458,21 @@ class WatchCalls(AsyncClosing):
         consumer: str,
         buffered_bytes_max: int = BUFFERED_BYTES_MAX,
     ) -> Watch:
-        """A watch that is not open yet; see `Client.watch`."""
+        """Create a watch that is not open yet; see `Client.watch`."""
         create = kv_pb2.WatchCreate(
             range=kv_pb2.KeyRange(start=start, end=end, prefix=prefix),
             start_seq=from_seq,
             previous_value=previous,
             consumer=consumer,
         )
-        return Watch(self._watching, create, buffered_bytes_max=buffered_bytes_max)
+        return Watch(self._multiplexer, create, buffered_bytes_max=buffered_bytes_max)
 
     async def aclose(self) -> None:
-        """End all watches; those that somebody waits for fail."""
-        await self._watching.aclose()
+        """End all watches; waiting for their events fails."""
+        await self._multiplexer.aclose()
 
-    async def _open_call(self, reason: ShaleKVError | None) -> tuple[str, WatchCall, Hear]:
+    async def _open_call(self, reason: ShaleKVError | None) -> tuple[str, WatchCall, OnHeader]:
         if self._server is not None and reason is not None:
             self._fleet.failed(self._server, reason, Destination.BY_POLICY)
         server = self._server = await self._fleet.pick(Destination.BY_POLICY, self._timeout_ms)
-        return server.address, server.kv.Watch(), server.heard
+        return server.address, server.kv.Watch(), server.note_header

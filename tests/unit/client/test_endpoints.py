@@ -20,9 +20,9 @@ def known(readers: int, *, nearest_first: bool = False) -> tuple[Endpoints, list
     addresses = ["w:1", *(f"r{number}:1" for number in range(readers))]
     endpoints = Endpoints(addresses, nearest_first=nearest_first)
     writer, *others = endpoints
-    endpoints.heard(writer, Role.WRITER, 7)
+    endpoints.note_role(writer, Role.WRITER, 7)
     for each in others:
-        endpoints.heard(each, Role.READER, 7)
+        endpoints.note_role(each, Role.READER, 7)
     return endpoints, others
 
 
@@ -38,7 +38,7 @@ def test_lone_server_is_asked_for_everything() -> None:
     (only,) = endpoints
     assert endpoints.sole is only
     assert endpoints.choose(WRITE, 0.5) is only
-    endpoints.heard(only, Role.READER, 7)
+    endpoints.note_role(only, Role.READER, 7)
     assert endpoints.sole is None
     assert endpoints.choose(WRITE, 0.5) is None
     assert endpoints.choose(READ, 0.5) is only
@@ -95,9 +95,9 @@ def test_latency_follows_what_is_measured() -> None:
     endpoints.answered(reader, 10.0)
     endpoints.answered(reader, 20.0)
     assert reader.latency_ms == 12.0
-    endpoints.outrun(reader, 5.0)
+    endpoints.note_slower(reader, 5.0)
     assert reader.latency_ms == 12.0
-    endpoints.outrun(reader, 22.0)
+    endpoints.note_slower(reader, 22.0)
     assert reader.latency_ms == 14.0
 
 
@@ -105,22 +105,22 @@ def test_greatest_epoch_is_the_writer() -> None:
     """A server that calls itself the writer under an epoch that is over is not believed."""
     endpoints = Endpoints(["old:1", "new:1", "r:1"])
     old, new, reader = endpoints
-    endpoints.heard(old, Role.WRITER, 7)
+    endpoints.note_role(old, Role.WRITER, 7)
     assert endpoints.writer is old
-    endpoints.heard(reader, Role.READER, 8)
+    endpoints.note_role(reader, Role.READER, 8)
     assert endpoints.writer is None
-    endpoints.heard(old, Role.WRITER, 7)
+    endpoints.note_role(old, Role.WRITER, 7)
     assert endpoints.writer is None
-    endpoints.heard(new, Role.WRITER, 8)
+    endpoints.note_role(new, Role.WRITER, 8)
     assert endpoints.writer is new
 
 
 def test_refusal_can_tell_of_a_newer_epoch() -> None:
     """A fenced writer is believed no more, from the moment when it tells what has fenced it."""
     endpoints, _ = known(1)
-    endpoints.overtaken(7)
+    endpoints.note_newer_epoch(7)
     assert endpoints.writer is not None
-    endpoints.overtaken(8)
+    endpoints.note_newer_epoch(8)
     assert endpoints.writer is None
 
 
@@ -130,21 +130,21 @@ def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
     Those of the user stay.
     """
     endpoints, readers = known(2)
-    told = endpoints.told("new:1")
+    told = endpoints.add_reported("new:1")
     assert {endpoints.choose(READ, 0.5) for _ in range(9)} == set(readers)
-    assert endpoints.forget_told() == [told]
+    assert endpoints.drop_reported() == [told]
     assert len(endpoints) == 3
-    told = endpoints.told("new:1")
-    endpoints.heard(told, Role.WRITER, 8)
+    told = endpoints.add_reported("new:1")
+    endpoints.note_role(told, Role.WRITER, 8)
     assert endpoints.writer is told
-    assert endpoints.forget_told() == []
+    assert endpoints.drop_reported() == []
     assert endpoints.choose(READ, 0.5, set(readers)) in (told, at(endpoints, "w:1"))
 
 
 def test_address_of_the_user_is_preferred_for_the_same_writer() -> None:
     """A writer that is known by two addresses stays at the one that the user gave."""
     endpoints, _ = known(1)
-    endpoints.heard(endpoints.told("127.0.0.1:1"), Role.WRITER, 7)
+    endpoints.note_role(endpoints.add_reported("127.0.0.1:1"), Role.WRITER, 7)
     assert endpoints.writer is at(endpoints, "w:1")
 
 

@@ -95,12 +95,12 @@ async def test_what_is_given_up_is_not_sent() -> None:
 async def test_room_is_news() -> None:
     """Who waits for something to send is told of what is queued, and of room for it."""
     outbox = Outbox(bytes_max=100)
-    waiting = asyncio.ensure_future(outbox.news())
+    waiting = asyncio.ensure_future(outbox.wait_for_work())
     await asyncio.sleep(0)
     (first, _) = filled(outbox, 2)
     await waiting
     assert taken(outbox) == [0]
-    waiting = asyncio.ensure_future(outbox.news())
+    waiting = asyncio.ensure_future(outbox.wait_for_work())
     await asyncio.sleep(0)
     outbox.answered(first)
     await waiting

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shalekv.v1 import kv_pb2
-from shalekv_client.scan import ScanPlace
+from shalekv_client.scan import ScanPosition
 
 KEYS = [b"k%02d" % number for number in range(12)]
 VALUE = b"12"
@@ -55,7 +55,7 @@ def test_breaking_off_changes_nothing(
     """Wherever calls break off, the entries, and whether there is more, are those of one call."""
     request = kv_pb2.ScanRequest(limit=limit, limit_bytes=limit_bytes, resumable=True)
     whole = list(served(request, 100))
-    place = ScanPlace(request, b"")
+    place = ScanPosition(request, b"")
     found: list[bytes] = []
     left = list(breaks)
     while not place.is_at_end:
@@ -71,7 +71,7 @@ def test_breaking_off_changes_nothing(
 
 def test_scan_that_is_not_resumable_ends_with_its_call() -> None:
     """Without tokens on the way, only the end of the call is the end."""
-    place = ScanPlace(kv_pb2.ScanRequest(), b"token")
+    place = ScanPosition(kv_pb2.ScanRequest(), b"token")
     assert place.next_request().page_token == b"token"
     place.take(kv_pb2.ScanReply(entries=[kv_pb2.Entry(key=b"k")]))
     assert (place.is_at_end, place.can_resume) == (False, False)

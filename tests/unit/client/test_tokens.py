@@ -64,10 +64,10 @@ def test_greatest_seq_is_kept() -> None:
     """An older reply, or one of a server that does not tell its database, takes back nothing."""
     seen = Freshness()
     assert seen.token is None
-    seen.meet(DATABASE, "a:1")
+    seen.note_database(DATABASE, "a:1")
     for seq in (5, 3):
         seen.seen(seq)
-    seen.meet(b"", "a:1")
+    seen.note_database(b"", "a:1")
     assert seen.token == SessionToken(DATABASE, 5)
 
 
@@ -75,7 +75,7 @@ def test_lone_server_may_be_given_a_new_database() -> None:
     """Without a token, a client of one address begins anew with the database that stands there."""
     seen = Freshness()
     for database_id, seq in ((DATABASE, 50), (OTHER, 2)):
-        seen.meet(database_id, "a:1")
+        seen.note_database(database_id, "a:1")
         seen.seen(seq)
     assert seen.token == SessionToken(OTHER, 2)
 
@@ -85,7 +85,7 @@ def test_token_binds_to_its_database() -> None:
     seen = Freshness()
     seen.advance(TOKEN, "a:1")
     with pytest.raises(WrongDatabase, match=OTHER.hex()):
-        seen.meet(OTHER, "a:1")
+        seen.note_database(OTHER, "a:1")
     with pytest.raises(WrongDatabase, match="take a token of this one"):
         seen.advance(SessionToken(OTHER, 50), "a:1")
     seen.advance(SessionToken(DATABASE, 3), "a:1")

@@ -22,7 +22,7 @@ from shalekv_client.errors import (
     WatchTooSlow,
 )
 from shalekv_client.watch import ChangeKind, Watch, WatchCommit, WatchProgress
-from shalekv_client.watch_stream import Hear, WatchCall, Watching
+from shalekv_client.watch_stream import OnHeader, WatchCall, WatchMultiplexer
 from tests.unit.client.watch_server import History, WatchServer
 
 QUICK = RetryPolicy(attempts_max=3, backoff_initial_ms=1, backoff_max_ms=5)
@@ -32,18 +32,20 @@ NOWHERE = "127.0.0.1:1"
 @asynccontextmanager
 async def watching(
     *addresses: str, policy: RetryPolicy = QUICK, timeout_ms: int = 10_000
-) -> AsyncIterator[Watching]:
+) -> AsyncIterator[WatchMultiplexer]:
     """Watches at the first of the servers, or at the next one when a call is over."""
     channels = [grpc.aio.insecure_channel(address) for address in addresses]
     attempts = 0
 
-    async def open_call(_reason: ShaleKVError | None) -> tuple[str, WatchCall, Hear]:
+    async def open_call(_reason: ShaleKVError | None) -> tuple[str, WatchCall, OnHeader]:
         nonlocal attempts
         number = attempts % len(addresses)
         attempts += 1
         return addresses[number], kv_pb2_grpc.KVStub(channels[number]).Watch(), _ignore
 
-    watches = Watching(open_call, address=addresses[0], policy=policy, timeout_ms=timeout_ms)
+    watches = WatchMultiplexer(
+        open_call, address=addresses[0], policy=policy, timeout_ms=timeout_ms
+    )
     try:
         yield watches
     finally:
@@ -57,7 +59,7 @@ def _ignore(_header: kv_pb2.ReplyHeader) -> None:
 
 
 def watch(
-    watches: Watching,
+    watches: WatchMultiplexer,
     prefix: bytes = b"",
     *,
     from_seq: int = 0,

@@ -9,14 +9,14 @@ import pytest
 from shalekv_client import errors
 from shalekv_client.endpoints import Endpoint
 from shalekv_client.errors import ErrorDetails, ShaleKVError
-from shalekv_client.fleet import READ, REPEATABLE_WRITE, WRITE, Aim, Trip
+from shalekv_client.fleet import READ, REPEATABLE_WRITE, WRITE, CallState, CallTarget
 from shalekv_client.policies import Destination
-from shalekv_client.retry import RetryPolicy, Verdict, attempt_ms, verdict
+from shalekv_client.retry import NextAttempt, RetryPolicy, attempt_ms, next_attempt
 
 POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
 HERE = Endpoint("here:1", is_listed=True)
 BY_POLICY, WRITER = Destination.BY_POLICY, Destination.WRITER
-FINAL, SAME, OTHER = Verdict.FINAL, Verdict.SAME, Verdict.OTHER
+FINAL, SAME, OTHER = NextAttempt.FINAL, NextAttempt.SAME, NextAttempt.OTHER
 
 
 def error(
@@ -31,8 +31,8 @@ def error(
     )
 
 
-def trip(aim: Aim) -> Trip:
-    return Trip(aim, aim.destination, POLICY)
+def state(target: CallTarget) -> CallState:
+    return CallState(target, target.destination, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def trip(aim: Aim) -> Trip:
 def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:
     """Once an attempt may have been applied, whoever turns a repeat away says nothing of it."""
     lost, refusal = error(errors.ConnectionLost), error(kind)
-    write = trip(REPEATABLE_WRITE)
+    write = state(REPEATABLE_WRITE)
     write.note(HERE, lost)
     write.note(HERE, refusal)
     assert write.final(refusal) == (lost, refusal)
-    assert trip(REPEATABLE_WRITE).final(refusal) == (refusal, None)
+    assert state(REPEATABLE_WRITE).final(refusal) == (refusal, None)
 
 
 def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
@@ -65,11 +65,11 @@ def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
     """
     told = error(errors.DeadlineExceeded, "WRITE_TIMED_OUT", code="DEADLINE_EXCEEDED")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
-    write = trip(REPEATABLE_WRITE)
+    write = state(REPEATABLE_WRITE)
     write.note(HERE, told)
     assert write.delay_ms(told, 0.5, 100, has_choice=False) is None
     policy = replace(POLICY, attempt_timeout_ms=1_000)
-    write = Trip(REPEATABLE_WRITE, REPEATABLE_WRITE.destination, policy)
+    write = CallState(REPEATABLE_WRITE, REPEATABLE_WRITE.destination, policy)
     write.note(HERE, told)
     assert write.delay_ms(told, 0.5, 5_000, has_choice=False) is not None
     write.note(HERE, silence)
@@ -82,7 +82,7 @@ def test_silence_after_a_reason_tells_that_reason() -> None:
     """
     told = error(errors.NotApplied, "STORE_UNAVAILABLE")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
-    read, write = trip(READ), trip(REPEATABLE_WRITE)
+    read, write = state(READ), state(REPEATABLE_WRITE)
     for each in (read, write):
         each.note(HERE, told)
         each.note(HERE, silence)
@@ -95,7 +95,7 @@ def test_silence_after_a_reason_tells_that_reason() -> None:
 def test_answer_about_the_write_settles_it() -> None:
     """A server that has looked at the key knows what became of the attempts before."""
     failed = error(errors.ConditionFailed)
-    write = trip(REPEATABLE_WRITE)
+    write = state(REPEATABLE_WRITE)
     write.note(HERE, error(errors.ConnectionLost))
     assert write.final(failed) == (failed, None)
 
@@ -103,7 +103,7 @@ def test_answer_about_the_write_settles_it() -> None:
 def test_reader_that_was_behind_says_more_than_silence() -> None:
     """When a read ends without any answer, what a reader has said of itself is raised."""
     stale, gone = error(errors.TooStale, "TOO_STALE"), error(errors.Unreachable)
-    read = trip(READ)
+    read = state(READ)
     read.note(HERE, stale)
     read.note(HERE, gone)
     assert read.final(gone) == (stale, gone)
@@ -114,7 +114,7 @@ def test_reader_that_was_behind_says_more_than_silence() -> None:
 
 def test_rounds_are_counted_and_begin_anew() -> None:
     """Each delay begins another round, in which every server may be asked; then it is over."""
-    read = trip(READ)
+    read = state(READ)
     gone = error(errors.Unreachable)
     delays = []
     for _ in range(3):
@@ -123,7 +123,7 @@ def test_rounds_are_counted_and_begin_anew() -> None:
         delays.append(read.delay_ms(gone, 1.0, 10_000.0, has_choice=True))
     assert delays == [100.0, 200.0, None]
     assert read.attempts == 3
-    read = trip(READ)
+    read = state(READ)
     read.note(HERE, gone)
     read.delay_ms(gone, 1.0, 10_000.0, has_choice=True)
     assert (read.tried, read.has_searched) == (set(), False)
@@ -131,7 +131,7 @@ def test_rounds_are_counted_and_begin_anew() -> None:
 
 def test_lone_server_is_asked_again_as_the_policy_says() -> None:
     """Without a choice, what does harm or helps nothing is not repeated at the same server."""
-    for kind, aim, is_repeated in (
+    for kind, target, is_repeated in (
         (errors.Unreachable, READ, True),
         (errors.Unreachable, REPEATABLE_WRITE, True),
         (errors.Unreachable, WRITE, False),
@@ -139,18 +139,18 @@ def test_lone_server_is_asked_again_as_the_policy_says() -> None:
         (errors.Stopping, WRITE, True),
         (errors.ServerFailed, READ, False),
     ):
-        delay_ms = trip(aim).delay_ms(error(kind), 1.0, 10_000.0, has_choice=False)
+        delay_ms = state(target).delay_ms(error(kind), 1.0, 10_000.0, has_choice=False)
         assert (delay_ms is not None) is is_repeated, kind
 
 
 def test_policy_of_the_client_decides_what_a_read_may_do() -> None:
     """A read that the policy sends to the writer is judged as all that only the writer answers."""
-    read = Trip(READ, WRITER, POLICY)
+    read = CallState(READ, WRITER, POLICY)
     read.note(HERE, error(errors.Overloaded))
-    assert read.verdict is FINAL
-    read = Trip(READ, BY_POLICY, POLICY)
+    assert read.next_attempt is FINAL
+    read = CallState(READ, BY_POLICY, POLICY)
     read.note(HERE, error(errors.Overloaded))
-    assert read.verdict is OTHER
+    assert read.next_attempt is OTHER
 
 
 @pytest.mark.parametrize(
@@ -182,20 +182,24 @@ def test_policy_of_the_client_decides_what_a_read_may_do() -> None:
     ],
 )
 def test_where_the_next_attempt_goes(
-    kind: type[ShaleKVError], code: str, read: Verdict, repeatable_write: Verdict, write: Verdict
+    kind: type[ShaleKVError],
+    code: str,
+    read: NextAttempt,
+    repeatable_write: NextAttempt,
+    write: NextAttempt,
 ) -> None:
     """A read goes on at any server that may serve it, a write where it is and does no harm."""
     failed = error(kind, code=code, retry_after_ms=5)
-    assert verdict(failed, BY_POLICY, is_repeatable=True) is read
-    assert verdict(failed, WRITER, is_repeatable=True) is repeatable_write
-    assert verdict(failed, WRITER, is_repeatable=False) is write
+    assert next_attempt(failed, BY_POLICY, is_repeatable=True) is read
+    assert next_attempt(failed, WRITER, is_repeatable=True) is repeatable_write
+    assert next_attempt(failed, WRITER, is_repeatable=False) is write
 
 
 def test_overload_without_advice_sends_only_reads_elsewhere() -> None:
     """A write that was refused for good stays refused; a read may find room at another server."""
     full = error(errors.Overloaded, code="RESOURCE_EXHAUSTED")
-    assert verdict(full, BY_POLICY, is_repeatable=True) is OTHER
-    assert verdict(full, WRITER, is_repeatable=True) is FINAL
+    assert next_attempt(full, BY_POLICY, is_repeatable=True) is OTHER
+    assert next_attempt(full, WRITER, is_repeatable=True) is FINAL
 
 
 def test_attempts_get_more_time_each_round() -> None:
