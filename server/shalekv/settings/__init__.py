@@ -1,8 +1,9 @@
-"""Every setting, as values with units, limits and defaults.
+"""All settings, as models with units, limits and defaults.
 
-Each model belongs to one component, which takes it as an argument. Flags, environment and files
-are read in `shalekv.cli.console.configuration` alone; the reference in server/docs/settings.md is
-generated from here. The names of fields differ between groups, since each is a flag.
+Each model belongs to one component, which takes it as an argument. Only
+`shalekv.cli.console.configuration` reads flags, the environment and files; the reference in
+server/docs/settings.md is generated from these models. No two groups have a field of the same name,
+since each field is a flag.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ __all__ = [
 
 
 class UrlSettings(Settings):
-    """Which database."""
+    """The URL of a database."""
 
     url: str = Field(
         description="The database: s3://bucket/folder, gs://bucket/folder, "
@@ -108,14 +109,14 @@ class UrlSettings(Settings):
 
 
 class WalChoice(StrEnum):
-    """Where a write is made durable."""
+    """The place where writes are made durable."""
 
     OBJECT_STORE = "object-store"
     QUORUM = "quorum"
 
 
 class DatabaseSettings(UrlSettings):
-    """Which database, and how it is opened."""
+    """A database, and how it is opened."""
 
     create: bool = Field(
         default=False, description="Create the database if there is none at the URL."
@@ -124,19 +125,19 @@ class DatabaseSettings(UrlSettings):
         default=None,
         description="Where a write is made durable: in the object store, or on a majority of "
         "safekeepers, which archive it to the object store. A database keeps the mode that it was "
-        "created with until it is switched; another one that is named here is refused. Not set: "
-        "the mode of the database; of one that is created, object-store.",
+        "created with until it is switched; any other value is refused. Not set: the mode of the "
+        "database; for a new database, object-store.",
     )
     safekeepers: str = Field(
         default="",
         description="The safekeepers of a database that is created with --wal quorum: "
-        "HOST:PORT,HOST:PORT,HOST:PORT, as the manifest will name them. Of one that is there "
-        "already they must be these, or not be named: the manifest has them.",
+        "HOST:PORT,HOST:PORT,HOST:PORT, as they are written to the manifest. For an existing "
+        "database they must be those of the manifest, or not be given.",
     )
 
     @property
     def safekeeper_addresses(self) -> tuple[str, ...]:
-        """The addresses, each."""
+        """The addresses of the safekeepers."""
         return tuple(each.strip() for each in self.safekeepers.split(",") if each.strip())
 
     @model_validator(mode="after")
@@ -152,7 +153,7 @@ class DatabaseSettings(UrlSettings):
 
 
 class ServeSettings(Settings):
-    """Everything that `shalekv serve` needs, its compactor and collector included."""
+    """The settings of `shalekv serve`, including those of its compactor and collector."""
 
     database: DatabaseSettings
     server: ServerSettings = Field(default_factory=ServerSettings)
@@ -172,7 +173,7 @@ class ServeSettings(Settings):
 
 
 class ReadSettings(Settings):
-    """Everything that `shalekv reader` needs."""
+    """The settings of `shalekv reader`."""
 
     database: UrlSettings
     server: ServerSettings = Field(default_factory=ServerSettings)
@@ -186,17 +187,17 @@ class ReadSettings(Settings):
 
 
 class ArchiveSettings(Settings):
-    """Where the databases are."""
+    """The place of the databases of a safekeeper."""
 
     url: str = Field(
-        description="Where the databases are whose logs this node keeps, at or below: "
-        "s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///path. It "
-        "archives nowhere else."
+        description="The place at or below which the databases are whose logs this node keeps: "
+        "s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///path. The node "
+        "archives to no other place."
     )
 
 
 class SafekeepSettings(Settings):
-    """Everything that `shalekv safekeeper` needs."""
+    """The settings of `shalekv safekeeper`."""
 
     database: ArchiveSettings
     server: SafekeeperServerSettings = Field(default_factory=SafekeeperServerSettings)
@@ -206,7 +207,7 @@ class SafekeepSettings(Settings):
 
 
 class EverySetting(ServeSettings):
-    """The settings of all roles: one file, and one environment, may have them for all."""
+    """The settings of all roles, which one file or one environment may contain together."""
 
     reader: ReaderSettings = Field(default_factory=ReaderSettings)
     safekeeper: SafekeeperSettings = Field(default_factory=SafekeeperSettings)
@@ -214,7 +215,7 @@ class EverySetting(ServeSettings):
 
 
 class CompactSettings(Settings):
-    """Everything that `shalekv compactor` needs but its databases."""
+    """The settings of `shalekv compactor`, except its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     levels: LevelSettings = Field(default_factory=LevelSettings)
@@ -223,7 +224,7 @@ class CompactSettings(Settings):
 
 
 class CollectSettings(Settings):
-    """Everything that `shalekv collector` needs but its databases."""
+    """The settings of `shalekv collector`, except its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     collector: CollectorSettings = Field(default_factory=CollectorSettings)

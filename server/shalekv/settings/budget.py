@@ -1,4 +1,4 @@
-"""How the memory of a serving process is divided: what is not set gets its share of the rest."""
+"""Divides the memory of a serving process: settings that are not set share the rest by weight."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _Share(NamedTuple):
     weight: int
 
 
-# Of what is not set, these parts, as far as the process has the group: 64 together of a writer, and
-# of a reader, so that round budgets have round parts.
+# The weights of settings that are not set, if the process has the group. Their sum is 64 for a
+# writer and for a reader, so that round budgets have round parts.
 _SHARES = (
     _Share("writer", "memtable_bytes_max", 22),
     _Share("reader", "reader_memtable_bytes_max", 31),
@@ -38,32 +38,33 @@ _SHARES = (
 
 
 class _Follower(NamedTuple):
-    """A setting that is no part of the budget, but must fit one that is."""
+    """A setting that is not part of the budget, but is derived from one that is."""
 
     group: str
     name: str
     of: tuple[str, str]
     numerator: int
     denominator: int
-    bytes_max: int  # no more is of use
+    bytes_max: int  # more is of no use
 
 
 _MEMTABLE = ("writer", "memtable_bytes_max")
 _FOLLOWERS = (
-    # A segment goes when all of it is compacted: many of them go in time, and each in a moment.
+    # A segment is dropped when all of it is compacted. With many small ones, memory is freed in
+    # time, and each is dropped quickly.
     _Follower("writer", "memtable_segment_bytes", _MEMTABLE, 1, 8, 8 * MIB),
-    # Most of what expires before it is compacted has room.
+    # Most values that expire before they are compacted fit.
     _Follower("writer", "expiry_tracked_bytes", _MEMTABLE, 1, 11, 1 * GIB),
     # A batch of this size has to fit beside others.
     _Follower("writer", "skip_memtable_bytes", _MEMTABLE, 1, 8, 16 * MIB),
     # An entry of 16 + 100 bytes takes 436 bytes of memory and 130 of WAL, so this begins well
     # before half of the memtable is full. Smaller ones take more memory: then `hurry` begins it.
     _Follower("compactor", "wal_trigger_bytes", _MEMTABLE, 1, 8, 1 * GIB),
-    # The shape of the tree follows from what one merge of the WAL adds to it.
+    # The shape of the levels follows from the size of one merge of the WAL.
     _Follower("compactor", "base_level_bytes", _MEMTABLE, 3, 2, 1024 * GIB),
-    # One batch is in memory as a message and as entries.
+    # A batch is in memory twice: as a message and as entries.
     _Follower("limits", "batch_bytes_max", ("memory", "memory_bytes"), 1, 8, 64 * MIB),
-    # Some scans, and some sessions, are to have all they want at once.
+    # Several scans, and several sessions, can reach their limit at once.
     _Follower("limits", "scan_message_bytes", ("limits", "result_bytes_max"), 1, 96, 256 * KIB),
     _Follower("watches", "watch_stream_bytes_max", ("watches", "watch_bytes_max"), 1, 4, 4 * MIB),
     _Follower("limits", "session_bytes_max", ("limits", "sessions_bytes_max"), 1, 2, 8 * MIB),
@@ -75,26 +76,26 @@ FROM_THE_BUDGET = frozenset((each.group, each.name) for each in (*_SHARES, *_FOL
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """The parts of the budget, by the names of their settings, in bytes."""
+    """The parts of the memory budget in bytes, by the names of their settings."""
 
     memory_bytes: int
     parts: dict[str, int]
 
     @property
     def sum_bytes(self) -> int:
-        """Of all parts."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
 
 def memory_budget(settings: ServingSettings) -> MemoryShares:
-    """The parts as `settings` have them."""
+    """Return the parts of the budget in `settings`."""
     shares = [share for share in _SHARES if hasattr(settings, share.group)]
     parts = {share.name: _value(settings, share.group, share.name) for share in shares}
     return MemoryShares(settings.memory.memory_bytes, parts)
 
 
 def with_memory_shares(settings: ServingT) -> ServingT:
-    """`settings` with all that follows from `memory_bytes` and was not set.
+    """Return `settings` with values, derived from `memory_bytes`, for what was not set.
 
     Raises ValueError when what was set leaves too little; the message begins with the name of the
     setting to raise.

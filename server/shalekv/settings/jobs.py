@@ -1,4 +1,4 @@
-"""Settings of the compactor."""
+"""Settings of the jobs beside the writer: compactor and collector."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from shalekv.settings.model import GIB, KIB, MIB, Settings
 
 
 class CompactorSettings(Settings):
-    """Compaction: when it runs, and the shape of the tree."""
+    """Compaction: when it runs, and the shape of the levels."""
 
     compactor_poll_ms: int = Field(
         default=1_000,
         ge=10,
         le=3_600_000,
-        description="How often a compactor looks for work while something happens, milliseconds.",
+        description="Interval at which a compactor checks for work while there is some, "
+        "milliseconds.",
     )
     compactor_idle_poll_ms: int = Field(
         default=15_000,
         ge=10,
         le=3_600_000,
-        description="The longest time between two looks of a compactor, milliseconds: as long as "
-        "it finds nothing new, or fails, it waits twice as long each time. A server that holds "
-        "writes back wakes its own compactor at once.",
+        description="Longest interval between two checks of a compactor, milliseconds: as long as "
+        "it finds nothing new, or fails, the interval doubles. A server that delays writes wakes "
+        "its own compactor at once.",
     )
     wal_trigger_bytes: int = Field(
         default=22 * MIB,
         ge=1 * KIB,
         le=16 * GIB,
-        description="Bytes of WAL that are merged into L0 without waiting any longer.",
+        description="Bytes of WAL objects from which on they are merged into L0 at once.",
     )
     wal_trigger_count: int = Field(
         default=512,
         ge=1,
         le=1_000_000,
-        description="WAL objects that are merged into L0 without waiting any longer.",
+        description="Number of WAL objects from which on they are merged into L0 at once.",
     )
     wal_trigger_age_ms: int = Field(
         default=60_000,
@@ -46,7 +47,7 @@ class CompactorSettings(Settings):
         default=4,
         ge=1,
         le=1_000,
-        description="SSTs in L0 from which on they are merged into the levels below.",
+        description="Number of SSTs in L0 from which on they are merged into the levels below.",
     )
     base_level_bytes: int = Field(
         default=264 * MIB,
@@ -71,22 +72,23 @@ class CompactorSettings(Settings):
         ge=1,
         le=31_536_000,
         description="Age at which an SST with many tombstones is merged down, seconds, so that "
-        "what they delete leaves the store.",
+        "the deleted data leaves the store.",
     )
     record_kept_s: int = Field(
         default=86_400,
         ge=1,
         le=2_592_000,
-        description="How long an idempotency record is kept after its window is over, so that a "
-        "repeat is told so, seconds. As long as idempotency_window_s.",
+        description="How long an idempotency record is kept after its window is over, so that the "
+        "repeat of an old write is recognized and refused, seconds. Should equal "
+        "idempotency_window_s.",
     )
     expired_kept_s: int = Field(
         default=3_600,
         ge=0,
         le=31_536_000,
-        description="How long a value that has expired is left to the writer, which makes a change "
-        "of its removal, seconds. Then it goes with the next compaction, and no watch is told. 0: "
-        "at once, where expiry_sweep_interval_ms is 0, too.",
+        description="How long an expired value is left to the writer, which writes its removal as "
+        "a change, seconds. After that the next compaction drops it, without a change for watches. "
+        "0: compactions drop it at once, if expiry_sweep_interval_ms is 0 as well.",
     )
     subcompaction_count_max: int = Field(
         default=2,
@@ -104,59 +106,57 @@ class CompactorSettings(Settings):
         default=0,
         ge=0,
         le=64 * GIB,
-        description="Bytes that compactions of levels read and write in a second, those of all "
-        "databases of a process together; 0: no bound. What holds writes back does not count.",
+        description="Most bytes that compactions of levels read and write in a second, for all "
+        "databases of a process together; 0: no bound. Compactions on which delayed writes wait "
+        "do not count.",
     )
     compactor_lease_ttl_s: int = Field(
         default=600,
         ge=2,
         le=86_400,
-        description="Life of the lease that protects what a compaction writes, seconds. It is "
-        "renewed before half of it is over.",
+        description="Lifetime of the lease that protects the objects that a compaction writes, "
+        "seconds. It is renewed before half of it is over.",
     )
     recent_loads_max_count: int = Field(
         default=1_000,
         ge=1,
         le=100_000,
-        description="Loads that are remembered, so that none is applied twice, and as many streams "
-        "of loads, each by its last batch. Past it the oldest is forgotten.",
+        description="Number of loads that are remembered, so that none is applied twice, and of "
+        "streams of loads, each by its last batch. Beyond it the oldest is forgotten.",
     )
 
 
-# --- collector
-# Settings of the collector.
-
-
 class CollectorSettings(Settings):
-    """Collection: how often, and how old what is deleted must be."""
+    """Collection: how often, and from which age on objects are deleted."""
 
     collect_interval_ms: int = Field(
         default=60_000,
         ge=10,
         le=86_400_000,
-        description="How often the collector looks for objects that nothing needs, milliseconds.",
+        description="Interval at which the collector searches for objects that are not needed, "
+        "milliseconds.",
     )
     collect_age_s: int = Field(
         default=300,
         ge=0,
         le=31_536_000,
-        description="An object that nothing needs is kept until it is this old, seconds by the "
-        "store's clock.",
+        description="Age until which an object that is not needed is kept, seconds by the store's "
+        "clock.",
     )
     foreign_age_s: int = Field(
         default=86_400,
         ge=0,
         le=31_536_000,
-        description="Files in manifest/, wal/ and levels/ that are no objects of ours, such as "
-        "temporary ones, are deleted at this age, seconds.",
+        description="Age at which files in manifest/, wal/ and levels/ that are not objects of "
+        "the database, such as temporary ones, are deleted, seconds.",
     )
     wal_retention_s: int = Field(
         default=3_600,
         ge=0,
         le=31_536_000,
-        description="WAL objects that are compacted are kept until they are this old, seconds by "
-        "the store's clock, so that a watch can begin with a commit of that time. 0: they go as "
-        "all else does. Collectors of one database must agree on it.",
+        description="Age until which compacted WAL objects are kept, seconds by the store's clock, "
+        "so that a watch can begin at a commit of that age. 0: they are deleted as other objects "
+        "are. Collectors of one database must agree on it.",
     )
     wal_retention_bytes: int = Field(
         default=1 * GIB,
@@ -169,5 +169,5 @@ class CollectorSettings(Settings):
         default=1_000,
         ge=1,
         le=1_000_000,
-        description="Most objects that are deleted in a second.",
+        description="Most objects that the collector deletes in a second.",
     )

@@ -1,4 +1,4 @@
-"""What all groups of settings share."""
+"""The base class of all groups of settings, and units of bytes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SIZE = re.compile(r"(\d{1,12}) ?(KiB|MiB|GiB)", re.ASCII)
 
 
 class Settings(BaseModel):
-    """What all groups of settings share: they never change, and unknown names are refused."""
+    """The base class of groups of settings: immutable, and unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _with_unit(cls, value: Any, info: ValidationInfo) -> Any:
-        """Bytes may be written with a unit: ``512MiB``."""
+        """Convert bytes with a unit, such as ``512MiB``, to a number."""
         if not isinstance(value, str) or "_bytes" not in (info.field_name or ""):
             return value
         found = _SIZE.fullmatch(value)

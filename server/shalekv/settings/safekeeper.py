@@ -1,4 +1,4 @@
-"""Settings of a safekeeper: where it keeps logs, how much of them, and how it tells of them."""
+"""Settings of a safekeeper: its logs, its queues and messages, and archiving."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class SafekeeperSettings(Settings):
     data: str = Field(
         default="",
         description="The folder of the logs, on a disk of this machine. It must survive restarts: "
-        "a node that has lost it is another node.",
+        "a node that has lost it counts as a new node.",
     )
     unarchived_bytes_max: int = Field(
         default=8 * GIB,
         ge=16 * MIB,
         le=1024 * 1024 * GIB,
-        description="Most bytes of one log that are not known to be in the archive. Past it "
-        "appends are refused, and votes, tails and archiving go on.",
+        description="Most bytes of one log that are not known to be in the archive. Beyond it "
+        "appends are refused, while votes, tails and archiving continue.",
     )
     disk_free_bytes_min: int = Field(
         default=1 * GIB,
@@ -39,21 +39,21 @@ class SafekeeperSettings(Settings):
         ge=0,
         le=1024 * GIB,
         description="Memory for the end of one log, for replicas and members that follow closely. "
-        "What is not on the disk yet is held beside it.",
+        "Records that are not on the disk yet are held in addition.",
     )
     append_queue_bytes_max: int = Field(
         default=64 * MIB,
         ge=1 * MIB,
         le=16 * GIB,
-        description="Most bytes of one writer's appends that wait for the disk. Past it they are "
-        "read no faster than they are synced.",
+        description="Most bytes of one writer's appends that wait for the disk. Beyond it appends "
+        "are received no faster than they are synced.",
     )
     relay_queue_bytes_max: int = Field(
         default=16 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
-        description="Bytes that wait to be passed on to one other safekeeper, when a writer asks "
-        "for that. What finds no room is dropped, and the writer sends it itself.",
+        description="Most bytes that wait to be forwarded to one other safekeeper, when a writer "
+        "asks for that. Beyond it records are dropped, and the writer sends them itself.",
     )
     piece_bytes_max: int = Field(
         default=1 * MIB,
@@ -66,25 +66,21 @@ class SafekeeperSettings(Settings):
         default=1_000,
         ge=10,
         le=600_000,
-        description="A replica hears of this node at least so often, milliseconds.",
+        description="Longest time between two messages to a replica, milliseconds.",
     )
     retire_interval_ms: int = Field(
         default=60_000,
         ge=10,
         le=86_400_000,
-        description="How often this node looks in the manifests for logs that are of no use any "
-        "more, milliseconds. What two looks have found so is deleted; if some of it is not "
-        "archived, it is set aside after ten. One that was asked for and is in no manifest yet is "
-        "given ten as well.",
+        description="Interval at which this node checks the manifests for logs that are not needed "
+        "any more, milliseconds. A log that two checks have found unneeded is deleted; one that is "
+        "not fully archived is set aside after ten checks. A log that was requested and is in no "
+        "manifest yet is kept for ten checks as well.",
     )
 
 
-# --- archiving
-# Settings of how a safekeeper brings its logs into the archive.
-
-
 class ArchivingSettings(Settings):
-    """Archiving: how soon, how much at once, and when a safekeeper does it unasked."""
+    """Archiving: how soon, how much at once, and when a safekeeper does it without appointment."""
 
     archive_parallel_uploads: int = Field(
         default=4,
@@ -96,38 +92,39 @@ class ArchivingSettings(Settings):
         default=60_000,
         ge=10,
         le=3_600_000,
-        description="An upload without an end for so long, milliseconds, is begun again.",
+        description="An upload that takes longer is begun again, milliseconds.",
     )
     archive_look_interval_ms: int = Field(
         default=10_000,
         ge=10,
         le=3_600_000,
-        description="How often a safekeeper lists the archive, and drops what it sees there from "
-        "its log, milliseconds. It lists nothing while there is nothing to drop.",
+        description="Interval at which a safekeeper lists the archive, and drops what is there "
+        "from its log, milliseconds. It lists nothing while there is nothing to drop.",
     )
     archive_manifest_interval_ms: int = Field(
         default=60_000,
         ge=10,
         le=3_600_000,
-        description="How often a safekeeper looks whether a manifest still names it, milliseconds.",
+        description="Interval at which a safekeeper checks that a manifest still names it, "
+        "milliseconds.",
     )
     archive_unasked_ms: int = Field(
         default=30_000,
         ge=10,
         le=3_600_000,
-        description="A safekeeper that was not appointed archives when a WAL object has been "
-        "missing for so long, milliseconds; a second one after twice the time.",
+        description="When a WAL object has been missing from the archive for so long, a safekeeper "
+        "that was not appointed archives it, milliseconds; a second one after twice the time.",
     )
     archive_pause_ms: int = Field(
         default=20,
         ge=0,
         le=60_000,
-        description="Least time between two looks of a safekeeper at what became complete in its "
-        "own log, milliseconds.",
+        description="Least time between two checks of a safekeeper for WAL objects that are "
+        "complete in its own log, milliseconds.",
     )
     archive_read_bytes: int = Field(
         default=4 * MIB,
         ge=4 * KIB,
         le=1 * GIB,
-        description="Bytes of a log that are read at once to find out which objects are complete.",
+        description="Bytes of a log that are read at once to find the objects that are complete.",
     )

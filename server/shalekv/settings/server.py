@@ -1,4 +1,4 @@
-"""Settings of the gRPC server and the process around it."""
+"""Settings of the serving processes: gRPC server, child processes, memory, election and limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from shalekv.settings.model import GIB, KIB, MIB, Settings
 
 PORT_MAX = 65_535
 
+STREAM_MESSAGE_BYTES_MAX = 3_670_016  # 3.5 MiB: ordinary gRPC clients refuse more than 4 MiB
+
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """The format of log lines."""
 
     CONSOLE = "console"
     JSON = "json"
@@ -29,9 +31,9 @@ class LogLevel(StrEnum):
 
 
 class ProcessSettings(Settings):
-    """A process, whatever its role."""
+    """A process of any role."""
 
-    log_format: LogFormat = Field(default=LogFormat.CONSOLE, description="How log lines look.")
+    log_format: LogFormat = Field(default=LogFormat.CONSOLE, description="Format of log lines.")
     log_level: LogLevel = Field(
         default=LogLevel.INFO, description="The least severe log lines that are shown."
     )
@@ -54,16 +56,16 @@ class EndpointSettings(ProcessSettings):
         default=10_000,
         ge=0,
         le=600_000,
-        description="How long a graceful shutdown waits for calls and uploads.",
+        description="How long a graceful shutdown waits for calls and uploads, milliseconds.",
     )
     concurrent_calls_max: int = Field(
         default=2_000,
         ge=1,
         le=1_000_000,
-        description="Calls in progress; more are refused with RESOURCE_EXHAUSTED.",
+        description="Most calls in progress; more are refused with RESOURCE_EXHAUSTED.",
     )
     concurrent_streams_max: int = Field(
-        default=256, ge=1, le=100_000, description="Calls in progress on one connection."
+        default=256, ge=1, le=100_000, description="Most calls in progress on one connection."
     )
     message_bytes_max: int = Field(
         default=68 * MIB,
@@ -78,37 +80,40 @@ class EndpointSettings(ProcessSettings):
         default=10_000,
         ge=100,
         le=600_000,
-        description="A connection that does not speak HTTP/2 by then is closed.",
+        description="Time after which a new connection that has not sent HTTP/2 is closed, "
+        "milliseconds.",
     )
     connection_idle_ms: int = Field(
         default=300_000,
         ge=1_000,
         le=86_400_000,
-        description="A connection without calls for this long is closed.",
+        description="Time after which a connection without calls is closed, milliseconds.",
     )
     connection_age_ms: int = Field(
         default=3_600_000,
         ge=1_000,
         le=86_400_000,
-        description="A connection is asked to reconnect after this long.",
+        description="Age at which a connection is asked to reconnect, milliseconds.",
     )
     connection_age_grace_ms: int = Field(
         default=30_000,
         ge=0,
         le=3_600_000,
-        description="How long calls may go on after their connection was asked to reconnect.",
+        description="How long calls may continue after their connection was asked to reconnect, "
+        "milliseconds.",
     )
     ping_interval_min_ms: int = Field(
         default=20_000,
         ge=1_000,
         le=3_600_000,
-        description="Clients that ping more often without data are sent away.",
+        description="Least time between pings of a client without data, milliseconds; one that "
+        "pings more often is disconnected.",
     )
     debug_services: bool = Field(
         default=False,
         description="Serve grpc.channelz.v1.Channelz as well: the connections of this process, "
-        "with the addresses of peers and counts of calls and messages, for whoever reaches the "
-        "port. It shows no keys, values or metadata.",
+        "with the addresses of peers and counts of calls and messages, to every client that "
+        "reaches the port. It shows no keys, values or metadata.",
     )
 
     @model_validator(mode="after")
@@ -125,8 +130,8 @@ class ServerSettings(EndpointSettings):
 
     advertise: str = Field(
         default="",
-        description="HOST:PORT under which clients reach this writer; stored in the manifest. "
-        "Not set: the address it listens on. Readers have no use for it.",
+        description="HOST:PORT at which clients reach this writer; stored in the manifest. Not "
+        "set: the address it listens on. Readers ignore it.",
     )
 
 
@@ -140,89 +145,78 @@ class SafekeeperServerSettings(EndpointSettings):
     )
 
 
-# --- children
-# Settings of the child processes of `serve`.
-
-
 class ChildrenSettings(Settings):
     """The child processes of `serve`: its compactor and its collector."""
 
     with_compactor: bool = Field(
         default=True,
-        description="Run a compactor of this database as a child process. Switch it off where "
-        "another machine runs it. Never for memory://, which no other process can read.",
+        description="Run a compactor of this database as a child process. Switch it off if "
+        "another machine runs it. Never run for memory://, which no other process can read.",
     )
     with_collector: bool = Field(
         default=True,
-        description="Run a collector of this database as a child process. Never for memory://.",
+        description="Run a collector of this database as a child process. Never run for memory://.",
     )
     child_restart_initial_ms: int = Field(
         default=500,
         ge=1,
         le=3_600_000,
-        description="Delay before a child process that has ended is started again. It doubles "
-        "with each end until the process has run for as long as the longest delay.",
+        description="Delay before a child process that has ended is started again, milliseconds. "
+        "It doubles with each end until the process has run for as long as the longest delay.",
     )
     child_restart_max_ms: int = Field(
         default=60_000,
         ge=1,
         le=86_400_000,
-        description="Longest delay before a child process is started again.",
+        description="Longest delay before a child process is started again, milliseconds.",
     )
     child_takeover_ms: int = Field(
         default=30_000,
         ge=50,
         le=86_400_000,
-        description="A compactor that another one has taken over from is started again when writes "
-        "have been held back for so long: then the other one does not compact.",
+        description="After another compactor has taken over, the own one is started again when "
+        "writes have been delayed for so long, milliseconds: then the other one does not compact.",
     )
     child_grace_ms: int = Field(
         default=5_000,
         ge=0,
         le=600_000,
-        description="How long a shutdown waits for a child process that was told to end, before "
-        "it sends SIGTERM; after a further such time it sends SIGKILL.",
+        description="How long a shutdown waits for a child process that was asked to end, before "
+        "it sends SIGTERM, milliseconds; after the same time again it sends SIGKILL.",
     )
 
 
-# --- memory
-# Settings of the memory of a serving process.
-
-
 class MemorySettings(Settings):
-    """Memory of the serving process, divided in `settings.budget`."""
+    """Memory of the serving process, which `settings.budget` divides."""
 
     memory_bytes: int = Field(
         default=512 * MIB,
         ge=16 * MIB,
         le=4096 * GIB,
         description="Memory of the serving process for data, beyond the 100 MiB or so that it "
-        "takes idle: memtable, queues, caches and results. Settings that are not set share what "
-        "those that are set leave of it.",
+        "takes idle: memtable, queues, caches and results. The parts that are not set share what "
+        "the others leave of it.",
     )
 
 
-# --- election
-# Settings of the election of a writer.
-
-
 class ElectionSettings(Settings):
-    """Who tries to be the writer, where several processes stand by."""
+    """Election of the writer among several processes."""
 
     elect: str = Field(
         default="",
-        description="Where a lease decides who tries to be the writer: bucket (of the database), "
-        "etcd://HOST:PORT,HOST:PORT/name/of/the/key, or kubernetes://NAMESPACE/NAME of a Lease, "
-        "where an empty NAMESPACE means that of the pod. Without the lease the server stands by. "
-        "Not set: the server opens the database at once, and takes over from whoever has it.",
+        description="The place of the lease that decides which process tries to be the writer: "
+        "bucket (of the database), etcd://HOST:PORT,HOST:PORT/name/of/the/key, or "
+        "kubernetes://NAMESPACE/NAME of a Lease, where an empty NAMESPACE means that of the pod. A "
+        "server without the lease stands by. Not set: the server opens the database at once, and "
+        "takes over from any other writer.",
     )
     lease_ttl_ms: int = Field(
         default=3_000,
         ge=500,
         le=600_000,
-        description="A lease that was not renewed for so long may be taken by another process. It "
-        "is renewed each third of that. etcd and Kubernetes count whole seconds, and etcd has a "
-        "least time of its own.",
+        description="Time after which another process may take a lease that was not renewed, "
+        "milliseconds. It is renewed after each third of that. etcd and Kubernetes count whole "
+        "seconds, and etcd has a least time of its own.",
     )
     kubernetes_credentials_path: str = Field(
         default="/var/run/secrets/kubernetes.io/serviceaccount",
@@ -230,13 +224,6 @@ class ElectionSettings(Settings):
         "--elect kubernetes://. Kubernetes mounts it into each pod; the files are read again when "
         "they change.",
     )
-
-
-# --- limits
-# Limits of requests.
-
-
-STREAM_MESSAGE_BYTES_MAX = 3_670_016  # 3.5 MiB: ordinary gRPC clients refuse more than 4 MiB
 
 
 class LimitSettings(Settings):
@@ -272,22 +259,22 @@ class LimitSettings(Settings):
         default=3_155_760_000_000,
         ge=1,
         le=2**62,
-        description="Longest life that a put may give its value, milliseconds. The default is 100 "
-        "years.",
+        description="Longest time to live that a put may give its value, milliseconds. The default "
+        "is 100 years.",
     )
     compare_count_max: int = Field(
         default=10_000,
         ge=1,
         le=10_000_000,
-        description="Most deleted or expired keys that a `range_empty` of a transaction looks at "
-        "before it is refused. Nothing else runs meanwhile: 10,000 take some milliseconds.",
+        description="Most deleted or expired keys that a `range_empty` of a transaction passes "
+        "before it is refused. Nothing else runs meanwhile: 10,000 keys take some milliseconds.",
     )
     scan_view_count_max: int = Field(
         default=64,
         ge=1,
         le=100_000,
-        description="Views that are kept for page tokens. Past it the one that was used longest "
-        "ago goes. A view keeps what was overwritten since then in memory.",
+        description="Most views that are kept for page tokens. Beyond it the least recently used "
+        "one is dropped. A view keeps in memory what was overwritten since it was made.",
     )
     scan_view_ttl_ms: int = Field(
         default=60_000,
@@ -299,127 +286,121 @@ class LimitSettings(Settings):
         default=8 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
-        description="Bytes of unanswered operations, and of results that were not taken, of one "
-        "session, overhead included. Past it the server reads no more of it.",
+        description="Most bytes of one session in unanswered operations and in results that were "
+        "not taken, overhead included. Beyond it the server reads no more from the session.",
     )
     sessions_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="The same of all sessions together. Past it each goes on with what is small.",
+        description="The same for all sessions together. Beyond it each session continues with "
+        "small amounts.",
     )
     result_bytes_max: int = Field(
         default=24 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="Memory for messages of scans that clients have not taken. The less is left, "
-        "the smaller they are; a large value waits for room.",
+        description="Memory for messages of scans that clients have not taken. The less is free, "
+        "the smaller the messages are; a large value waits until it fits.",
     )
     result_wait_ms: int = Field(
         default=10_000,
         ge=0,
         le=600_000,
-        description="How long a scan waits for room for a large value before it ends with "
-        "RESOURCE_EXHAUSTED.",
+        description="How long a scan waits for memory for a large value before it ends with "
+        "RESOURCE_EXHAUSTED, milliseconds.",
     )
     result_stalled_ms: int = Field(
         default=5_000,
         ge=10,
         le=3_600_000,
-        description="A scan or a session whose client has taken nothing for so long is ended with "
-        "ABORTED when another one waits for the memory, the one that waits longest for its client "
-        "first. It is given a second more for each MiB of its message. Should be well below "
-        "result_wait_ms.",
+        description="When others wait for the memory, scans and sessions whose client has taken "
+        "nothing for so long are ended with ABORTED, milliseconds; the one that has waited longest "
+        "for its client first. The time is a second longer for each MiB of the message. It should "
+        "be well below result_wait_ms.",
     )
     scan_message_bytes: int = Field(
         default=256 * KIB,
         ge=1 * KIB,
         le=STREAM_MESSAGE_BYTES_MAX,
-        description="Size at which a scan cuts its stream into messages, bytes. A larger entry "
-        "stands alone. A client that takes one within result_stalled_ms is not too slow.",
+        description="Target size of the messages of a scan, bytes. A larger entry has a message of "
+        "its own. A client that takes one message within result_stalled_ms is not too slow.",
     )
     seq_wait_ms_max: int = Field(
         default=30_000,
         ge=1,
         le=3_600_000,
-        description="How long a read without a deadline waits for the commit of its `min_seq`, "
-        "milliseconds.",
+        description="How long a read without a deadline waits for its `min_seq`, milliseconds.",
     )
     snapshot_ttl_s_max: int = Field(
         default=3_155_760_000,
         ge=1,
         le=2**52,
-        description="Longest life that a call may give a snapshot, seconds. The default is 100 "
-        "years; for ever is not bounded by it.",
+        description="Longest time to live that a call may give a snapshot, seconds. The default is "
+        "100 years. Snapshots that never expire are allowed.",
     )
     snapshot_count_max: int = Field(
         default=1_000,
         ge=1,
         le=100_000,
-        description="Most snapshots of the database, those of servers included, with which a call "
-        "may create one more.",
+        description="Most snapshots of the database, those of servers included. At that number, "
+        "calls that create one are refused.",
     )
     snapshot_view_count_max: int = Field(
         default=32,
         ge=1,
         le=10_000,
-        description="Snapshots whose state is kept ready for reads. Past it the one that was read "
-        "longest ago goes, and is made ready again when it is read.",
+        description="Most snapshots whose state is kept open for reads. Beyond it the least "
+        "recently read one is dropped, and opened again when it is read.",
     )
     snapshot_view_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="Memory for what these snapshots hold that was not compacted when they were "
-        "made. A snapshot that holds more than this is read, but not kept.",
+        description="Memory for the writes of these snapshots that were not compacted when the "
+        "snapshots were created. A snapshot with more than this is read, but not kept open.",
     )
 
 
-# --- watches
-# Settings of watches.
-
-
 class WatchSettings(Settings):
-    """Watches: how much may wait for slow clients, and how long the WAL is kept for absent ones."""
+    """Watches: buffers for slow clients, and the WAL that is kept for absent consumers."""
 
     watch_count_max: int = Field(
         default=100_000,
         ge=1,
         le=10_000_000,
-        description="Most watches of one server. Past it a new one is refused with "
-        "RESOURCE_EXHAUSTED.",
+        description="Most watches of one server; more are refused with RESOURCE_EXHAUSTED.",
     )
     watch_stream_bytes_max: int = Field(
         default=4 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
-        description="Bytes of replies of one stream that its client has not taken. Past it the "
-        "watches of the stream are told nothing more from memory: they read the WAL from the "
-        "store when there is room again.",
+        description="Most bytes of replies of one stream that its client has not taken. Beyond it "
+        "the watches of the stream are not served from memory: they read the WAL from the store "
+        "once the client has taken enough.",
     )
     watch_bytes_max: int = Field(
         default=16 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="The same of all streams together.",
+        description="The same for all streams together.",
     )
     watch_progress_ms: int = Field(
         default=10_000,
         ge=10,
         le=3_600_000,
-        description="How often a watch of which nothing was told is told how far the server has "
-        "come, milliseconds.",
+        description="Interval between progress notifications on an idle watch, milliseconds.",
     )
     watch_stalled_ms: int = Field(
         default=60_000,
         ge=10,
         le=86_400_000,
-        description="A stream whose client takes nothing for so long although something waits is "
-        "cut: its watches are closed with ABORTED.",
+        description="When the client of a stream has taken nothing for so long although replies "
+        "wait, the watches of the stream are closed with ABORTED, milliseconds.",
     )
     consumer_lease_ttl_s: int = Field(
         default=86_400,
         ge=10,
         le=31_536_000,
-        description="How long the WAL is kept for a named consumer that is away, seconds.",
+        description="How long the WAL is kept for a named consumer that is not connected, seconds.",
     )

@@ -1,4 +1,4 @@
-"""Settings of requests to the object store."""
+"""Settings of the object store, of reading the levels, and of the SSTs in the levels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from shalekv.settings.model import GIB, KIB, MIB, Settings
 
 
 class CasChoice(StrEnum):
-    """Who decides which of two creates of one name wins."""
+    """The authority that decides which of two creates of one name wins."""
 
     NATIVE = "native"
     TWO_PHASE = "two_phase"
 
 
 class StoreSettings(Settings):
-    """Where the object store is, and requests to it."""
+    """The place of the object store, and requests to it."""
 
     endpoint_url: str = Field(
         default="",
-        description="Where an S3 server, or one that speaks Google's or Azure's protocol, is: "
-        "https://HOST:PORT. Not set: that of the provider.",
+        description="URL of a server with the protocol of S3, Google or Azure: https://HOST:PORT. "
+        "Not set: that of the provider.",
     )
     region: str = Field(
         default="",
@@ -38,16 +38,17 @@ class StoreSettings(Settings):
     path_style: bool = Field(
         default=False,
         description="Put the bucket of s3:// into the path of requests and not into the host name. "
-        "It is so anyway where endpoint_url is set, except at Tigris.",
+        "That is also done when endpoint_url is set, except at Tigris.",
     )
     anonymous: bool = Field(
-        default=False, description="Send requests without credentials, to stores that ask for none."
+        default=False, description="Send requests without credentials, to stores that need none."
     )
     cas: CasChoice = Field(
         default=CasChoice.NATIVE,
-        description="Who decides which of two creates wins: the store, by conditional writes, or "
-        "for a store that has none the transactional store of records_url. A database keeps to "
-        "one of them. Where records_url is set and this is not: two_phase.",
+        description="How it is decided which of two creates of one name wins: by conditional "
+        "writes of the store, or, for a store that has none, by the transactional store of "
+        "records_url. It must not change for a database. If records_url is set and this is not: "
+        "two_phase.",
     )
     records_url: str = Field(
         default="",
@@ -59,32 +60,33 @@ class StoreSettings(Settings):
     )
     records_endpoint_url: str = Field(
         default="",
-        description="Where a server that speaks DynamoDB's protocol is: https://HOST:PORT. Not "
-        "set: Amazon's.",
+        description="URL of a server with DynamoDB's protocol: https://HOST:PORT. Not set: "
+        "Amazon's.",
     )
     connections_max: int = Field(
-        default=32, ge=1, le=1_000, description="Connections to the object store at once."
+        default=32, ge=1, le=1_000, description="Most connections to the object store."
     )
     connect_timeout_ms: int = Field(
         default=5_000,
         ge=10,
         le=600_000,
-        description="How long a connection to the object store may take to be made.",
+        description="Timeout for connecting to the object store, milliseconds.",
     )
     request_timeout_ms: int = Field(
         default=30_000,
         ge=10,
         le=3_600_000,
-        description="How long the object store may be silent in a request until it is given up.",
+        description="How long the object store may be silent in a request before the request "
+        "fails, milliseconds.",
     )
     multipart_bytes: int = Field(
         default=64 * MIB,
         ge=5 * MIB,
         le=5 * GIB,
-        description="SSTs of the levels that are larger are uploaded in parts, bytes.",
+        description="Size above which SSTs of the levels are uploaded in parts, bytes.",
     )
     multipart_part_bytes: int = Field(
-        default=16 * MIB, ge=5 * MIB, le=1 * GIB, description="Size of such a part, bytes."
+        default=16 * MIB, ge=5 * MIB, le=1 * GIB, description="Size of a part, bytes."
     )
     multipart_uploads_max: int = Field(
         default=4, ge=1, le=64, description="Parts of one SST that are uploaded at once."
@@ -93,14 +95,20 @@ class StoreSettings(Settings):
         default=86_400,
         ge=3_600,
         le=31_536_000,
-        description="Age at which the collector aborts an upload in parts that was not completed, "
-        "seconds. A process that is killed leaves one, whose parts are paid for.",
+        description="Age at which the collector aborts an unfinished upload in parts, seconds. A "
+        "killed process may leave one, and the store charges for its parts.",
     )
     retry_initial_ms: int = Field(
-        default=50, ge=1, le=60_000, description="First delay before a request is repeated."
+        default=50,
+        ge=1,
+        le=60_000,
+        description="First delay before a request is repeated, milliseconds.",
     )
     retry_max_ms: int = Field(
-        default=2_000, ge=1, le=600_000, description="Longest delay between repeated requests."
+        default=2_000,
+        ge=1,
+        le=600_000,
+        description="Longest delay between repeated requests, milliseconds.",
     )
     read_attempts: int = Field(
         default=8,
@@ -112,25 +120,21 @@ class StoreSettings(Settings):
         default=8,
         ge=1,
         le=256,
-        description="Threads for calls that block, such as file I/O; for each database, where a "
-        "process has several.",
+        description="Threads for blocking calls, such as file I/O; for each database if a process "
+        "has several.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _choose_by_records(cls, given: Any) -> Any:
-        """`records_url` has one use: where nothing else is said, it chooses two_phase."""
+        """Choose two_phase if `records_url` is set and `cas` is not: it has no other use."""
         if isinstance(given, dict) and given.get("records_url") and "cas" not in given:
             return {**given, "cas": CasChoice.TWO_PHASE}
         return given
 
 
-# --- cache
-# Settings of reading the levels.
-
-
 class CacheSettings(Settings):
-    """Reading the levels: caches, and requests in flight."""
+    """Reading the levels: caches, reads in flight, and reading ahead."""
 
     block_cache_bytes: int = Field(
         default=88 * MIB,
@@ -148,31 +152,27 @@ class CacheSettings(Settings):
         default=32 * MIB,
         ge=1 * MIB,
         le=64 * GIB,
-        description="Bytes of the levels that are being fetched at once, those of scans included. "
-        "Past it reads wait.",
+        description="Most bytes of the levels that are fetched at once, those of scans included. "
+        "Beyond it reads wait.",
     )
     scan_ahead_bytes_max: int = Field(
         default=24 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="Memory for what all scans together have read ahead of what they have told. "
-        "Past it they read block by block.",
+        description="Memory for what all scans together have read ahead of what they have sent. "
+        "Beyond it they read block by block.",
     )
     read_ahead_bytes_max: int = Field(
         default=1 * MIB,
         ge=4 * KIB,
         le=256 * MIB,
-        description="What a long scan fetches at once of each sorted run. It begins with one "
-        "block, and doubles.",
+        description="Most bytes that a long scan fetches at once of each sorted run. It begins "
+        "with one block, and doubles.",
     )
 
 
-# --- levels
-# Settings of the objects in the levels.
-
-
 class LevelCodec(StrEnum):
-    """How the blocks of the levels are compressed."""
+    """The compression of the blocks of the levels."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -180,7 +180,7 @@ class LevelCodec(StrEnum):
 
 
 class LevelSettings(Settings):
-    """The SSTs of the levels, as compactor and ingest write them."""
+    """The SSTs of the levels, as the compactor and large batches write them."""
 
     sst_bytes: int = Field(
         default=32 * MIB,
@@ -193,16 +193,16 @@ class LevelSettings(Settings):
         default=16 * KIB,
         ge=1 * KIB,
         le=16 * MIB,
-        description="Target size of the blocks of the levels before compression: what a read that "
-        "finds nothing in the cache fetches.",
+        description="Target size of the blocks of the levels before compression. A read that "
+        "misses the cache fetches one.",
     )
     codec: LevelCodec = Field(
-        default=LevelCodec.LZ4, description="How the blocks of the levels are compressed."
+        default=LevelCodec.LZ4, description="Compression of the blocks of the levels."
     )
     filter_bits: int = Field(
         default=16,
         ge=0,
         le=32,
-        description="Bits of the filter for each key; 16 let about 1 key in 700 through that is "
-        "not there. 0: no filters.",
+        description="Bits of the filter for each key; with 16, the filter passes about 1 in 700 "
+        "keys that are not there. 0: no filters.",
     )

@@ -1,4 +1,4 @@
-"""Settings of the writer: opening, group commit, back-pressure."""
+"""Settings of the writer: opening, group commit, back-pressure, and its log in safekeepers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOCK_JUMP_MAX_S = 3_600
 
 
 class WalCodec(StrEnum):
-    """How the blocks of WAL objects are compressed."""
+    """The compression of the blocks of WAL objects."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -27,23 +27,24 @@ class WriterSettings(Settings):
         default=1,
         ge=1,
         le=64,
-        description="WAL objects in flight at once, those with an unknown outcome included, and "
-        "how far they may be apart in the log. A later writer must fence as many slots.",
+        description="Most WAL objects in flight at once, those with an unknown outcome included, "
+        "and most slots between the first and the last of them. The next writer must fence as many "
+        "slots.",
     )
     flush_interval_ms: int | None = Field(
         default=None,
         ge=0,
         le=60_000,
-        description="Minimum spacing of WAL objects in milliseconds. It caps the number of "
-        "requests, not the latency of a first write: an idle log is flushed at once. Not set: 50 "
-        "on stores that charge for requests, 0 on file:// and memory://.",
+        description="Least time between two WAL objects, milliseconds. It bounds the number of "
+        "requests; a first write to an idle log does not wait for it. Not set: 50 on stores that "
+        "charge for requests, 0 on file:// and memory://.",
     )
     flush_bytes: int = Field(
         default=4 * MIB,
         ge=4 * KIB,
         le=256 * MIB,
-        description="A WAL object is flushed without waiting for its spacing once this many bytes "
-        "are queued, and takes no more than this unless one batch alone is larger.",
+        description="Once this many bytes are queued, a WAL object is flushed before "
+        "flush_interval_ms is over. It takes no more than this unless one batch alone is larger.",
     )
     wal_block_bytes: int = Field(
         default=64 * KIB,
@@ -53,103 +54,104 @@ class WriterSettings(Settings):
     )
     wal_codec: WalCodec = Field(
         default=WalCodec.NONE,
-        description="How the blocks of WAL objects are compressed. Readers of version 0.1 refuse "
+        description="Compression of the blocks of WAL objects. Readers of version 0.1 refuse "
         "compressed blocks.",
     )
     queued_bytes_max: int = Field(
         default=32 * MIB,
         ge=1 * MIB,
         le=16 * GIB,
-        description="Bytes of writes that are queued or being uploaded. Past it writes wait.",
+        description="Most bytes of writes that are queued or being uploaded. Beyond it writes "
+        "wait for admission.",
     )
     waiting_bytes_max: int = Field(
         default=16 * MIB,
         ge=0,
         le=16 * GIB,
-        description="Bytes of writes that wait for room. Past it writes are refused at once with "
-        "RESOURCE_EXHAUSTED.",
+        description="Most bytes of writes that wait for admission. Beyond it writes are refused at "
+        "once with RESOURCE_EXHAUSTED.",
     )
     queue_wait_ms: int = Field(
         default=1_000,
         ge=0,
         le=600_000,
-        description="How long a write waits for room in the queue and in the memtable, before it "
-        "is refused with RESOURCE_EXHAUSTED.",
+        description="How long a write waits for admission to the queue and the memtable, before "
+        "it is refused with RESOURCE_EXHAUSTED, milliseconds.",
     )
     memtable_bytes_max: int = Field(
         default=176 * MIB,
         ge=1 * MIB,
         le=1024 * GIB,
-        description="Memory for writes that are not compacted yet, overhead included. Past it "
-        "writes wait as for room in the queue, and one that is larger is refused at once.",
+        description="Memory for writes that are not compacted yet, overhead included. Beyond it "
+        "writes wait for admission, and one that is larger is refused at once.",
     )
     uncompacted_loads_max_count: int = Field(
         default=64,
         ge=1,
         le=500,
-        description="Loads, large batches included, that are not compacted yet. Past it loads "
-        "wait, as writes do for the memtable: each is one more place for a read to look into.",
+        description="Most loads, large batches included, that are not compacted yet. Beyond it "
+        "loads wait for admission: each load is one more sorted run that reads must search.",
     )
     retry_after_ms: int = Field(
         default=200,
         ge=1,
         le=600_000,
-        description="The delay that a refused write is advised to wait.",
+        description="Delay that a refused write is advised to wait, milliseconds.",
     )
     fence_poll_ms: int = Field(
         default=5_000,
         ge=10,
         le=3_600_000,
-        description="How often a writer looks whether another has taken over, in milliseconds. At "
-        "most open_timeout_ms.",
+        description="Interval at which a writer checks whether another has taken over, "
+        "milliseconds. At most open_timeout_ms.",
     )
     open_timeout_ms: int = Field(
         default=60_000,
         ge=1,
         le=3_600_000,
-        description="How long opening tries to win the manifest before it gives up.",
+        description="How long opening tries to claim the manifest before it fails, milliseconds.",
     )
     open_once: bool = Field(
         default=False,
-        description="Do not fence a writer that has opened the database since this process began "
-        "to: end with exit code 8 instead. One that had opened it before is fenced, as without "
-        "this. Not for servers with elect.",
+        description="Do not fence a writer that has opened the database after this process began "
+        "to open it: end with exit code 8 instead. An earlier writer is fenced, as without this. "
+        "Not for servers with elect.",
     )
     clock_jump_max_s: int = Field(
         default=CLOCK_JUMP_MAX_S,
         ge=60,
         le=3_153_600_000,
-        description="A database is opened only if the store's clock is so near to that of this "
-        "machine, or to the time of the last commit, seconds. While it serves, the store's clock "
-        "is followed over jumps up to this.",
+        description="A database is opened only if the store's clock differs from that of this "
+        "machine, or from the time of the last commit, by no more than this, seconds. While the "
+        "writer serves, it follows jumps of the store's clock up to this.",
     )
     open_snapshot_ttl_s: int = Field(
         default=600,
         ge=60,
         le=86_400,
-        description="Life of the snapshot that protects the WAL while a writer opens, seconds. It "
-        "is renewed when a third of it is over.",
+        description="Lifetime of the snapshot that protects the WAL while a writer opens, seconds. "
+        "It is renewed when a third of it is over.",
     )
     snapshot_ttl_s: int = Field(
         default=300,
         ge=2,
         le=86_400,
-        description="Life of the snapshots that protect what a serving process reads, seconds. "
+        description="Lifetime of the snapshots that protect what a serving process reads, seconds. "
         "They are renewed before half of it is over.",
     )
     memtable_segment_bytes: int = Field(
         default=8 * MIB,
         ge=64 * KIB,
         le=16 * GIB,
-        description="The memtable is kept in parts of this size, overhead included, each of which "
-        "is dropped when it is compacted.",
+        description="Size of the segments of the memtable, overhead included. Each is dropped "
+        "when it is compacted.",
     )
     skip_memtable_bytes: int = Field(
         default=16 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
-        description="A batch above this size becomes SSTs of the levels at once, and passes "
-        "neither through the WAL nor the memtable.",
+        description="Size above which a batch is written to SSTs of the levels at once, and not to "
+        "the WAL and the memtable.",
     )
     idempotency_window_s: int = Field(
         default=86_400,
@@ -161,33 +163,33 @@ class WriterSettings(Settings):
         default=1_000,
         ge=0,
         le=86_400_000,
-        description="How often the removal of values that have expired is written, so that watches "
-        "are told of it, milliseconds. It is one more change for each of them. 0: never; reads do "
-        "not see them either way.",
+        description="Interval at which the removal of expired values is written, so that watches "
+        "deliver it, milliseconds. It is one more change for each value. 0: never. Reads do not "
+        "see expired values either way.",
     )
     expiry_tracked_bytes: int = Field(
         default=16 * MIB,
         ge=0,
         le=64 * GIB,
-        description="Memory for what expires, some 400 bytes and the key of each value. Those that "
-        "expire last and find no room are looked for in the levels.",
+        description="Memory for values that will expire: about 400 bytes and the key of each. "
+        "Those that expire last and do not fit are found by scans of the levels.",
     )
     expiry_scan_interval_s: int = Field(
         default=600,
         ge=0,
         le=31_536_000,
-        description="How often SSTs are looked through for values that have expired and were not "
-        "kept in mind, seconds; each SST only if it may hold some. 0: never. Well below "
-        "expired_kept_s, or compactions drop them before.",
+        description="Interval at which SSTs are scanned for expired values that are not tracked, "
+        "seconds; each SST only if it may hold some. 0: never. It should be well below "
+        "expired_kept_s, or compactions drop such values before.",
     )
     expiry_scan_bytes: int = Field(
         default=8 * MIB,
         ge=64 * KIB,
         le=64 * GIB,
-        description="Bytes of SSTs that are looked through in a second.",
+        description="Bytes of SSTs that are scanned for expired values in a second.",
     )
     replay_parallel_reads: int = Field(
-        default=16, ge=1, le=256, description="WAL objects that are fetched at once by a replay."
+        default=16, ge=1, le=256, description="WAL objects that a replay fetches at once."
     )
 
     @model_validator(mode="after")
@@ -201,33 +203,29 @@ class WriterSettings(Settings):
         return self
 
 
-# --- quorum
-# Settings of a writer whose log stands on safekeepers.
-
-
 class SafekeeperTransport(StrEnum):
-    """Which way records take to the safekeepers."""
+    """The path of records to the safekeepers."""
 
     DIRECT = "direct"
     CHAIN = "chain"
 
 
 class QuorumSettings(Settings):
-    """The write-ahead log in safekeepers: how they are asked, and what they archive."""
+    """The write-ahead log in safekeepers: replication, and archiving to the object store."""
 
     safekeeper_connect_timeout_ms: int = Field(
         default=3_000,
         ge=10,
         le=600_000,
-        description="How long a safekeeper may take to answer when it is called, milliseconds. "
-        "Then it is called again.",
+        description="Timeout for connecting to a safekeeper, milliseconds. Then the writer "
+        "connects again.",
     )
     vote_timeout_ms: int = Field(
         default=15_000,
         ge=10,
         le=3_600_000,
-        description="How long an opening waits for a majority of the safekeepers, at each of its "
-        "steps, milliseconds. Then it fails, and names who has not answered.",
+        description="How long each step of opening waits for a majority of the safekeepers, "
+        "milliseconds. Then opening fails, and names those that have not answered.",
     )
     quorum_timeout_ms: int = Field(
         default=5_000,
@@ -240,64 +238,67 @@ class QuorumSettings(Settings):
         default=10_000,
         ge=10,
         le=3_600_000,
-        description="A safekeeper that leaves a message without an answer for so long, "
-        "milliseconds, is called anew.",
+        description="When a safekeeper has not answered a message for so long, the writer "
+        "connects to it again, milliseconds.",
     )
     parallel_appends: int = Field(
         default=8,
         ge=1,
         le=1_024,
-        description="Groups of writes that are on their way to the safekeepers at once. They "
-        "become durable in their order.",
+        description="Most groups of writes in flight to the safekeepers. They become durable in "
+        "order.",
     )
     send_queue_bytes_max: int = Field(
         default=8 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
-        description="Bytes of records that one safekeeper was sent and has not acknowledged. A "
-        "slow one gets no more, and holds nobody up.",
+        description="Most bytes of records that were sent to one safekeeper and not acknowledged. "
+        "Beyond it, it is sent nothing more; the others are not delayed.",
     )
     safekeeper_transport: SafekeeperTransport = Field(
         default=SafekeeperTransport.DIRECT,
-        description="Which way records take. direct: to every safekeeper from here. chain: to one "
-        "of them, which passes them on to the next, and so on; each still answers here.",
+        description="Path of records. direct: from the writer to every safekeeper. chain: to the "
+        "first safekeeper, which forwards them to the next, and so on; each still answers to the "
+        "writer.",
     )
     chain_timeout_ms: int = Field(
         default=300,
         ge=1,
         le=600_000,
-        description="A safekeeper of the chain that has acknowledged nothing for so long, although "
-        "there is something, is sent records directly for a time, milliseconds.",
+        description="When a safekeeper of the chain has acknowledged nothing for so long although "
+        "records are due, the writer sends it records directly for a time, milliseconds.",
     )
     commit_broadcast: bool = Field(
         default=False,
-        description="Let safekeepers tell each other how far the log is committed, too.",
+        description="Let safekeepers also send each other the position up to which the log is "
+        "committed.",
     )
     held_log_bytes_max: int = Field(
         default=24 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
-        description="Memory of the writer for records that are not in the archive yet. Past it "
-        "writes wait, as they do for room in the queue.",
+        description="Memory of the writer for records that are not in the archive yet. Beyond it "
+        "writes wait for admission.",
     )
     archive_interval_ms: int | None = Field(
         default=None,
         ge=0,
         le=3_600_000,
-        description="Spacing of WAL objects in the archive, milliseconds: the writes of that time "
-        "share one. No write waits for it. Not set: 250 on stores that charge for requests, 50 on "
-        "file:// and memory://. 0: each group of writes is an object.",
+        description="Interval between WAL objects in the archive, milliseconds: the writes of that "
+        "time share one. No write waits for it. Not set: 250 on stores that charge for requests, "
+        "50 on file:// and memory://. 0: each group of writes is an object.",
     )
     archive_object_bytes: int = Field(
         default=8 * MIB,
         ge=4 * KIB,
         le=256 * MIB,
-        description="A WAL object of the archive ends sooner when it would be larger than this.",
+        description="Most bytes of a WAL object in the archive: a larger one ends before "
+        "archive_interval_ms.",
     )
     archive_takeover_ms: int = Field(
         default=5_000,
         ge=10,
         le=3_600_000,
-        description="Another safekeeper is appointed to archive when the appointed one has "
-        "archived nothing for so long although there was something, milliseconds.",
+        description="When the safekeeper that is appointed to archive has archived nothing for so "
+        "long although records were due, another one is appointed, milliseconds.",
     )
