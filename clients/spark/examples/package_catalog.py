@@ -1,28 +1,28 @@
-r"""A pipeline from end to end, on real input: the Python packages that are installed here.
+r"""A pipeline from end to end, with real input: the Python packages that are installed here.
 
     shalekv serve --create --url "file://$PWD/catalog"
     python clients/spark/examples/package_catalog.py \
         --url "file://$PWD/catalog" --folder catalog-work
 
-The second command, in a second terminal, does this and tells it:
+The second command, in a second terminal, runs these steps and prints a line for each:
 
     import     the metadata of packages becomes a Parquet file, which becomes one commit
     serve      gRPC clients read it, from the server of the first terminal
-    feed       a stream takes the changes, counts them by package, and writes the counts back
-    change     gRPC clients write; the stream goes on where it was, and takes these changes alone
+    feed       a stream reads the changes, counts them by package, and writes the counts back
+    change     gRPC clients write; the stream continues where it was, with these changes only
     aggregate  a scan adds up the sizes of files by package, and the sums are written back
     export     the sums become Parquet
 
-It may be run again: what was loaded is not loaded again, and the stream goes on.
+It may be run again: the load is not applied twice, and the stream continues.
 
-The keys are made so that a prefix finds what belongs together:
+Keys that belong together have a prefix in common:
 
     package/<name>            its version
     file/<name>/<path>        the size of the file, bytes
-    changes/<name>            how many changes of its files the stream has seen
-    size/<name>               how many bytes its files take
+    changes/<name>            the number of changes of its files that the stream has read
+    size/<name>               the bytes of its files
 
-On a cluster, --url names a bucket, and --folder a place that all nodes reach; the rest stays.
+On a cluster, --url names a bucket, and --folder a place that all nodes reach; the rest is the same.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ ROWS = "key binary, value binary"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things are."""
+    """The places of the database and of files."""
 
     url: str  # the database
     addr: str  # its server, HOST:PORT
-    folder: str  # of what else is written: Parquet, and the checkpoint of the stream
+    folder: str  # of Parquet files, and the checkpoint of the stream
 
 
 def packages() -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of all packages that are installed here, each key once."""
+    """Iterate over keys and values of all packages that are installed here, each key once."""
     seen: set[str] = set()
     for package in metadata.distributions():
         name = package.metadata["Name"].lower()
@@ -67,24 +67,24 @@ def packages() -> Iterator[tuple[bytes, bytes]]:
 
 
 def import_packages(spark: SparkSession, places: Places) -> None:
-    """Parquet in, one commit out; a load that was committed before is a load that is done."""
+    """Write Parquet, and import it as one commit, unless it was committed before."""
     parquet = f"{places.folder}/packages.parquet"
     spark.createDataFrame([*packages()], ROWS).write.mode("overwrite").parquet(parquet)
     loaded = import_parquet(spark, parquet, places.url, load_id="packages")
-    tell("import", str(loaded))
+    report("import", str(loaded))
 
 
 def read_by_grpc(places: Places) -> None:
-    """What was loaded is served at once: nobody had to tell the server."""
+    """Read by gRPC: the server serves a load as soon as it is committed."""
     with SyncClient(places.addr) as client:
         found = client.get(f"package/{CHANGED}".encode())
         some = [entry.key.decode() for entry in client.scan(prefix=b"package/p", limit=3)]
     version = found.value.decode() if found else "not installed"
-    tell("serve", f"{CHANGED} is {version}; the first under package/p: {', '.join(some)}")
+    report("serve", f"{CHANGED} is {version}; the first under package/p: {', '.join(some)}")
 
 
 def count_changes(spark: SparkSession, places: Places) -> None:
-    """The feed up to now, counted by package, and the counts that have changed written back."""
+    """Count the changes up to now by package, and write the counts that have changed."""
     changes = (
         spark.readStream.format("shalekv.changes")
         .option("url", places.url)
@@ -112,20 +112,20 @@ def count_changes(spark: SparkSession, places: Places) -> None:
         f.sum(f.col("value").cast("string").cast("long")).alias("changes"),
         f.count("key").alias("packages"),
     ).collect()[0]
-    tell("feed", f"{sums.changes:,} changes of files in {sums.packages} packages so far")
+    report("feed", f"{sums.changes:,} changes of files in {sums.packages} packages so far")
 
 
 def change_by_grpc(places: Places) -> None:
-    """Three changes of files, while nobody looks."""
+    """Make three changes of a file while the stream is not running."""
     with SyncClient(places.addr) as client:
         client.put(f"file/{CHANGED}/notes.txt".encode(), b"12")
         client.put(f"file/{CHANGED}/notes.txt".encode(), b"1234")
         client.delete(f"file/{CHANGED}/notes.txt".encode())
-    tell("change", f"3 changes of a file of {CHANGED}")
+    report("change", f"3 changes of a file of {CHANGED}")
 
 
 def sum_sizes(spark: SparkSession, places: Places) -> None:
-    """One consistent state, added up; the sums are a load, which replaces older sums."""
+    """Add up the sizes in one consistent state; the sums are a load, which replaces older sums."""
     files = scan(spark, places.url, prefix=b"file/")
     sizes = files.groupBy(package_of("key").alias("package")).agg(
         f.sum(f.col("value").cast("string").cast("long")).alias("bytes")
@@ -135,11 +135,11 @@ def sum_sizes(spark: SparkSession, places: Places) -> None:
         f.col("bytes").cast("string").cast("binary").alias("value"),
     )
     loaded = bulk_load(rows, places.url, load_id=f"sizes {uuid4().hex}")
-    tell("aggregate", str(loaded))
+    report("aggregate", str(loaded))
 
 
 def export_sizes(spark: SparkSession, places: Places) -> None:
-    """What was written back, as Parquet for whoever has no use for a database."""
+    """Export the sums as Parquet, for programs that do not read the database."""
     parquet = f"{places.folder}/sizes.parquet"
     export_parquet(spark, places.url, parquet, prefix=b"size/", mode="overwrite")
     sizes = spark.read.parquet(parquet).select(
@@ -148,22 +148,22 @@ def export_sizes(spark: SparkSession, places: Places) -> None:
     )
     largest = sizes.orderBy(f.desc("bytes"), "package").limit(3).collect()
     shown = ", ".join(f"{row.package} ({row.bytes / 1e6:.1f} MB)" for row in largest)
-    tell("export", f"{sizes.count()} sums; the largest: {shown}")
+    report("export", f"{sizes.count()} sums; the largest: {shown}")
 
 
 def package_of(key: str) -> Column:
-    """The name of the package that a key is about."""
+    """Return the name of the package in a key."""
     return f.split(f.col(key).cast("string"), "/")[1]
 
 
-def tell(step: str, what: str) -> None:
-    """One line for what a step has done."""
+def report(step: str, what: str) -> None:
+    """Print one line about a step."""
     sys.stdout.write(f"{step:<10} {what}\n")
     sys.stdout.flush()
 
 
 def run(spark: SparkSession, places: Places) -> None:
-    """All of it, step by step."""
+    """Run all steps."""
     register(spark)
     import_packages(spark, places)
     read_by_grpc(places)
@@ -175,7 +175,7 @@ def run(spark: SparkSession, places: Places) -> None:
 
 
 def main() -> None:
-    """Read the arguments, and run."""
+    """Parse the arguments, and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True, help="the database: file:///path or s3://...")
     parser.add_argument("--addr", default="127.0.0.1:7654", help="its server, HOST:PORT")

@@ -6,8 +6,8 @@
     shalekv_spark.bulk_load(frame, "s3://bucket/names", load_id="names of November")
     shalekv_spark.register(spark)  # then: format("shalekv"), format("shalekv.changes")
 
-Driver and tasks read and write the SSTs of a database in its object store; the server of a database
-is asked for nothing but the one record that commits a load.
+Driver and tasks read and write the SSTs of a database in its object store. The server of the
+database is used for one thing only: to write the record that commits a load.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "write_stream",
 ]
 
-# Every process that plans or runs a task imports this package: what it does not use is not loaded.
+# Every process that plans or runs a task imports this package, so modules are loaded when used.
 _PLACES = {
     "Exported": "scanning.export",
     "LoadResult": "loading.load",
@@ -61,7 +61,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, once."""
+    """Import a public name when it is first used."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

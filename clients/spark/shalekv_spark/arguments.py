@@ -1,4 +1,4 @@
-"""Arguments that several functions of the pipeline take, as the engine has them."""
+"""Converts arguments that several functions share to the types of the engine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pydantic import ValidationError
 from shalekv.errors import InvalidSetting
 from shalekv.settings.model import Settings
 
-Key: TypeAlias = bytes | str  # a text is its UTF-8
+Key: TypeAlias = bytes | str  # a text stands for its UTF-8
 Chosen = TypeVar("Chosen", bound=Settings)
 
 
 def key_bytes(key: Key) -> bytes:
-    """The key."""
+    """Return a key as bytes."""
     return key.encode() if isinstance(key, str) else key
 
 
 def settings_of(
     model: type[Chosen], given: Mapping[str, object] | None, *, prefix: str = ""
 ) -> Chosen:
-    """Settings by their names in server/docs/settings.md; what is not given has its default.
+    """Return settings given by their names in server/docs/settings.md; others have their default.
 
-    Raises `InvalidSetting`, which names each with `prefix` before it.
+    Raises `InvalidSetting`, which names each wrong setting with `prefix` before it.
     """
     try:
         return model.model_validate(dict(given or {}))

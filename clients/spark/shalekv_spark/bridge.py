@@ -1,8 +1,8 @@
-"""From Spark's blocking calls to the engine, which is asynchronous, and back.
+"""Runs the asynchronous engine under Spark's blocking calls.
 
 Spark calls sources and tasks as plain functions and iterators, in processes without an event loop.
-A loop runs in a thread of its own, so that what is fetched next is on its way while Spark takes
-what was fetched before.
+A loop runs in a thread of its own, so that the next results are fetched while Spark takes the
+previous ones.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ AHEAD = 2  # results that wait to be taken
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, in a loop of its own, also where a loop is running already.
+    """Run `work` in a loop of its own and return its result, even where a loop already runs.
 
-    It is cancelled, and has ended, when waiting for it is interrupted, as by Ctrl-C.
+    When the wait is interrupted, for example by Ctrl-C, `work` is cancelled and has ended.
     """
     done: Future[T] = Future()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
@@ -55,15 +55,15 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def iterate(results: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
-    """What the asynchronous generator yields that is made and driven in a loop of its own.
+    """Iterate over the results of an asynchronous generator, which runs in a loop of its own.
 
-    At most `AHEAD` results wait. Closing this iterator, or dropping it, closes the other.
+    At most `AHEAD` results wait. Closing or dropping this iterator closes the generator.
     """
     return _Iteration(results).taken()
 
 
 class _End:
-    """There are no more results, or this is why."""
+    """The end of the results, with the error that caused it, if any."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -75,7 +75,7 @@ class _Iteration(Generic[T]):
         self._queue: Queue[T | _End] = Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._room: asyncio.Semaphore | None = None
+        self._free_slots: asyncio.Semaphore | None = None
         self._started = threading.Event()
 
     def taken(self) -> Iterator[T]:
@@ -104,34 +104,30 @@ class _Iteration(Generic[T]):
 
     async def _drive(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._room = asyncio.Semaphore(AHEAD)
+        self._free_slots = asyncio.Semaphore(AHEAD)
         self._started.set()
         async with aclosing(self._results()) as results:
             async for result in results:
-                await self._room.acquire()
+                await self._free_slots.acquire()
                 self._queue.put(result)
 
     def _call(self, what: str) -> None:
-        loop, task, room = self._loop, self._task, self._room
-        if loop is None or task is None or room is None:
+        loop, task, free_slots = self._loop, self._task, self._free_slots
+        if loop is None or task is None or free_slots is None:
             return
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(room.release if what == "release" else task.cancel)
-
-
-# --- store_loop
-# A store with an event loop in a thread, for code that Spark calls and that waits for results.
+            loop.call_soon_threadsafe(free_slots.release if what == "release" else task.cancel)
 
 
 class StoreLoop:
-    """The store of a place, open as long as this is entered.
+    """The open store of a place, with an event loop in a thread, for blocking code.
 
     with StoreLoop(place) as loop:
         loop.run(job(loop.store))
     """
 
     def __init__(self, place: Place) -> None:
-        """Nothing is opened yet."""
+        """Create a closed one; entering it opens the store."""
         self._place = place
         self._loop = asyncio.new_event_loop()
         self._opened: Future[CasStore] = Future()
@@ -139,7 +135,7 @@ class StoreLoop:
         self._thread = threading.Thread(target=self._main, name="shalekv-store", daemon=True)
 
     def __enter__(self) -> Self:
-        """Open the store. Raises what that raises."""
+        """Open the store. Raises the errors of `Place.open`."""
         self._thread.start()
         try:
             self._opened.result()
@@ -154,8 +150,8 @@ class StoreLoop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it; what still runs is cancelled."""
-        with suppress(RuntimeError):  # it was not opened, and the loop has ended
+        """Close the store; coroutines that still run are cancelled."""
+        with suppress(RuntimeError):  # the store was not opened, and the loop has ended
             self._loop.call_soon_threadsafe(self._leaving.set)
         self._thread.join()
 
@@ -165,7 +161,7 @@ class StoreLoop:
         return self._opened.result()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which is cancelled when waiting for it is interrupted."""
+        """Run `work` and return its result; it is cancelled when the wait is interrupted."""
         future = self.start(work)
         try:
             return future.result()
@@ -173,7 +169,7 @@ class StoreLoop:
             future.cancel()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Let `work` run, and don't wait."""
+        """Start `work` without waiting for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _main(self) -> None:

@@ -1,4 +1,4 @@
-"""The names under which Spark finds the data sources."""
+"""Registers the data sources with Spark."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from shalekv_spark.scanning.source import ScanSource, StatsSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make "shalekv", "shalekv.stats" and "shalekv.changes" known to a session."""
+    """Register the formats "shalekv", "shalekv.stats" and "shalekv.changes" with a session."""
     for source in (ScanSource, StatsSource, ChangesSource):
         spark.dataSource.register(source)

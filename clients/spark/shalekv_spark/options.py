@@ -1,6 +1,6 @@
-"""The options of the data sources: read once, at the door, with errors that name them.
+"""Parses the options of the data sources; errors name the option.
 
-Spark hands options over as strings, and does not care about the case of their names.
+Spark passes options as strings, and ignores the case of their names.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ KEY_ENCODINGS: Mapping[str, Callable[[str], bytes]] = {
 
 
 class Options:
-    """The options that were given, from which each is taken once; then `check_all_taken`."""
+    """The given options. Each is taken once; after that, call `check_all_taken`."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """`given` as Spark hands it over."""
+        """Start with the options that Spark passes."""
         self._given = {name.lower(): value for name, value in given.items()}
         self._known: list[str] = []
 
     def place(self) -> Place:
-        """`url` (or `path`, what ``load(...)`` was given), and the settings of the store."""
-        if "paths" in self._given:  # what ``load([...])`` was given
+        """Take `url` (or `path`, the argument of ``load(...)``) and the settings of the store."""
+        if "paths" in self._given:  # the argument of ``load([...])``
             raise InvalidSetting("option path: expected one database, found several")
         url = self.text("url") or self.text("path")
         if not url:
@@ -45,14 +45,14 @@ class Options:
         return Place.of(url, store)
 
     def text(self, name: str, default: str = "") -> str:
-        """A text."""
+        """Take a text."""
         self._known.append(name)
         return self._given.pop(name.lower(), default)
 
     def number(
         self, name: str, default: int, *, at_least: int = 1, at_most: int | None = None
     ) -> int:
-        """A whole number."""
+        """Take a whole number from `at_least` to `at_most`."""
         text = self.text(name, str(default))
         try:
             number = int(text)
@@ -66,7 +66,7 @@ class Options:
         return number
 
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
-        """One of these names, for what it stands for."""
+        """Take the name of one of `choices`; return its value."""
         text = self.text(name, default)
         if text.lower() not in choices:
             raise InvalidSetting(
@@ -75,11 +75,11 @@ class Options:
         return choices[text.lower()]
 
     def key_decoding(self) -> Callable[[str], bytes]:
-        """How options write keys: in the encoding that keyEncoding names."""
+        """Take the option keyEncoding; return the function that decodes keys in options."""
         return self.choice("keyEncoding", KEY_ENCODINGS, "utf-8")
 
     def key(self, name: str, decode: Callable[[str], bytes]) -> bytes | None:
-        """A key, as `decode` reads it; None: it is not given."""
+        """Take a key, decoded by `decode`; None: it is not given."""
         self._known.append(name)
         if name.lower() not in self._given:
             return None
@@ -90,7 +90,7 @@ class Options:
             raise InvalidSetting(f"option {name}: {error}") from None
 
     def check_all_taken(self) -> None:
-        """Raise `InvalidSetting` for an option that nobody knows."""
+        """Raise `InvalidSetting` if an unknown option was given."""
         if self._given:
             unknown, known = ", ".join(sorted(self._given)), ", ".join(sorted(self._known))
             raise InvalidSetting(

@@ -1,4 +1,8 @@
-"""Where a database is, as driver and tasks know it: a value that travels, and opens the store."""
+"""The place of a database: a value that Spark sends to driver and tasks, and that opens the store.
+
+Here is also what each process of Spark needs around that: the routing of logs, and a setting of the
+garbage collector.
+"""
 
 from __future__ import annotations
 
@@ -23,38 +27,35 @@ from shalekv.store.opening import open_store
 from shalekv.store.url import MemoryUrl, parse_url
 from shalekv_spark.arguments import settings_of
 
-# --- worker
-# What a process of Python needs that Spark starts once, and lets run many tasks.
+_REUSED = "SPARK_REUSE_WORKER"  # in the environment of a worker that runs many tasks
 
+_OWN = frozenset({"shalekv", "shalekv_client", "shalekv_spark"})
+_OF_LOGGING = ("timestamp", "level")  # which the handlers of `logging` add themselves
 
-_REUSED = "SPARK_REUSE_WORKER"  # of the environment that Spark gives to such a process
+STORE_PREFIX = "store."  # of the options that are settings of the store
+_THREADS = 2  # of a task, for blocking calls of a file system
 
 
 @cache
-def settle() -> None:
-    """Call when all is imported. Nothing happens in other processes, nor when called again.
+def freeze_imports() -> None:
+    """Exclude everything that was imported from garbage collections. To be called after imports.
 
-    Spark collects garbage in the process after each task and each plan. What was imported stays,
-    and 50 ms is what it takes to look at all of it: as much as to read 30 MB.
+    Does nothing in processes that Spark does not reuse, and when called again. Spark collects
+    garbage in a worker after each task and each plan, and visiting all imported objects takes
+    50 ms: as long as reading 30 MB.
     """
     if os.environ.get(_REUSED):
         gc.freeze()
 
 
-# --- logs
-# Where warnings of this library go: a program that uses it decides that, and not stdout.
-#
-# The engine logs by structlog, which prints to stdout where nobody has configured it. Then what
-# modules of ShaleKV log goes to `logging`, under their names; what others log is printed as
-# before.
-
-
-_OWN = frozenset({"shalekv", "shalekv_client", "shalekv_spark"})
-_OF_LOGGING = ("timestamp", "level")  # its handlers tell them
-
-
 def route_logs() -> None:
-    """Route them, unless the program has configured structlog, which it also may do later."""
+    """Send the logs of ShaleKV to `logging`, unless the program has configured structlog.
+
+    The program that uses this library decides where its warnings go. The engine logs by structlog,
+    which prints to stdout if it is not configured. Then the logs of ShaleKV's modules go to
+    `logging`, under their names; logs of other modules are printed as before. The program may
+    also configure structlog later.
+    """
     if structlog.is_configured():
         return
     config = structlog.get_config()
@@ -68,32 +69,25 @@ def route_logs() -> None:
 
     def rendered(logger: WrappedLogger, method: str, event: EventDict) -> ProcessorReturnValue:
         if isinstance(logger, logging.Logger):
-            return _told(event)
+            return _logging_arguments(event)
         shown: ProcessorReturnValue = printed(logger, method, event)
         return shown
 
     structlog.configure(processors=[*steps, rendered], logger_factory=logger)
 
 
-def _told(event: EventDict) -> tuple[tuple[str], dict[str, object]]:
-    """What a logger of `logging` is called with."""
+def _logging_arguments(event: EventDict) -> tuple[tuple[str], dict[str, object]]:
+    """Return the arguments for a logger of `logging`."""
     what, cause = event.pop("event"), event.pop("exc_info", None)
     fields = [f"{name}={value!r}" for name, value in event.items() if name not in _OF_LOGGING]
     return (": ".join([str(what), *([", ".join(fields)] if fields else [])]),), {"exc_info": cause}
-
-
-# --- place
-
-
-STORE_PREFIX = "store."  # of the options that are settings of the store
-_THREADS = 2  # of a task; a file system is read in them
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The URL of a database, and the settings for requests to its store.
 
-    Credentials are not among them: every process takes those from its own environment.
+    Credentials are not part of it: every process takes them from its own environment.
     """
 
     url: str
@@ -101,9 +95,9 @@ class Place:
 
     @classmethod
     def of(cls, url: str, store: Mapping[str, object] | None = None) -> Place:
-        """The place with these settings of the store, by their names in server/docs/settings.md.
+        """Return the place with these settings of the store, named as in server/docs/settings.md.
 
-        Raises `InvalidUrl` and `InvalidSetting`, before anything is asked of a store.
+        Raises `InvalidUrl` and `InvalidSetting`, without a request to the store.
         """
         if isinstance(parse_url(url), MemoryUrl):
             raise InvalidSetting(f"{url}: Spark's processes cannot share what is in memory")
@@ -117,13 +111,13 @@ class Place:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[CasStore]:
-        """The store, for this process and its event loop: it is never sent to another."""
+        """Open the store for this process and its event loop; it cannot be sent to another."""
         route_logs()
         workers = ThreadWorkers(_THREADS)
         runtime = Runtime(clock=MachineClock(), random=SystemRandom(), workers=workers)
         try:
             store = open_store(self.url, runtime, self.settings)
-            settle()
+            freeze_imports()
             try:
                 yield CasStore(store, runtime, self.settings)
             finally:

@@ -22,7 +22,7 @@ from shalekv.watch.consumers import consumers_of
 from shalekv.write.snapshots import Snapshots
 from shalekv_client import Client
 from shalekv_spark.feed.options import FeedOptions
-from shalekv_spark.feed.query import Keeping
+from shalekv_spark.feed.query import LogRetention
 from shalekv_spark.feed.slots import FeedWalCollected, OffsetValue
 from shalekv_spark.feed.source import ChangesReader
 from shalekv_spark.place import Place
@@ -58,8 +58,8 @@ async def test_a_consumer_keeps_what_was_not_committed() -> None:
         b"b",
         b"c",
     ]
-    await query.keeping.processed(2)
-    await query.keeping.end()
+    await query.retention.processed(2)
+    await query.retention.end()
     await collect(database)
     assert names.wal_name(1) not in database.names()
     assert names.wal_name(2) in database.names()
@@ -105,7 +105,7 @@ async def test_a_first_batch_that_is_repeated_is_kept_from_where_it_began() -> N
     moved = await again.initial()
     assert moved.wal_id == end.wal_id
     await again.parts(moved, end)
-    await again.keeping.end()
+    await again.retention.end()
     found = await database.consumers().find("totals")
     assert found is not None
     assert found.wal_id_min == start.wal_id
@@ -137,10 +137,10 @@ async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
     await collect(database)
     files = {names.level_name(info.id) for info in pending.ssts}
     assert files <= database.names()
-    await query.keeping.processed(end.wal_id - 1)
+    await query.retention.processed(end.wal_id - 1)
     await collect(database)
     assert files <= database.names()
-    await query.keeping.processed(end.wal_id)
+    await query.retention.processed(end.wal_id)
     await collect(database)
     assert not files & database.names()
 
@@ -174,9 +174,9 @@ async def test_no_query_fails_of_a_snapshot_that_cannot_be_deleted(
         raise StoreUnavailable("memory", "list", "manifest/", "planted")
 
     monkeypatch.setattr(Snapshots, "delete", fail)
-    await query.keeping.processed(end.wal_id)
+    await query.retention.processed(end.wal_id)
     await database.store.delete([name for name in database.names() if "manifest" in name])
-    await query.keeping.end()
+    await query.retention.end()
 
 
 def reader_of(url: str, **options: str) -> ChangesReader:
@@ -217,10 +217,10 @@ async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
     await asyncio.to_thread(reader.commit, end)
     if failure is not None:
 
-        async def fail(_: Keeping) -> None:
+        async def fail(_: LogRetention) -> None:
             raise failure
 
-        monkeypatch.setattr(Keeping, "end", fail)
+        monkeypatch.setattr(LogRetention, "end", fail)
     is_bug = isinstance(failure, RuntimeError)
     with pytest.raises(RuntimeError, match="planted") if is_bug else nullcontext():
         await asyncio.to_thread(reader.stop)

@@ -109,7 +109,7 @@ async def test_batches_are_limited_by_objects_and_bytes(
     """Each has one object at least; files of loads count as bytes. It does not matter of how many
     objects a query finds out at once how large they are.
     """
-    monkeypatch.setattr(feed_query, "LOOKED_INTO", looked_into)
+    monkeypatch.setattr(feed_query, "SLOTS_AT_ONCE", looked_into)
     database = await FeedDatabase.created()
     await database.put(b"a")
     await database.load([b"%03d" % each for each in range(200)])
@@ -131,12 +131,12 @@ async def test_a_query_that_is_to_end_reads_what_was_there() -> None:
     for key in (b"a", b"b", b"c"):
         await database.put(key)
     query = database.query(startingOffset="earliest")
-    await query.aim()
+    await query.fix_target()
     await database.put(b"d")
     ends = await batches(query, ReadMaxFiles(2))
     assert [each.wal_id for each in ends] == [0, 2, 3]
     later = database.query()
-    await later.aim()
+    await later.fix_target()
     assert [each.wal_id for each in await batches(later, ReadMaxFiles(2), ends[-1])] == [3, 4]
 
 

@@ -29,7 +29,7 @@ from shalekv_client import Client, ErrorDetails, Overloaded
 from shalekv_client.ingest import Ingested
 from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.load import renewed
-from shalekv_spark.loading.options import OPEN, Committed, Committer, gathered
+from shalekv_spark.loading.options import OPEN, Committed, Committer, collect_reports
 from shalekv_spark.place import Place
 from tests.kit.processes.child import Child
 from tests.kit.processes.cluster import ALONE
@@ -67,12 +67,12 @@ async def test_of_two_attempts_of_one_task_one_counts(tmp_path: Path) -> None:
         first = await asyncio.to_thread(write, place, job.ticket, HALVES[0])
         again = await asyncio.to_thread(write, place, job.ticket, HALVES[0], attempt=1)
         other = await asyncio.to_thread(write, place, job.ticket, HALVES[1], partition=1, attempt=2)
-        written = gathered([*again, *other])
+        written = collect_reports([*again, *other])
         assert written.rows == len(ROWS)
         assert len(written.infos) >= 4
         assert len(await collected(store)) == len(written.infos) + len(first) - 1
         with pytest.raises(IllegalState, match="partition 0 is reported by two attempts"):
-            gathered([*first, *again, *other])
+            collect_reports([*first, *again, *other])
         assert not (await commit(store, written.infos)).already_applied
         await job.end()
         assert await collected(store) == names(written.infos)
@@ -91,7 +91,7 @@ async def test_a_late_task_publishes_nothing(tmp_path: Path) -> None:
         assert await collected(store) == set()
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, ROWS)
-        written = gathered(report)
+        written = collect_reports(report)
         await commit(store, written.infos)
         await job.end()
         for ticket in (given_up.ticket, job.ticket):
@@ -99,7 +99,7 @@ async def test_a_late_task_publishes_nothing(tmp_path: Path) -> None:
         assert await collected(store) == names(written.infos)
         (load,) = (await current(store)).pending_loads
         assert [*load.ssts] == written.infos
-        again = await commit(store, gathered(report).infos)
+        again = await commit(store, collect_reports(report).infos)
         assert again.already_applied
 
 
@@ -111,7 +111,7 @@ async def test_rows_that_are_refused_are_told_and_not_raised(tmp_path: Path) -> 
         assert [each["file"] for each in report] == [None]
         told = "rows: partition 0, row 1: the partition is not sorted: key b'a' stands after b'b'"
         with pytest.raises(InvalidRequest, match=re.escape(told)):
-            gathered(report)
+            collect_reports(report)
 
 
 async def test_partitions_that_overlap_are_refused(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ async def test_partitions_that_overlap_are_refused(tmp_path: Path) -> None:
             await asyncio.to_thread(write, place, job.ticket, rows, partition=at, attempt=at)
             for at, rows in enumerate(parts)
         ]
-        swapped = gathered([*reports[1], *reports[0]])
+        swapped = collect_reports([*reports[1], *reports[0]])
         assert [info.first_key for info in swapped.infos] == [b"000000", b"000010"]
         with pytest.raises(InvalidRequest, match="partitions 1 and 2 are not sorted: both hold"):
-            gathered([*reports[0], *reports[2], *reports[1]])
+            collect_reports([*reports[0], *reports[2], *reports[1]])
 
 
 async def test_a_report_that_lacks_a_row_is_not_committed(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_a_report_that_lacks_a_row_is_not_committed(tmp_path: Path) -> Non
         assert len(report) >= 4
         for at in range(len(report)):
             with pytest.raises(IllegalState, match="do not report all that they wrote"):
-                gathered([*report[:at], *report[at + 1 :]])
+                collect_reports([*report[:at], *report[at + 1 :]])
 
 
 DEADLINE_S = 30
@@ -237,7 +237,7 @@ async def ready(folder: Path, processes: Processes) -> AsyncIterator[Ready]:
     async with place.open() as store:
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, FEW)
-        yield Ready(server, store, [*gathered(report).infos])
+        yield Ready(server, store, [*collect_reports(report).infos])
 
 
 async def test_a_writer_that_does_not_answer_is_not_fenced(
@@ -276,7 +276,7 @@ async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> Non
         report = await asyncio.to_thread(write, place, job.ticket, FEW)
         committer = Committer(store, None, timeout_s=TIMEOUT_S)
         await committer.check()
-        assert not (await committer.commit(LOAD_ID, gathered(report).infos)).already_applied
+        assert not (await committer.commit(LOAD_ID, collect_reports(report).infos)).already_applied
 
 
 async def test_a_writer_without_room_is_asked_again(

@@ -19,13 +19,13 @@ from shalekv_spark.scanning.planning import (
     clipped,
     divided,
     in_range,
+    indexes_to_read,
     key_range,
     ranges_between,
     rows_between,
     slots_between,
     weights_of_rows,
     weights_of_run,
-    worth_reading,
 )
 from shalekv_spark.scanning.scan_task import WalSlot
 from shalekv_spark.scanning.wal_tail import UnreadSlot
@@ -114,9 +114,9 @@ def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:
     """Small SSTs count whole, and no more indexes are read than there is time for."""
     across, small, large = sst(b"a", b"c", 500), sst(b"d", b"d", 9), sst(b"e", b"f", 2_000)
     keys = KeyRange(b"b", b"z")
-    assert worth_reading([small, large, across], keys, PartitionSize(800)) == [across, large]
+    assert indexes_to_read([small, large, across], keys, PartitionSize(800)) == [across, large]
     many = [sst(b"%04d" % n, b"%04d" % n, 1_000 + n) for n in range(INDEXES_MAX + 50)]
-    found = worth_reading(many, ALL, PartitionSize(100))
+    found = indexes_to_read(many, ALL, PartitionSize(100))
     assert len(found) == INDEXES_MAX
     assert min(info.size_bytes for info in found) == 1_050
 

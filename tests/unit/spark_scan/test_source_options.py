@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from shalekv.errors import InvalidRequest, InvalidSetting, InvalidUrl
 from shalekv.protocol.entry import KeyRange, Kind
-from shalekv_spark.place import Place, settle
+from shalekv_spark.place import Place, freeze_imports
 from shalekv_spark.scanning import export
 from shalekv_spark.scanning import scan as scanning
 from shalekv_spark.scanning.export import export_parquet
@@ -187,9 +187,9 @@ def test_a_snapshot_has_many_forms(snapshot: bytes | str) -> None:
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """As in a new process."""
-    settle.cache_clear()
+    freeze_imports.cache_clear()
     yield
-    settle.cache_clear()
+    freeze_imports.cache_clear()
 
 
 @pytest.mark.parametrize("is_reused", [True, False])
@@ -203,8 +203,8 @@ def test_only_where_tasks_follow_each_other_imports_are_taken_out_of_sight(
         monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     else:
         monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
-    settle()
-    settle()
+    freeze_imports()
+    freeze_imports()
     assert frozen == [True] * is_reused
 
 

@@ -1,8 +1,12 @@
-"""What a window of several sources amounts to: versions in order, and which of them count.
+"""Merges a window of several sorted sources, and finds the versions that a read sees.
 
-The rules are those of every read: of the versions of a key the newest that the state holds counts,
-and if it is a tombstone, has expired, or is hidden by a range tombstone, then no older one comes to
-light (I2).
+The rules are those of every read: of the versions of a key the newest in the state counts. If it is
+a tombstone, has expired, or is hidden by a range tombstone, no older version becomes visible (I2).
+
+Keys are ordered without a comparison in Python. All keys of a window share the bytes that the least
+and the greatest share. The eight bytes after those are a number, and numbers are sorted fast,
+especially when they are few sorted runs one behind the other. Only keys with equal numbers are
+compared as a whole.
 """
 
 from __future__ import annotations
@@ -19,26 +23,20 @@ from shalekv.protocol.entry import NO_EXPIRY, Kind
 from shalekv.protocol.range_tombstones import RangeTombstones
 from shalekv_spark.arrow.rows import Bools, Numbers, Order, Rows, bools_of, joined, numbers_array
 
-# --- order
-# The order of keys that come from several sorted sources, without a comparison in Python.
-#
-# All keys of a window have what the least and the greatest have in common. The eight bytes after
-# that are a number, and numbers are sorted fast, the more so as they are few sorted runs one
-# after the other. Only keys whose numbers are equal are compared whole.
-
-
 _WORD_BYTES = 8
-# Of a big-endian number, so many bytes from the left.
+# The mask at index n keeps the first n bytes of a big-endian number.
 _MASKS = np.array(
     [(1 << 64) - (1 << 8 * (_WORD_BYTES - count)) for count in range(_WORD_BYTES + 1)], np.uint64
 )
 
+_FEW = 64  # rows of the largest part for each row inserted from the others, which takes 6 us
+
 
 def merged_order(keys: pa.BinaryArray, least: bytes, greatest: bytes) -> tuple[Order, Bools]:
-    """The order in which the keys ascend, and which of them, in that order, repeat the key before.
+    """Return the order in which the keys ascend, and which of them, in it, repeat the key before.
 
-    Equal keys keep the order in which they stand. No key is below `least` or above `greatest`;
-    there is one key or more.
+    Equal keys keep their order. REQUIRES: no key is below `least` or above `greatest`, and there is
+    at least one key.
     """
     shared = _shared_bytes(least, greatest)
     words, lengths = _words(keys, shared)
@@ -63,10 +61,10 @@ def merged_order(keys: pa.BinaryArray, least: bytes, greatest: bytes) -> tuple[O
 
 
 def spliced_order(rows: Rows, few: Sequence[Rows], least: int) -> tuple[Order, Bools]:
-    """The same for the keys of `rows` and of much fewer others, which are looked for one by one.
+    """Return the same for the keys of `rows` and far fewer others, which are inserted one by one.
 
-    Of the rows that it is an order of, `rows` begin at `least`, and `few` fill what is before and
-    behind them.
+    In the numbering of the order, `rows` begin at `least`; the rows of `few` are before and behind
+    them.
     """
     count = len(rows) + sum(map(len, few))
     others = [*range(least), *range(least + len(rows), count)]
@@ -89,7 +87,7 @@ def spliced_order(rows: Rows, few: Sequence[Rows], least: int) -> tuple[Order, B
 
 
 def repeated(keys: pa.BinaryArray) -> Bools | None:
-    """Which of these keys, which are in order, repeat the key before; None: none does."""
+    """Return which of these sorted keys repeat the key before; None: none does."""
     before, after = keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)
     equal = pc.equal(after, before)
     if not pc.any(equal, min_count=0).as_py():
@@ -100,16 +98,16 @@ def repeated(keys: pa.BinaryArray) -> Bools | None:
 
 
 def _shared_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     differs = (at for at, (left, right) in enumerate(pairs) if left != right)
     return next(differs, min(len(one), len(other)))
 
 
 def _words(keys: pa.BinaryArray, at: int) -> tuple[Numbers, Order]:
-    """Eight bytes of each key from byte `at` on, as a number, and the lengths of the keys.
+    """Return eight bytes of each key from byte `at` on, as a number, and the lengths of the keys.
 
-    Where a key ends before, zeros follow.
+    A key that ends earlier is filled with zeros.
     """
     count = len(keys)
     offsets = np.frombuffer(keys.buffers()[1], np.int32, count + 1, 4 * keys.offset)
@@ -129,7 +127,7 @@ def _words(keys: pa.BinaryArray, at: int) -> tuple[Numbers, Order]:
 
 
 def _is_whole(lengths: Order, shared: int) -> bool:
-    """Whether keys are equal if their numbers are."""
+    """Return whether keys with equal numbers are equal."""
     longest = int(lengths.max())
     return longest <= shared + _WORD_BYTES and longest == int(lengths.min())
 
@@ -140,15 +138,9 @@ def _is_sorted(keys: pa.BinaryArray) -> bool:
     return is_sorted
 
 
-# --- merging
-
-
-_FEW = 64  # rows of the largest part, for each of which another is looked for: 6 us
-
-
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Rows of one source, one or more, by key, and versions of one key newest first."""
+    """One or more rows of one source, by key; versions of one key are newest first."""
 
     rows: Rows
     first_key: bytes
@@ -157,7 +149,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class MergeState:
-    """What a scan looks at."""
+    """The state that a scan reads."""
 
     now_ms: int
     all_versions: bool
@@ -165,16 +157,18 @@ class MergeState:
 
 
 def newest_versions(rows: Rows) -> Rows:
-    """The newest version of each key of one source."""
+    """Return the newest version of each key of one source."""
     repeats = repeated(rows.keys)
     return rows if repeats is None else rows.kept(~repeats)
 
 
-def shown(window: Sequence[SourceRows], state: MergeState) -> Iterator[tuple[Rows, Bools | None]]:
-    """The rows that a scan shows of a window of keys, in order, and which of them are live.
+def merge_window(
+    window: Sequence[SourceRows], state: MergeState
+) -> Iterator[tuple[Rows, Bools | None]]:
+    """Return the rows that a scan returns of a window of keys, in order, and which are live.
 
-    None: all are. `window` are all rows of the window, of each source those that follow one
-    another. Unless the scan shows all versions, each part has each key once.
+    None: all are live. `window` has all rows of the window: the parts of each source follow one
+    another. Unless the scan returns all versions, each part has each key once.
     """
     parts = sorted(window, key=attrgetter("first_key", "last_key"))
     group: list[SourceRows] = []
@@ -190,7 +184,7 @@ def shown(window: Sequence[SourceRows], state: MergeState) -> Iterator[tuple[Row
 
 
 def _merged(group: Sequence[SourceRows], state: MergeState) -> tuple[Rows, Bools | None]:
-    """The rows of parts that may overlap."""
+    """Merge parts that may overlap."""
     rows = joined([part.rows for part in group])
     if len(group) == 1:
         repeats = repeated(rows.keys) if state.all_versions else None
@@ -204,7 +198,7 @@ def _merged(group: Sequence[SourceRows], state: MergeState) -> tuple[Rows, Bools
 
 
 def _order(group: Sequence[SourceRows], rows: Rows) -> tuple[Order, Bools]:
-    """The order of `rows`, which are those of all parts, and which repeat the key before."""
+    """Return the order of `rows`, those of all parts, and which repeat the key before."""
     sizes = [len(part.rows) for part in group]
     largest = sizes.index(max(sizes))
     if (len(rows) - sizes[largest]) * _FEW < sizes[largest]:
@@ -215,7 +209,7 @@ def _order(group: Sequence[SourceRows], rows: Rows) -> tuple[Order, Bools]:
 
 
 def _newest_first(order: Order, repeats: Bools, rows: Rows) -> None:
-    """Put the versions of each key into the order of their numbers."""
+    """Sort the versions of each key by sequence number, newest first."""
     at = np.flatnonzero(repeats)
     if not len(at) or (rows.seqs[order[at - 1]] >= rows.seqs[order[at]]).all():
         return
@@ -229,7 +223,7 @@ def _newest_first(order: Order, repeats: Bools, rows: Rows) -> None:
 def _picked(
     rows: Rows, order: Order, repeats: Bools | None, state: MergeState
 ) -> tuple[Rows, Bools | None]:
-    """The rows in this order. Values are copied once, and those that are not shown not at all."""
+    """Return the rows in this order. Values are copied once, and only those that are returned."""
     ordered = Rows(
         rows.keys.take(numbers_array(order, pa.int64())),
         None,
@@ -254,7 +248,7 @@ def _chosen(rows: Rows, live: Bools | None, state: MergeState) -> tuple[Rows, Bo
 
 
 def _live(rows: Rows, repeats: Bools | None, state: MergeState) -> Bools | None:
-    """Which of these rows a read sees; None: all. They are in order; `repeats` None: none does."""
+    """Return which of these sorted rows a read sees; None: all. `repeats` None: no key repeats."""
     live = None if repeats is None else ~repeats
     if rows.kinds is not None:
         live = _both(live, rows.kinds == Kind.PUT)
@@ -267,7 +261,7 @@ def _live(rows: Rows, repeats: Bools | None, state: MergeState) -> Bools | None:
 
 
 def _unhidden(rows: Rows, tombstones: RangeTombstones) -> Bools | None:
-    """Which rows no range tombstone hides; None: all."""
+    """Return which rows no range tombstone hides; None: all."""
     if not len(rows):
         return None
     fragments = tombstones.between(rows.key(0), rows.key(len(rows) - 1) + b"\x00")

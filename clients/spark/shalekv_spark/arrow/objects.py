@@ -1,6 +1,7 @@
-"""Where rows come from: SSTs of the levels, and objects of the WAL, read range by range.
+"""The task of a scan, and the objects that it reads: SSTs of the levels, and WAL objects.
 
-Nothing is cached: a scan reads everything once.
+`ScanTask` is the value that the driver makes and Spark sends to a task. Objects are read range by
+range, and nothing is cached: a scan reads everything once.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv_spark.place import Place
 
-# --- task
-# What one task of a scan reads: a value that the driver makes, and that travels to the task.
-
-
-# What a task can deliver. The last three are for statistics.
+# The columns that a task can return. The last three are for statistics.
 TYPES = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -37,71 +34,67 @@ TYPES = {
     "expire_at": pa.timestamp("us", tz="UTC"),  # null: never
     "kind": pa.uint8(),  # `shalekv.protocol.entry.Kind`: 1 put, 2 tombstone
     "value_bytes": pa.int32(),  # the length of the value
-    "is_live": pa.bool_(),  # whether this version is what a read at `now_ms` sees
+    "is_live": pa.bool_(),  # whether a read at `now_ms` sees this version
 }
 MEMORY_BYTES = 64 << 20
+
+WHOLE_BYTES = 256 << 10  # WAL objects up to this size are fetched with one request
+_GUESS_BYTES = 64 << 10  # of a larger one: the expected size of footer and index
 
 
 @dataclass(frozen=True, slots=True)
 class WalSlot:
-    """A WAL object that a task reads for itself."""
+    """A WAL object that a task reads itself."""
 
     wal_id: int
-    size_bytes: int  # as the list of the store tells it
+    size_bytes: int  # from the list of the store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanTask:
     """One range of keys of one state of a database.
 
-    Which of two versions of a key is newer is told by their sequence numbers alone, so the order of
-    `sources` does not matter, nor whether a load is older than some of the tail and newer than the
-    rest.
+    Sequence numbers alone say which of two versions of a key is newer. So the order of `sources`
+    does not matter, nor does it matter that a load may be older than one part of the tail and newer
+    than another.
     """
 
     place: Place
     database_id: bytes
     keys: KeyRange
-    # Each a run of SSTs by key; those that have no key in `keys` are left alone. Loads that stand
-    # in the WAL only are among these, see `shalekv.protocol.loads.load_tree`.
+    # Each is a run of SSTs by key; SSTs without a key in `keys` are not read. Loads that are only
+    # in the WAL are among them, see `shalekv.protocol.loads.load_tree`.
     sources: Sequence[Sequence[SstInfo]]
-    seq: int  # what is newer is not part of the state
-    now_ms: int  # logical time: what expires then or before has expired
-    wal: Sequence[WalSlot] = ()  # objects that `tail` does not tell of
-    tail: Columns = NO_ROWS  # rows of the WAL by key, and versions of one key newest first
+    seq: int  # newer versions are not part of the state
+    now_ms: int  # logical time: values that expire then or before have expired
+    wal: Sequence[WalSlot] = ()  # objects whose rows are not in `tail`
+    tail: Columns = NO_ROWS  # rows of the WAL by key; versions of one key are newest first
     tail_ranges: Sequence[Fragment] = ()  # range tombstones of the WAL, in any order
     origins: Sequence[Origin] = ()  # of the manifest, if the database is a clone
     columns: tuple[str, ...] = ("key", "value")  # names in `TYPES`, in the order of the batches
-    # Tombstones, and versions that are older, hidden or expired too: each version that is stored,
-    # by key, and those of one key newest first.
+    # Return every stored version, including tombstones and versions that are older, hidden or
+    # expired: by key, and those of one key newest first.
     all_versions: bool = False
-    memory_bytes: int = MEMORY_BYTES  # about what a task holds; never less than a block per source
-    # The snapshot that keeps what is read. Its task renews it, if a time to live is given.
+    memory_bytes: int = MEMORY_BYTES  # approximate, but at least one block for each source
+    # The snapshot that protects what is read. The task renews it if a time to live is given.
     snapshot_id: bytes = b""
     snapshot_ttl_s: int = 0
 
     @property
     def schema(self) -> pa.Schema:
-        """That of the batches."""
+        """The schema of the batches."""
         return schema_of(self.columns)
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The schema of batches with these columns."""
+    """Return the schema of batches with these columns."""
     nullable = {"expire_at"}
     return pa.schema([pa.field(name, TYPES[name], name in nullable) for name in columns])
 
 
-# --- objects
-
-
-WHOLE_BYTES = 256 << 10  # of a WAL object that is fetched with one request
-_GUESS_BYTES = 64 << 10  # of a larger one: what its footer and index will have
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedObject:
-    """What is known of an object without its points."""
+    """The parts of an object that were read: all but its points."""
 
     footer: Footer
     index: BlockIndex
@@ -113,19 +106,19 @@ class StoredRows(Protocol):
     """An object with rows."""
 
     async def open(self) -> OpenedObject:
-        """Footer, index and range tombstones. Raises `CorruptObject` and `StoreError`."""
+        """Read footer, index and range tombstones. Raises `CorruptObject` and `StoreError`."""
         ...
 
     async def blocks(self, index: BlockIndex, numbers: range) -> bytes:
-        """Blocks that stand together, one or more. Raises `StoreError`."""
+        """Read one or more adjacent blocks. Raises `StoreError`."""
         ...
 
 
 class LevelRows:
-    """An SST of the levels, or of a load, wherever it is."""
+    """An SST of the levels, or of a load, in this database or in one that it is a clone of."""
 
     def __init__(self, reader: LevelReader, info: SstInfo) -> None:
-        """`info` as a manifest lists it."""
+        """Read the SST that a manifest, or a load, lists as `info`."""
         self._reader = reader
         self._info = info
 
@@ -142,7 +135,7 @@ class WalRows:
     """An object of the WAL."""
 
     def __init__(self, store: CasStore, database_id: bytes, slot: WalSlot) -> None:
-        """`slot` is filled, in the WAL of this database."""
+        """Read the object in `slot`, which is filled, of this database."""
         self._reads = store.reads
         self._database_id = database_id
         self._slot = slot
@@ -171,7 +164,7 @@ class WalRows:
         return await self._reads.get_range(self._name, start, end - start)
 
     async def _tail(self, size_bytes: int) -> bytes:
-        """The last bytes, the footer or more; of a small object all."""
+        """Read the end of the object, with the footer or more; a small object is read whole."""
         if size_bytes <= WHOLE_BYTES:
             return await self._last(max(size_bytes, TAIL_BYTES))
         tail = await self._last(_GUESS_BYTES)

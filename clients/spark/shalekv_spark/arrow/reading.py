@@ -1,4 +1,7 @@
-"""Reads a task of a scan: sources side by side, window after window, in bounded memory."""
+"""Reads a task of a scan: several sources, window after window, in bounded memory.
+
+A `SnapshotKeeper` keeps the snapshot alive meanwhile, and finds out when it is gone.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +24,34 @@ from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import Snapshots
-from shalekv_spark.arrow.merging import MergeState, SourceRows, shown
+from shalekv_spark.arrow.merging import MergeState, SourceRows, merge_window
 from shalekv_spark.arrow.objects import LevelRows, ScanTask, WalRows
 from shalekv_spark.arrow.rows import BATCH_BYTES, Batcher, rows_of
 from shalekv_spark.arrow.source import Buffer, ObjectsSource, RowSource, SourceRequest
 
-# --- keeping
-# Keeps the snapshot alive that a task reads, and finds out when it is gone.
-#
-# Only the store's clock tells when a snapshot expires; ours counts how much time has passed since
-# it was asked.
-
-
 log = structlog.get_logger()
 
-_LOOKS = 16  # in a time to live, at most, while the store does not answer
+_RETRIES = 16  # at most, in a time to live, while the store does not answer
 _LEAST_WAIT_MS = 50
+
+# Copies of a fetched group that are in memory at once: one being fetched, two that are ready, those
+# that a merge joins and sorts, and its results that were not taken yet. Measured, including what
+# allocators retain.
+_COPIES = 16
+_GROUP_BYTES_MAX = 8 << 20  # more at once is not faster
+_BATCH_BYTES_MIN = 64 << 10
+_PARALLEL_READS = 16
 
 
 class SnapshotKeeper:
-    """The snapshot with one id; many tasks may keep the same."""
+    """Keeps one snapshot alive; many tasks may keep the same one.
+
+    Only the clock of the store says when a snapshot expires; the clock of this process measures
+    the time since the store's was read.
+    """
 
     def __init__(self, store: CasStore, snapshot_id: bytes, ttl_ms: int) -> None:
-        """It is renewed for `ttl_ms` when less than half of that is left."""
+        """Create a keeper that renews the snapshot for `ttl_ms` when less than half is left."""
         self._store = store
         self._stored = StoredManifest(store)
         self._snapshots = Snapshots(store, self._stored)
@@ -52,9 +60,9 @@ class SnapshotKeeper:
         self._failure: ShaleError | None = None
 
     async def keep(self) -> None:
-        """Renew it in time, until this is cancelled, or it is gone: then `check` says so."""
+        """Renew the snapshot in time, until cancelled or until it is gone: then `check` raises."""
         clock, random = self._store.runtime.clock, self._store.runtime.random
-        ends_ms = clock.monotonic_ms() + self._ttl_ms  # not before it is known
+        ends_ms = clock.monotonic_ms() + self._ttl_ms  # assumed until it is known
         while self._failure is None:
             try:
                 began_ms = clock.monotonic_ms()
@@ -62,7 +70,7 @@ class SnapshotKeeper:
                 if left_ms is None:
                     return
                 ends_ms = began_ms + left_ms
-                # Tasks that began together don't all edit the manifest at once.
+                # Spread tasks that began together: each renewal edits the manifest.
                 wait_ms = left_ms - self._ttl_ms / 2 + random.random() * self._ttl_ms / 8
             except SnapshotNotFound as error:
                 self._failure = error
@@ -72,21 +80,21 @@ class SnapshotKeeper:
                 if clock.monotonic_ms() >= ends_ms:
                     self._failure = error
                     return
-                wait_ms = self._ttl_ms / _LOOKS
+                wait_ms = self._ttl_ms / _RETRIES
             await clock.sleep_ms(max(wait_ms, _LEAST_WAIT_MS))
 
     def check(self) -> None:
-        """Raise what has ended `keep`: `SnapshotNotFound`, or why nobody could renew it."""
+        """Raise the error that has ended `keep`: `SnapshotNotFound`, or why renewing failed."""
         if self._failure is not None:
             raise self._failure
 
-    async def look(self) -> float | None:
-        """How many milliseconds it will live, by the store's clock; None: it never expires.
+    async def read_left_ms(self) -> float | None:
+        """Return the milliseconds that the snapshot will live, by the store's clock.
 
-        Raises `SnapshotNotFound` and `StoreError`.
+        None: it never expires. Raises `SnapshotNotFound` and `StoreError`.
         """
-        # The clock first: what is found afterwards had not expired when the clock was asked, so
-        # everything that was read before was protected.
+        # Read the clock first: a snapshot that is found afterwards had not expired at that time,
+        # so everything that was read before was protected.
         now_ms = await self._store.reads.now_ms()
         manifest = await self._stored.refresh()
         found = next((each for each in manifest.snapshots if each.id == self._id), None)
@@ -97,9 +105,9 @@ class SnapshotKeeper:
         return found.snapshot_expire_time_s * 1_000 - now_ms
 
     async def explain(self, error: ShaleError) -> ShaleError:
-        """Why something could not be read: the snapshot is gone, if that is so."""
+        """Return the cause of a failed read: `SnapshotNotFound` if the snapshot is gone."""
         try:
-            await self.look()
+            await self.read_left_ms()
         except SnapshotNotFound as gone:
             return gone
         except ShaleError:
@@ -107,35 +115,23 @@ class SnapshotKeeper:
         return error
 
     async def _renewed(self) -> float | None:
-        """As `look`, when somebody has renewed it that had to."""
-        left_ms = await self.look()
+        """Renew the snapshot if less than half of its time is left; return what is left then."""
+        left_ms = await self.read_left_ms()
         if left_ms is None or left_ms >= self._ttl_ms / 2:
             return left_ms
         await self._snapshots.renew(self._id.hex(), ttl_ms=self._ttl_ms)
-        return await self.look()
-
-
-# --- reading
-
-
-# Of what is fetched at once from a source: a group that is coming, two that are ready, what a merge
-# joins, and puts in order, and what it made before and nobody has taken yet. Measured, with what
-# the allocators keep.
-_COPIES = 16
-_GROUP_BYTES_MAX = 8 << 20  # more at once is not faster
-_BATCH_BYTES_MIN = 64 << 10
-_PARALLEL_READS = 16
+        return await self.read_left_ms()
 
 
 async def read_task(task: ScanTask) -> AsyncGenerator[pa.RecordBatch, None]:
-    """What `shalekv_spark.scanning.scan_task.read` says."""
+    """Read the batches of a task; see `shalekv_spark.scanning.scan_task.read`."""
     async with task.place.open() as store, aclosing(read_from(store, task)) as batches:
         async for batch in batches:
             yield batch
 
 
 async def read_from(store: CasStore, task: ScanTask) -> AsyncGenerator[pa.RecordBatch, None]:
-    """The same from a store that is open."""
+    """Do the same as `read_task` with an open store."""
     failure: ShaleError | None = None
     origins = Origins(store, task.database_id, task.origins)
     try:
@@ -147,7 +143,7 @@ async def read_from(store: CasStore, task: ScanTask) -> AsyncGenerator[pa.Record
                         yield batch
             except ShaleError as error:  # raised below, because the group would wrap it
                 failure = error
-            except GeneratorExit:  # nobody wants the rest; this, too, the group would wrap
+            except GeneratorExit:  # the rest is not wanted; the group would wrap this, too
                 pass
             finally:
                 scan.end()
@@ -172,7 +168,7 @@ class _Scan:
             self._keeper = SnapshotKeeper(store, task.snapshot_id, ttl_ms)
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """All of them. Raises as `read`."""
+        """Read all batches. Raises as `shalekv_spark.scanning.scan_task.read`."""
         if self._keeper is not None and self._task.snapshot_ttl_s:
             self._keeping = self._tasks.create_task(self._keeper.keep())
         batch_bytes = min(self._task.memory_bytes // _COPIES, BATCH_BYTES)
@@ -183,15 +179,15 @@ class _Scan:
                     yield batch
         except (CorruptObject, IllegalState, ObjectNotFound) as error:
             raise await self._explained(error) from error
-        # A slot of the WAL may be filled again when nobody keeps it (F1): what was read counts if
-        # the snapshot has outlived it.
+        # A slot of the WAL may be filled again once it is not kept (F1): what was read is valid if
+        # the snapshot still lives.
         if self._keeper is not None and self._task.wal:
-            await self._keeper.look()
+            await self._keeper.read_left_ms()
         for batch in batches.rest():
             yield batch
 
     def end(self) -> None:
-        """End what runs beside, and what is on its way."""
+        """Cancel renewals and reads that are under way."""
         if self._keeping is not None:
             self._keeping.cancel()
         for source in self._sources:
@@ -201,7 +197,7 @@ class _Scan:
         tombstones = NONE.with_added(_range_tombstones(self._task))
         while True:
             await self._fill()
-            tombstones = self._told(tombstones)
+            tombstones = self._with_found(tombstones)
             state = MergeState(self._task.now_ms, self._task.all_versions, tombstones)
             bound = min((s.bound for s in self._sources if s.bound is not None), default=None)
             for batch in self._window(bound, state, batches):
@@ -218,7 +214,7 @@ class _Scan:
         window: list[SourceRows] = []
         for source in self._sources:
             window += source.take(bound)
-        for rows, live in shown(window, state):
+        for rows, live in merge_window(window, state):
             yield from batches.add(rows, live)
 
     async def _fill(self) -> None:
@@ -230,11 +226,11 @@ class _Scan:
 
         await in_parallel(work, min(_PARALLEL_READS, len(waiting)))
 
-    def _told(self, tombstones: RangeTombstones) -> RangeTombstones:
-        told: list[Entry] = []
+    def _with_found(self, tombstones: RangeTombstones) -> RangeTombstones:
+        found: list[Entry] = []
         for source in self._sources:
-            told += source.take_tombstones()
-        return tombstones.with_added(told) if told else tombstones
+            found += source.take_tombstones()
+        return tombstones.with_added(found) if found else tombstones
 
     async def _explained(self, error: ShaleError) -> ShaleError:
         return error if self._keeper is None else await self._keeper.explain(error)

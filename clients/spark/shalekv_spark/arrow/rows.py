@@ -1,4 +1,8 @@
-"""Rows as arrays: what blocks become, what merges work on, and what batches are cut from."""
+"""Rows as arrays, and record batches made of them.
+
+Blocks are decoded to `Rows`, merges work on them, and `Batcher` makes record batches of a suitable
+size of them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,12 @@ Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.uint64]
 Order = npt.NDArray[np.intp]
 
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 8 << 20
+_SMALL = 4  # batches smaller than 1/4 of that are put together
+_LAST_MS = 253_402_300_799_999  # the end of the year 9999, which is as far as dates go
+_US_PER_MS = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -37,25 +47,28 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """Of keys and values, with what each row takes beside them."""
+        """The bytes of keys and values, with offsets and sequence numbers."""
         size: int = self.keys.nbytes + self.seqs.nbytes
         return size if self.values is None else size + self.values.nbytes
 
     def key(self, row: int) -> bytes:
-        """The key of one row, counted from 0."""
+        """Return the key of one row, counted from 0."""
         key: bytes = self.keys[row].as_py()
         return key
 
     def first_from(self, key: bytes, start: int = 0) -> int:
-        """The first row from `start` on that is not below `key`. REQUIRES: rows stand by key."""
+        """Return the first row from `start` on whose key is not below `key`.
+
+        REQUIRES: rows are sorted by key.
+        """
         return bisect_left(range(len(self)), key, start, key=self.key)
 
     def first_after(self, key: bytes) -> int:
-        """The first row that is above `key`. REQUIRES: rows stand by key."""
+        """Return the first row whose key is above `key`. REQUIRES: rows are sorted by key."""
         return bisect_right(range(len(self)), key, key=self.key)
 
     def part(self, start: int, stop: int) -> Rows:
-        """The rows from `start` on, before `stop`, which are not copied."""
+        """Return the rows from `start` to before `stop`, without copying them."""
         if start == 0 and stop == len(self):
             return self
         size = stop - start
@@ -68,7 +81,7 @@ class Rows:
         )
 
     def kept(self, chosen: Bools) -> Rows:
-        """The rows that are chosen."""
+        """Return the chosen rows."""
         if chosen.all():
             return self
         mask = bools_array(chosen)
@@ -82,33 +95,33 @@ class Rows:
 
 
 def numbers_array(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """The same numbers, where they lie; `kind` is of their width.
+    """Return an Arrow array of the same memory; `kind` has the width of the numbers.
 
-    `pyarrow.array` would do, but imports pandas first, which takes a process a quarter of a second.
+    `pyarrow.array` would import pandas first, which takes a quarter of a second in each process.
     """
     buffer = pa.py_buffer(np.ascontiguousarray(numbers))
     return pa.Array.from_buffers(kind, len(numbers), [None, buffer])
 
 
 def bits_buffer(chosen: Bools) -> pa.Buffer:
-    """The same as Arrow has it, in the values of a column and in what is null."""
+    """Return the bits as Arrow stores them, in boolean columns and in the validity of columns."""
     return pa.py_buffer(np.packbits(chosen, bitorder="little"))
 
 
 def bools_array(chosen: Bools) -> pa.BooleanArray:
-    """The same as an array."""
+    """Return an Arrow array of the booleans."""
     return pa.Array.from_buffers(pa.bool_(), len(chosen), [None, bits_buffer(chosen)])
 
 
 def bools_of(array: pa.BooleanArray) -> Bools:
-    """The same, of an array without nulls."""
+    """Return the booleans of an Arrow array without nulls."""
     bits = np.frombuffer(array.buffers()[1], np.uint8)
     found = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
     return found[array.offset :].view(np.bool_)
 
 
 def rows_of(columns: Columns, *, with_values: bool) -> Rows:
-    """The same rows as arrays."""
+    """Convert rows to arrays."""
     kinds = np.frombuffer(columns.kinds, np.uint8)
     expire_at_ms = np.array(columns.expire_at_ms, np.uint64)
     return Rows(
@@ -121,7 +134,7 @@ def rows_of(columns: Columns, *, with_values: bool) -> Rows:
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """The rows of one part after the other; one part or more."""
+    """Concatenate one or more parts."""
     if len(parts) == 1:
         return parts[0]
     has_kinds = any(part.kinds is not None for part in parts)
@@ -146,22 +159,11 @@ def _expiry(rows: Rows) -> Numbers:
     return rows.expire_at_ms
 
 
-# --- batches
-# Rows as record batches of a size that suits those who take them.
-
-
-BATCH_ROWS = 1 << 16
-BATCH_BYTES = 8 << 20
-_SMALL = 4  # so many times smaller than that, batches are put together
-_LAST_MS = 253_402_300_799_999  # the end of the year 9999, which is as far as dates go
-_US_PER_MS = 1_000
-
-
 class Batcher:
-    """Cuts what it is given into batches, and puts small ones together."""
+    """Makes record batches of rows: cuts large inputs, and puts small ones together."""
 
     def __init__(self, columns: Sequence[str], batch_bytes: int = BATCH_BYTES) -> None:
-        """`columns` are names in `TYPES`; a batch has about `batch_bytes` of keys and values."""
+        """Make batches of `columns`, names in `TYPES`, with about `batch_bytes` each."""
         self._columns = columns
         self._batch_bytes = batch_bytes
         self._schema = schema_of(columns)
@@ -169,7 +171,7 @@ class Batcher:
         self._waiting_rows = self._waiting_bytes = 0
 
     def add(self, rows: Rows, live: Bools | None) -> Iterator[pa.RecordBatch]:
-        """More rows; `live` None: all of them are. The batches that are ready."""
+        """Add rows, of which `live` (None: all) are live; return the batches that are ready."""
         if not len(rows):
             return
         arrays = [_column(name, rows, live) for name in self._columns]
@@ -189,7 +191,7 @@ class Batcher:
             yield batch.slice(start, step)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What has waited for more, if there is anything."""
+        """Return the waiting rows as a batch, if there are any."""
         if self._waiting:
             batch = pa.concat_batches(self._waiting)
             self._waiting = []

@@ -1,4 +1,10 @@
-"""Sorted rows that arrive group by group, of which one group is on its way."""
+"""Sources of sorted rows, read group by group of blocks while the next group is fetched.
+
+Blocks are columns already (`shalekv.format.block`). So a group of adjacent blocks is decoded
+without a Python object for each row: the whole group is checked at once, and the same column of all
+blocks is joined. If anything does not fit, the format package reads block by block, and raises an
+error that says what is wrong, and where.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +36,6 @@ from shalekv_spark.arrow.merging import SourceRows, newest_versions
 from shalekv_spark.arrow.objects import OpenedObject, StoredRows
 from shalekv_spark.arrow.rows import Bytes, Numbers, Rows, bools_of, numbers_array, rows_of
 
-# --- blocks
-# Blocks that stand together, as arrays: no Python object is made for a row.
-#
-# Blocks are columns already (`shalekv.format.block`), so what is left to do for a group of them
-# is to check the whole group at once, and to join the same column of all of them. Whatever does
-# not fit is given to the format package, block by block, which says what is wrong, and where.
-
-
 _SECTION = Section.POINTS
 _COLUMNS_AT = HEADER_BYTES + 8
 _FRAME = int(_SECTION) << 8  # the first word of a block of codec 0
@@ -49,16 +47,18 @@ _PADDINGS = [bytes(count) for count in range(ALIGNMENT)]
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
 
+_ROW_BYTES = 20  # of columns for each row, beside key and value and without expiry
+
 
 class _Unfit(Exception):
-    """Something is not as it should be."""
+    """A block is not as the format demands; the format package finds out what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Handles:
-    """What the index says of some blocks that stand together, as columns."""
+    """The entries of the index for some adjacent blocks, as columns."""
 
-    starts: Positions  # from the first of them on
+    starts: Positions  # relative to the first of them
     lengths: Positions
     checksums: Words
     rows: Positions
@@ -66,7 +66,10 @@ class _Handles:
 
     @classmethod
     def of(cls, index: BlockIndex, numbers: range) -> _Handles:
-        """These blocks of an index, which was found sound: see `shalekv.format.index`."""
+        """Read the entries of these blocks.
+
+        REQUIRES: the index was found sound by `shalekv.format.index`.
+        """
         data, count = index.piece.data, index.count
 
         def column(at: int, code: str, extra: int = 0) -> npt.NDArray[np.unsignedinteger]:
@@ -92,21 +95,21 @@ class _Handles:
 
 
 def rows_of_blocks(index: BlockIndex, numbers: range, data: bytes, *, with_values: bool) -> Rows:
-    """The points in blocks that stand together, one or more; `data` are their bytes.
+    """Decode the points in one or more adjacent blocks, whose bytes are `data`.
 
-    Raises a `CorruptObject` as the format package does, also when the blocks are out of order.
+    Raises `CorruptObject` as the format package does, also when the blocks are out of order.
     """
     try:
         handles = _Handles.of(index, numbers)
         _check_sums(handles, data)
         starts, plain_data = _uncompressed(index, numbers, handles, data)
         return _Group(handles, starts, plain_data, index.listed_seq).rows(with_values=with_values)
-    except (_Unfit, CorruptObject):  # the first block that is unsound shall be named
+    except (_Unfit, CorruptObject):  # the error has to name the first damaged block
         return rows_of(_one_by_one(index, numbers, data), with_values=with_values)
 
 
 def _one_by_one(index: BlockIndex, numbers: range, data: bytes) -> Columns:
-    """The same by the format package, which raises the error of the first block with one."""
+    """Decode the blocks by the format package, which raises the error of the first damaged one."""
     base = index[numbers[0]].offset
     decoded: list[Columns] = []
     for number in numbers:
@@ -131,7 +134,7 @@ def _check_sums(handles: _Handles, data: bytes) -> None:
 def _uncompressed(
     index: BlockIndex, numbers: range, handles: _Handles, data: bytes
 ) -> tuple[Positions, bytes]:
-    """The same blocks with codec 0, and where each begins."""
+    """Return where each block begins after decompression, and the blocks with codec 0."""
     starts = handles.starts
     codecs = np.frombuffer(data, np.uint8)[starts]
     if not codecs.any():
@@ -152,9 +155,10 @@ def _uncompressed(
 def _from_lz4(
     handles: _Handles, data: bytes, is_lz4: npt.NDArray[np.bool_]
 ) -> tuple[Sequence[Sequence[bytes | memoryview]], Positions]:
-    """The same of blocks of which some are LZ4 and the rest are plain: header, columns, padding.
+    """Decompress blocks of which some are LZ4 and the rest plain: header, columns, padding.
 
-    As `shalekv.format.block_frame` does it one by one, at three times the price. Raises `_Unfit`.
+    The result is that of `shalekv.format.block_frame`, which works block by block and takes three
+    times as long. Raises `_Unfit`.
     """
     _demand((handles.lengths > _LZ4_AT).all())
     words, at = np.frombuffer(data, "<u4"), handles.starts >> 2
@@ -189,7 +193,7 @@ def _padded(lengths: Positions) -> Positions:
 
 
 class _Group:
-    """Blocks of codec 0 whose bytes are those that were written. All methods raise `_Unfit`."""
+    """Blocks of codec 0 whose checksums were right. All methods raise `_Unfit`."""
 
     def __init__(self, handles: _Handles, starts: Positions, data: bytes, listed_seq: int) -> None:
         self._handles = handles
@@ -218,7 +222,7 @@ class _Group:
         _demand((self._values_at + self._value_bytes == starts + HEADER_BYTES + raw_len).all())
 
     def rows(self, *, with_values: bool) -> Rows:
-        """All of them, in order, and as the rules of the section demand."""
+        """Return all rows, checked for their order and the rules of the section."""
         key_offsets = self._offsets(self._key_offsets_at, self._key_bytes)
         value_offsets = self._offsets(self._value_offsets_at, self._value_bytes)
         kinds = self._kinds(value_offsets)
@@ -246,7 +250,7 @@ class _Group:
         return b"".join([view[start:end] for start, end in bounds])
 
     def _offsets(self, at: Positions, sizes: Positions) -> npt.NDArray[np.int32]:
-        """The offsets of all rows into what `_joined` makes of these `sizes`."""
+        """Return the offsets of all rows in the bytes that `_joined` makes of these `sizes`."""
         total = int(sizes.sum())
         _demand(total <= _OFFSETS_MAX and not self._word(self._starts + at).any())
         own = np.frombuffer(self._joined(self._starts + at, 4 * self._rows), "<u4")
@@ -309,7 +313,7 @@ def _binary(offsets: npt.NDArray[np.int32], data: bytes) -> pa.BinaryArray:
 
 
 def _check_order(keys: pa.BinaryArray, seqs: Numbers) -> None:
-    """By key, and the versions of one key from the newest to the oldest."""
+    """Demand that rows are sorted by key, and versions of one key from newest to oldest."""
     before, after = keys.slice(0, len(keys) - 1), keys.slice(1)
     if pc.all(pc.less(before, after), min_count=0).as_py():
         return
@@ -319,29 +323,23 @@ def _check_order(keys: pa.BinaryArray, seqs: Numbers) -> None:
 
 
 def out_of_order(index: BlockIndex, number: int) -> BadStructure:
-    """The error for a block whose first key is not above the last key of the block before it."""
+    """Return the error for a block whose first key is not above the last key of the one before."""
     problem = "the block before it ends with the same key or above"
     return BadStructure(index.piece.name, index[number].offset, problem)
 
 
-# --- source
-
-
-_ROW_BYTES = 20  # what columns take for a row beside key and value, expiry not counted
-
-
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """What a scan wants of every source."""
+    """The rows that a scan requests of every source."""
 
     keys: KeyRange
     seq: int
     all_versions: bool
     with_values: bool
-    group_bytes: int  # so much is fetched at once, and so much is ready before a merge
+    group_bytes: int  # fetched at once; half of it is ready before a merge
 
     def of(self, rows: Rows, max_seq: int) -> Rows:
-        """Those of a source's rows that are wanted; its greatest sequence number is `max_seq`."""
+        """Return the requested ones of a source's rows, whose greatest seq is `max_seq`."""
         start, end = self.keys
         high = rows.first_from(end) if end else len(rows)
         rows = rows.part(min(rows.first_from(start) if start else 0, high), high)
@@ -351,11 +349,11 @@ class SourceRequest:
 
 
 class RowSource(Protocol):
-    """Rows by key; those of one key from the newest to the oldest, together."""
+    """Rows sorted by key; versions of one key from newest to oldest."""
 
     @property
     def bound(self) -> bytes | None:
-        """The greatest key up to which all rows have been read; None: that is so of all keys."""
+        """The greatest key up to which all rows have been read; None: all rows have been read."""
         ...
 
     async def fill(self, tasks: asyncio.TaskGroup) -> None:
@@ -366,23 +364,23 @@ class RowSource(Protocol):
         ...
 
     def take(self, bound: bytes | None) -> Sequence[SourceRows]:
-        """What was read up to the key `bound`, it included; None: all."""
+        """Take the rows that were read up to the key `bound`, which is included; None: all."""
         ...
 
     def take_tombstones(self) -> list[Entry]:
-        """The range tombstones that were found since the last call.
+        """Take the range tombstones that were found since the last call.
 
-        They are told before any row whose key they may cover.
+        They are found before any row whose key they may cover.
         """
         ...
 
     def close(self) -> None:
-        """End what is on its way."""
+        """Cancel reads that are under way."""
         ...
 
 
 class Buffer:
-    """Rows that were read and not taken. A source of its own, if there are no others."""
+    """Rows that were read and not taken. By itself, it is a source of rows in memory."""
 
     def __init__(self, rows: Rows | None = None) -> None:
         self._parts: deque[SourceRows] = deque()
@@ -393,13 +391,13 @@ class Buffer:
     bound: bytes | None = None
 
     async def fill(self, tasks: asyncio.TaskGroup) -> None:
-        """There is nothing to read."""
+        """Do nothing: there is nothing to read."""
 
     def take_tombstones(self) -> list[Entry]:
         return []
 
     def close(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no read is under way."""
 
     @property
     def last_key(self) -> bytes | None:
@@ -407,7 +405,7 @@ class Buffer:
         return self._parts[-1].last_key if self._parts else None
 
     def add(self, rows: Rows) -> None:
-        """More rows, one or more, behind all others."""
+        """Add one or more rows behind all others."""
         self._parts.append(SourceRows(rows, rows.key(0), rows.key(len(rows) - 1)))
         self.size_bytes += rows.size_bytes
 
@@ -428,20 +426,20 @@ class Buffer:
 
 
 class ObjectsSource:
-    """Objects of which each has greater keys than the one before."""
+    """The rows of stored objects, each of which has greater keys than the one before."""
 
     def __init__(self, objects: Sequence[StoredRows], wanted: SourceRequest) -> None:
-        """Nothing is read yet."""
+        """Create a source that has read nothing."""
         self._unopened = [*objects][::-1]
         self._wanted = wanted
         self._buffer = Buffer()
         self._object: StoredRows | None = None
         self._opened: OpenedObject | None = None
-        self._blocks = range(0)  # of the open object, those that are not fetched yet
-        self._group_bytes = 0.0  # as they are stored
+        self._blocks = range(0)  # of the open object, not fetched yet
+        self._group_bytes = 0.0  # as stored
         self._coming: tuple[OpenedObject, range, asyncio.Task[bytes | ShaleError]] | None = None
         self._tombstones: list[Entry] = []
-        self._told_key: bytes | None = None  # the last one of the open object
+        self._last_key: bytes | None = None  # the last one decoded of the open object
 
     @property
     def bound(self) -> bytes | None:
@@ -471,8 +469,8 @@ class ObjectsSource:
         return self._buffer.take(bound)
 
     def take_tombstones(self) -> list[Entry]:
-        told, self._tombstones = self._tombstones, []
-        return told
+        found, self._tombstones = self._tombstones, []
+        return found
 
     def close(self) -> None:
         if self._coming is not None:
@@ -499,12 +497,12 @@ class ObjectsSource:
         row_bytes = contents.key_bytes + contents.value_bytes + _ROW_BYTES * contents.entry_count
         expansion = row_bytes / layout.object_size
         self._group_bytes = self._wanted.group_bytes / max(expansion, 1.0)
-        self._object, self._opened, self._told_key = stored, opened, None
+        self._object, self._opened, self._last_key = stored, opened, None
         self._blocks = blocks_between(opened.index, Section.POINTS, *self._wanted.keys)
         self._tombstones += [each for each in opened.tombstones if each.seq <= self._wanted.seq]
 
     def _next_group(self, opened: OpenedObject) -> range:
-        """The next blocks, one or more, that have about as many bytes as a group may have."""
+        """Return the next blocks, one or more, with about as many bytes as a group may have."""
         index, blocks = opened.index, self._blocks
         limit = index[blocks[0]].offset + self._group_bytes
         if index[blocks[-1]].offset + index[blocks[-1]].length <= limit:
@@ -513,14 +511,14 @@ class ObjectsSource:
         return blocks[: max(count, 1)]
 
     def _check_order(self, opened: OpenedObject, numbers: range, rows: Rows) -> None:
-        """Blocks of one group are in order; so is this group behind the one before."""
-        if self._told_key is not None and rows.key(0) <= self._told_key:
+        """Check that this group is behind the one before; within a group, order is checked."""
+        if self._last_key is not None and rows.key(0) <= self._last_key:
             raise out_of_order(opened.index, numbers[0])
-        self._told_key = rows.key(len(rows) - 1)
+        self._last_key = rows.key(len(rows) - 1)
 
 
 async def _outcome(stored: StoredRows, opened: OpenedObject, numbers: range) -> bytes | ShaleError:
-    """The bytes, or why there are none: told when they are needed."""
+    """Read blocks; return an error instead of raising it, to be raised when they are needed."""
     try:
         return await stored.blocks(opened.index, numbers)
     except ShaleError as error:

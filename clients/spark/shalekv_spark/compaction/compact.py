@@ -1,4 +1,4 @@
-"""Compaction of a whole database, or of a range of its keys, by the tasks of one job."""
+"""Compacts a whole database, or a range of its keys, by the tasks of one Spark job."""
 
 from __future__ import annotations
 
@@ -47,32 +47,34 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
     compactor: Mapping[str, object] | None = None,
     store: Mapping[str, object] | None = None,
 ) -> CompactionReport:
-    """Merge all that the levels hold of some keys down into the last level, and report on it.
+    """Merge all data of a range of keys in the levels into the last level; return a report.
 
-    `key_range` is a first key and the key before which to end; an empty one is no bound, None is
-    every key. SSTs are merged as a whole: all that overlap the range, and what of older ones hangs
-    together with them. What is left has one version of each key, no tombstone, and no value that
-    expired longer ago than `expired_kept_s`. Nothing that anybody reads changes. With nothing to
-    drop, nothing is done, unless `force`: to write all again with other settings, for instance.
+    `key_range` is the first key and the key before which to end; an empty key is no bound, None is
+    every key. SSTs are merged as a whole: all that overlap the range, and the older SSTs that are
+    connected with them by overlaps. The result has one version of each key, no tombstone, and no
+    value that expired longer ago than `expired_kept_s`. Reads return the same as before. With
+    nothing to drop, nothing is done, unless `force` is set, for example to write everything again
+    with other settings.
 
-    Servers, writes, and the compactor of the database go on meanwhile. The compactor leaves alone
-    what the levels held at the beginning; all that it adds is newer. One edit of the manifest
+    Servers, writes and the compactor of the database continue meanwhile. The compactor does not
+    touch what was in the levels at the beginning; what it adds is newer. One edit of the manifest
     publishes the result, if every input is still there. If writes had to wait for this job, the
-    compactor would rather end it.
+    compactor would end it.
 
-    The WAL is the compactor's: what is not in the levels yet is not merged. Where nothing serves
-    the database, `include_wal` merges it into the levels first. A compactor that runs all the same
-    is superseded by that, and ends.
+    Merging the WAL is the compactor's work: data that is not in the levels yet is not merged. If
+    nothing serves the database, `include_wal` merges the WAL into the levels first. A compactor
+    that runs nevertheless is superseded by that, and ends.
 
     A task reads about `partition_bytes` in the memory `subcompaction_memory_bytes` of `compactor`.
     `levels` and `compactor` are settings, by their names in server/docs/settings.md: give those of
     the database's compactor. `dry_run` plans and writes nothing; ``print`` shows the plan.
 
     Raises `InvalidSetting`, `InvalidUrl`, `InvalidRequest` and `DatabaseNotFound` before anything
-    is done; `ManifestConflict` when another such job runs, or something has merged an input;
-    `LeaseLost`, `Superseded` (with `include_wal`), `PartFailed` when a task has failed too often,
-    `CorruptObject` and `StoreError`. Nothing was published then, unless nobody knows (an error of
-    the store while publishing), and what was written is left to the collector.
+    is done; `ManifestConflict` when another such job runs, or an input has been merged by another
+    process; `LeaseLost`, `Superseded` (with `include_wal`), `PartFailed` when a task has failed too
+    often, `CorruptObject` and `StoreError`. After these nothing was published, except that after an
+    error of the store while publishing the outcome is unknown; the files that were written are left
+    to the collector.
     """
     place = Place.of(url, store)
     settings = CompactSettings(
@@ -98,7 +100,7 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
 async def _compacted(
     store: CasStore, request: RangeRequest, parts: SparkParts, wal: CompactSettings | None
 ) -> CompactionReport:
-    """With `wal`, the settings by which the tail is merged first."""
+    """Run the job. `wal`: settings for merging the WAL tail first; None: it is not merged."""
     if wal is not None:
         await merge_tail(store, wal, holder=request.holder)
     return await run_range(store, request, parts)

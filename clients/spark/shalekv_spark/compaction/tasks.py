@@ -1,7 +1,8 @@
-"""The parts of a compaction as tasks of Spark: SSTs in, SSTs out, and no row in between for Spark.
+"""Runs the parts of a compaction as tasks of Spark, which read and write SSTs; Spark sees no row.
 
-A task that is tried again, or twice at once, writes other objects: those of one attempt are named,
-and those of the others are garbage, which the collector takes when the lease of the job has ended.
+A task that Spark repeats, or runs twice at once, writes new objects each time: those of one attempt
+are published, and those of the others are garbage, which the collector deletes when the lease of
+the job has ended.
 """
 
 from __future__ import annotations
@@ -31,27 +32,30 @@ from shalekv.protocol.range_tombstones import NONE
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import Origins
 from shalekv.store.cas import CasStore
-from shalekv_spark.arrow.merging import MergeState, shown
+from shalekv_spark.arrow.merging import MergeState, merge_window
 from shalekv_spark.arrow.objects import LevelRows
 from shalekv_spark.arrow.rows import Rows
 from shalekv_spark.arrow.source import ObjectsSource, SourceRequest
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
 
-# --- merging
-# Merges a part of a compaction as `run_part` does, in half the time: in Arrow, as a scan merges.
-#
-# Only for parts that take along all that is older. What is left of such a part are puts alone: no
-# tombstone has anything to hide below, and the newest version of each key counts, as in a scan at
-# the time up to which expired values are dropped.
-
-
 _EVERY_SEQ = 2**64 - 1
-_GROUPS = 32  # of all sources, in the memory of a part; half of that are the SSTs that it writes
+_GROUPS = 32  # groups of all sources, in the memory of a part; half of it is for the SSTs it writes
+
+_CANCEL_AGAIN_S = 0.2  # a job that was about to start is not cancelled by the first call
+_JAVA_LINE = "\tat "
+
+log = structlog.get_logger()
 
 
 async def merge_part(store: CasStore, part: MergePart, pace: TokenBucket) -> PartResult:
-    """Merge it, and write what is left. Raises `CorruptObject` and `StoreError`."""
+    """Merge a part as `run_part` does, and write the result. Raises `CorruptObject`, `StoreError`.
+
+    Parts that include all older data of their keys are merged in Arrow, as a scan merges, in half
+    the time. Only puts are left of such a part: its tombstones hide nothing below it, and the
+    newest version of each key counts, as in a scan at the time up to which expired values are
+    dropped. Other parts are merged by `run_part`.
+    """
     if part.section is not Section.POINTS or part.older != OlderKeys():
         return await run_part(store, part, pace)
     origins = Origins(store, part.author.database_id, part.origins)
@@ -105,15 +109,15 @@ async def _merge(
     while True:
         for source in sources:
             await source.fill(tasks)
-            if told := source.take_tombstones():
-                tombstones = tombstones.with_added(told)
-        # What is read of all sources up to here is all that there is.
+            if found := source.take_tombstones():
+                tombstones = tombstones.with_added(found)
+        # Up to this key, all rows of all sources have been read.
         bound = min((s.bound for s in sources if s.bound is not None), default=None)
         window = [rows for source in sources for rows in source.take(bound)]
         state = MergeState(
             max(part.expiry_horizon_ms, 0), all_versions=False, tombstones=tombstones
         )
-        for rows, _ in shown(window, state):
+        for rows, _ in merge_window(window, state):
             if len(rows):
                 await outputs.add(_columns(rows), NONE)
         await store.runtime.clock.sleep_ms(0)
@@ -122,7 +126,7 @@ async def _merge(
 
 
 def _columns(rows: Rows) -> Columns:
-    """The same rows, which are puts, one by one."""
+    """Convert rows, which are all puts, to columns of Python objects."""
     count = len(rows)
     expire_at_ms = [0] * count if rows.expire_at_ms is None else rows.expire_at_ms.tolist()
     return Columns(
@@ -134,18 +138,9 @@ def _columns(rows: Rows) -> Columns:
     )
 
 
-# --- tasks
-
-
-_CANCEL_AGAIN_S = 0.2  # a job that was about to start is not cancelled by the first call
-_JAVA_LINE = "\tat "
-
-log = structlog.get_logger()
-
-
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What became of a part; with a `reason`, why no attempt at it can succeed."""
+    """The result of a part, or the `reason` and the problem why no attempt can succeed."""
 
     result: PartResult | None
     reason: str = ""
@@ -155,7 +150,7 @@ class TaskOutcome:
 def run_task(place: Place, part: MergePart) -> TaskOutcome:
     """Merge one part, in the process of a task.
 
-    What may pass is raised, so that Spark tries again: a store that does not answer.
+    Raises `StoreUnavailable`, so that Spark tries again. Other errors are returned.
     """
     try:
         return TaskOutcome(run(_merge_tasks(place, part)))
@@ -171,7 +166,7 @@ async def _merge_tasks(place: Place, part: MergePart) -> PartResult:
 
 
 class SparkParts:
-    """Runs each part in a task; see `PartRunner`."""
+    """Runs each part in a task of Spark; see `PartRunner`."""
 
     is_parallel = True
 
@@ -181,7 +176,7 @@ class SparkParts:
         place: Place,
         task: Callable[[Place, MergePart], TaskOutcome] = run_task,
     ) -> None:
-        """Jobs have the properties of the thread that calls this, such as its pool."""
+        """Create a runner. Its jobs have the properties of the calling thread, such as its pool."""
         self._context = spark.sparkContext
         self._task = partial(task, place)
         self._tag = f"shalekv-compact-{uuid4().hex}"
@@ -190,11 +185,11 @@ class SparkParts:
     async def run(
         self,
         parts: Sequence[MergePart],
-        is_lifted: Callable[[], bool],  # noqa: ARG002 - tasks cannot be told
+        is_lifted: Callable[[], bool],  # noqa: ARG002 - it cannot be passed to tasks
     ) -> Sequence[PartResult]:
-        """The results, in the order of the parts.
+        """Run the parts; return their results in order.
 
-        Raises `PartFailed`. When it is cancelled, the job is, before this returns.
+        Raises `PartFailed`. When this is cancelled, the job is cancelled before it returns.
         """
         job = asyncio.get_running_loop().run_in_executor(None, self._collected, parts)
         try:
@@ -214,7 +209,7 @@ class SparkParts:
         return results
 
     def _collect(self, parts: Sequence[MergePart]) -> list[TaskOutcome]:
-        """The outcomes; blocks. Raises `PartFailed`."""
+        """Run the job and return its outcomes; blocks. Raises `PartFailed`."""
         self._context.addJobTag(self._tag)
         try:
             return self._context.parallelize(parts, len(parts)).map(self._task).collect()
@@ -225,6 +220,6 @@ class SparkParts:
 
 
 def _cause(error: Exception) -> str:
-    """What the task raised: the end of its trace, which the trace of Java follows."""
+    """Return the error of the task: the last line of its trace, before that of Java."""
     lines = [*takewhile(lambda line: not line.startswith(_JAVA_LINE), str(error).splitlines())]
     return next((line for line in reversed(lines) if line.strip()), type(error).__name__)

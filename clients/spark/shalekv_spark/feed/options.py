@@ -17,16 +17,16 @@ EARLIEST = "earliest"
 LATEST = "latest"
 FILES_PER_TRIGGER = 1_000
 NO_LIMIT = 1 << 62
-CONSUMER_TTL_S = 86_400  # as the server's consumer_lease_ttl_s
+CONSUMER_TTL_S = 86_400  # the default of the server's consumer_lease_ttl_s
 CONSUMER_TTL_S_MAX = 31_536_000
 PARTITION_BYTES = 32 << 20
 ALL_KEYS = KeyRange(b"", b"")
-POLL_MS = 500  # between two looks at the store, while nothing new is found
+POLL_MS = 500  # between two polls of the store while nothing new is found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedOptions:
-    """What a stream was asked for: a value that travels to its tasks."""
+    """The parsed options of a stream: a value that Spark sends to its tasks."""
 
     place: Place
     start: int | None = None  # a WAL id; None: see `from_earliest`
@@ -41,7 +41,7 @@ class FeedOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> FeedOptions:
-        """The options as Spark hands them over. Raises `InvalidSetting` and `InvalidUrl`."""
+        """Parse the options that Spark passes. Raises `InvalidSetting` and `InvalidUrl`."""
         options = Options(given)
         place = options.place()
         start = options.text("startingOffset", LATEST).strip().lower()
@@ -63,9 +63,9 @@ class FeedOptions:
         return found
 
     def limits(self, limit: ReadLimit) -> tuple[int, int]:
-        """How many WAL objects and bytes a batch may have, when Spark has given this limit.
+        """Return the WAL objects and bytes that a batch may have when Spark passes this limit.
 
-        A trigger that wants all there is (``once``) counts more than the options.
+        A trigger that takes everything there is (``once``) overrides the options.
         """
         if isinstance(limit, ReadMaxFiles):
             return limit.max_files, self.bytes_max

@@ -1,4 +1,8 @@
-"""One query on the changes of a database, as its driver runs it: from offset to offset."""
+"""One streaming query on the changes of a database, as its driver runs it, from offset to offset.
+
+`FeedQuery` computes the offsets and parts of batches, `FeedLog` reads the log for it, and
+`LogRetention` keeps the log.
+"""
 
 from __future__ import annotations
 
@@ -40,53 +44,57 @@ from shalekv_spark.feed.slots import (
     parts_of,
 )
 
-# --- keeping
-# What keeps the log for a stream: the lease of its consumer, and a snapshot beside large loads.
-#
-# The lease is moved on behind what Spark has committed, and never before; it may stay behind,
-# which keeps more than is needed. A lease keeps WAL objects and not the files of a load that one
-# of them commits: while a batch reads such files, a snapshot keeps them.
-
-
 log = structlog.get_logger()
 
-PERIOD_S = 30  # between two moves of a lease: each edits the manifest
-PIN_TTL_S = 600  # of a snapshot whose driver was killed
+PERIOD_S = 30  # between two updates of a lease: each edits the manifest
+PIN_TTL_S = 600  # the lifetime of a snapshot after its driver was killed
 _MS_PER_S = 1_000
 
+FOOTER_BYTES = 4_096  # nearly all footers are smaller
+PARALLEL_READS = 16  # requests of the driver at once
+SLOTS_AT_ONCE = 256  # slots that are described at once, to find out their size
 
-class Keeping:
-    """Keeps the log of one database for one query."""
+
+class LogRetention:
+    """Keeps the log for one query: by the lease of its consumer, and a snapshot for large loads.
+
+    The lease is advanced only behind what Spark has committed. It may stay behind that, and then
+    keeps more than is needed. A lease keeps WAL objects, but not the files of a load that one of
+    them commits: while a batch reads such files, a snapshot keeps them.
+    """
 
     def __init__(
         self, store: CasStore, stored: StoredManifest, consumer: str, consumer_ttl_s: int
     ) -> None:
-        """Without a `consumer` there is no lease. `consumer_ttl_s` is how long it lives."""
+        """Create a retention that keeps nothing yet.
+
+        Without a `consumer` there is no lease; `consumer_ttl_s` is its lifetime.
+        """
         self._clock = store.runtime.clock
         self._consumer = consumer
         self._leases = ConsumerLeases(store, stored, consumer_ttl_s)
         self._snapshots = Snapshots(store, stored)
         self._period_ms = _MS_PER_S * min(PERIOD_S, consumer_ttl_s / 3, PIN_TTL_S / 3)
         self._wal_id = 0  # everything before was processed
-        self._held_wal_id: int | None = None
-        self._pin: str | None = None
+        self._held_wal_id: int | None = None  # of the lease; None: there is none
+        self._pin: str | None = None  # the id of the snapshot
         self._pin_end = 0  # the snapshot is for slots before this one
 
     async def position(self) -> int | None:
-        """Where the consumer goes on; None: it has no lease."""
+        """Return the WAL id at which the consumer continues; None: it has no lease."""
         lease = await self._leases.find(self._consumer) if self._consumer else None
         return None if lease is None else lease.wal_id_min
 
     async def begin(self, wal_id: int) -> None:
-        """Keep the WAL from this object on, or what can be kept of it.
+        """Keep the WAL from this object on, or as much of that as is still protected.
 
-        Raises as `ConsumerLeases.hold`, but for `WalUnprotected`.
+        Raises as `ConsumerLeases.hold`, except `WalUnprotected`.
         """
         self._wal_id = max(self._wal_id, wal_id)
         await self._hold()
 
     async def processed(self, end: int) -> None:
-        """Everything before slot `end` was processed, for good: nothing before it is needed."""
+        """Note that everything before slot `end` was processed, and is not needed any more."""
         self._wal_id = max(self._wal_id, end)
         if self._pin is not None and end >= self._pin_end:
             await self._unpin()
@@ -94,8 +102,9 @@ class Keeping:
     async def pin(self, end: int) -> None:
         """Keep the files of loads before slot `end` until that is processed.
 
-        Asked again, what was kept first is: a later snapshot may have less of them. Who may not
-        write here reads them as long as they are there. Raises as `Snapshots.create`.
+        When this is called again for the same slots, the first snapshot stays: a later one may have
+        fewer of the files. Without permission to write, the files are read as long as they exist.
+        Raises as `Snapshots.create`.
         """
         if self._pin is not None and end <= self._pin_end:
             return
@@ -108,7 +117,10 @@ class Keeping:
         self._pin, self._pin_end = snapshot.id.hex(), end
 
     async def run(self) -> None:
-        """Renew, and move the lease on, until cancelled. What fails is tried again."""
+        """Renew and advance the lease, and renew the snapshot, until cancelled.
+
+        Failures are logged and tried again.
+        """
         renewed_ms = self._clock.monotonic_ms()
         while True:
             await self._clock.sleep_ms(self._period_ms)
@@ -122,7 +134,7 @@ class Keeping:
                 log.warning("the log of a stream could not be kept", error=str(error))
 
     async def end(self) -> None:
-        """Move the lease on for the last time, and let go of the snapshot, if that is possible."""
+        """Advance the lease for the last time, and remove the snapshot, if that is possible."""
         with suppress(ShaleError, OSError):
             if self._held_wal_id is not None and self._wal_id > self._held_wal_id:
                 await self._hold()
@@ -135,12 +147,12 @@ class Keeping:
         try:
             await self._leases.hold(self._consumer, wal_id)
         except WalUnprotected as error:
-            # What is before may be read as long as it is there; that it is gone is found out.
+            # Earlier objects can be read as long as they exist; a read notices when one is gone.
             await self._leases.hold(self._consumer, error.first_wal_id)
         self._held_wal_id = wal_id
 
     async def _unpin(self) -> None:
-        """Let go of the snapshot, or leave it to its end: no query fails of that."""
+        """Remove the snapshot, or let it expire: a query must not fail because of that."""
         if self._pin is not None:
             pin, self._pin = self._pin, None
             try:
@@ -151,39 +163,37 @@ class Keeping:
                 log.warning("a snapshot is left to expire", snapshot=pin, error=str(error))
 
 
-# --- log
-# The log of a database, as the driver of a stream sees it: what is there, and whether all is.
-#
-# Only the contiguous prefix of the log is ever told of: what stands behind a gap may never become
-# part of the history. A slot that is missing although it was compacted was collected; that is an
-# error, whatever stands behind it. Of a list and a manifest, the manifest is read later: then
-# what the list does not show, and the manifest has not compacted, was not there yet.
-
-
-FOOTER_BYTES = 4_096  # which nearly all footers have less than
-LOOKS_AT_ONCE = 16  # requests of the driver
-
-
 class FeedLog:
-    """The WAL of one database. Every method may raise `CorruptObject` and `StoreError`."""
+    """The WAL of one database, as the driver of a stream sees it.
+
+    Only the contiguous prefix of the log counts: an object behind a gap may never become part of
+    the history. A slot that is missing although it was compacted was collected; that is an error,
+    whatever is behind it. The manifest is always read after the list. So if the list does not have
+    an object, and the manifest has not compacted it, the object did not exist yet.
+
+    Every method may raise `CorruptObject` and `StoreError`.
+    """
 
     def __init__(self, store: CasStore) -> None:
-        """Nothing is read yet."""
+        """Create a log of which nothing is read."""
         self._store = store
         self.stored = StoredManifest(store)
-        self._sizes: dict[int, int] = {}  # of what the last list has shown
-        self._known: dict[int, FeedSlot] = {}  # of those that were looked into
+        self._sizes: dict[int, int] = {}  # from the last list
+        self._known: dict[int, FeedSlot] = {}  # slots that were described
 
     async def manifest(self) -> Manifest:
-        """The newest. Raises `DatabaseNotFound`, and `IllegalState` when it knows less."""
+        """Read the newest manifest.
+
+        Raises `DatabaseNotFound`, and `IllegalState` when it is older than the one known.
+        """
         return await self.stored.refresh()
 
     async def check(self, offset: FeedOffset) -> int:
-        """The epoch of the writer, if the log is the one in which this offset was found.
+        """Check that the log is the one in which `offset` was found; return the writer's epoch.
 
-        Another database is a `DatabaseMismatch`, an older state of the same an `IllegalState`, as
-        far as the object before the offset can tell: it is kept while nothing behind it is
-        compacted.
+        Raises `DatabaseMismatch` for another database, and `IllegalState` for an older state of the
+        same one, as far as the object before the offset shows it. That object is kept as long as
+        nothing behind it is compacted.
         """
         first = max(offset.wal_id - 1, 0)
         sizes = await self._list(first, 1)
@@ -203,9 +213,9 @@ class FeedLog:
         return manifest.writer_epoch
 
     async def filled(self, first: int, count_max: int) -> range:
-        """The slots from `first` on that are filled, without a gap; at most `count_max`.
+        """Return the slots from `first` on that are filled, up to a gap; at most `count_max`.
 
-        Where `first` is among ids that were left out, they begin behind those. Raises
+        If `first` is one of the ids that the log leaves out, they begin behind those. Raises
         `FeedWalCollected`.
         """
         end = await self._end(first, count_max)
@@ -215,12 +225,12 @@ class FeedLog:
         return range(first, end)
 
     async def _end(self, first: int, count_max: int) -> int:
-        """The first slot from `first` on that is not filled."""
+        """Return the first slot from `first` on that is not filled."""
         sizes, end = await self._run(first, count_max)
         manifest = await self.manifest()
         goes_on_elsewhere = any(end in left_out for left_out in manifest.wal_ids_left_out)
         if not goes_on_elsewhere and self._may_be_gone(first, end, count_max):
-            # It was filled and compacted since the list, or it is gone: another list tells.
+            # It was filled and compacted after the list, or it is gone: list again to find out.
             sizes, end = await self._run(first, count_max)
             if self._may_be_gone(first, end, count_max):
                 raise await self.collected(end)
@@ -232,12 +242,12 @@ class FeedLog:
         return end < self.stored.current.first_uncompacted_wal_id and end - first < count_max
 
     async def newest(self) -> int:
-        """The end of the log."""
+        """Return the end of the log."""
         manifest = await self.manifest()
         return (await self.filled(manifest.first_uncompacted_wal_id, 2**63)).stop
 
     async def earliest(self) -> int:
-        """The first slot from which on all are there; nothing need keep them."""
+        """Return the first slot from which on all objects exist, protected or not."""
         first = (await self.manifest()).first_uncompacted_wal_id
         sizes = await self._list(0, first)
         while first and first - 1 in sizes:
@@ -245,11 +255,11 @@ class FeedLog:
         return first
 
     async def write_id(self, wal_id: int) -> bytes:
-        """The write id of an object; empty: it is gone."""
+        """Return the write id of an object; empty: it is gone."""
         return await self._write_id(wal_id, (await self._sized(range(wal_id, wal_id + 1)))[wal_id])
 
     async def described(self, slots: range) -> Sequence[FeedSlot]:
-        """These slots, with the loads that they commit.
+        """Describe these slots: their sizes, and the loads that they commit.
 
         REQUIRES: they were filled. Raises `FeedWalCollected` when one is gone.
         """
@@ -268,14 +278,14 @@ class FeedLog:
         async def work() -> None:
             while unread:
                 wal_id = unread.pop()
-                found[wal_id] = await self._look_into(wal_id, sizes[wal_id])
+                found[wal_id] = await self._describe(wal_id, sizes[wal_id])
 
-        await in_parallel(work, min(len(unread), LOOKS_AT_ONCE))
+        await in_parallel(work, min(len(unread), PARALLEL_READS))
         self._known |= found
         return [found[wal_id] for wal_id in slots]
 
     async def collected(self, wal_id: int) -> FeedWalCollected:
-        """The error that says that this object is gone."""
+        """Return the error that says that this object is gone."""
         return FeedWalCollected(
             f"{self._store.url}: {names.wal_name(wal_id)}, which the stream has to read next, was "
             f"collected: the oldest WAL object that a query can begin with is "
@@ -283,7 +293,7 @@ class FeedLog:
         )
 
     async def _sized(self, slots: range) -> dict[int, int]:
-        """The sizes of these objects, by a list that is older than the manifest."""
+        """Return the sizes of objects, these included, from a list older than the manifest."""
         if not all(wal_id in self._sizes for wal_id in slots):
             end = await self._end(slots.start, len(slots))
             if end < slots.stop:
@@ -291,7 +301,7 @@ class FeedLog:
         return self._sizes
 
     async def _run(self, first: int, count_max: int) -> tuple[dict[int, int], int]:
-        """What is listed from slot `first` on, and the first slot that is not."""
+        """List from slot `first` on; return the sizes, and the first slot that is missing."""
         sizes = await self._list(first, count_max)
         end = first
         while end in sizes:
@@ -299,7 +309,7 @@ class FeedLog:
         return sizes, end
 
     async def _list(self, first: int, count_max: int) -> dict[int, int]:
-        """The sizes of the objects in the `count_max` slots from `first` on."""
+        """List the sizes of the objects in the `count_max` slots from `first` on."""
         start_after = names.wal_name(first - 1) if first else ""
         sizes: dict[int, int] = {}
         listed = self._store.reads.list(names.WAL_FOLDER, start_after=start_after)
@@ -312,7 +322,7 @@ class FeedLog:
             sizes[wal_id] = info.size_bytes
         return sizes
 
-    async def _look_into(self, wal_id: int, size_bytes: int) -> FeedSlot:
+    async def _describe(self, wal_id: int, size_bytes: int) -> FeedSlot:
         try:
             footer = await self._footer(wal_id, size_bytes)
         except ObjectNotFound:
@@ -326,7 +336,7 @@ class FeedLog:
         if isinstance(found, ShaleError):
             raise found
         loads = [*loads_of(found)]
-        if len(loads) != 1:  # of several, the task that reads the object reads the files
+        if len(loads) != 1:  # with several, the task that reads the object reads their files
             return FeedSlot(wal_id, size_bytes)
         return FeedSlot(wal_id, size_bytes, found.properties.writer_epoch, loads[0])
 
@@ -354,35 +364,34 @@ class FeedLog:
         )
 
 
-# --- query
-
-
-LOOKED_INTO = 256  # slots at once, to find out how much they are
-
-
 class FeedQuery:
-    """REQUIRES: one call at a time, beside `keep`.
+    """The driver's side of one query: offsets, and the parts of batches.
+
+    REQUIRES: one call at a time, besides `LogRetention.run`.
 
     Every method may raise `DatabaseNotFound`, `DatabaseMismatch`, `IllegalState`,
     `FeedWalCollected`, `CorruptObject` and `StoreError`.
     """
 
     def __init__(self, store: CasStore, options: FeedOptions) -> None:
-        """Nothing is read yet."""
+        """Create a query that has read nothing."""
         self.options = options
         self._clock = store.runtime.clock
         self._log = FeedLog(store)
-        self.keeping = Keeping(store, self._log.stored, options.consumer, options.consumer_ttl_s)
+        self.retention = LogRetention(
+            store, self._log.stored, options.consumer, options.consumer_ttl_s
+        )
         self._epoch: int | None = None  # of the writer when the log was last checked
-        self._target: int | None = None  # of a query that ends with what is there
+        self._target: int | None = None  # the end of a query that reads what is there now
         self._known_end = 0
-        self._looked_ms = float("-inf")  # when nothing new was found
+        self._polled_ms = float("-inf")  # when the last poll found nothing new
 
     async def initial(self) -> FeedOffset:
-        """Where a new query begins. Raises `InvalidSetting` when the log does not reach there.
+        """Return where a new query begins.
 
-        Spark asks for this again when a first batch is repeated. So nothing is held yet: what has
-        to be kept is known by the batch.
+        Spark asks for this again when a first batch is repeated. So nothing is kept yet: only the
+        batch says what has to be kept. Raises `InvalidSetting` when `startingOffset` is behind the
+        end of the log.
         """
         options = self.options
         manifest = await self._log.manifest()
@@ -394,33 +403,33 @@ class FeedQuery:
                     f"option startingOffset: {wal_id} is behind the end of the log, which is {end}"
                 )
         else:
-            wal_id = await self.keeping.position()
+            wal_id = await self.retention.position()
         if wal_id is None:
             log = self._log
             wal_id = await (log.earliest() if options.from_earliest else log.newest())
         return FeedOffset(manifest.database_id, wal_id)
 
-    async def aim(self) -> None:
-        """From now on, read what is in the log now and nothing more."""
+    async def fix_target(self) -> None:
+        """Read what is in the log now, and nothing later."""
         self._target = self._known_end = await self._log.newest()
 
     async def latest(self, start: FeedOffset, limit: ReadLimit) -> FeedOffset:
-        """Where the batch ends that begins at `start`; `start` itself: there is nothing new."""
+        """Return the end of the batch that begins at `start`; `start`: there is nothing new."""
         first = start.wal_id
         await self._begin(first, start)
-        if self._target is None and first >= self._known_end and self._has_just_looked():
+        if self._target is None and first >= self._known_end and self._polled_recently():
             return start
         files_max, bytes_max = self.options.limits(limit)
         filled = await self._log.filled(first, files_max)
         first, end = filled.start, filled.stop
         if self._log.stored.current.writer_epoch != self._epoch:
-            # Another writer; perhaps of an older state, which was put here while the query runs.
+            # Another writer, perhaps of an older state that was restored while the query runs.
             self._epoch = await self._log.check(start)
         if self._target is not None:
             end = max(first, min(end, self._target))
         self._known_end = max(self._known_end, end)
         if end == first:
-            self._looked_ms = self._clock.monotonic_ms()
+            self._polled_ms = self._clock.monotonic_ms()
             return start
         if bytes_max < NO_LIMIT:
             end = await self._fitting(range(first, end), bytes_max)
@@ -428,14 +437,14 @@ class FeedQuery:
 
     @property
     def known_end(self) -> int:
-        """The end of the log, as far as it was seen."""
+        """The end of the log, as far as it is known."""
         return self._known_end
 
     async def parts(self, start: FeedOffset, end: FeedOffset) -> Sequence[Part]:
-        """What tasks read for the batch that ends at `end`.
+        """Return the parts that tasks read for the batch that ends at `end`.
 
-        `start` counts for nothing but whose it is: of a first batch that is repeated, Spark asks
-        for the initial offset anew, and the log may have changed since.
+        Only the database of `start` is used: when a first batch is repeated, Spark asks for the
+        initial offset again, and the log may have changed since.
         """
         if start.database_id != end.database_id:
             raise DatabaseMismatch(
@@ -450,28 +459,28 @@ class FeedQuery:
         options = self.options
         parts = parts_of(slots, end.database_id, options.keys, options.partition_bytes)
         if any(slot.load is not None for slot in slots):
-            await self.keeping.pin(end.wal_id)
+            await self.retention.pin(end.wal_id)
         return parts
 
     async def _begin(self, wal_id: int, offset: FeedOffset) -> None:
-        """Before the first batch of this process: is it the same log, and is it kept?"""
+        """Before the first batch of this process, check the log, and begin to keep it."""
         if self._epoch is None:
             epoch = await self._log.check(offset)
-            await self.keeping.begin(wal_id)
+            await self.retention.begin(wal_id)
             self._epoch = epoch
 
-    def _has_just_looked(self) -> bool:
-        return self._clock.monotonic_ms() - self._looked_ms < self.options.poll_ms
+    def _polled_recently(self) -> bool:
+        return self._clock.monotonic_ms() - self._polled_ms < self.options.poll_ms
 
     async def _fitting(self, slots: range, bytes_max: int) -> int:
-        """The end of the first of these slots that are not more than so many bytes."""
-        looked: list[int] = []
-        room_bytes = bytes_max
-        for begin in range(slots.start, slots.stop, LOOKED_INTO):
-            some = await self._log.described(range(begin, min(begin + LOOKED_INTO, slots.stop)))
-            fitting = [*admitted(some, room_bytes, at_least=0 if looked else 1)]
-            looked += [slot.wal_id for slot in fitting]
-            room_bytes -= sum(slot.read_bytes for slot in fitting)
+        """Return the end of the first slots, at least one, with at most `bytes_max` together."""
+        taken: list[int] = []
+        budget_bytes = bytes_max
+        for begin in range(slots.start, slots.stop, SLOTS_AT_ONCE):
+            some = await self._log.described(range(begin, min(begin + SLOTS_AT_ONCE, slots.stop)))
+            fitting = [*admitted(some, budget_bytes, at_least=0 if taken else 1)]
+            taken += [slot.wal_id for slot in fitting]
+            budget_bytes -= sum(slot.read_bytes for slot in fitting)
             if len(fitting) < len(some):
                 break
-        return looked[-1] + 1
+        return taken[-1] + 1

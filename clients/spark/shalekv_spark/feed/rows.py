@@ -1,8 +1,8 @@
-"""From WAL objects and files of loads to the rows of a stream, in a task.
+"""Reads WAL objects and files of loads as the rows of a stream, in a task.
 
-Rows of one part are in the order of the history: by WAL object, and in an object by sequence
-number; in one commit the deletes of ranges come first, as a watch tells them, and then the keys in
-their order. A task has some WAL objects in memory, never a whole load.
+The rows of one part are in the order of the history: by WAL object, and in an object by sequence
+number. In one commit the deletes of ranges come first, as in a watch, and then the keys in order.
+A task has some WAL objects in memory, but never a whole load.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _MS_MAX = (2**63 - 1) // 1_000  # beyond that Spark has no timestamps
 BATCH_ROWS = 8_192
 BATCH_BYTES = 4 << 20
 ROW_BYTES = 64  # of a row beside key and value
-AHEAD_COUNT = 8  # WAL objects that are on their way
-AHEAD_BYTES = 16 << 20  # ... unless they are larger than that
+AHEAD_COUNT = 8  # WAL objects that are read ahead
+AHEAD_BYTES = 16 << 20  # fewer are read ahead if they are larger than this
 _LOAD_CACHE = CacheSettings(block_cache_bytes=0, metadata_cache_bytes=1 << 20)
 
 
 async def read_part(store: CasStore, part: Part, keys: KeyRange) -> AsyncIterator[pa.RecordBatch]:
-    """The rows of a part that have something to do with `keys`.
+    """Read the rows of a part that affect `keys`.
 
-    Raises `FeedWalCollected` for what is gone, `IllegalState` when the order of slots is not that
-    of sequence numbers, `CorruptObject` and `StoreError`.
+    Raises `FeedWalCollected` for an object that is gone, `IllegalState` when the order of slots is
+    not that of sequence numbers, `CorruptObject` and `StoreError`.
     """
     batches = BatchBuilder()
     if isinstance(part, LoadPart):
@@ -72,23 +72,23 @@ async def read_part(store: CasStore, part: Part, keys: KeyRange) -> AsyncIterato
 
 
 class BatchBuilder:
-    """Gathers rows until there are enough for a batch."""
+    """Collects rows until there are enough for a batch."""
 
     def __init__(self) -> None:
-        """No row yet."""
+        """Create a builder without rows."""
         self._parts: list[tuple[int, int, Columns]] = []
         self._rows = 0
         self._size_bytes = 0
 
     def add(self, wal_id: int, epoch: int, rows: Columns) -> Iterator[pa.RecordBatch]:
-        """Rows of one object; the batches that are full now."""
+        """Add rows of one object; return the batches that are full."""
         keys, values = rows.keys, rows.values
         sizes = (len(key) + len(value) + ROW_BYTES for key, value in zip(keys, values, strict=True))
         ends = [*accumulate(sizes, initial=0)]
         begin, count = 0, len(keys)
         while begin < count:
-            room_bytes = BATCH_BYTES - self._size_bytes
-            stop = max(bisect_right(ends, ends[begin] + room_bytes) - 1, begin + 1)
+            budget_bytes = BATCH_BYTES - self._size_bytes
+            stop = max(bisect_right(ends, ends[begin] + budget_bytes) - 1, begin + 1)
             stop = min(stop, begin + BATCH_ROWS - self._rows)
             self._parts.append((wal_id, epoch, rows.rows(begin, stop)))
             self._rows += stop - begin
@@ -98,14 +98,14 @@ class BatchBuilder:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What there is, as a batch."""
+        """Return the remaining rows as a batch, if there are any."""
         if self._parts:
             parts, self._parts, self._rows, self._size_bytes = self._parts, [], 0, 0
             yield _batch(parts)
 
 
 def changes_in(sst: Sst, keys: KeyRange) -> Columns:
-    """What a WAL object tells of these keys, in the order of the history.
+    """Return the changes of a WAL object to these keys, in the order of the history.
 
     Deletes of ranges are cut to `keys`.
     """
@@ -133,14 +133,14 @@ async def _slot_rows(
         last_seq = contents.max_seq
         for batch in batches.add(wal_id, epoch, changes_in(sst, keys)):
             yield batch
-        for load in loads_of(sst):  # that the driver did not hear of
+        for load in loads_of(sst):  # loads that are not parts of their own
             own = LoadPart(part.database_id, epoch, load)
             async for batch in _load_rows(store, own, keys, batches):
                 yield batch
 
 
 async def _objects(store: CasStore, part: SlotsPart) -> AsyncIterator[tuple[int, Sst]]:
-    """The objects of a part in their order, while the next are on their way."""
+    """Read the objects of a part in order, and the next ones ahead."""
     unread = deque(zip(part.slots, part.sizes_bytes, strict=True))
     reading: deque[tuple[int, int, asyncio.Task[Sst | ShaleError]]] = deque()
     ahead_bytes = 0
@@ -170,7 +170,7 @@ async def _objects(store: CasStore, part: SlotsPart) -> AsyncIterator[tuple[int,
 async def _load_rows(
     store: CasStore, part: LoadPart, keys: KeyRange, batches: BatchBuilder
 ) -> AsyncIterator[pa.RecordBatch]:
-    """What the files of a load hold, by key: window by window."""
+    """Read the rows of the files of a load by key, window by window."""
     load = part.load
     ssts = LevelSsts(store, database_id=part.database_id, settings=_LOAD_CACHE)
     try:
@@ -197,14 +197,14 @@ def _inside(rows: Columns, keys: KeyRange) -> Columns:
 
 
 def _clipped(tombstone: Entry, keys: KeyRange) -> Entry | None:
-    """The part of a range delete that is inside a range; None: there is none."""
+    """Return the part of a range delete that is inside a range; None: there is none."""
     start = max(tombstone.key, keys.start)
     end = min([each for each in (tombstone.value, keys.end) if each], default=b"")
     return None if KeyRange(start, end).is_empty else tombstone._replace(key=start, value=end)
 
 
 def _by_seq(parts: Sequence[Columns]) -> Columns:
-    """The rows of all parts, by sequence number; those of one commit as they stand here."""
+    """Return the rows of all parts by sequence number; those of one commit keep their order."""
     if not parts:
         return NO_ROWS
     rows = parts[0]
@@ -235,7 +235,7 @@ def _joined(columns: Iterable[Iterable[T]]) -> list[T]:
 
 
 def _batch(parts: Sequence[tuple[int, int, Columns]]) -> pa.RecordBatch:
-    """One batch of these rows, each part with its WAL id and epoch."""
+    """Make one batch of these parts, each with its WAL id and epoch."""
     counts = [len(rows.keys) for _, _, rows in parts]
     wal_ids = _joined([[wal_id] * n for (wal_id, _, _), n in zip(parts, counts, strict=True)])
     epochs = _joined([[epoch] * n for (_, epoch, _), n in zip(parts, counts, strict=True)])
@@ -266,7 +266,7 @@ def _ops(kinds: bytes, expiries: Sequence[int]) -> list[str]:
 
 
 def _shown(kinds: bytes, values: Sequence[bytes]) -> Sequence[bytes | None]:
-    """Null where there is no value, and where a range has no end."""
+    """Return the values, with null where there is none, and where a range has no end."""
     if kinds.count(Kind.PUT) == len(kinds):
         return values
     return [
@@ -276,5 +276,5 @@ def _shown(kinds: bytes, values: Sequence[bytes]) -> Sequence[bytes | None]:
 
 
 def _times(expiries: Sequence[int]) -> Sequence[int | None]:
-    """Microseconds; null: never."""
+    """Return microseconds; null: never."""
     return [min(at_ms, _MS_MAX) * 1_000 if at_ms else None for at_ms in expiries]

@@ -1,4 +1,7 @@
-"""The WAL objects of a batch, and what each task reads of them. Pure."""
+"""Offsets of a stream of changes, and the division of the WAL objects of a batch into tasks.
+
+No function here does I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,41 @@ from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.sst_table import SstTable
 
-# --- offset
-# Offsets of ``shalekv.changes``, which Spark stores as JSON with the keys `databaseId`, `walId`,
-# `batchWalId` and `lastWriteId`.
-#
-# `walId` is the next WAL object to read. `batchWalId` is where the batch began that ends there:
-# Spark asks for the initial offset again when the first batch of a query has to be repeated, and
-# the log may have grown, or lost its oldest objects, in between. `lastWriteId` names the bytes of
-# the object before `walId`: what was restored or made anew in the place of a database has others
-# there.
-
-
 OffsetValue = dict[str, "str | int"]
+
+# A request takes as long as reading so many bytes, so a task of many small objects has enough work.
+OBJECT_COST_BYTES = 64 << 10
 
 
 class FeedWalCollected(WalCollected):
-    """What a stream has to read next was collected. Scan, and begin a new query behind that."""
+    """An object that a stream has to read was collected. Scan, and begin a query behind that."""
 
     def __init__(self, problem: str) -> None:
-        """`problem` names what is gone."""
+        """Create an error; `problem` names the object that is gone."""
         super(WalCollected, self).__init__(
             f"{problem} Nothing was left out silently: the stream ends here. Scan the database for "
             "what it holds now, and begin a query with a new checkpoint. A consumer name keeps the "
             "log while a query is down"
         )
-        self.oldest_seq = 0  # not known: a stream goes by WAL objects
+        self.oldest_seq = 0  # not known: the position of a stream is a WAL object
 
 
 @dataclass(frozen=True, slots=True)
 class FeedOffset:
-    """A place between two WAL objects of one database."""
+    """An offset of ``shalekv.changes``: a position between two WAL objects of one database.
+
+    Spark stores it as JSON with the keys `databaseId`, `walId`, `batchWalId` and `lastWriteId`.
+
+    `batch_wal_id` is needed when the first batch of a query is repeated: Spark then asks for the
+    initial offset again, and the log may have grown, or lost its oldest objects, in between.
+    `last_write_id` identifies the contents of the object before the position: a database that was
+    restored or created anew in the same place has another object there.
+    """
 
     database_id: bytes
-    wal_id: int  # of the object behind it
-    batch_wal_id: int | None = None  # None: it is the end of no batch
-    last_write_id: bytes = b""  # of the object before it; empty: not known
+    wal_id: int  # of the object behind the position: the next one to read
+    batch_wal_id: int | None = None  # the beginning of the batch that ends here; None: none does
+    last_write_id: bytes = b""  # of the object before the position; empty: not known
 
     @property
     def batch(self) -> range:
@@ -55,7 +58,7 @@ class FeedOffset:
         return range(first, self.wal_id)
 
     def as_dict(self) -> OffsetValue:
-        """What Spark keeps. Equal offsets are equal texts."""
+        """Return the value that Spark stores. Equal offsets have equal JSON."""
         value: OffsetValue = {"databaseId": self.database_id.hex(), "walId": self.wal_id}
         if self.batch_wal_id is not None:
             value["batchWalId"] = self.batch_wal_id
@@ -65,7 +68,7 @@ class FeedOffset:
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> FeedOffset:
-        """What Spark has kept. Raises `InvalidRequest` when it is no offset of this source."""
+        """Parse a stored offset. Raises `InvalidRequest` when it is not one of this source."""
         try:
             batch_wal_id = value.get("batchWalId")
             return cls(
@@ -79,25 +82,18 @@ class FeedOffset:
             raise InvalidRequest("offset", problem) from None
 
 
-# --- slots
-
-
-# A request takes as long as so many bytes: a task with thousands of small objects has work, too.
-OBJECT_COST_BYTES = 64 << 10
-
-
 @dataclass(frozen=True, slots=True)
 class FeedSlot:
     """A WAL object that is to be read."""
 
     wal_id: int
-    size_bytes: int  # as the list of the store tells it
+    size_bytes: int  # from the list of the store
     epoch: int = 0  # of its writer; only known of those that commit a load
     load: CommittedLoad | None = None
 
     @property
     def read_bytes(self) -> int:
-        """How much is read for it, the files of its load included."""
+        """The bytes that are read for it, the files of its load included."""
         if self.load is None:
             return self.size_bytes
         return self.size_bytes + sum(info.size_bytes for info in self.load.ssts)
@@ -105,7 +101,7 @@ class FeedSlot:
 
 @dataclass(frozen=True, slots=True)
 class SlotsPart(InputPartition):
-    """Neighbouring WAL objects, which one task reads."""
+    """Adjacent WAL objects, which one task reads."""
 
     database_id: bytes
     first_wal_id: int
@@ -113,7 +109,7 @@ class SlotsPart(InputPartition):
 
     @property
     def slots(self) -> range:
-        """Their ids."""
+        """The ids of the WAL objects."""
         return range(self.first_wal_id, self.first_wal_id + len(self.sizes_bytes))
 
 
@@ -130,12 +126,12 @@ Part = SlotsPart | LoadPart
 
 
 def admitted(
-    slots: Iterable[FeedSlot], room_bytes: int, *, at_least: int = 1
+    slots: Iterable[FeedSlot], budget_bytes: int, *, at_least: int = 1
 ) -> Iterator[FeedSlot]:
-    """The first slots that fit into the room, and `at_least` so many in any case."""
+    """Return the first slots that fit into `budget_bytes`, but `at_least` so many in any case."""
     for number, slot in enumerate(slots):
-        room_bytes -= slot.read_bytes
-        if room_bytes < 0 and number >= at_least:
+        budget_bytes -= slot.read_bytes
+        if budget_bytes < 0 and number >= at_least:
             return
         yield slot
 
@@ -143,9 +139,9 @@ def admitted(
 def parts_of(
     slots: Iterable[FeedSlot], database_id: bytes, keys: KeyRange, part_bytes: int
 ) -> list[Part]:
-    """Who reads what: neighbours together, as long as they are not more than `part_bytes`.
+    """Divide slots into the parts of tasks: adjacent ones together, up to `part_bytes`.
 
-    Files of loads are read by tasks of their own, those without a key in `keys` by none.
+    Files of loads are parts of their own; files without a key in `keys` are not read.
     """
     parts: list[Part] = []
     neighbours: list[FeedSlot] = []

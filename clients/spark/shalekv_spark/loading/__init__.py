@@ -1,1 +1,1 @@
-"""Bulk loads: sorted rows become files under a lease, and one commit."""
+"""Bulk loads: sorted rows are written to files under a lease, and committed as one."""

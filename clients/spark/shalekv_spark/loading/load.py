@@ -1,9 +1,9 @@
-"""Bulk loads: a frame becomes one commit of a database, written by Spark's tasks.
+"""Bulk loads: the rows of a frame become one commit of a database, written by Spark's tasks.
 
     bulk_load(df, "s3://bucket/database", load_id="users of June")
 
-Tasks write the files, the writer of the database publishes them by one record: all of the load is
-seen, or nothing of it. The same `load_id` is applied once, however often it is run.
+Tasks write the files, and the writer of the database publishes them by one record: readers see the
+whole load or nothing of it. The same `load_id` is applied once, however often it is run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shalekv.jobs.bulk_load import LoadJob
 from shalekv.protocol.loads import check_single_load_id
 from shalekv.wording import counted
 from shalekv_spark.bridge import StoreLoop
-from shalekv_spark.loading.options import Committer, LoadOptions, LoadPlan, gathered
+from shalekv_spark.loading.options import Committer, LoadOptions, LoadPlan, collect_reports
 from shalekv_spark.loading.rows import LoadSchema
 from shalekv_spark.loading.task import REPORT, LoadTask
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A load that is committed; or there was nothing to commit."""
+    """The result of a load: it is committed, or there was nothing to commit."""
 
     load_id: str
-    seq: int | None  # the one sequence number of all its rows; None: it has none
-    # Another run had committed it, or an attempt of this one that was not answered. A run that
-    # finds it so at once starts no job, and has counted nothing.
+    seq: int | None  # the sequence number of all its rows; None: it has no rows
+    # Another run had committed it, or an attempt of this run that was not answered. A run that
+    # finds that at its beginning starts no job, and its counts are 0.
     already_applied: bool = False
     rows: int = 0  # deletes included
     deletes: int = 0
@@ -45,7 +45,7 @@ class LoadResult:
     size_bytes: int = 0  # of the files
 
     def __str__(self) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
         if self.seq is None:
             return f"load {self.load_id!r} has no rows: nothing was committed"
         if self.already_applied:
@@ -62,27 +62,27 @@ def bulk_load(
 ) -> LoadResult:
     """Load the rows of `df` into the database at `url`, as one commit; see `LoadOptions`.
 
-    The frame has the columns `key` and `value`, binary or string; if it has them, `op`, ``put`` or
-    ``delete``, and `expire_at`, a timestamp (null: never). Beside a delete, the value and the
-    expiry do not count. A load shadows what was committed before it, and what comes later shadows
-    the load. The frame is computed twice when it is sorted here: once to find the ranges of keys.
+    The frame has the columns `key` and `value`, binary or string, and optionally `op`, ``put`` or
+    ``delete``, and `expire_at`, a timestamp (null: never). For a delete, value and expiry are
+    ignored. A load replaces what was committed before it, and later writes replace the load. If
+    the frame is sorted here, it is computed twice: once to find the ranges of keys.
 
-    `load_id` says which load this is. When it was committed before, the result says so and no job
-    starts. After an error, or the death of the driver, run it again with the same id: then it is
-    applied once. A frame without rows commits nothing, and its id stays unused.
+    `load_id` identifies the load. If it was committed before, the result says so and no job starts.
+    After an error, or a crash of the driver, run it again with the same id: it is applied once. A
+    frame without rows commits nothing, and its id stays unused.
 
-    Raises, before any work: `InvalidUrl`, `InvalidSetting`, `DatabaseNotFound`, and
-    `InvalidRequest` for a frame that is no load. Raises, and nothing is committed:
-    `InvalidRequest` for rows (a key that is null, empty, too long or twice; a partition that is
-    said to be sorted and is not; ...), `LeaseLost`, `LoadUnknown`, `StoreError`, and what Spark
-    raises. Raises `OutcomeUnknown` if the writer did not answer.
+    Raises `InvalidUrl`, `InvalidSetting`, `DatabaseNotFound`, and `InvalidRequest` for an
+    unsuitable frame, before any work. Raises, with nothing committed, `InvalidRequest` for rows (a
+    key that is null, empty, too long or duplicate; an unsorted partition with `presorted`; ...),
+    `LeaseLost`, `LoadUnknown`, `StoreError`, and errors of Spark. Raises `OutcomeUnknown` if the
+    writer did not answer.
     """
     check_single_load_id(load_id)
     return run_load(df, load_id, LoadPlan.of(url, options))
 
 
 def run_load(df: DataFrame, load_id: str, plan: LoadPlan) -> LoadResult:
-    """As `bulk_load`, with options that are checked, and an id that may be of a stream's batch."""
+    """Do the same as `bulk_load` with checked options; the id may be that of a stream's batch."""
     if df.isStreaming:
         raise InvalidRequest("df", "it is a stream: use write_stream")
     schema = plan.schema_of(df.schema)
@@ -99,7 +99,7 @@ def run_load(df: DataFrame, load_id: str, plan: LoadPlan) -> LoadResult:
             loop.run(committer.check())
             result = _loaded(df, schema, plan, loop, job, committer)
         except BaseException:
-            if not committer.has_begun:  # so nothing was published, and nothing will be
+            if not committer.has_begun:  # nothing was published, and nothing will be
                 loop.run(job.end())
             raise
         loop.run(job.end())
@@ -125,7 +125,7 @@ def _loaded(
             rows = reports.collect()
         finally:
             check_lease()
-        written = gathered(row.asDict() for row in rows)
+        written = collect_reports(row.asDict() for row in rows)
         if not written.infos:
             return LoadResult(load_id, None)
         committed = loop.run(committer.commit(load_id, written.infos))
@@ -142,9 +142,9 @@ def _loaded(
 
 @contextmanager
 def renewed(loop: StoreLoop, job: LoadJob, session: SparkSession) -> Iterator[Callable[[], None]]:
-    """Renew the lease meanwhile; if it is lost, end the jobs of this thread.
+    """Renew the lease inside the block; if it is lost, end the jobs of this thread.
 
-    What it yields raises `LeaseLost`, or what else made an end of the renewals.
+    Yields a function that raises `LeaseLost`, or another error that has ended the renewals.
     """
     tag = f"shalekv-load-{uuid4().hex}"
     leaving = asyncio.Event()
@@ -168,13 +168,10 @@ def renewed(loop: StoreLoop, job: LoadJob, session: SparkSession) -> Iterator[Ca
             yield check
         finally:
             loop.run(leave())
-            with suppress(ShaleError):  # whoever needed the lease has seen that it is lost
+            with suppress(ShaleError):  # `check` has raised it where the lease was needed
                 renewing.result()
     finally:
         session.removeTag(tag)
-
-
-# --- Parquet files
 
 
 def import_parquet(
@@ -185,9 +182,9 @@ def import_parquet(
     load_id: str,
     **options: Unpack[LoadOptions],
 ) -> LoadResult:
-    """Load the rows of Parquet files, one path or several, as `bulk_load` does it.
+    """Load the rows of Parquet files, from one path or several, as `bulk_load` does.
 
-    A column `seq`, as exports can have one, is left out: a load has one sequence number.
+    A column `seq`, which exports can have, is ignored: a load has one sequence number.
     """
     paths = [path] if isinstance(path, str) else [*path]
     df = spark.read.parquet(*paths)

@@ -1,4 +1,12 @@
-"""The options of a load, checked before anything is asked of Spark or of a store."""
+"""The options of a load, and its commit.
+
+Options are checked before any request to Spark or to the store.
+
+The writer of the database commits a load. If one serves the database, it is asked to. If none does,
+this process becomes the writer for the commit, which fences any other writer. To prevent that by
+mistake, it is done only if neither the manifest nor the caller names a writer, or if the caller
+asks for it.
+"""
 
 from __future__ import annotations
 
@@ -49,28 +57,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# --- commit
-# What the tasks of a load have reported, as one list of files; and its commit, by whom it may be.
-#
-# A load is committed by the writer of the database. One that lives is asked to; where there is
-# none, this process is the writer for a moment, which fences any other. So that never happens by
-# mistake: only where nobody has said where a writer is, or where the caller wants it.
-
-
-OPEN = "open"  # in the place of an address: be the writer for a moment
+OPEN = "open"  # instead of an address: open the database as its writer for the commit
 _PROBE_MS = 5_000
 _ATTEMPT_MS = 15_000
-_PER_FILE_MS = 20  # the writer looks at each
+_PER_FILE_MS = 20  # the writer checks each file
 _PAUSE_S = 0.5
-_PAUSES_MAX = 16.0  # of `_PAUSE_S`, at once
+_PAUSES_MAX = 16.0  # the longest pause, in `_PAUSE_S`
 _REPEATED = (Unanswered, NoWriter, Stopping, Overloaded, DeadlinePassed, Fenced)
 
 log = structlog.get_logger()
 
+COMMIT_TIMEOUT_S = 120.0
+LEASE_TTL_S_MIN = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files of a load, by key, and what is in them."""
+    """The files of a load, by key, and the counts of their rows."""
 
     infos: Sequence[SstInfo]
     rows: int
@@ -78,15 +81,15 @@ class Written:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files."""
         return sum(info.size_bytes for info in self.infos)
 
 
-def gathered(reports: Iterable[Mapping[str, Any]]) -> Written:
-    """The files of these reports of all tasks.
+def collect_reports(reports: Iterable[Mapping[str, Any]]) -> Written:
+    """Collect the files in the reports of all tasks.
 
-    Raises `InvalidRequest` if a task has refused its rows, or keys of two partitions overlap, and
-    `IllegalState` if two attempts of one task are reported, or not all that it has written.
+    Raises `InvalidRequest` if a task has refused its rows, or if keys of two partitions overlap.
+    Raises `IllegalState` if two attempts of one task are reported, or if a report is incomplete.
     """
     reports = [*reports]
     attempts: dict[int, int] = {}
@@ -122,7 +125,7 @@ def gathered(reports: Iterable[Mapping[str, Any]]) -> Written:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A load that is committed: its sequence number, and whether it was before."""
+    """A committed load: its sequence number, and whether it had been committed before."""
 
     seq: int
     already_applied: bool
@@ -134,21 +137,22 @@ class Committer:
     def __init__(
         self, store: CasStore, writer: str | Sequence[str] | None, *, timeout_s: float
     ) -> None:
-        """`writer` is an address or several, `OPEN`, or None: what the manifest says.
+        """Create a committer. `writer`: one address or several, `OPEN`, or None: see the manifest.
 
-        A commit without an answer, or that the writer has no room for, is repeated for `timeout_s`;
-        and when two that open the database have fenced each other, without `OPEN`.
+        A commit is repeated for `timeout_s` when it is not answered, when the writer is overloaded,
+        and, unless `writer` is `OPEN`, when two processes that open the database have fenced each
+        other.
         """
         self._store = store
         self._writer = writer
         self._timeout_s = timeout_s
-        self._fenced = 0  # attempts that another writer has ended, one after the other
-        self.has_begun = False  # from then on the load may be committed
+        self._fenced = 0  # attempts in a row that another writer has fenced
+        self.has_begun = False  # once it is True, the load may be committed
 
     async def check(self) -> None:
-        """Find the writer, before there is anything to commit.
+        """Check that the writer answers, before there is anything to commit.
 
-        Raises `InvalidSetting`, which says what to pass, if none answers, or one of another
+        Raises `InvalidSetting`, which says what to pass, if no writer answers, or one of another
         database.
         """
         manifest = await StoredManifest(self._store).refresh()
@@ -167,9 +171,9 @@ class Committer:
     async def commit(self, load_id: str, infos: Sequence[SstInfo]) -> Committed:
         """Commit the files as this load, unless it was committed before.
 
-        Raises `OutcomeUnknown` if nobody has answered: repeat the load with the same `load_id`.
-        Else it is not committed: `LeaseLost`, `LoadUnknown`, `InvalidRequest`, what
-        `commit_by_opening` raises.
+        Raises `OutcomeUnknown` if no writer has answered: repeat the load with the same `load_id`.
+        Raises, with nothing committed, `LeaseLost`, `LoadUnknown`, `InvalidRequest`, and the errors
+        of `commit_by_opening`.
         """
         self.has_begun = True
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
@@ -184,7 +188,7 @@ class Committer:
                 return await self._ask(addresses, load_id, infos, left_s)
             except _REPEATED as error:
                 if isinstance(error, Fenced) and self._writer == OPEN:
-                    raise  # two that open on demand would go on fencing each other
+                    raise  # two processes with `OPEN` would fence each other again and again
                 if left_s <= _PAUSE_S:
                     message = f"load {load_id!r}: {error}. Nobody has said what became of it: run "
                     message += "the load again with the same load_id; if it stands, nothing happens"
@@ -212,14 +216,14 @@ class Committer:
         return Committed(loaded.seq, loaded.already_applied)
 
     async def _pause(self, *, is_fenced: bool) -> None:
-        """Wait a little; those that have fenced each other not equally long, and ever longer."""
+        """Wait a little. After being fenced, wait for a random time, longer with each time."""
         self._fenced = self._fenced + 1 if is_fenced else 0
         longest = min(2.0**self._fenced, _PAUSES_MAX)
         share = self._store.runtime.random.uniform(1, longest)
         await self._store.runtime.clock.sleep_ms(_PAUSE_S * 1_000 * share)
 
     def _addresses(self, named: str) -> Sequence[str] | None:
-        """Who is asked; None: nobody is. `named` is what the manifest says."""
+        """Return the addresses to ask; None: open the database. `named`: that of the manifest."""
         if self._writer == OPEN or (self._writer is None and not named):
             return None
         if self._writer is None:
@@ -241,30 +245,23 @@ def _unreachable(addresses: Sequence[str], error: Exception) -> InvalidSetting:
     return InvalidSetting(message)
 
 
-# --- options
-
-
-COMMIT_TIMEOUT_S = 120.0
-LEASE_TTL_S_MIN = 10
-
-
 class LoadOptions(TypedDict, total=False):
-    """What a load can be told; each has a default.
+    """The options of a load; each has a default.
 
     - `on_duplicate`: ``error`` refuses two rows with one key; ``greatest:<column>`` and
-      ``least:<column>`` load the one with the greatest or least value there, and refuse two
-      different rows that this does not tell apart. Nulls lose.
+      ``least:<column>`` load the row with the greatest or least value of that column, and refuse
+      two different rows with the same value. Null loses against any value.
     - `writer`: HOST:PORT of the writer, or several; ``open``: open the database as its writer for
-      the commit, which ends another one; None: ask the one that the manifest names, and open if it
-      names none.
+      the commit, which ends another writer; None: ask the writer that the manifest names, and open
+      the database if it names none.
     - `presorted`: every partition is sorted by key already, and no two overlap.
-    - `partitions`: how many there are after sorting; None: as Spark finds good.
+    - `partitions`: the number of partitions after sorting; None: Spark decides.
     - `key`, `value`, `op`, `expire_at`: names of columns. The latter two may be missing; the empty
       name says that they are.
     - `store`: settings of the store, as in server/docs/settings.md.
-    - `levels`: settings of the files, of the same page.
-    - `value_bytes_max`: no value may be larger; as the limit of the servers.
-    - `lease_ttl_s`: how long files stay when the driver has died.
+    - `levels`: settings of the files, from the same page.
+    - `value_bytes_max`: the largest value; it should be the limit of the servers.
+    - `lease_ttl_s`: how long files are kept after a crash of the driver.
     - `commit_timeout_s`: how long a commit without an answer is repeated.
     """
 
@@ -285,7 +282,7 @@ class LoadOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Where and how rows are loaded."""
+    """The database and the checked options of a load."""
 
     place: Place
     levels: LevelSettings
@@ -303,10 +300,10 @@ class LoadPlan:
 
     @classmethod
     def of(cls, url: str, options: LoadOptions) -> LoadPlan:
-        """The plan with these options.
+        """Check these options and return the plan.
 
-        Raises `InvalidUrl`, and `InvalidSetting` for an option that is unknown or out of its
-        limits, and `InvalidRequest` for a rule for duplicates that is none.
+        Raises `InvalidUrl`, `InvalidSetting` for an option that is unknown or out of its limits,
+        and `InvalidRequest` for an invalid `on_duplicate`.
         """
         given: dict[str, Any] = dict(options)
         unknown = given.keys() - LoadOptions.__annotations__.keys()
@@ -323,7 +320,7 @@ class LoadPlan:
         return plan
 
     def schema_of(self, schema: StructType) -> LoadSchema:
-        """The columns of a frame with this schema. Raises `InvalidRequest`."""
+        """Return the columns of a frame with this schema. Raises `InvalidRequest`."""
         return LoadSchema.of(
             schema,
             key=self.key,

@@ -1,7 +1,9 @@
-"""Rows of a load as Arrow batches: judged, and made ready to be encoded, without a loop over them.
+"""The rows of a load: the columns of a frame that are used, and the check of Arrow batches.
 
-A refusal names the row by its place in the partition, and by its key. Rows stand by key; of those
-with one key the first is loaded when there is a rule for them, and the rule must have chosen it.
+`LoadSchema` checks the columns before Spark does anything. `RowCheck` checks, in tasks, what only
+rows can show, and prepares them for encoding, without a loop over them in Python. A refusal names
+the row by its position in the partition, and by its key. Rows are sorted by key. Of several rows
+with one key, the first is loaded if there is a rule for duplicates, which must have put it first.
 """
 
 from __future__ import annotations
@@ -25,13 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-# --- schema
-# Which columns of a frame are a load, and what a load does with two rows of one key.
-#
-# All of it is checked before Spark does anything; what only rows can tell, `load_rows` checks.
-
-
-KEY, VALUE, OP, EXPIRE_AT, ORDER = "key", "value", "op", "expire_at", "order"  # as tasks see them
+KEY, VALUE, OP, EXPIRE_AT, ORDER = "key", "value", "op", "expire_at", "order"  # names in tasks
 
 _REFUSE = "error"
 _BYTES = (types.BinaryType, types.StringType)
@@ -45,17 +41,24 @@ _ORDERED = (
     types.TimestampNTZType,
 )
 
+_PUT, _DELETE = "put", "delete"
+_US_PER_MS = 1_000
+_EARLIEST_MS = 1  # 0 means no expiry, so times before 1970 are rounded up to this
+
 
 @dataclass(frozen=True, slots=True)
 class DuplicateRule:
-    """Of several rows with one key, that with the greatest or least `column` is loaded."""
+    """The rule by which the row with the greatest or least `column` of those with one key wins."""
 
     column: str
     is_greatest: bool
 
     @classmethod
     def parse(cls, text: str) -> DuplicateRule | None:
-        """``greatest:<column>`` or ``least:<column>``; ``error`` is None. Or `InvalidRequest`."""
+        """Parse ``greatest:<column>`` or ``least:<column>``; ``error`` means None.
+
+        Raises `InvalidRequest` for any other text.
+        """
         if text == _REFUSE:
             return None
         which, _, column = text.partition(":")
@@ -67,7 +70,7 @@ class DuplicateRule:
 
 @dataclass(frozen=True, slots=True)
 class LoadSchema:
-    """The columns of a frame that make a load; empty: there is none of that kind."""
+    """The columns of a frame that are loaded; empty: there is none of that kind."""
 
     key: str
     value: str
@@ -86,11 +89,11 @@ class LoadSchema:
         expire_at: str | None,
         on_duplicate: str,
     ) -> LoadSchema:
-        """These columns of a frame with this schema.
+        """Check the named columns of a frame with this schema.
 
-        `op` and `expire_at` that are None are the columns of that name, if there are any. Raises
-        `InvalidRequest` for a column that is missing, of another type, named twice, or has no part
-        in a load.
+        None for `op` or `expire_at` means the column of that name, if there is one. Raises
+        `InvalidRequest` for a column that is missing, of another type, named twice, or not used by
+        a load.
         """
         names = schema.names
         rule = DuplicateRule.parse(on_duplicate)
@@ -113,7 +116,7 @@ class LoadSchema:
         return own
 
     def selected(self, df: DataFrame) -> DataFrame:
-        """The frame with the columns under the names and types that tasks expect."""
+        """Return the frame with the columns under the names and types that tasks expect."""
         columns = [
             _quoted(self.key).cast("binary").alias(KEY),
             _quoted(self.value).cast("binary").alias(VALUE),
@@ -127,7 +130,7 @@ class LoadSchema:
         return df.select(*columns)
 
     def ordered(self, selected: DataFrame, partitions: int | None) -> DataFrame:
-        """What `selected` has made, by key within ranges of keys; the rows that win come first."""
+        """Sort the result of `selected` by key within ranges of keys; rows that win come first."""
         if partitions is None:
             ranged = selected.repartitionByRange(KEY)
         else:
@@ -174,21 +177,13 @@ def _check(
 
 
 def _quoted(name: str) -> Column:
-    """The column with exactly this name, whatever it is made of."""
+    """Return the column with exactly this name, whatever characters it has."""
     escaped = name.replace("`", "``")
     return F.col(f"`{escaped}`")
 
 
-# --- rows
-
-
-_PUT, _DELETE = "put", "delete"
-_US_PER_MS = 1_000
-_EARLIEST_MS = 1  # an expiry; 0 is none. What expired before 1970 expires then
-
-
 class PointRows(NamedTuple):
-    """Rows that stand by key, none twice: row i of all columns is one.
+    """Columns of rows that are sorted by key, without duplicates.
 
     `values` of deletes are empty. `kinds` None: all are puts. `expire_at_ms` None: none expires.
     """
@@ -200,21 +195,23 @@ class PointRows(NamedTuple):
 
 
 class RowCheck:
-    """Judges the batches of one partition, one after the other."""
+    """Checks the batches of one partition, one after the other."""
 
     def __init__(self, limits: RowLimits, *, partition: int, has_rule: bool) -> None:
-        """`has_rule`: of rows with one key the first is taken, else they are refused."""
+        """Create a check. `has_rule`: of rows with one key the first is taken; else they are
+        refused.
+        """
         self._limits = limits
         self._partition = partition
         self._has_rule = has_rule
         self._row = 0  # of the partition, where the batch begins
         self._last_key = b""
-        # The last row, and whether it is the winner of its key or equal to it by the rule.
+        # The last row, and whether the rule ranks it equal to the first row of its key.
         self._last: pa.RecordBatch | None = None
         self._is_tied = False
 
     def take(self, batch: pa.RecordBatch) -> PointRows | None:
-        """The rows of the batch that are loaded, or None if none is. Raises `InvalidRequest`."""
+        """Return the rows of the batch that are loaded; None: none is. Raises `InvalidRequest`."""
         if not batch.num_rows:
             return None
         self._check_keys(batch.column(KEY))
@@ -248,7 +245,7 @@ class RowCheck:
             raise self._refusal(at, f"{problem} {limit:,} at most")
 
     def _winners(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Which rows are loaded; None: all. Of each key it is the first row."""
+        """Return which rows are loaded: the first of each key. None: all."""
         keys = batch.column(KEY)
         ascends = pc.less(keys[:-1], keys[1:])
         first_key = keys[0].as_py()
@@ -272,7 +269,7 @@ class RowCheck:
         return pa.array(is_first)
 
     def _check_chosen(self, batch: pa.RecordBatch, is_first: NDArray[np.bool_]) -> None:
-        """Raise `InvalidRequest` where the rule does not tell two different rows apart."""
+        """Raise `InvalidRequest` if the rule does not decide between two different rows."""
         tied = self._is_tied
         for at in np.flatnonzero(~is_first).tolist():
             if at and is_first[at - 1]:
@@ -310,7 +307,7 @@ class RowCheck:
     def _values(
         self, keys: pa.Array, values: pa.Array, kinds: NDArray[np.uint8] | None
     ) -> pa.Array:
-        if kinds is not None:  # whatever stands beside a delete is no value
+        if kinds is not None:  # the values of deletes are ignored
             values = pc.if_else(pa.array(kinds == Kind.PUT), values, pa.scalar(b"", values.type))
         if values.null_count:
             at = pc.index(pc.is_null(values), True).as_py()
@@ -333,9 +330,9 @@ class RowCheck:
 
 
 def _same(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two columns of one row hold the same, as Spark sorts it: NaN is equal to itself.
+    """Return whether two columns of one row are equal in Spark's order: NaN is equal to itself.
 
-    Compared as Arrow, since Python has neither all zones nor all times that Spark has.
+    They are compared as Arrow values, since Python does not have all time zones and times of Spark.
     """
     if one.equals(other):
         return True
@@ -344,7 +341,7 @@ def _same(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _milliseconds(times: pa.Array, kinds: NDArray[np.uint8] | None) -> NDArray[np.uint64] | None:
-    """When puts expire, rounded down; None: none does. Deletes do not."""
+    """Return when puts expire, rounded down to ms; 0: never, also for deletes. None: none does."""
     if times.null_count == len(times):
         return None
     is_set = times.is_valid().to_numpy(zero_copy_only=False)
@@ -356,5 +353,5 @@ def _milliseconds(times: pa.Array, kinds: NDArray[np.uint8] | None) -> NDArray[n
 
 
 def _small(column: pa.Array) -> pa.BinaryArray:
-    """The column with offsets of 4 bytes."""
+    """Return the column with offsets of 4 bytes."""
     return column if pa.types.is_binary(column.type) else column.cast(pa.binary())

@@ -1,9 +1,9 @@
-"""The stream sink: each batch of a streaming query is a load, so it is applied exactly once.
+"""The sink of streams: each batch of a streaming query is a load, so it is applied exactly once.
 
-Spark runs a batch again when the query was ended before it could note that the batch is done. The
-batch is then the same rows under the same number; its load id, ``<name>-<batch>``, tells the
-database that it has it. The numbers begin again with a new checkpoint, and would then be those of
-batches that were applied: so a name belongs to one checkpoint, and another one is refused.
+Spark runs a batch again when the query ended before Spark could record that the batch is done. The
+batch then has the same rows and the same number, and by its load id, ``<name>-<batch>``, the
+database recognizes that it has it. With a new checkpoint the numbers begin again, and would be
+those of batches that were applied. So a name belongs to one checkpoint, and any other is refused.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ def write_stream(
     """Start a query that applies the rows of the stream `df` to the database at `url`.
 
     Columns and `options` are those of `bulk_load`: upserts, and deletes by the column `op`. Several
-    rows with one key in one batch need a rule, `on_duplicate`. `name` is that of the query, and
+    rows with one key in one batch need a rule, `on_duplicate`. `name` is the name of the query, and
     of the stream in the database, which remembers its last batch until `recent_loads_max_count`
-    other streams have committed since. `checkpoint` is where Spark keeps how far the query is;
-    None: where the session says, in a folder of that name. `trigger` is given to Spark's `trigger`,
-    as ``{"availableNow": True}``. `output_mode` is that of Spark: ``update`` takes of an aggregate
-    the groups that a batch has changed.
+    other streams have committed since. `checkpoint` is the folder where Spark keeps the progress of
+    the query; None: a folder with the name of the query, in the place that the session has for
+    checkpoints. `trigger` is passed to Spark's `trigger`, such as ``{"availableNow": True}``.
+    `output_mode` is that of Spark: with ``update``, an aggregate writes the groups that a batch has
+    changed.
 
-    Raises `InvalidRequest` for a frame or a name that will not do, `InvalidSetting` for an option,
-    or for a checkpoint that is new although the database has batches of this name, `LoadUnknown`
-    for one whose batches it may have forgotten, and `DatabaseNotFound`. A batch that cannot be
+    Raises `InvalidRequest` for an unsuitable frame or name, `InvalidSetting` for an invalid option,
+    or for a new checkpoint if the database has batches of this name, `LoadUnknown` for a checkpoint
+    whose batches the database may have forgotten, and `DatabaseNotFound`. A batch that cannot be
     loaded ends the query.
     """
     check_name(name)
@@ -111,9 +112,9 @@ def _default_checkpoint(session: SparkSession, name: str) -> str:
 
 
 def _check_not_forgotten(database: Place, name: str, checkpoint: str, began_ms: int) -> None:
-    """Raise `LoadUnknown` if a query that began then may have had batches that are forgotten.
+    """Raise `LoadUnknown` if a query that began at `began_ms` may have had forgotten batches.
 
-    REQUIRES: none of the stream is remembered.
+    REQUIRES: the database remembers no batch of the stream.
     """
     with StoreLoop(database) as loop:
         forgotten_ms = loop.run(StoredManifest(loop.store).refresh()).loads_forgotten_ms
@@ -127,7 +128,7 @@ def _check_not_forgotten(database: Place, name: str, checkpoint: str, began_ms: 
 
 
 def _began_ms(session: SparkSession, checkpoint: str) -> int | None:
-    """When a query began with this checkpoint, on whatever file system it is; None: none has."""
+    """Return when a query began with this checkpoint, on any file system; None: none has."""
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - Python has no other way to Hadoop's files
     metadata = jvm.org.apache.hadoop.fs.Path(checkpoint, "metadata")
     configuration = session.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
@@ -138,6 +139,6 @@ def _began_ms(session: SparkSession, checkpoint: str) -> int | None:
 
 
 def _last_seq(place: Place, name: str, number: int) -> int | None:
-    """The sequence number of this batch or a later one; None: none was applied."""
+    """Return the sequence number of this batch or a later one; None: none was applied."""
     with StoreLoop(place) as loop:
         return loop.run(committed_seq(loop.store, StoredManifest(loop.store), f"{name}-{number}"))

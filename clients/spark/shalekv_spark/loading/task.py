@@ -1,9 +1,11 @@
-"""What a task of a load does: a partition's rows become files, and rows that tell of the files.
+"""The task of a load: writes the rows of a partition to files, and reports the files.
 
-A task publishes nothing and decides nothing: its files have names of their own, under the lease of
-the load, whichever attempt has written them, and by whatever clock. The driver commits those that
-Spark hands over to it. A refusal of the rows is handed over as well, because an error would make
-Spark try the same rows again.
+A task publishes nothing and decides nothing. Each attempt writes files with names of its own, under
+the lease of the load. The driver commits the files in the reports that Spark delivers. A refusal of
+rows is reported as well: if it were raised, Spark would try the same rows again.
+
+`BlockEncoder` encodes blocks from Arrow columns. The bytes are those of `shalekv.format.block`, in
+half the time, because the offsets and bytes of a column are copied as they are in memory.
 """
 
 from __future__ import annotations
@@ -39,21 +41,33 @@ from shalekv_spark.bridge import StoreLoop
 from shalekv_spark.loading.rows import PointRows, RowCheck
 from shalekv_spark.place import Place
 
-# --- block_encoder
-# Encodes blocks from Arrow columns: the bytes that `shalekv.format.block` makes, in half the
-# time, because a column of offsets and bytes is copied as it lies.
-
-
 _HEAD = struct.Struct("<IIQ")  # rows, flags, and the one sequence number of all
 _U32 = np.dtype("<u4")
 _U64 = np.dtype("<u8")
+
+# The columns of a report, for Spark and for Arrow. It has a row for each file, and at the end one
+# without a file, with the counts of the loaded rows, or the problem why they are refused.
+REPORT = "partition int, attempt long, file binary, rows long, deletes long, problem string"
+_REPORT = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("attempt", pa.int64()),
+        ("file", pa.binary()),
+        ("rows", pa.int64()),
+        ("deletes", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
 
 
 class BlockEncoder:
     """Cuts rows into blocks of points without sequence numbers; see `SstWriter` for the rules."""
 
     def __init__(self, *, block_bytes: int, codec: Codec, has_filter: bool) -> None:
-        """`block_bytes` as of `SstWriter`; `has_filter`: blocks come with the hashes of keys."""
+        """Create an encoder. `block_bytes` is that of `SstWriter`.
+
+        With `has_filter`, blocks have the hashes of their keys.
+        """
         self._block_bytes = block_bytes
         self._codec = codec
         self._compress = compressor(codec)
@@ -61,7 +75,7 @@ class BlockEncoder:
         self._left: PointRows | None = None  # fewer than fill a block
 
     def add(self, rows: PointRows) -> Iterator[EncodedBlock]:
-        """The blocks that are full with the next rows, one or more, whose keys are above."""
+        """Add one or more rows, whose keys are above the last; return the blocks that are full."""
         if self._left is not None:
             rows = _joined(self._left, rows)
         batch = _Batch(rows)
@@ -76,7 +90,7 @@ class BlockEncoder:
         self._left = _rows(rows, start)
 
     def finish(self) -> Iterator[EncodedBlock]:
-        """The block of the rows that are left, if there are any."""
+        """Return the block of the remaining rows, if there are any."""
         if self._left is not None:
             yield self._encoded(_Batch(self._left), 0, len(self._left.keys))
             self._left = None
@@ -135,7 +149,7 @@ class BlockEncoder:
 
 
 class _Batch:
-    """Rows as what blocks are cut from."""
+    """Rows as memory from which blocks are cut."""
 
     def __init__(self, rows: PointRows) -> None:
         self.key_offsets, self.keys = _parts(rows.keys)
@@ -148,7 +162,7 @@ class _Batch:
 
 
 def _parts(column: pa.BinaryArray) -> tuple[NDArray[np.int32], memoryview]:
-    """Offsets and bytes of a column, which may be a part of a longer one."""
+    """Return offsets and bytes of a column, which may be a slice of a longer one."""
     _, offsets, data = column.buffers()
     view = np.frombuffer(offsets, dtype=np.int32, count=len(column) + 1, offset=4 * column.offset)
     return view, memoryview(data if data is not None else b"")
@@ -188,34 +202,16 @@ def _joined(one: PointRows, other: PointRows) -> PointRows:
     )
 
 
-# --- task
-
-
-# What a task tells, as Spark and as Arrow name it: a row for each file, and at the end one without
-# a file, which counts the rows that are loaded, or says why they cannot be.
-REPORT = "partition int, attempt long, file binary, rows long, deletes long, problem string"
-_REPORT = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("attempt", pa.int64()),
-        ("file", pa.binary()),
-        ("rows", pa.int64()),
-        ("deletes", pa.int64()),
-        ("problem", pa.string()),
-    ]
-)
-
-
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """What all tasks of a load have in common; it travels to each."""
+    """The value that all tasks of a load have in common; Spark sends it to each."""
 
     place: Place
     ticket: LoadTicket
     has_rule: bool  # of rows with one key the first is loaded
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As Spark's `mapInArrow` calls it."""
+        """Write a partition, as the function of Spark's `mapInArrow`."""
         context = TaskContext.get()
         if context is None:
             raise IllegalState("a task of a load runs outside of Spark")
@@ -227,7 +223,7 @@ def write_partition(
 ) -> pa.RecordBatch:
     """Write the files of one partition, and report them. Raises `StoreError`.
 
-    In memory are at most three files and some batches.
+    At most three files and some batches are in memory.
     """
     check = RowCheck(task.ticket, partition=partition, has_rule=task.has_rule)
     levels = task.ticket.levels
@@ -251,13 +247,13 @@ def write_partition(
             infos = files.finish()
         except InvalidRequest as error:
             problem = str(error)
-            for _ in batches:  # a task that leaves rows behind may fail, and would be tried again
+            for _ in batches:  # with rows left, the task might fail, and would be tried again
                 pass
     return _report(partition, attempt, infos, problem)
 
 
 class _Files:
-    """Puts blocks into files, and these into the store."""
+    """Writes blocks to files, and uploads them."""
 
     def __init__(self, loop: StoreLoop, ticket: LoadTicket) -> None:
         self._loop = loop
@@ -274,7 +270,7 @@ class _Files:
             self._close(self._open)
 
     def finish(self) -> Sequence[SstInfo]:
-        """All files, by key: they are in the store."""
+        """Upload the last file; return all files, by key, once they are in the store."""
         if self._open is not None:
             self._close(self._open)
         self._collect(0)
@@ -293,8 +289,8 @@ class _Files:
 def _report(
     partition: int, attempt: int, infos: Sequence[SstInfo], problem: str | None
 ) -> pa.RecordBatch:
-    def row(**told: object) -> dict[str, object]:
-        return {"partition": partition, "attempt": attempt, **told}
+    def row(**columns: object) -> dict[str, object]:
+        return {"partition": partition, "attempt": attempt, **columns}
 
     rows = [
         row(

@@ -1,4 +1,4 @@
-"""A state of a database as Parquet files."""
+"""Exports a state of a database to Parquet files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MODES = ("error", "overwrite", "append")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     rows: int
-    seq: int  # of the last commit that is in it: a change feed goes on behind it
+    seq: int  # of the last commit that is included: a change feed continues behind it
 
 
 def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
@@ -45,10 +45,10 @@ def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
     snapshot_ttl_s: int = TTL_S,
     store: Mapping[str, object] | None = None,
 ) -> Exported:
-    """Write what `scan` shows with these arguments to `path`, a file for each partition.
+    """Write the rows of `scan` with these arguments to `path`, a file for each partition.
 
-    `mode` is what happens if something is there: ``error``, ``overwrite`` or ``append``. The path
-    is one of Spark's, with its credentials. Raises as `scan`, and what Spark raises about the path.
+    `mode` says what to do if `path` exists: ``error``, ``overwrite`` or ``append``. The path is
+    opened by Spark, with its credentials. Raises as `scan`, and Spark's errors about the path.
     """
     if mode not in MODES:
         raise InvalidRequest("mode", f"expected one of {', '.join(MODES)}, found {mode!r}")
@@ -76,9 +76,7 @@ def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
     if isinstance(snapshot, PinnedSnapshot):
         return write(snapshot, snapshot.seq)
     if snapshot is not None:
-        found = run(
-            _find(place, called(snapshot))
-        )  # by its id from now on: names can be given anew
+        found = run(_find(place, called(snapshot)))  # then by its id: a name can be reused
         return write(found.snapshot_id, found.seq)
     with pin_at(place, ttl_s=snapshot_ttl_s) as pinned:
         return write(pinned, pinned.seq)

@@ -1,7 +1,8 @@
-"""DataFrames of snapshots: made, and known to be in use for as long as anything is made of them.
+"""DataFrames of snapshots: how they are loaded, and whether they are still in use.
 
-A DataFrame of Python is only a handle: one that is made of it, by a filter for instance, does not
-hold it. What both hold is the table in the plan, which lives in the JVM; so that is watched there.
+A DataFrame of Python is only a handle: one that is derived from it, by a filter for instance, does
+not hold a reference to it. Both refer to the table in the plan, which lives in the JVM, so weak
+references to that table tell whether it is in use.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def load(
     snapshot: PinnedSnapshot | bytes | str | None,
     ttl_s: int,
 ) -> DataFrame:
-    """The rows of a source with these options, which were read as `request`.
+    """Load a source with these options, of which `request` is the parsed form.
 
-    Without a snapshot it gets one of its own, which is renewed until nothing that was made of the
-    DataFrame is left. Raises `DatabaseNotFound`, `SnapshotNotFound` and other errors of `pin_new`
-    and `pin_existing` before Spark is asked for anything.
+    Without a `snapshot`, a new one is created, and renewed until neither the DataFrame nor one
+    derived from it is left. Raises `DatabaseNotFound`, `SnapshotNotFound` and other errors of
+    `pin_new` and `pin_existing` before a job of Spark starts.
     """
     place = request.reading.place
     register(spark)
@@ -46,7 +47,7 @@ def load(
     pinned = pin_at(place, ttl_s=ttl_s)
     try:
         found = reader.option("snapshot", pinned.snapshot_id.hex()).load()
-        pinned.keep_while(Watched(found).is_in_use)
+        pinned.keep_while(WatchedTable(found).is_in_use)
     except BaseException:
         pinned.release()
         raise
@@ -54,19 +55,22 @@ def load(
 
 
 def release(frame: DataFrame) -> None:
-    """Remove the snapshots that were made for this DataFrame, or for what it was made of.
+    """Remove the snapshots that were created for this DataFrame, or for those it is derived from.
 
-    What has to read the store for them fails from now on. Snapshots that were made elsewhere stay.
+    Later reads of the store for them fail. Snapshots of other processes, and those of `pin`, stay.
     """
     tables = [*_tables(frame)]
     for pinned in pinned_snapshots():
         watched = getattr(pinned.needed, "__self__", None)
-        if isinstance(watched, Watched) and any(map(watched.shows, tables)):
+        if isinstance(watched, WatchedTable) and any(map(watched.shows, tables)):
             pinned.release()
 
 
-class Watched:
-    """The table of a DataFrame that was just loaded; a session elsewhere does not tell of it."""
+class WatchedTable:
+    """The table of a DataFrame that was just loaded, as weak references in the JVM.
+
+    There are none if the JVM is not in reach, as in a session of Spark Connect.
+    """
 
     def __init__(self, frame: DataFrame) -> None:
         self._spark = frame.sparkSession
@@ -78,7 +82,10 @@ class Watched:
         return self._spark._jvm  # noqa: SLF001 - the one way to the objects of Spark
 
     def is_in_use(self) -> bool:
-        """Whether a DataFrame may be left that reads it. Of what was stopped, none is."""
+        """Return whether a DataFrame that reads the table may be left.
+
+        None is left once the session has been stopped.
+        """
         if not self._references:
             return True
         if self._spark.sparkContext._jsc is None:  # noqa: SLF001 - as Spark itself tells it
@@ -89,12 +96,12 @@ class Watched:
             return False
 
     def shows(self, table: Any) -> bool:
-        """Whether it is this one."""
+        """Return whether `table` is this one."""
         return any(each.refersTo(table) for each in self._references)
 
 
 def _tables(frame: DataFrame) -> Iterator[Any]:
-    """The tables that a DataFrame reads, as objects of the JVM; none if that is elsewhere."""
+    """Iterate over the tables that a DataFrame reads, objects of the JVM, if that is in reach."""
     plan = getattr(frame, "_jdf", None)
     if plan is None:
         return
@@ -106,7 +113,7 @@ def _tables(frame: DataFrame) -> Iterator[Any]:
 
 
 def called(snapshot: PinnedSnapshot | bytes | str) -> str:
-    """The name or id of a snapshot as a text."""
+    """Return the name or id of a snapshot as a text."""
     if isinstance(snapshot, PinnedSnapshot):
         snapshot = snapshot.snapshot_id
     return snapshot if isinstance(snapshot, str) else snapshot.hex()

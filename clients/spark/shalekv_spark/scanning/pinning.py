@@ -1,8 +1,7 @@
-"""Snapshots that this process keeps: renewed in a thread for as long as somebody needs them.
+"""Snapshots that this process keeps: each is renewed in a thread as long as it is needed.
 
-Whoever reads a snapshot beyond its time to live would find that it is gone, and an error; so it is
-renewed long before. It is removed when nobody needs it any more, and at the end of the process; if
-that is killed, the snapshot expires.
+A read of a snapshot that has expired fails, so each snapshot is renewed long before. It is removed
+when it is not needed any more, and at the end of the process. If the process is killed, it expires.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from shalekv_spark.place import Place
 from shalekv_spark.scanning.view import TTL_S_MAX, SnapshotPin, pin_new, remove_pin, renew_pin
 
 TTL_S = 300
-_RENEW_SHARE = 3  # of its time to live, after which it is renewed
-_RETRY_SHARE = 10  # the same after a renewal that failed
-_LOOK_S = 5.0  # so often it is asked whether it is still needed, or more often
-_END_S = 30.0  # so long the end of the process waits for a snapshot to be removed
+_RENEW_SHARE = 3  # a snapshot is renewed after this part (1/3) of its time to live
+_RETRY_SHARE = 10  # the same after a failed renewal
+_CHECK_S = 5.0  # at least so often it is checked whether a snapshot is still needed
+_END_S = 30.0  # how long the end of the process waits for a snapshot to be removed
 
 log = structlog.get_logger()
 
 
 class PinnedSnapshot:
-    """A snapshot of a database, for as many reads as one likes: all see the same state.
+    """A snapshot of a database, for any number of reads: all see the same state.
 
         with pin("s3://bucket/db") as pinned:
             users = scan(spark, "s3://bucket/db", prefix="user/", snapshot=pinned)
             orders = scan(spark, "s3://bucket/db", prefix="order/", snapshot=pinned)
             ... actions ...
 
-    `snapshot_id` (16 bytes) is what reads through a server take, `seq` the last commit that it
-    shows: the change feed goes on behind it.
+    `snapshot_id` (16 bytes) is the argument of reads through a server. `seq` is the last commit
+    that the snapshot includes: the change feed continues behind it.
     """
 
     def __init__(self, place: Place, made: SnapshotPin) -> None:
-        """Of a snapshot that was made just now."""
+        """Keep a snapshot that was created just now."""
         self.place = place
         self.snapshot_id = made.snapshot_id
         self.seq = made.seq
@@ -68,15 +67,15 @@ class PinnedSnapshot:
 
     @property
     def is_released(self) -> bool:
-        """Whether nobody renews it any more."""
+        """Whether the snapshot is not renewed any more."""
         return not self._thread.is_alive()
 
     def keep_while(self, needed: Callable[[], bool]) -> None:
-        """Remove the snapshot as soon as `needed`, which is asked again and again, says no."""
+        """Remove the snapshot as soon as `needed`, which is called repeatedly, returns False."""
         self.needed = needed
 
     def release(self, *, within_s: float = _END_S) -> None:
-        """Remove the snapshot: what reads it from now on fails. Harmless when repeated.
+        """Remove the snapshot; later reads of it fail. A second call is harmless.
 
         Returns after `within_s` seconds at the latest, however slow the store is.
         """
@@ -84,7 +83,7 @@ class PinnedSnapshot:
         self._thread.join(within_s)
 
     def end(self) -> None:
-        """Begin to remove it, and don't wait."""
+        """Begin to remove the snapshot, without waiting."""
         self._ended.set()
 
     def _keep(self) -> None:
@@ -95,10 +94,10 @@ class PinnedSnapshot:
             _kept.discard(self)
 
     def _renew(self) -> None:
-        """Returns when it is not needed any more, or gone."""
+        """Renew the snapshot until it is not needed any more, or gone."""
         ttl_s = self._pin.ttl_s
         renew_at = time.monotonic() + ttl_s / _RENEW_SHARE
-        while not self._ended.wait(min(_LOOK_S, ttl_s / _RETRY_SHARE)):
+        while not self._ended.wait(min(_CHECK_S, ttl_s / _RETRY_SHARE)):
             if not self._is_needed():
                 return
             if time.monotonic() < renew_at:
@@ -110,14 +109,14 @@ class PinnedSnapshot:
             except SnapshotNotFound as error:
                 log.warning("a snapshot that is read is gone", error=str(error))
                 return
-            except Exception as error:  # noqa: BLE001 - of any kind: it is tried at the next look
+            except Exception as error:  # noqa: BLE001 - of any kind: it is tried at the next check
                 log.warning("snapshot not renewed", error=str(error))
 
     def _is_needed(self) -> bool:
-        """Whether it is, or nobody can tell."""
+        """Return whether the snapshot is needed; True if that is not known."""
         try:
             return self.needed()
-        except Exception as error:  # noqa: BLE001 - whatever it is, somebody may be reading
+        except Exception as error:  # noqa: BLE001 - whatever it is, the snapshot may be read
             log.warning("it is not known whether a snapshot is needed", error=str(error))
             return True
 
@@ -126,7 +125,7 @@ class PinnedSnapshot:
             run(_remove(self.place, self._pin))
         except SnapshotNotFound:
             pass
-        except Exception as error:  # noqa: BLE001 - nobody is left who could do more
+        except Exception as error:  # noqa: BLE001 - nothing more can be done
             log.warning("snapshot not removed: it will expire", error=str(error))
 
 
@@ -135,21 +134,21 @@ def pin(
 ) -> PinnedSnapshot:
     """Keep the current state of a database until it is released, or this process ends.
 
-    `ttl_s` is how long it is kept without a renewal, seconds: that many it outlives this process if
-    that is killed. Raises `InvalidSetting`, `InvalidUrl`, and as `pin_new` does.
+    `ttl_s` is the lifetime of the snapshot without a renewal, seconds: so long it outlives this
+    process if that is killed. Raises `InvalidSetting`, `InvalidUrl`, and as `pin_new` does.
     """
     return pin_at(Place.of(url, store), ttl_s=ttl_s)
 
 
 def pin_at(place: Place, *, ttl_s: int) -> PinnedSnapshot:
-    """The same, at a place."""
+    """Do the same as `pin`, for a place."""
     if not 1 <= ttl_s <= TTL_S_MAX:
         raise InvalidSetting(f"snapshot_ttl_s: expected 1 to {TTL_S_MAX} seconds, found {ttl_s}")
     return PinnedSnapshot(place, run(_create(place, ttl_s)))
 
 
 def pinned_snapshots() -> list[PinnedSnapshot]:
-    """All that this process keeps."""
+    """Return all snapshots that this process keeps."""
     return [*_kept]
 
 
@@ -173,9 +172,9 @@ _owner_pid = os.getpid()
 
 
 def _release_all() -> None:
-    """Remove what is left at the end of the process, all at once."""
+    """Remove all snapshots that are left at the end of the process, concurrently."""
     if os.getpid() != _owner_pid:
-        return  # a fork: the snapshots are the parent's
+        return  # a fork: the snapshots belong to the parent
     left = pinned_snapshots()
     for each in left:
         each.end()

@@ -1,4 +1,9 @@
-"""From a snapshot and a range of keys to the tasks that read it."""
+"""Plans a scan: divides a range of keys of a snapshot into tasks of about the same size.
+
+Ranges are divided at the borders of blocks. The weight of an SST comes from its index, if that was
+read. Any other SST counts as one block at its first key, which is exact enough if it is small
+beside a partition.
+"""
 
 from __future__ import annotations
 
@@ -34,32 +39,30 @@ from shalekv_spark.scanning.view import (
 )
 from shalekv_spark.scanning.wal_tail import UnreadSlot
 
-# --- partitions
-# Cuts a range of keys into partitions of about one size, at the borders of blocks. Pure.
-#
-# What SSTs weigh is told by their indexes, as far as those were read; of others each counts whole
-# where it begins, which is exact enough if it is small beside a partition.
-
-
 PARTITION_BYTES = 64 << 20
-LEAST_BYTES = 1 << 20  # of a partition that is made only to have something for every core
-INDEXES_MAX = 256  # that are read to plan: a request for each
-_FINE_SHARE = 8  # an SST of less than this part of a partition is not looked into
+LEAST_BYTES = 1 << 20  # of a partition that is made only to have one for every core
+INDEXES_MAX = 256  # that are read for a plan, with a request each
+_FINE_SHARE = 8  # the index of an SST smaller than 1/8 of a partition is not read
 _CHUNK_ROWS = 32  # of the tail, that count as one block
+
+TAIL_MEMORY_BYTES = 64 << 20  # of the WAL tail, sent to tasks instead of being read there
+TASK_MEMORY_BYTES = 64 << 20
+_READS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSize:
-    """How large partitions are to be."""
+    """The wanted size and number of partitions."""
 
-    partition_bytes: int = PARTITION_BYTES  # as stored, at most about so much
-    parallelism: int = 1  # so many at least, unless they would be tiny
-    count_min: int = 1  # so many at least, if there are blocks enough
+    partition_bytes: int = PARTITION_BYTES  # approximate maximum, as stored
+    parallelism: int = 1  # the least number, unless partitions would be tiny
+    count_min: int = 1  # the least number, if there are enough blocks
 
     def count(self, total_bytes: int) -> int:
-        """How many partitions to make of so much: a multiple of `parallelism`, if they are many.
+        """Return the number of partitions for `total_bytes`.
 
-        So no core is idle while the last ones are read.
+        It is a multiple of `parallelism` unless partitions would be tiny, so that no core is idle
+        while the last ones are read.
         """
         large_enough = total_bytes // LEAST_BYTES
         needed = max(
@@ -73,25 +76,27 @@ class PartitionSize:
 
 
 def key_range(start: bytes, end: bytes, prefix: bytes) -> KeyRange:
-    """The keys from `start` on and before `end` (empty: no bound) that begin with `prefix`."""
+    """Return the range from `start` to before `end` (empty: no bound) of keys with `prefix`."""
     last = prefix_end(prefix)
     ends = [each for each in (end, last) if each]
     return KeyRange(max(start, prefix), min(ends, default=b""))
 
 
 def in_range(runs: Sequence[SortedRun], keys: KeyRange) -> list[list[SstInfo]]:
-    """The SSTs of each run that can hold one of these keys; runs that have none are left out."""
+    """Return the SSTs of each run that may hold one of these keys, without empty runs."""
     if keys.is_empty:
         return []
     found = ([*run.overlapping(keys)] for run in runs)
     return [infos for infos in found if infos]
 
 
-def worth_reading(infos: Sequence[SstInfo], keys: KeyRange, wanted: PartitionSize) -> list[SstInfo]:
-    """The SSTs whose index has to be known to cut well.
+def indexes_to_read(
+    infos: Sequence[SstInfo], keys: KeyRange, wanted: PartitionSize
+) -> list[SstInfo]:
+    """Return the SSTs whose index is needed to divide the range well.
 
-    First those that reach beyond the range, of which nobody knows how much is in it; then the
-    largest.
+    First come those that reach beyond the range, since it is unknown how much of them is inside;
+    then the largest.
     """
     total_bytes = sum(info.size_bytes for info in infos)
     fine_bytes = total_bytes // wanted.count(total_bytes) // _FINE_SHARE
@@ -103,9 +108,9 @@ def worth_reading(infos: Sequence[SstInfo], keys: KeyRange, wanted: PartitionSiz
 def divided(
     keys: KeyRange, weighed: Sequence[Iterable[BlockWeight]], wanted: PartitionSize
 ) -> list[KeyRange]:
-    """The range in parts of about the same weight; one if there is nothing in it.
+    """Divide the range into parts of about the same weight; one part if nothing is in it.
 
-    Each of `weighed` ascends by first key, none of which is below the range.
+    Each of `weighed` ascends by first key; no first key is below the range.
     """
     if keys.is_empty:
         return [keys]
@@ -118,7 +123,7 @@ def divided(
 def weights_of_run(
     run: Sequence[SstInfo], indexes: Mapping[bytes, BlockIndex], keys: KeyRange
 ) -> Iterator[BlockWeight]:
-    """What the SSTs of a run weigh inside of a range."""
+    """Return the weights of the SSTs of a run inside a range."""
     for info in run:
         index = indexes.get(info.id)
         if index is None:
@@ -129,7 +134,7 @@ def weights_of_run(
 
 
 def clipped(blocks: Iterable[BlockWeight], keys: KeyRange) -> Iterator[BlockWeight]:
-    """These blocks, as if those that begin before the range began with it."""
+    """Return the blocks inside a range; one that begins before the range gets its start."""
     for block in blocks:
         if keys.end and block.first_key >= keys.end:
             return
@@ -137,26 +142,26 @@ def clipped(blocks: Iterable[BlockWeight], keys: KeyRange) -> Iterator[BlockWeig
 
 
 def weights_of_rows(rows: Columns) -> Iterator[BlockWeight]:
-    """What rows weigh that are in memory."""
+    """Return the weights of rows that are in memory."""
     for at in range(0, len(rows.keys), _CHUNK_ROWS):
         keys, values = rows.keys[at : at + _CHUNK_ROWS], rows.values[at : at + _CHUNK_ROWS]
         yield BlockWeight(keys[0], sum(map(len, keys)) + sum(map(len, values)))
 
 
 def rows_between(rows: Columns, keys: KeyRange) -> Columns:
-    """The rows of a range, all versions of a key together."""
+    """Return the rows of a range; all versions of a key stay together."""
     low = bisect_left(rows.keys, keys.start)
     high = bisect_left(rows.keys, keys.end) if keys.end else len(rows.keys)
     return rows.rows(low, high) if low < high else NO_ROWS
 
 
 def ranges_between(ranges: RangeTombstones, keys: KeyRange) -> Sequence[Fragment]:
-    """The range tombstones that reach into a range."""
+    """Return the range tombstones that reach into a range."""
     return ranges.between(keys.start, keys.end or END_OF_KEYS)
 
 
 def slots_between(unread: Sequence[UnreadSlot], keys: KeyRange) -> list[UnreadSlot]:
-    """The WAL objects that say something about keys of a range."""
+    """Return the WAL objects that may have keys of a range."""
     return [
         each
         for each in unread
@@ -170,17 +175,9 @@ def _reaches_beyond(info: SstInfo, keys: KeyRange) -> bool:
     return info.first_key < keys.start or is_past_end
 
 
-# --- planning
-
-
-TAIL_MEMORY_BYTES = 64 << 20  # of the WAL tail, that travels to tasks instead of being read there
-TASK_MEMORY_BYTES = 64 << 20
-_READS_MAX = 16
-
-
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """What is to be read, and how it is divided."""
+    """The range and options of a scan, and how it is divided."""
 
     place: Place
     keys: KeyRange
@@ -192,10 +189,11 @@ class ScanPlan:
 
 
 async def plan(reading: ScanPlan, pin: SnapshotPin) -> list[ScanTask]:
-    """The tasks that together read all of it, by key; none if there is nothing.
+    """Return the tasks that together read the range, by key; none if nothing is in it.
 
-    The same again each time, as long as the snapshot lives, which is renewed if it is one's own.
-    Raises `SnapshotNotFound`, `CorruptObject`, `IllegalState` and `StoreError`.
+    The result is the same each time, as long as the snapshot lives. The snapshot is renewed if its
+    readers have to renew it. Raises `SnapshotNotFound`, `CorruptObject`, `IllegalState` and
+    `StoreError`.
     """
     async with reading.place.open() as store:
         if pin.ttl_s:
@@ -204,33 +202,33 @@ async def plan(reading: ScanPlan, pin: SnapshotPin) -> list[ScanTask]:
 
 
 async def plan_from(store: CasStore, reading: ScanPlan, pin: SnapshotPin) -> list[ScanTask]:
-    """The same from a store that is open, without renewing anything."""
+    """Do the same as `plan` with an open store, without renewing the snapshot."""
     view = await open_view(
         store,
         pin,
         tail_memory_bytes=reading.tail_memory_bytes,
         all_versions=reading.all_versions,
     )
-    held = in_range(view.runs, reading.keys)
+    runs = in_range(view.runs, reading.keys)
     origins = Origins(store, view.manifest.database_id, view.manifest.origins)
     try:
-        indexes = await _indexes(store, origins, held, reading)
+        indexes = await _indexes(store, origins, runs, reading)
     except ObjectNotFound:
         await check_living(store, pin)
         raise
     finally:
         await origins.close()
-    parts = divided(reading.keys, _weighed(reading, view, held, indexes), reading.wanted)
+    parts = divided(reading.keys, _weighed(reading, view, runs, indexes), reading.wanted)
     tasks = (_task(reading, view, keys) for keys in parts)
     return [task for task in tasks if task.sources or task.wal or task.tail.keys]
 
 
 async def _indexes(
-    store: CasStore, origins: Origins, held: Sequence[Sequence[SstInfo]], reading: ScanPlan
+    store: CasStore, origins: Origins, runs: Sequence[Sequence[SstInfo]], reading: ScanPlan
 ) -> Mapping[bytes, BlockIndex]:
-    """The indexes that are needed to cut well."""
-    infos = [*chain.from_iterable(held)]
-    unread = worth_reading(infos, reading.keys, reading.wanted)
+    """Read the indexes that are needed to divide the range well, by the ids of their SSTs."""
+    infos = [*chain.from_iterable(runs)]
+    unread = indexes_to_read(infos, reading.keys, reading.wanted)
     reader = LevelReader(origins, TokenBucket(store.runtime.clock, 0))
     indexes: dict[bytes, BlockIndex] = {}
 
@@ -246,33 +244,33 @@ async def _indexes(
 def _weighed(
     reading: ScanPlan,
     view: VisibleState,
-    held: Sequence[Sequence[SstInfo]],
+    runs: Sequence[Sequence[SstInfo]],
     indexes: Mapping[bytes, BlockIndex],
 ) -> list[Iterator[BlockWeight]]:
     keys = reading.keys
     rows = rows_between(view.tail.rows, keys)
     slots = slots_between(view.tail.unread, keys)
     return [
-        *(weights_of_run(run, indexes, keys) for run in held),
+        *(weights_of_run(run, indexes, keys) for run in runs),
         weights_of_rows(rows),
         *(clipped(each.blocks, keys) for each in slots),
     ]
 
 
 def _task(reading: ScanPlan, view: VisibleState, keys: KeyRange) -> ScanTask:
-    held = in_range(view.runs, keys)
+    runs = in_range(view.runs, keys)
     tail = view.tail
     return ScanTask(
         place=reading.place,
         database_id=view.manifest.database_id,
         keys=keys,
-        sources=held,
+        sources=runs,
         seq=view.seq,
         now_ms=view.now_ms,
         wal=[each.slot for each in slots_between(tail.unread, keys)],
         tail=rows_between(tail.rows, keys),
         tail_ranges=ranges_between(tail.ranges, keys),
-        origins=narrowed(view.manifest.origins, {info.id for run in held for info in run}),
+        origins=narrowed(view.manifest.origins, {info.id for run in runs for info in run}),
         columns=reading.columns,
         all_versions=reading.all_versions,
         memory_bytes=reading.task_memory_bytes,

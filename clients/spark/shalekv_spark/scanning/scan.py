@@ -1,4 +1,8 @@
-"""A state of a database as a DataFrame."""
+"""Scans: a state of a database as a DataFrame, with keys and values decoded by Spark.
+
+Integers and bytes are decoded by expressions of Spark, without leaving its memory. Bytes that do
+not have the expected form end the query with an error.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,14 @@ from shalekv_spark.scanning.frames import load
 from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot
 from shalekv_spark.scanning.source import FORMAT, columns_of, scan_request
 
-# --- decoding
-# Keys and values as columns of other types than bytes.
-#
-# Integers and bytes are decoded by Spark itself, without leaving its memory. Bytes that are not
-# what they are said to be end the query with an error.
-
-
 UTF_8 = "utf-8"
 _CODE = re.compile(r"(\d*)([xbBhHiIlLqQs])")
 _LAYOUT = re.compile(rf"[<>]({_CODE.pattern})+")
 _BITS = 8
 _LONG_BYTES = 8
-_DECIMAL = "decimal(20,0)"  # of unsigned 64 bits
+_DECIMAL = "decimal(20,0)"  # the type of unsigned 64 bits
+
+AnySnapshot: TypeAlias = PinnedSnapshot | bytes | str | None
 
 
 class Field(NamedTuple):
@@ -41,13 +40,13 @@ class Field(NamedTuple):
 
 
 def decoded(column: Column, how: str, *, names: Sequence[str] = ()) -> Column:
-    """What the bytes of a column say: ``utf-8``, or a format of Python's `struct`.
+    """Decode the bytes of a column as ``utf-8``, or as a format of Python's `struct`.
 
-    A format begins with ``>`` or ``<`` and has integers (bBhHiIlLqQ), bytes (``8s``), and padding
-    (x), all of which together are as long as the bytes. One field is that type, several are a
-    struct of them with these `names`, else f0, f1 and so on. Unsigned 64 bits are a decimal.
+    A format begins with ``>`` or ``<`` and has integers (bBhHiIlLqQ), bytes (``8s``) and padding
+    (x); together they are as long as the bytes. One field becomes a column of its type, several
+    become a struct with these `names`, or else f0, f1 and so on. Unsigned 64 bits are a decimal.
 
-    Raises `InvalidRequest`.
+    Raises `InvalidRequest` for an invalid format or number of names.
     """
     if how.lower().replace("_", "-") in (UTF_8, "utf8"):
         return utf8(column)
@@ -61,12 +60,12 @@ def decoded(column: Column, how: str, *, names: Sequence[str] = ()) -> Column:
 
 
 def utf8(column: Column) -> Column:
-    """The bytes as text; those that are none end the query."""
+    """Decode the bytes as UTF-8; bytes that are not UTF-8 end the query."""
     return F.decode(column, "UTF-8")
 
 
 def struct_columns(column: Column, layout: str) -> list[Column]:
-    """The fields of bytes that `struct.pack` has made with this format. Raises `InvalidRequest`."""
+    """Decode fields of bytes made by `struct.pack` with this format. Raises `InvalidRequest`."""
     fields = fields_of(layout)
     size = struct.calcsize(layout)
     is_little = layout.startswith("<")
@@ -79,7 +78,7 @@ def struct_columns(column: Column, layout: str) -> list[Column]:
 
 
 def fields_of(layout: str) -> list[Field]:
-    """The fields of a format, one or more. Raises `InvalidRequest`."""
+    """Parse a format into its fields, one or more. Raises `InvalidRequest`."""
     fields = [*_fields(layout)] if _LAYOUT.fullmatch(layout) else []
     if not fields:
         problem = "expected utf-8, or a format such as >Q: < or >, and codes of integers and bytes"
@@ -117,15 +116,9 @@ def _field(column: Column, part: Field, *, is_little: bool) -> Column:
     number = F.conv(digits, 16, 10).cast("long")
     if code.isupper():
         return number
-    # The upper half of what so many bytes can say are the negative numbers.
+    # The upper half of the range of an unsigned number stands for the negative numbers.
     half = 1 << (_BITS * width - 1)
     return F.when(number >= half, number - 2 * half).otherwise(number)
-
-
-# --- scan
-
-
-AnySnapshot: TypeAlias = PinnedSnapshot | bytes | str | None
 
 
 def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
@@ -146,27 +139,28 @@ def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
     snapshot_ttl_s: int = TTL_S,
     store: Mapping[str, object] | None = None,
 ) -> DataFrame:
-    """All entries from `start` on and before `end` that begin with `prefix`, at one moment.
+    """Scan the entries from `start` on, before `end`, whose keys begin with `prefix`, in one state.
 
-    Rows have the `columns` that are asked for: ``key`` and ``value`` (binary), ``seq`` (bigint, the
-    commit that wrote it) and ``expire_at`` (timestamp, null: never). `key_as` and `value_as` decode
-    those two, as `shalekv_spark.scanning.scan.decoded` does: ``utf-8``, or a format as ``>Q``.
-    Partitions follow each other by key, and rows stand by key in each.
+    Rows have the requested `columns`: ``key`` and ``value`` (binary), ``seq`` (bigint, the commit
+    that wrote the value) and ``expire_at`` (timestamp, null: never). `key_as` and `value_as` decode
+    key and value as `shalekv_spark.scanning.scan.decoded` does: ``utf-8``, or a format such as
+    ``>Q``. Partitions follow each other by key, and each is sorted by key.
 
-    All that was acknowledged before the call is seen, compacted or not, and nothing that comes
-    later, however often the DataFrame is used: it keeps a snapshot, which is removed when neither
-    it nor anything that was made of it is left, by `release(frame)`, or at the end of the process
-    (if that is killed, after `snapshot_ttl_s` seconds); an RDD of it does not count. With
-    `snapshot`, a name, an id or what `pin` returned, that one is read, and is the caller's to keep.
+    The state includes everything that was acknowledged before the call, compacted or not, and
+    nothing later, however often the DataFrame is used. For that it keeps a snapshot, which is
+    removed when neither the DataFrame nor one derived from it is left, by `release(frame)`, or at
+    the end of the process; if the process is killed, it expires after `snapshot_ttl_s` seconds. An
+    RDD derived from it does not count. With `snapshot`, a name, an id or the result of `pin`, that
+    snapshot is read, and the caller must keep it.
 
-    Filters are Spark's: what `where` leaves out is read all the same, other than keys outside of
-    the range. A partition has about `partition_bytes` of the store; there are as many as the
-    session has cores, or a multiple of that, unless they would be tiny; or `min_partitions`.
-    A task holds about `task_memory_bytes`; of the WAL up to `tail_memory_bytes` travel with tasks.
+    Spark evaluates filters: rows that `where` drops are read all the same, except keys outside of
+    the range. A partition has about `partition_bytes` in the store. There are as many partitions as
+    the session has cores, or a multiple of that, unless they would be tiny; or `min_partitions`. A
+    task holds about `task_memory_bytes`; up to `tail_memory_bytes` of the WAL are sent with tasks.
 
     Raises `InvalidSetting`, `InvalidUrl`, `InvalidRequest`, `DatabaseNotFound`, `SnapshotNotFound`
-    and other errors of the store before Spark is asked for anything; an action whose snapshot is
-    gone ends with an error of Spark that names `SnapshotNotFound`.
+    and other errors of the store before a job of Spark starts. An action whose snapshot is gone
+    ends with an error of Spark that names `SnapshotNotFound`.
     """
     options = read_options(
         spark,
@@ -198,7 +192,7 @@ def read_options(
     prefix: Key,
     **others: str | int | None,
 ) -> dict[str, str]:
-    """The options of a source for these arguments; what is None is left out."""
+    """Return the options of a source for these arguments, without those that are None."""
     keys = {"start": start, "end": end, "prefix": prefix}
     return {
         "url": place.url,

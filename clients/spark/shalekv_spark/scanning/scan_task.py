@@ -1,4 +1,4 @@
-"""The work of one task of a scan: what it reads, as a value that travels, and how it is read."""
+"""One task of a scan: the value that is sent to the task, and the function that reads it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["MEMORY_BYTES", "TYPES", "ScanTask", "WalSlot", "read", "schema_of"]
 
 
 def read(task: ScanTask) -> Iterator[pa.RecordBatch]:
-    """The rows of the task by key, in batches of about 64k rows or 8 MiB; none is empty.
+    """Iterate over the rows of a task by key, in batches of about 64k rows or 8 MiB; none is empty.
 
-    Blocks while the store is read, in a thread of its own; closing it ends that. Raises
-    `SnapshotNotFound` when the snapshot is gone: what was delivered before then does not count.
-    Also `CorruptObject`, `IllegalState`, `ObjectNotFound`, `StoreError` and `InvalidUrl`.
+    The store is read in a thread, and the iterator blocks meanwhile; closing it ends the thread.
+    Raises `SnapshotNotFound` when the snapshot is gone: then the batches before are invalid.
+    Raises also `CorruptObject`, `IllegalState`, `ObjectNotFound`, `StoreError` and `InvalidUrl`.
     """
     return iterate(lambda: read_task(task))

@@ -1,12 +1,13 @@
 """The data sources "shalekv" and "shalekv.stats": a state of a database as rows.
 
-Spark makes an instance of a source once for each ``load``, in a process of its own, and asks it for
-its schema there; what it sends to every later process that plans or reads is that instance. So the
-snapshot is made with the schema, and all that is done with one DataFrame, or with several that are
-made of it, reads the same state. Plans are made again for each action, by the snapshot alone.
+For each ``load``, Spark creates one instance of a source, in a process of its own, and asks it for
+its schema. It sends that instance to every later process that plans or reads. So the snapshot is
+made together with the schema, and all actions on one DataFrame, or on several derived from it, read
+the same state. Each action is planned anew, from the snapshot alone.
 
-`pushFilters` is left out on purpose: Spark keeps the reader that has seen the filters of one query,
-and gives its rows to another (PySpark 4.1 to 4.3). Ranges of keys and columns are options.
+`pushFilters` is not implemented, on purpose: Spark keeps the reader that has got the filters of one
+query, and gives its rows to another one (PySpark 4.1 to 4.3). Ranges of keys and columns are
+options.
 """
 
 from __future__ import annotations
@@ -45,15 +46,27 @@ from shalekv_spark.scanning.planning import (
 from shalekv_spark.scanning.scan_task import ScanTask
 from shalekv_spark.scanning.view import TTL_S_MAX, SnapshotPin, pin_existing, pin_new
 
-# --- prefixes
-# Counts the versions of keys by the beginnings of the keys, batch by batch.
+FORMAT = "shalekv"
+STATS_FORMAT = "shalekv.stats"
+SNAPSHOT_TTL_S = 3_600  # of a snapshot that only planning and tasks renew
+COLUMNS: Mapping[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "seq": LongType(),
+    "expire_at": TimestampType(),
+}
+DEFAULT_COLUMNS = "key,value"
+# The columns of which statistics are made.
+COUNTED = ("key", "value_bytes", "kind", "is_live")
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The first `prefix_bytes` bytes of a key, or all up to the first `delimiter`, it included.
+    """Counts versions of keys by prefix, batch by batch.
 
-    Neither: all keys have the prefix that is empty. So have keys without the delimiter.
+    The prefix of a key is its first `prefix_bytes` bytes, or all bytes up to the first `delimiter`,
+    which is included. With neither, all keys have the empty prefix, as keys without the delimiter
+    do.
     """
 
     prefix_bytes: int = 0
@@ -62,14 +75,14 @@ class Prefixes:
     COUNTS: ClassVar = ("keys", "bytes", "tombstones", "versions")
 
     def counted(self, task: ScanTask) -> Iterator[pa.RecordBatch]:
-        """For each batch of a task, the counts of each prefix that is in it."""
+        """Return, for each batch of a task, the counts of each prefix in it."""
         return map(self.count, scan_task.read(task))
 
     def count(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The counts of each prefix in the batch.
+        """Return the counts of each prefix in the batch.
 
-        `keys` and `bytes` are those that a read sees, keys and values together; `tombstones` and
-        `versions` are what is stored, one by one.
+        `keys` counts the keys that a read sees, `bytes` the bytes of their keys and values.
+        `tombstones` and `versions` count everything that is stored.
         """
         keys = batch.column("key")
         is_live = batch.column("is_live").cast(pa.int64())
@@ -93,9 +106,9 @@ class Prefixes:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def of(self, keys: pa.BinaryArray) -> pa.BinaryArray:
-        """The prefix of each of these keys."""
+        """Return the prefix of each of these keys."""
         if self.delimiter:
-            # Bytes as characters of Latin-1, among which every byte has one.
+            # Bytes are matched as characters of Latin-1, which has one for every byte.
             pattern = b"(?s)^(?P<prefix>.*?" + _quoted(self.delimiter) + b")"
             found = pc.extract_regex(keys, pattern)
             return pc.fill_null(found.field("prefix"), b"")
@@ -105,37 +118,23 @@ class Prefixes:
 
 
 def _quoted(text: bytes) -> bytes:
-    """A regular expression, in ASCII, of exactly these bytes."""
+    """Return a regular expression, in ASCII, that matches exactly these bytes."""
     return b"".join(b"\\x%02x" % byte for byte in text)
-
-
-# --- source
-
-
-FORMAT = "shalekv"
-STATS_FORMAT = "shalekv.stats"
-SNAPSHOT_TTL_S = 3_600  # of a snapshot that only planning and tasks renew
-COLUMNS: Mapping[str, DataType] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "seq": LongType(),
-    "expire_at": TimestampType(),
-}
-DEFAULT_COLUMNS = "key,value"
-# What statistics are made of.
-COUNTED = ("key", "value_bytes", "kind", "is_live")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the options of a load ask for."""
+    """A parsed request to load a state: the scan, and its snapshot."""
 
     reading: ScanPlan
-    snapshot: str  # name or id; empty: one of its own
+    snapshot: str  # name or id; empty: a new one
     ttl_s: int
 
     async def pin(self) -> SnapshotPin:
-        """The snapshot to read, made if none is named. Raises as `pin_new`, `pin_existing`."""
+        """Return the snapshot to read; create one if none is named.
+
+        Raises as `pin_new` and `pin_existing`.
+        """
         async with self.reading.place.open() as store:
             if self.snapshot:
                 return await pin_existing(store, self.snapshot)
@@ -143,7 +142,7 @@ class Request:
 
 
 def read_request(options: Options, decode: Callable[[str], bytes]) -> Request:
-    """What these options ask for, columns left out, with keys that `decode` understands.
+    """Parse the options of a request, without columns; `decode` decodes keys.
 
     Raises `InvalidSetting` and `InvalidUrl`.
     """
@@ -167,7 +166,7 @@ def read_request(options: Options, decode: Callable[[str], bytes]) -> Request:
 
 
 def scan_request(given: Mapping[str, str]) -> Request:
-    """What the options of "shalekv" ask for. Raises `InvalidSetting` and `InvalidUrl`."""
+    """Parse the options of "shalekv". Raises `InvalidSetting` and `InvalidUrl`."""
     options = Options(given)
     columns = columns_of(options.text("columns", DEFAULT_COLUMNS))
     request = read_request(options, options.key_decoding())
@@ -176,7 +175,7 @@ def scan_request(given: Mapping[str, str]) -> Request:
 
 
 def stats_request(given: Mapping[str, str]) -> tuple[Request, Prefixes]:
-    """What the options of "shalekv.stats" ask for. Raises `InvalidSetting` and `InvalidUrl`."""
+    """Parse the options of "shalekv.stats". Raises `InvalidSetting` and `InvalidUrl`."""
     options = Options(given)
     decode = options.key_decoding()
     prefix_bytes = options.number("prefixBytes", 0, at_least=0)
@@ -190,7 +189,7 @@ def stats_request(given: Mapping[str, str]) -> tuple[Request, Prefixes]:
 
 
 def columns_of(text: str) -> tuple[str, ...]:
-    """The columns that are listed, with commas between them. Raises `InvalidSetting`."""
+    """Parse a list of columns, separated by commas. Raises `InvalidSetting`."""
     columns = tuple(name.strip() for name in text.split(","))
     if len({*columns}) != len(columns) or not COLUMNS.keys() >= {*columns}:
         raise InvalidSetting(
@@ -200,39 +199,42 @@ def columns_of(text: str) -> tuple[str, ...]:
 
 
 class SnapshotSource(DataSource):
-    """What both sources have in common: one snapshot for each load."""
+    """Base of both sources: keeps one snapshot for each load."""
 
     _request: Request | None = None
     _pin: SnapshotPin | None = None
 
     def schema(self) -> StructType:
-        """Called once for each load, where the snapshot is pinned. Raises as that."""
+        """Pin the snapshot and return the schema; Spark calls this once for each load.
+
+        Raises as `Request.pin`.
+        """
         request = self.request()
         self._pin = run(request.pin())
         self._request = request
         return self.row_type(request)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader for one plan."""
+        """Return a reader for one plan. Raises `InvalidRequest` for another schema."""
         if self._request is None or self._pin is None or schema != self.row_type(self._request):
             raise InvalidRequest("schema", "is that of the source: leave it out")
         return SnapshotReader(self._request.reading, self._pin, self.row_reader())
 
     @abstractmethod
     def request(self) -> Request:
-        """What the options ask for."""
+        """Parse the options."""
 
     @abstractmethod
     def row_type(self, request: Request) -> StructType:
-        """The columns of the rows."""
+        """Return the columns of the rows."""
 
     @abstractmethod
     def row_reader(self) -> Callable[[ScanTask], Iterator[pa.RecordBatch]]:
-        """What makes the batches of one task."""
+        """Return the function that makes the batches of one task."""
 
 
 class ScanSource(SnapshotSource):
-    """Key and value of every entry, and what else is asked for."""
+    """The requested columns of every entry."""
 
     @classmethod
     def name(cls) -> str:
@@ -251,9 +253,9 @@ class ScanSource(SnapshotSource):
 
 
 class StatsSource(SnapshotSource):
-    """How many entries there are, and how large, by the beginning of their keys.
+    """The number and the size of entries, by the prefix of their keys.
 
-    A prefix is in several rows: each adds something to it.
+    A prefix may be in several rows: its counts are their sums.
     """
 
     @classmethod
@@ -281,7 +283,7 @@ class TaskPartition(InputPartition):
 
 
 class SnapshotReader(DataSourceReader):
-    """Reads a snapshot: planned in one process, and read in others."""
+    """Reads a snapshot. It is planned in one process, and read in others."""
 
     def __init__(
         self,
@@ -294,11 +296,11 @@ class SnapshotReader(DataSourceReader):
         self._read = read
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks, by key. Raises as `plan`."""
+        """Plan the tasks, by key. Raises as `plan`."""
         tasks = run(plan(self._reading, self._pin))
         return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The batches of one task."""
+        """Return the batches of one task."""
         assert isinstance(partition, TaskPartition)
         return iter(()) if partition.task is None else self._read(partition.task)

@@ -1,4 +1,4 @@
-"""What a database holds, as a DataFrame: counted by tasks, so that no key or value leaves them."""
+"""Statistics of a database as a DataFrame. Tasks count, so that no key or value leaves them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def stats(  # noqa: PLR0913 - keywords, each of which stands for itself
     snapshot_ttl_s: int = TTL_S,
     store: Mapping[str, object] | None = None,
 ) -> DataFrame:
-    """How many keys there are in a range, and how large, by the beginnings of the keys.
+    """Count the keys of a range, and their bytes, by prefix of the keys.
 
-    A beginning is the first `by_prefix_bytes` bytes, or all up to the first `delimiter`, it
-    included (empty for keys without one); with neither, all keys are in one row. The columns:
+    The prefix is the first `by_prefix_bytes` bytes, or all bytes up to the first `delimiter`, which
+    is included (empty for keys without one); with neither, all keys are in one row. The columns:
 
     - ``prefix`` (binary), by which rows are sorted
-    - ``keys``: those that a read sees
-    - ``bytes``: of these, keys and values
-    - ``tombstones``: deletes of single keys that are stored, in the WAL or in the levels
-    - ``versions``: all that is stored of keys, tombstones and what is deleted or expired included
+    - ``keys``: the number of keys that a read sees
+    - ``bytes``: the bytes of these keys and their values
+    - ``tombstones``: stored deletes of single keys, in the WAL or in the levels
+    - ``versions``: all stored versions of keys, including tombstones and deleted or expired values
 
-    The snapshot is that of `scan`, whose other arguments and errors these are.
+    Snapshot, other arguments and errors are those of `scan`.
     """
     if by_prefix_bytes is not None and by_prefix_bytes < 1:
         raise InvalidRequest("by_prefix_bytes", f"expected 1 or more, found {by_prefix_bytes}")

@@ -1,8 +1,8 @@
-"""One state of a database, for many tasks: a snapshot, and all that it shows.
+"""One state of a database for many tasks: a snapshot, and everything that it includes.
 
 A snapshot keeps the objects of one manifest: the SSTs of its levels, and the WAL behind them up to
-`wal_id_last_seen`. None of these ever changes, so whoever has the id of the snapshot finds the same
-state, in any process and at any time, for as long as the snapshot lives.
+`wal_id_last_seen`. None of these ever changes, so every process with the id of the snapshot finds
+the same state as long as the snapshot lives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.write.snapshots import GAP_WAIT_MS, Snapshots, SnapshotSeqs
 from shalekv_spark.scanning.wal_tail import Tail, read_tail
 
-TTL_S_MAX = 30 * 86_400  # so long at most a snapshot is kept for somebody who has died
+TTL_S_MAX = 30 * 86_400  # the longest time that a snapshot outlives a process that was killed
 _MS_PER_S = 1_000
 
 
@@ -36,15 +36,15 @@ class SnapshotPin:
     """The snapshot that is read."""
 
     snapshot_id: bytes
-    seq: int  # of the last commit that it shows
-    called: str  # what its name is, or its id
-    # How long it lives without a renewal, if whoever reads renews it; 0: somebody else does.
+    seq: int  # of the last commit that it includes
+    called: str  # its name, or else its id
+    # Its lifetime without a renewal, if its readers renew it; 0: its owner does.
     ttl_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleState:
-    """What a snapshot shows. What is newer is told by sequence numbers alone."""
+    """The state in a snapshot. Sequence numbers alone say which of two versions is newer."""
 
     pin: SnapshotPin
     manifest: Manifest  # that the snapshot keeps
@@ -54,17 +54,17 @@ class VisibleState:
 
     @property
     def seq(self) -> int:
-        """Of the last commit that it shows."""
+        """The sequence number of the last commit in the state."""
         return self.tail.seq
 
     @property
     def ssts(self) -> list[SstInfo]:
-        """All SSTs of all runs."""
+        """The SSTs of all runs."""
         return [info for run in self.runs for info in run.ssts]
 
 
 async def pin_new(store: CasStore, *, ttl_s: int) -> SnapshotPin:
-    """A snapshot of the current state: all that was acknowledged before is in it.
+    """Create a snapshot of the current state, which includes everything acknowledged before.
 
     Raises `DatabaseNotFound`, `DatabaseMismatch`, `OriginLost`, `CorruptObject`, `ManifestConflict`
     and `StoreError`.
@@ -78,7 +78,7 @@ async def pin_new(store: CasStore, *, ttl_s: int) -> SnapshotPin:
 
 
 async def pin_existing(store: CasStore, called: str) -> SnapshotPin:
-    """The snapshot with this name or id, that somebody else has made and keeps.
+    """Return the snapshot with this name or id, which its owner keeps.
 
     Raises `SnapshotNotFound`, which names it, `DatabaseNotFound`, `DatabaseMismatch`,
     `CorruptObject` and `StoreError`.
@@ -94,13 +94,13 @@ async def pin_existing(store: CasStore, called: str) -> SnapshotPin:
 
 
 async def renew_pin(store: CasStore, pin: SnapshotPin) -> None:
-    """Let a snapshot of one's own live on. Raises `SnapshotNotFound` and as `pin_new` does."""
+    """Renew a snapshot of this process. Raises `SnapshotNotFound` and as `pin_new` does."""
     called = pin.snapshot_id.hex()
     await Snapshots(store).renew(called, ttl_ms=pin.ttl_s * _MS_PER_S)
 
 
 async def remove_pin(store: CasStore, pin: SnapshotPin) -> None:
-    """Remove a snapshot of one's own. Raises `SnapshotNotFound` and as `pin_new` does."""
+    """Remove a snapshot of this process. Raises `SnapshotNotFound` and as `pin_new` does."""
     await Snapshots(store).delete(pin.snapshot_id.hex())
 
 
@@ -112,7 +112,7 @@ async def check_living(store: CasStore, pin: SnapshotPin) -> None:
 async def open_view(
     store: CasStore, pin: SnapshotPin, *, tail_memory_bytes: int, all_versions: bool = False
 ) -> VisibleState:
-    """What the snapshot shows: with `tail_memory_bytes` of entries of the WAL, or fewer.
+    """Open the state of a snapshot, with at most `tail_memory_bytes` of entries of the WAL.
 
     Raises `SnapshotNotFound` when it is gone, `CorruptObject`, `IllegalState` and `StoreError`.
     """
@@ -129,8 +129,8 @@ async def open_view(
     except (ObjectNotFound, IllegalState, CorruptObject) as error:
         await _still_living(store, stored, pin, error)
         raise
-    # A slot that was collected could be filled again (F1): what was read counts if the snapshot
-    # has kept it until now.
+    # A collected slot could be filled again (F1): what was read is valid if the snapshot has kept
+    # it until now.
     await _living(store, stored, pin)
     runs = [SortedRun.of(info.level, [info]) for info in tree.l0]
     loads = [run for load in reversed(tail.loads) for run in load_tree(load).runs]
@@ -139,7 +139,7 @@ async def open_view(
 
 
 async def _living(store: CasStore, stored: StoredManifest, pin: SnapshotPin) -> Snapshot:
-    """The snapshot as it stands in a manifest that is read now. Raises `SnapshotNotFound`."""
+    """Return the snapshot in the current manifest, which is read now. Raises `SnapshotNotFound`."""
     current = await stored.refresh()
     found = find_snapshot(current, pin.snapshot_id)
     now_s = await store.reads.now_ms() / _MS_PER_S
@@ -151,7 +151,7 @@ async def _living(store: CasStore, stored: StoredManifest, pin: SnapshotPin) -> 
 async def _still_living(
     store: CasStore, stored: StoredManifest, pin: SnapshotPin, error: Exception
 ) -> None:
-    """Raise `SnapshotNotFound` because of `error` if that is why."""
+    """Raise `SnapshotNotFound` from `error` if the snapshot is gone."""
     try:
         await _living(store, stored, pin)
     except SnapshotNotFound as gone:

@@ -1,7 +1,7 @@
-"""What the WAL says that the levels of a snapshot do not: read once, where tasks are planned.
+"""Reads the WAL tail of a snapshot, which is not in its levels, once, where tasks are planned.
 
-It is kept in memory as far as that may go. Of objects beyond, only what every task has to know is
-read here, footer, index and committed loads, and tasks read the rest for themselves.
+Its entries are kept in memory up to a limit. Of further objects only the parts that every task
+needs are read here (footer, index and committed loads); tasks read the rest themselves.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from shalekv.store.cas import CasStore
 from shalekv_spark.scanning.scan_task import WalSlot
 
 PARALLEL_READS = 8
-SMALL_BYTES = 64 << 10  # an object of this size is read whole in any case
-END_BYTES = 16 << 10  # holds the footer unless its keys are long
+SMALL_BYTES = 64 << 10  # objects up to this size are always read whole
+END_BYTES = 16 << 10  # the end of an object that has the footer, unless its keys are long
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,17 @@ class UnreadSlot:
     """A WAL object that tasks read."""
 
     slot: WalSlot
-    first_key: bytes  # of all that it says about keys
+    first_key: bytes  # of all entries and range tombstones
     last_key: bytes  # empty: no bound
     blocks: Sequence[BlockWeight]  # of its points
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What stands in the WAL objects of a snapshot."""
+    """The contents of the WAL objects of a snapshot."""
 
-    seq: int  # the last of them, or of the levels
-    logical_time_ms: int  # the latest of them, or of the levels
+    seq: int  # the greatest, those of the levels included
+    logical_time_ms: int  # the latest, that of the levels included
     rows: Columns = NO_ROWS  # by key, and versions of one key newest first
     ranges: RangeTombstones = NONE
     loads: Sequence[CommittedLoad] = ()  # oldest first
@@ -58,27 +58,27 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was read of a WAL object."""
+    """The parts of a WAL object that were read."""
 
     wal_id: int
     size_bytes: int
     footer: Footer
     index: BlockIndex
     control: Sequence[Entry]
-    sst: Sst | None  # None: only that
+    sst: Sst | None  # the whole object; None: it was not read
 
 
 async def read_tail(
     store: CasStore, manifest: Manifest, *, memory_bytes: int, all_versions: bool
 ) -> Tail:
-    """The WAL of the snapshot that pins `manifest`: `memory_bytes` of entries are kept, no more.
+    """Read the WAL of the snapshot that pins `manifest`; keep at most `memory_bytes` of entries.
 
-    Of each key the newest version, or `all_versions`. Raises `IllegalState` when an object is
-    missing or out of order, `CorruptObject`, `ObjectNotFound` and `StoreError`.
+    The newest version of each key is kept, or `all_versions`. Raises `IllegalState` when an object
+    is missing or out of order, `CorruptObject`, `ObjectNotFound` and `StoreError`.
     """
     last = manifest.wal_id_last_seen
     slots = range(manifest.first_uncompacted_wal_id, 0 if last is None else last + 1)
-    collected = _Collected(manifest, memory_bytes, all_versions=all_versions)
+    collected = _TailBuilder(manifest, memory_bytes, all_versions=all_versions)
     if not slots:
         return collected.tail()
     sizes = await _sizes(store, slots)
@@ -92,9 +92,9 @@ async def read_tail(
         while reading and failure is None:
             found = await reading.popleft()
             for wal_id in islice(unread, 1):
-                room_bytes = collected.room_bytes
+                budget_bytes = collected.budget_bytes
                 reading.append(
-                    tasks.create_task(_read(store, manifest, wal_id, sizes[wal_id], room_bytes))
+                    tasks.create_task(_read(store, manifest, wal_id, sizes[wal_id], budget_bytes))
                 )
             try:
                 if isinstance(found, ShaleError):
@@ -109,11 +109,11 @@ async def read_tail(
     return collected.tail()
 
 
-class _Collected:
-    """What has been read so far, oldest objects first."""
+class _TailBuilder:
+    """Builds a `Tail` from WAL objects, oldest first."""
 
     def __init__(self, manifest: Manifest, memory_bytes: int, *, all_versions: bool) -> None:
-        self.room_bytes = memory_bytes
+        self.budget_bytes = memory_bytes
         self._all_versions = all_versions
         self._seq = manifest.last_compacted_seq
         self._logical_time_ms = manifest.logical_time_ms
@@ -145,10 +145,10 @@ class _Collected:
             + contents.value_bytes
             + ENTRY_OVERHEAD_BYTES * contents.bounded_count
         )
-        if found.sst is None or held_bytes > self.room_bytes:
-            self._leave(found)
+        if found.sst is None or held_bytes > self.budget_bytes:
+            self._leave_unread(found)
             return
-        self.room_bytes -= held_bytes
+        self.budget_bytes -= held_bytes
         self._ranges = self._ranges.with_added(found.sst.range_tombstones())
         # Versions of a key come newest first, and objects oldest first.
         newest: dict[bytes, Entry] = {}
@@ -161,15 +161,15 @@ class _Collected:
             self._older += [self._newest[key] for key in newest if key in self._newest]
         self._newest |= newest
 
-    def _leave(self, found: _Found) -> None:
-        """Tasks read this one."""
+    def _leave_unread(self, found: _Found) -> None:
+        """Leave an object to be read by tasks."""
         contents, index = found.footer.contents, found.index
         blocks = [*weights(index, index.blocks_of(Section.POINTS))]
         slot = WalSlot(found.wal_id, found.size_bytes)
         self._unread.append(UnreadSlot(slot, contents.first_key, contents.last_key, blocks))
 
     def tail(self) -> Tail:
-        """All of it."""
+        """Return the tail of all added objects."""
         entries = [*self._newest.values(), *self._older]
         entries.sort(key=attrgetter("seq"), reverse=True)
         entries.sort(key=itemgetter(0))
@@ -184,7 +184,7 @@ class _Collected:
 
 
 async def _sizes(store: CasStore, slots: range) -> Mapping[int, int]:
-    """The sizes of the objects in these slots. Raises `IllegalState` when one is missing."""
+    """List the sizes of the objects in these slots. Raises `IllegalState` when one is missing."""
     start_after = wal_name(slots.start - 1) if slots.start else ""
     sizes: dict[int, int] = {}
     async for info in store.reads.list(WAL_FOLDER, start_after=start_after):
@@ -202,11 +202,14 @@ async def _sizes(store: CasStore, slots: range) -> Mapping[int, int]:
 
 
 async def _read(
-    store: CasStore, manifest: Manifest, wal_id: int, size_bytes: int, room_bytes: int
+    store: CasStore, manifest: Manifest, wal_id: int, size_bytes: int, budget_bytes: int
 ) -> _Found | ShaleError:
-    """One object, whole if it may fit; or why it cannot be read, which is told in its turn."""
+    """Read one object, whole if it may fit.
+
+    Returns an error instead of raising it: it is raised when the objects before have been added.
+    """
     try:
-        if size_bytes > max(room_bytes, SMALL_BYTES):
+        if size_bytes > max(budget_bytes, SMALL_BYTES):
             return await _read_end(store, manifest.database_id, wal_id, size_bytes)
         name = wal_name(wal_id)
         data = (await store.reads.get(name)).data
@@ -218,7 +221,7 @@ async def _read(
 
 
 async def _read_end(store: CasStore, database_id: bytes, wal_id: int, size_bytes: int) -> _Found:
-    """Footer, index and committed loads of a large object."""
+    """Read footer, index and committed loads of a large object."""
     name, reads = wal_name(wal_id), store.reads
     end = await reads.get_range(name, -END_BYTES, END_BYTES)
     needed = needed_tail(name, end, size_bytes)
