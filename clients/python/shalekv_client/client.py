@@ -359,7 +359,7 @@ class Client(DataCalls, IngestCalls, SnapshotCalls, AsyncCloseable):
         at: At = None,
         resumable: bool | None = None,
     ) -> Scan:
-        """Scan the entries from `start` to `end` (exclusive), or those whose keys have a `prefix`.
+        """Scan the entries from `start` to `end` (exclusive), or whose keys have `prefix`.
 
             async for entry in client.scan(prefix=b"user/"):
                 print(entry.key, entry.value)

@@ -157,7 +157,7 @@ def too_large(address: str, method: str, size_bytes: int, message_bytes_max: int
 
 def not_an_answer(address: str, method: str) -> ShaleKVError:
     """Return the error for a reply that does not fit the request."""
-    message = f"the server's answer is not one to {method}"
+    message = f"the server's reply does not fit {method}"
     return errors.ServerFailed(ErrorDetails(address, "INTERNAL", message))
 
 

@@ -6,7 +6,7 @@ only when that is harmless: reads, and writes with an idempotency key, which is 
 attempts and all servers. A fenced writer is not asked again, since it never serves again.
 
 A client of one server can only ask that server again (`RetryPolicy`, `may_repeat`). With several
-servers, a call goes on at another one when that may help (`next_attempt`): a write at the server
+servers, a call continues at another one when that may help (`next_attempt`): a write at the server
 that is the writer now, a read at any server that was not asked yet.
 
 No function here does I/O: errors in, decisions out. `IdempotencyKeys` makes the keys of writes.

@@ -50,7 +50,7 @@ _PLACES = {
     "bulk_load": "loading.load",
     "compact": "compaction.compact",
     "export_parquet": "scanning.export",
-    "import_parquet": "loading.importing",
+    "import_parquet": "loading.load",
     "pin": "scanning.pinning",
     "register": "formats",
     "release": "scanning.frames",

@@ -1,4 +1,4 @@
-"""Operations of one client travel together, and each is its caller's alone."""
+"""Operations of one client are sent together, and each result goes to its own caller."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def coalescing(
 
 
 async def test_concurrent_operations_share_a_message(client: Client, server: DictServer) -> None:
-    """What is asked for in one turn of the loop goes into one message, and each gets its own."""
+    """Operations of one turn of the loop go into one message, and each gets its own result."""
     puts = [client.put(b"%d" % n, b"v%d" % n) for n in range(100)]
     commits = await asyncio.gather(*puts)
     assert sorted(commit.seq for commit in commits) == list(range(1, 101))
@@ -84,7 +84,7 @@ async def test_one_cancelled_caller_harms_no_other(client: Client, server: DictS
 
 
 async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) -> None:
-    """When a session breaks, what it had not answered fails as unknown, each by its own error."""
+    """When a session breaks, its unanswered operations fail as unknown, each with its own error."""
     server.state.failures.append(bare(CODE.UNAVAILABLE))
     async with Client(server.address, retry=ONCE) as client:
         puts = (client.put(b"%d" % n, b"") for n in range(10))
@@ -96,7 +96,7 @@ async def test_broken_session_leaves_all_outcomes_unknown(server: DictServer) ->
 
 
 async def test_deadline_of_what_is_sent_is_unknown(client: Client, server: DictServer) -> None:
-    """An operation that is not answered in time may have been applied; the session goes on."""
+    """A sent operation without an answer in time may have been applied; the session continues."""
     server.state.failures.append(silent())
     late = client.put(b"late", b"", timeout_ms=1_000)
     failed, found = await asyncio.gather(late, client.get(b"k"), return_exceptions=True)
@@ -106,14 +106,14 @@ async def test_deadline_of_what_is_sent_is_unknown(client: Client, server: DictS
 
 
 async def test_a_deadline_may_be_far_away(client: Client) -> None:
-    """However long an operation may take, it fits into a message, and disturbs no other."""
+    """A very long timeout fits into a message, and does not disturb other operations."""
     endless = client.put(b"a", b"", timeout_ms=2**40)
     first, second = await asyncio.gather(endless, client.put(b"b", b""))
     assert {first.seq, second.seq} == {1, 2}
 
 
 async def test_deadline_of_what_is_not_sent_is_certain(server: DictServer) -> None:
-    """An operation for which there was no room in time was not applied, and is not sent later."""
+    """An operation that could not be sent in time was not applied, and is not sent later."""
     server.state.failures.append(silent())
     async with coalescing(server, bytes_max=150) as coalescer:
         first = asyncio.ensure_future(coalescer.call(operations.put(b"a", bytes(100)), 60_000))
@@ -128,7 +128,7 @@ async def test_deadline_of_what_is_not_sent_is_certain(server: DictServer) -> No
 
 
 async def test_too_large_operations_are_refused_here(server: DictServer) -> None:
-    """What does not fit into a message is refused before it is sent, and tells its size."""
+    """An operation that does not fit into a message is refused before it is sent, with its size."""
     async with Client(server.address, message_bytes_max=1_000) as client:
         with pytest.raises(InvalidRequest, match="at most 1000"):
             await client.put(b"k", bytes(1_000))
@@ -138,7 +138,7 @@ async def test_too_large_operations_are_refused_here(server: DictServer) -> None
 
 @pytest.mark.parametrize("limits", [{"message_count_max": 3}, {"message_bytes_max": 64 << 10}])
 async def test_smaller_limits_of_a_server_are_found(limits: dict[str, int]) -> None:
-    """A server that accepts smaller messages than usual gets them, and nothing is lost by it."""
+    """A server that accepts smaller messages than usual gets them, and no operation is lost."""
     async with DictServer(**limits) as server, Client(server.address, retry=QUICK) as client:
         for _ in range(2):
             await asyncio.gather(*(client.put(b"%d" % n, bytes(10_000)) for n in range(100)))
@@ -149,7 +149,7 @@ async def test_smaller_limits_of_a_server_are_found(limits: dict[str, int]) -> N
 async def test_unimplemented_sessions_are_not_tried_again(
     client: Client, server: DictServer
 ) -> None:
-    """A server that says that it has no sessions is not asked for one with every call."""
+    """A server without sessions is not asked for one with every call."""
     server.state.session_failures.append(bare(CODE.UNIMPLEMENTED, "KV.Session"))
     for n in range(5):
         await client.put(b"%d" % n, b"")
@@ -168,7 +168,7 @@ async def test_unimplemented_sessions_are_not_tried_again(
 async def test_session_that_is_turned_away_was_not_applied(
     server: DictServer, error: ServerStopping, kind: type[NotApplied]
 ) -> None:
-    """When a server turns a session away, nothing of it was applied, and callers are told so."""
+    """When a server refuses a session, its operations fail as not applied."""
     server.state.session_failures.append(refusing(error))
     async with Client(server.address, retry=ONCE) as client:
         with pytest.raises(kind):
@@ -177,7 +177,7 @@ async def test_session_that_is_turned_away_was_not_applied(
 
 
 async def test_status_is_not_lost_to_a_write(server: DictServer) -> None:
-    """A server that turns a session away while much is being written is understood every time."""
+    """The status with which a server refuses a session is found even while messages are written."""
     value = bytes(200_000)
     async with Client(server.address, retry=ONCE) as client:
         for _ in range(30):
@@ -189,7 +189,7 @@ async def test_status_is_not_lost_to_a_write(server: DictServer) -> None:
 
 
 async def test_old_streams_are_left(server: DictServer) -> None:
-    """After its time a stream is left for a new one, and ends when nobody waits on it."""
+    """A stream is replaced after its time, and ends when no caller waits for an answer on it."""
     server.state.failures.append(silent())
     async with coalescing(server, stream_age_s=0.02) as coalescer:
         waiting = asyncio.ensure_future(coalescer.call(operations.put(b"a", b""), 60_000))
@@ -203,7 +203,7 @@ async def test_old_streams_are_left(server: DictServer) -> None:
 
 
 async def test_idle_clients_hold_no_stream(server: DictServer) -> None:
-    """A stream on which nothing is asked for ends by itself."""
+    """A stream without operations ends by itself."""
     async with coalescing(server, stream_age_s=0.02) as coalescer:
         await coalescer.call(operations.get(b"k"), 60_000)
         await server.state.session_ends.acquire()
@@ -214,7 +214,7 @@ async def test_idle_clients_hold_no_stream(server: DictServer) -> None:
 
 @pytest.mark.parametrize("coalesce", [True, False])
 async def test_closed_clients_say_so(server: DictServer, *, coalesce: bool) -> None:
-    """After closing, each method raises an error that says so; closing again does nothing."""
+    """After closing, each method raises `ClientClosed`; closing again does nothing."""
     client = Client(server.address, coalesce=coalesce)
     await client.put(b"k", b"v")
     await client.close()
@@ -228,7 +228,7 @@ async def test_closed_clients_say_so(server: DictServer, *, coalesce: bool) -> N
 
 @pytest.mark.parametrize("coalesce", [True, False])
 async def test_closing_ends_what_is_under_way(server: DictServer, *, coalesce: bool) -> None:
-    """A call under way when its client is closed fails, and its outcome is unknown."""
+    """A call that is under way when its client is closed fails, with an unknown outcome."""
     server.state.failures.append(silent())
     client = Client(server.address, coalesce=coalesce)
     put = asyncio.ensure_future(client.put(b"k", b"v"))
@@ -239,7 +239,7 @@ async def test_closing_ends_what_is_under_way(server: DictServer, *, coalesce: b
 
 
 class Forgetful(ServerState):
-    """A server that leaves the counters out of its replies."""
+    """A server that omits the counters in its replies."""
 
     def answer(self, request: Message) -> Message:
         reply = super().answer(request)
@@ -252,7 +252,7 @@ class Forgetful(ServerState):
 async def test_replies_that_are_no_answers_are_failures(
     server: DictServer, *, coalesce: bool
 ) -> None:
-    """A server that answers an add without a counter has failed; others get their answers."""
+    """An add without a counter in its reply fails; other operations get their results."""
     server.state = Forgetful()
     async with Client(server.address, coalesce=coalesce) as client:
         added, put = await asyncio.gather(
@@ -260,4 +260,4 @@ async def test_replies_that_are_no_answers_are_failures(
         )
     assert isinstance(put, Commit)
     assert isinstance(added, ServerFailed)
-    assert "not one to Write" in str(added)
+    assert "does not fit Write" in str(added)

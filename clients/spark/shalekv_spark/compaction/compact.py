@@ -72,9 +72,8 @@ def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
     Raises `InvalidSetting`, `InvalidUrl`, `InvalidRequest` and `DatabaseNotFound` before anything
     is done; `ManifestConflict` when another such job runs, or an input has been merged by another
     process; `LeaseLost`, `Superseded` (with `include_wal`), `PartFailed` when a task has failed too
-    often, `CorruptObject` and `StoreError`. After these nothing was published, except that after an
-    error of the store while publishing the outcome is unknown; the files that were written are left
-    to the collector.
+    often, `CorruptObject` and `StoreError`. After these nothing was published (unknown after an
+    error of the store while publishing), and the files that were written are left to the collector.
     """
     place = Place.of(url, store)
     settings = CompactSettings(

@@ -207,7 +207,7 @@ class FeedLog:
         if first in sizes:
             wanted = offset.last_write_id
             if wanted and await self._write_id(first, sizes[first]) not in (b"", wanted):
-                raise self._older_state(offset, "another object stands before that")
+                raise self._older_state(offset, "the object before that is another one")
         elif offset.wal_id and first >= manifest.first_uncompacted_wal_id:
             raise self._older_state(offset, "its log ends before that")
         return manifest.writer_epoch

@@ -190,8 +190,10 @@ class Committer:
                 if isinstance(error, Fenced) and self._writer == OPEN:
                     raise  # two processes with `OPEN` would fence each other again and again
                 if left_s <= _PAUSE_S:
-                    message = f"load {load_id!r}: {error}. Nobody has said what became of it: run "
-                    message += "the load again with the same load_id; if it stands, nothing happens"
+                    message = (
+                        f"load {load_id!r}: {error}. It may be committed or not: run the load "
+                    )
+                    message += "again with the same load_id, which does nothing if it is committed"
                     raise OutcomeUnknown(message) from error
                 log.warning("a commit is repeated", load_id=load_id, error=str(error))
                 await self._pause(is_fenced=isinstance(error, Fenced))
@@ -238,9 +240,9 @@ def _shown(addresses: Sequence[str]) -> str:
 
 def _unreachable(addresses: Sequence[str], error: Exception) -> InvalidSetting:
     message = (
-        f"writer: nobody answers at {_shown(addresses)} ({error}). If the database is served "
-        f"elsewhere, pass writer='HOST:PORT'; if nobody serves it, pass writer='{OPEN}': the load "
-        "is then committed by opening the database, which ends a writer that still lives"
+        f"writer: no server answers at {_shown(addresses)} ({error}). If the database is served "
+        f"elsewhere, pass writer='HOST:PORT'; if it is not served, pass writer='{OPEN}': the load "
+        "is then committed by opening the database, which ends a writer that is still running"
     )
     return InvalidSetting(message)
 

@@ -98,7 +98,7 @@ def check_name(name: str) -> None:
         problem = f"{length} bytes, and the name of a stream has {most} at most"
         raise InvalidRequest("name", problem)
     if not name.isprintable() or "/" in name:
-        raise InvalidRequest("name", f"{name!r} holds what is not to be printed, or a slash")
+        raise InvalidRequest("name", f"{name!r} has a character that is not printable, or a slash")
 
 
 def _default_checkpoint(session: SparkSession, name: str) -> str:

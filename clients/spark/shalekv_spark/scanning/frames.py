@@ -88,7 +88,7 @@ class WatchedTable:
         """
         if not self._references:
             return True
-        if self._spark.sparkContext._jsc is None:  # noqa: SLF001 - as Spark itself tells it
+        if self._spark.sparkContext._jsc is None:  # noqa: SLF001 - as Spark itself checks it
             return False
         try:
             return not all(each.refersTo(None) for each in self._references)
