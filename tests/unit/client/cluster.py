@@ -24,7 +24,7 @@ READS = (kv_pb2.GetRequest, kv_pb2.BatchGetRequest)
 
 
 class MemberState(ServerState):
-    """What one server has, and what it says of itself."""
+    """The state of one server, and what it reports of itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class MemberState(ServerState):
         return super().answer(request)
 
     def check_reader(self, request: Message, header: kv_pb2.RequestHeader) -> None:
-        """Raises `Failed` for what a reader does not answer."""
+        """Raise `Failed` for a call that a reader does not answer."""
         is_read = isinstance(request, (*READS, kv_pb2.ScanRequest))
         if not is_read or header.read_level > kv_pb2.READ_LEVEL_COMMITTED:
             self.begin(request)
@@ -76,7 +76,7 @@ class MemberState(ServerState):
             raise Failed(self.unmet or refusing(behind))
 
     def admit(self, request: kv_pb2.ScanRequest) -> None:
-        """Raises `Failed` for a scan that a reader does not answer."""
+        """Raise `Failed` for a scan that a reader does not answer."""
         self.follow()
         if self.role == kv_pb2.ROLE_READER:
             self.check_reader(request, request.header)
@@ -86,7 +86,7 @@ class MemberState(ServerState):
             self.data, self.seq = self.source.data, self.source.seq
 
     def lag(self, *, silently: bool = True) -> None:
-        """Apply nothing more; who waits for a later commit waits for ever, or is told."""
+        """Apply nothing more; requests for a later commit wait for ever, or are refused."""
         self.follow()
         self.source = None
         self.unmet = silent() if silently else None
@@ -127,7 +127,7 @@ class Cluster:
         self.readers: list[Member] = []
 
     async def add(self) -> Member:
-        """A running server with no data, which calls itself the writer."""
+        """Add a running server with no data, which reports itself as the writer."""
         return await self._stack.enter_async_context(Member(self.snapshots))
 
     async def begin(self, readers: int) -> None:
@@ -145,7 +145,7 @@ class Cluster:
             reader.state.writer_address = writer.address
 
     async def take_over(self) -> Member:
-        """A new writer with the data of the old one, which nobody has told of yet."""
+        """Add a new writer with the data of the old one, which no server has reported yet."""
         old, new = self.writer.state, await self.add()
         new.state.data, new.state.seq = dict(old.data), old.seq + (1 << 32)
         new.state.replies, new.state.loads = dict(old.replies), dict(old.loads)

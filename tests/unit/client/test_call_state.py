@@ -1,4 +1,4 @@
-"""What becomes of a call whose attempts fail, and what each failure means, without servers."""
+"""The state of a call whose attempts fail, and where the next attempt goes, without servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def state(target: CallTarget) -> CallState:
     ],
 )
 def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:
-    """Once an attempt may have been applied, whoever turns a repeat away says nothing of it."""
+    """Once an attempt may have been applied, the refusal of a repeat does not settle the
+    outcome.
+    """
     lost, refusal = error(errors.ConnectionLost), error(kind)
     write = state(REPEATABLE_WRITE)
     write.note(HERE, lost)
@@ -59,9 +61,9 @@ def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -
 
 
 def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
-    """A write that timed out there is not sent again in the moment that is left.
-
-    It is where attempts have times of their own; silence afterwards says less.
+    """A write that timed out at its server is not sent again in the moment that is left,
+    unless attempts have timeouts of their own; a later timeout does not replace the
+    server's reason.
     """
     told = error(errors.DeadlineExceeded, "WRITE_TIMED_OUT", code="DEADLINE_EXCEEDED")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
@@ -77,8 +79,8 @@ def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
 
 
 def test_silence_after_a_reason_tells_that_reason() -> None:
-    """A read raises it. A write may have been applied by the last attempt: it stays unknown, and
-    says both.
+    """After a timeout, a read raises the earlier reason of a server. A write stays unknown,
+    since its last attempt may have been applied, and its message has both.
     """
     told = error(errors.NotApplied, "STORE_UNAVAILABLE")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
@@ -93,7 +95,7 @@ def test_silence_after_a_reason_tells_that_reason() -> None:
 
 
 def test_answer_about_the_write_settles_it() -> None:
-    """A server that has looked at the key knows what became of the attempts before."""
+    """An answer of a server that has checked the idempotency key settles the earlier attempts."""
     failed = error(errors.ConditionFailed)
     write = state(REPEATABLE_WRITE)
     write.note(HERE, error(errors.ConnectionLost))
@@ -101,7 +103,9 @@ def test_answer_about_the_write_settles_it() -> None:
 
 
 def test_reader_that_was_behind_says_more_than_silence() -> None:
-    """When a read ends without any answer, what a reader has said of itself is raised."""
+    """A read that ends without an answer raises that a reader was too far behind, if one
+    said so.
+    """
     stale, gone = error(errors.TooStale, "TOO_STALE"), error(errors.Unreachable)
     read = state(READ)
     read.note(HERE, stale)
@@ -113,7 +117,9 @@ def test_reader_that_was_behind_says_more_than_silence() -> None:
 
 
 def test_rounds_are_counted_and_begin_anew() -> None:
-    """Each delay begins another round, in which every server may be asked; then it is over."""
+    """Each delay begins another round, in which every server may be asked, up to the limit
+    of rounds.
+    """
     read = state(READ)
     gone = error(errors.Unreachable)
     delays = []
@@ -130,7 +136,7 @@ def test_rounds_are_counted_and_begin_anew() -> None:
 
 
 def test_lone_server_is_asked_again_as_the_policy_says() -> None:
-    """Without a choice, what does harm or helps nothing is not repeated at the same server."""
+    """A sole server is not asked again when a repeat is unsafe or useless."""
     for kind, target, is_repeated in (
         (errors.Unreachable, READ, True),
         (errors.Unreachable, REPEATABLE_WRITE, True),
@@ -144,7 +150,9 @@ def test_lone_server_is_asked_again_as_the_policy_says() -> None:
 
 
 def test_policy_of_the_client_decides_what_a_read_may_do() -> None:
-    """A read that the policy sends to the writer is judged as all that only the writer answers."""
+    """A read that the policy sends to the writer is treated as a call that only the writer
+    answers.
+    """
     read = CallState(READ, WRITER, POLICY)
     read.note(HERE, error(errors.Overloaded))
     assert read.next_attempt is FINAL
@@ -188,7 +196,7 @@ def test_where_the_next_attempt_goes(
     repeatable_write: NextAttempt,
     write: NextAttempt,
 ) -> None:
-    """A read goes on at any server that may serve it, a write where it is and does no harm."""
+    """A read continues at any server that may serve it, a write where a repeat is safe."""
     failed = error(kind, code=code, retry_after_ms=5)
     assert next_attempt(failed, BY_POLICY, is_repeatable=True) is read
     assert next_attempt(failed, WRITER, is_repeatable=True) is repeatable_write
@@ -196,14 +204,14 @@ def test_where_the_next_attempt_goes(
 
 
 def test_overload_without_advice_sends_only_reads_elsewhere() -> None:
-    """A write that was refused for good stays refused; a read may find room at another server."""
+    """An overload without advice ends a write, and sends a read to another server."""
     full = error(errors.Overloaded, code="RESOURCE_EXHAUSTED")
     assert next_attempt(full, BY_POLICY, is_repeatable=True) is OTHER
     assert next_attempt(full, WRITER, is_repeatable=True) is FINAL
 
 
 def test_attempts_get_more_time_each_round() -> None:
-    """The time doubles, ends at the deadline, and is never nothing."""
+    """The timeout of attempts doubles, ends at the deadline, and is never 0."""
     assert [attempt_ms(5_000, 1_000, number) for number in (1, 2, 3, 4)] == [1000, 2000, 4000, 5000]
     assert attempt_ms(-3.0, 1_000, 1) == 1.0
     assert attempt_ms(5_000, 1_000, 10_000) == 5_000

@@ -1,4 +1,4 @@
-"""Every call of the client does what it says, over a real socket."""
+"""Every call of the client does what its documentation says, over a real socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def filled(client: Client, count: int) -> list[bytes]:
 
 
 async def test_batch_counts_what_it_was_made_from() -> None:
-    """A batch made from changes is the same as one that they were added to."""
+    """A batch made from changes equals one to which they were added."""
     changes: list[Change] = [
         Put(b"a", b"12", ttl_ms=5),
         Delete(b"b"),
@@ -41,7 +41,7 @@ async def test_batch_counts_what_it_was_made_from() -> None:
 
 
 async def test_scan_can_be_read_by_messages(client: Client) -> None:
-    """`read` returns the entries as they came together, and none at the end."""
+    """`read` returns the entries of one message, and none at the end."""
     await filled(client, 7)
     scan = client.scan()
     assert (await anext(scan)).key == b"k00"
@@ -49,7 +49,7 @@ async def test_scan_can_be_read_by_messages(client: Client) -> None:
 
 
 async def test_status_is_typed(client: Client) -> None:
-    """The status tells of process, writer, memtable and manifest; what is not set is None."""
+    """The status has process, writer, memtable and manifest; parts that are not set are None."""
     await filled(client, 3)
     status = await client.status()
     assert (status.version, status.url, status.uptime_ms) == ("0.0.7", "memory://dict", 90_061_000)
@@ -60,7 +60,7 @@ async def test_status_is_typed(client: Client) -> None:
 
 
 async def test_stats_are_typed(client: Client, server: DictServer) -> None:
-    """Every kind has a number; what a newer server may add is left out."""
+    """Every kind of request has a number; kinds that a newer server adds are ignored."""
     process = admin_pb2.ProcessRequests(role="collector", uptime_ms=60_000)
     process.requests.add(kind=admin_pb2.REQUEST_KIND_LIST, requests=7)
     process.requests.add(kind=99, requests=1)  # of a newer server
@@ -76,7 +76,7 @@ async def test_stats_are_typed(client: Client, server: DictServer) -> None:
 
 
 async def test_large_messages_pass(client: Client) -> None:
-    """Values over gRPC's usual limit of 4 MiB go both ways."""
+    """Values above gRPC's usual limit of 4 MiB are sent and received."""
     value = b"x" * (5 * 1024 * 1024)
     await client.put(b"large", value)
     found = await client.get(b"large")
@@ -98,18 +98,20 @@ async def test_large_messages_pass(client: Client) -> None:
     ],
 )
 async def test_address_must_be_host_and_port(address: str) -> None:
-    """What is not HOST:PORT is refused at once; gRPC would take some of it for something else."""
+    """An address that is not HOST:PORT is refused at once; gRPC would accept some as
+    another one.
+    """
     with pytest.raises(ValueError, match="address is HOST:PORT"):
         Client(address)
 
 
 async def test_timeout_must_be_positive(client: Client) -> None:
-    """A call with no time at all is refused before it is sent."""
+    """A call with a timeout of 0 is refused before it is sent."""
     with pytest.raises(ValueError, match="timeout_ms"):
         await client.get(b"k", timeout_ms=0)
 
 
 def test_clients_belong_to_a_running_loop() -> None:
-    """A client made where no event loop runs is refused, and not bound to some other loop."""
+    """A client that is created without a running event loop is refused."""
     with pytest.raises(RuntimeError, match="no running event loop"):
         Client("127.0.0.1:7654")

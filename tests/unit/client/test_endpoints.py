@@ -1,4 +1,4 @@
-"""Which server is asked next, and when a second one: decisions without servers."""
+"""The choice of the next server, and of a second one for hedging, without servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def at(endpoints: Endpoints, address: str) -> Endpoint:
 
 
 def test_lone_server_is_asked_for_everything() -> None:
-    """With one address there is no choice until it says that it is a reader."""
+    """With one address there is no choice until the server reports that it is a reader."""
     endpoints = Endpoints(["a:1"])
     (only,) = endpoints
     assert endpoints.sole is only
@@ -45,14 +45,14 @@ def test_lone_server_is_asked_for_everything() -> None:
 
 
 def test_reads_take_turns_at_the_readers() -> None:
-    """Each reader gets its share, and the writer nothing as long as a reader serves."""
+    """Each reader gets its share of reads, and the writer none as long as a reader serves."""
     endpoints, readers = known(3)
     counts = Counter(endpoints.choose(READ, 0.5) for _ in range(30))
     assert counts == dict.fromkeys(readers, 10)
 
 
 def test_reads_fall_back_to_the_writer() -> None:
-    """When every reader was tried, or is passed over, the writer is asked; then nobody."""
+    """When every reader was tried, or is avoided, the writer is asked; after it none."""
     endpoints, readers = known(2)
     writer = endpoints.writer
     assert endpoints.choose(READ, 0.5, set(readers)) is writer
@@ -63,7 +63,7 @@ def test_reads_fall_back_to_the_writer() -> None:
 
 
 def test_failures_in_a_row_are_avoided_longer() -> None:
-    """The time doubles up to a limit, and an answer ends it."""
+    """The time to avoid a server doubles up to a limit, and an answer ends it."""
     endpoints, (reader,) = known(1)
     times = []
     for _ in range(8):
@@ -76,7 +76,7 @@ def test_failures_in_a_row_are_avoided_longer() -> None:
 
 
 def test_nearest_is_whoever_answers_soonest() -> None:
-    """Those not measured yet come first; then the least latency, and others now and then."""
+    """Servers without a measurement come first; then the least latency, and others now and then."""
     endpoints, (near, far) = known(2, nearest_first=True)
     writer = at(endpoints, "w:1")
     assert endpoints.choose(READ, 0.0) in (near, far, writer)
@@ -90,7 +90,7 @@ def test_nearest_is_whoever_answers_soonest() -> None:
 
 
 def test_latency_follows_what_is_measured() -> None:
-    """A new measurement moves it by a fifth; one that was given up can only make it worse."""
+    """A measurement moves the latency by a fifth; a read that was given up can only increase it."""
     endpoints, (reader,) = known(1)
     endpoints.answered(reader, 10.0)
     endpoints.answered(reader, 20.0)
@@ -102,7 +102,7 @@ def test_latency_follows_what_is_measured() -> None:
 
 
 def test_greatest_epoch_is_the_writer() -> None:
-    """A server that calls itself the writer under an epoch that is over is not believed."""
+    """A server that reports itself as the writer under an old epoch is not believed."""
     endpoints = Endpoints(["old:1", "new:1", "r:1"])
     old, new, reader = endpoints
     endpoints.note_role(old, Role.WRITER, 7)
@@ -116,7 +116,7 @@ def test_greatest_epoch_is_the_writer() -> None:
 
 
 def test_refusal_can_tell_of_a_newer_epoch() -> None:
-    """A fenced writer is believed no more, from the moment when it tells what has fenced it."""
+    """A fenced writer is not the writer any more once it reports the newer epoch."""
     endpoints, _ = known(1)
     endpoints.note_newer_epoch(7)
     assert endpoints.writer is not None
@@ -125,9 +125,8 @@ def test_refusal_can_tell_of_a_newer_epoch() -> None:
 
 
 def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
-    """An address that a reader tells is no server for reads, and forgotten if it is not the writer.
-
-    Those of the user stay.
+    """A reported address is not read from, and is dropped if the writer is not there; those
+    of the user stay.
     """
     endpoints, readers = known(2)
     told = endpoints.add_reported("new:1")
@@ -142,7 +141,7 @@ def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
 
 
 def test_address_of_the_user_is_preferred_for_the_same_writer() -> None:
-    """A writer that is known by two addresses stays at the one that the user gave."""
+    """A writer that is known by two addresses keeps the one that the user gave."""
     endpoints, _ = known(1)
     endpoints.note_role(endpoints.add_reported("127.0.0.1:1"), Role.WRITER, 7)
     assert endpoints.writer is at(endpoints, "w:1")
@@ -173,7 +172,7 @@ def failure(kind: type[ShaleKVError]) -> ShaleKVError:
 
 
 async def test_first_answer_ends_the_other() -> None:
-    """Whoever answers first is believed; the other one is cancelled."""
+    """The first answer counts, and the other attempt is cancelled."""
     for first_wins in (True, False):
         first, second = Asked(), Asked()
         asking = asyncio.create_task(first_answer(first.ask(), second.ask, AT_ONCE_S))
@@ -185,7 +184,7 @@ async def test_first_answer_ends_the_other() -> None:
 
 
 async def test_failure_in_time_is_not_hedged() -> None:
-    """What fails at once is told at once: failover is for others."""
+    """A failure before the hedging delay is raised at once, without a second attempt."""
     first, second = Asked(), Asked()
     first.answer.set_exception(failure(Stopping))
     with pytest.raises(Stopping):
@@ -194,7 +193,7 @@ async def test_failure_in_time_is_not_hedged() -> None:
 
 
 async def test_one_failure_leaves_the_other() -> None:
-    """When one of two fails, the other one's answer counts; when both do, the last error."""
+    """When one of two attempts fails, the other's answer counts; when both fail, the last error."""
     for number in (0, 1):
         both = Asked(), Asked()
         asking = asyncio.create_task(first_answer(both[0].ask(), both[1].ask, AT_ONCE_S))
@@ -215,7 +214,7 @@ async def test_one_failure_leaves_the_other() -> None:
 
 
 async def test_cancelled_caller_leaves_nothing_behind() -> None:
-    """When the caller is cancelled, both questions are."""
+    """When the caller is cancelled, both attempts are cancelled."""
     first, second = Asked(), Asked()
     asking = asyncio.create_task(first_answer(first.ask(), second.ask, AT_ONCE_S))
     await second.is_asked.wait()

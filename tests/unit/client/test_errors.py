@@ -1,4 +1,4 @@
-"""Errors of the client: the published table, and whether a mutation may have been applied."""
+"""The client's errors: the published table, and whether a mutation may have been applied."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def failed_put(
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
 def test_client_knows_the_servers_table(kind: type[server_errors.ShaleError]) -> None:
-    """For every row of the server's table the client concludes what the server publishes."""
+    """For every row of the server's table the client raises the published error."""
     found = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
     assert found.reason == kind.reason
     assert isinstance(found, NotApplied) == (TABLE[kind].applied is Applied.NO)
@@ -76,7 +76,7 @@ def test_client_knows_the_servers_table(kind: type[server_errors.ShaleError]) ->
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
 def test_operations_fail_as_calls_do(kind: type[server_errors.ShaleError]) -> None:
-    """An operation of a session that fails raises the error that the same call would raise."""
+    """A failed operation of a session raises the error that the same unary call would raise."""
     number: int = TABLE[kind].code.value[0]
     failure = kv_pb2.OperationError(code=number, message="what happened", reason=kind.reason)
     told = error_of_operation("here:1", failure)
@@ -86,7 +86,7 @@ def test_operations_fail_as_calls_do(kind: type[server_errors.ShaleError]) -> No
 
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
 def test_operations_without_a_reason_are_judged_as_bare_calls(code: CODE) -> None:
-    """An operation's error without a reason proves as little as a call's."""
+    """An operation's error without a reason proves as little as that of a unary call."""
     number: int = code.value[0]
     error = error_of_operation("here:1", kv_pb2.OperationError(code=number, message="x"))
     assert error.code == code.name
@@ -94,7 +94,7 @@ def test_operations_without_a_reason_are_judged_as_bare_calls(code: CODE) -> Non
 
 
 def test_expired_key_proves_nothing() -> None:
-    """A key that is too old leaves open what became of the first write."""
+    """An idempotency key that is too old leaves the outcome of the first write unknown."""
     error = error_of("here:1", FailedCall(CODE.FAILED_PRECONDITION, "IDEMPOTENCY_KEY_EXPIRED"))
     assert isinstance(error, KeyExpired)
     assert isinstance(error, OutcomeUnknown)
@@ -102,14 +102,14 @@ def test_expired_key_proves_nothing() -> None:
 
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])
 def test_newer_reasons_prove_nothing_but_by_unavailable(code: CODE) -> None:
-    """A reason that the client does not know is "not applied" only where the status itself is."""
+    """A reason that the client does not know means "not applied" only with certain status codes."""
     found = error_of("here:1", FailedCall(code, "SOMETHING_NEW"))
     certain = {CODE.UNAVAILABLE, CODE.INVALID_ARGUMENT, CODE.UNIMPLEMENTED}
     assert isinstance(found, NotApplied) == (code in certain)
 
 
 def test_reasons_of_others_prove_nothing() -> None:
-    """UNAVAILABLE with the ErrorInfo of something between client and server is still unknown."""
+    """UNAVAILABLE with the ErrorInfo of a proxy is an unknown outcome."""
     found = error_of("here:1", FailedCall(CODE.UNAVAILABLE, "STOPPING", domain="proxy.example"))
     assert isinstance(found, ConnectionLost)
 
@@ -127,7 +127,7 @@ def test_reasons_of_others_prove_nothing() -> None:
 async def test_bare_statuses_are_unknown(
     server: DictServer, code: CODE, kind: type[ShaleKVError]
 ) -> None:
-    """A status without our ErrorInfo never says that a mutation was not applied."""
+    """A status without our ErrorInfo never means that a mutation was not applied."""
     error = await failed_put(server, bare(code), coalesce=False)
     assert type(error) is kind
     assert isinstance(error, OutcomeUnknown)
@@ -135,7 +135,7 @@ async def test_bare_statuses_are_unknown(
 
 
 async def test_silence_ends_a_scan(server: DictServer) -> None:
-    """A scan on which nothing comes in time is `DeadlineExceeded`, and over."""
+    """A scan on which nothing comes in time fails with `DeadlineExceeded`, and is over."""
     server.state.failures.append(silent())
     async with Client(server.address, timeout_ms=1_000) as client:
         scan = client.scan()
@@ -147,7 +147,9 @@ async def test_silence_ends_a_scan(server: DictServer) -> None:
 async def test_scan_that_fails_late_has_given_what_it_had(
     client: Client, server: DictServer
 ) -> None:
-    """Entries that came before an error are good; then the error is raised, not a short answer."""
+    """Entries before an error are delivered; then the error is raised, and the scan is not
+    cut short silently.
+    """
     for number in range(9):
         await client.put(b"%d" % number, b"")
     server.state.scan_failure_after = 2
@@ -158,7 +160,7 @@ async def test_scan_that_fails_late_has_given_what_it_had(
 
 
 async def test_broken_connection_is_unknown(server: DictServer) -> None:
-    """When the server goes away under a mutation, nobody knows what became of it."""
+    """When the server goes away during a mutation, the outcome is unknown."""
     server.state.failures.append(silent())
     async with Client(server.address, retry=ONCE) as client, asyncio.TaskGroup() as tasks:
         put = tasks.create_task(outcome_unknown(client))
@@ -168,13 +170,13 @@ async def test_broken_connection_is_unknown(server: DictServer) -> None:
 
 
 async def outcome_unknown(client: Client) -> None:
-    """Puts, and expects not to learn what became of it."""
+    """Put a key, and expect `OutcomeUnknown`."""
     with pytest.raises(OutcomeUnknown):
         await client.put(b"k", b"v")
 
 
 async def test_errors_can_be_pickled(server: DictServer) -> None:
-    """An error survives the way to another process with all that it knows."""
+    """A pickled error is restored with all its details."""
     error = await failed_put(server, refusing(FULL))
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     assert type(copy) is Overloaded
@@ -183,7 +185,9 @@ async def test_errors_can_be_pickled(server: DictServer) -> None:
 
 
 def test_failed_condition_tells_what_was_found() -> None:
-    """`ConditionFailed` names the condition, and the value that is there; 0 when there is none."""
+    """`ConditionFailed` has the condition, and the seq of the present value; 0 when there
+    is none.
+    """
     details = ErrorDetails("here:1", "ABORTED", "x", metadata={"found_seq": "17"})
     assert (ConditionFailed(details).found_seq, ConditionFailed(details).condition) == (17, "")
     assert ConditionFailed(ErrorDetails("here:1", "ABORTED", "x")).found_seq == 0

@@ -1,4 +1,4 @@
-"""Writes reach the writer, wherever it is, and are applied once."""
+"""Writes reach the writer at any address, and are applied once."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "
 
 
 def writes(running: Cluster) -> list[int]:
-    """How many puts each server was asked for, the writer last."""
+    """Return how many puts each server was asked for, the writer last."""
     return [member.state.calls["Put"] for member in (*running.readers, running.writer)]
 
 
 @together
 async def test_reader_is_followed_to_a_writer_that_nobody_listed(*, coalesce: bool) -> None:
-    """A client of one reader writes to the writer that the reader names, and remembers it."""
+    """A client of one reader writes to the writer that the reader reports, and remembers it."""
     async with cluster(readers=1) as running:
         (reader,) = running.readers
         async with Client(reader.address, coalesce=coalesce) as client:
@@ -52,7 +52,7 @@ async def test_reader_is_followed_to_a_writer_that_nobody_listed(*, coalesce: bo
 
 @together
 async def test_reader_that_knows_no_writer_leaves_none(*, coalesce: bool) -> None:
-    """Without a writer a write ends at its deadline, certain that nothing was applied."""
+    """Without a writer, a write ends at its deadline as not applied."""
     async with cluster(readers=1) as running:
         (reader,) = running.readers
         reader.state.writer_address = ""
@@ -65,7 +65,9 @@ async def test_reader_that_knows_no_writer_leaves_none(*, coalesce: bool) -> Non
 
 @together
 async def test_new_writer_at_a_new_address_is_found_through_readers(*, coalesce: bool) -> None:
-    """Writer gone, readers know the old address for a while: writes go on, each applied once."""
+    """When the writer is gone and readers report the old address for a while, writes
+    continue, each applied once.
+    """
     async with cluster() as running:
         async with Client(running.addresses, coalesce=coalesce, retry=QUICK) as client:
             await client.add(b"n")
@@ -83,7 +85,9 @@ async def test_new_writer_at_a_new_address_is_found_through_readers(*, coalesce:
 
 
 async def test_write_whose_reply_is_lost_is_applied_once_across_writers() -> None:
-    """The same idempotency key goes to the next writer, which knows what was applied."""
+    """A repeat at the next writer has the same idempotency key, so that the write is
+    applied once.
+    """
     async with cluster() as running:
         async with Client(running.addresses, retry=QUICK) as client:
             old = running.writer
@@ -102,7 +106,9 @@ async def test_write_whose_reply_is_lost_is_applied_once_across_writers() -> Non
 
 @together
 async def test_fenced_writer_is_left_for_the_new_one(*, coalesce: bool) -> None:
-    """A writer that was fenced, and says so, is not asked again although it calls itself one."""
+    """A writer that reports that it was fenced is not asked again, even if it reports
+    itself as the writer.
+    """
     async with cluster() as running:
         async with Client(running.addresses, coalesce=coalesce, retry=WITHOUT_KEYS) as client:
             await client.put(b"k", b"0")
@@ -117,7 +123,9 @@ async def test_fenced_writer_is_left_for_the_new_one(*, coalesce: bool) -> None:
 
 
 async def test_writer_that_stops_is_asked_no_more_often_than_the_policy_says() -> None:
-    """STOPPING of the only writer: the attempts are counted, although it is the one found."""
+    """Attempts at a sole writer that answers STOPPING are counted, although the search
+    finds it again.
+    """
     async with cluster() as running:
         running.writer.state.failures.extend([STOPPING] * 99)
         policy = RetryPolicy(attempts_max=4, backoff_initial_ms=1)
@@ -128,7 +136,7 @@ async def test_writer_that_stops_is_asked_no_more_often_than_the_policy_says() -
 
 
 async def test_silent_writer_is_left_when_there_is_another() -> None:
-    """A stalled writer holds a write no longer than until it is asked whether it is one still."""
+    """A stalled writer delays a write only until its role is checked."""
     async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
         client.fleet.set_routing(Routing(writer_silence_ms=50))
         await client.put(b"k", b"0")
@@ -140,8 +148,8 @@ async def test_silent_writer_is_left_when_there_is_another() -> None:
 
 
 async def test_what_was_not_sent_yet_goes_to_the_new_writer() -> None:
-    """Operations that wait for room in the session of a writer that is gone have certainly not
-    been applied there: they are repeated elsewhere even without a key.
+    """Operations that were not sent to a writer that is gone are repeated at the new one,
+    even without an idempotency key.
     """
     async with cluster() as running, Client(running.addresses, retry=WITHOUT_KEYS) as client:
         await client.put(b"first", b"")
@@ -158,7 +166,7 @@ async def test_what_was_not_sent_yet_goes_to_the_new_writer() -> None:
 
 
 async def test_write_under_way_leaves_a_writer_that_is_dropped() -> None:
-    """A write that an old writer never answers goes on as soon as anybody knows the new one."""
+    """A write that an old writer never answers continues as soon as the new writer is known."""
     async with cluster() as running:
         addresses = [member.address for member in running.readers]
         async with Client(addresses, retry=QUICK) as client:
@@ -176,7 +184,7 @@ async def test_write_under_way_leaves_a_writer_that_is_dropped() -> None:
 
 
 async def test_session_goes_to_the_writer() -> None:
-    """An explicit session opens at the writer, which it finds itself; later at the new one."""
+    """An explicit session finds the writer itself; later the new one."""
     async with cluster() as running, Client(running.addresses, retry=QUICK) as client:
         async with client.session() as session:
             put, get = session.put(b"k", b"0"), session.get(b"k")
@@ -215,8 +223,8 @@ async def test_token_of_another_database_stops_a_write() -> None:
 
 
 async def test_many_writes_search_together() -> None:
-    """However many writes wait for the writer, they share a search: a round of it asks each server
-    once, and one in which the writer's answer is late is followed by another.
+    """All writes that wait for the writer share one search: a round asks each server once,
+    and is followed by another if the writer answers late.
     """
     async with cluster() as running:
         async with Client(running.addresses, retry=QUICK) as client:
@@ -225,7 +233,7 @@ async def test_many_writes_search_together() -> None:
 
 
 async def test_session_without_a_writer_fails_as_not_applied() -> None:
-    """When no writer is found, the operations of a session have certainly not been sent."""
+    """When no writer is found, the operations of a session fail as not applied."""
     async with cluster(readers=1) as running:
         (reader,) = running.readers
         await running.writer.stop()

@@ -1,4 +1,4 @@
-"""Loads go to the writer, wherever it is, are committed once, and fail with errors that say why."""
+"""Loads go to the writer at any address, are committed once, and fail with precise errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SSTS = [manifest_pb2.SstInfo(sstinfo_format_version=1, id=bytes(16), first_key=b
 
 
 async def test_a_load_is_committed_once(server: DictServer) -> None:
-    """The second call gets the number of the first, and is told so."""
+    """The second call returns the number of the first, and `already_applied`."""
     async with Client(server.address) as client:
         await client.put(b"k", b"v")
         assert await client.ingest("monday", SSTS) == Ingested(2, 2, already_applied=False)
@@ -49,7 +49,7 @@ async def test_a_load_is_committed_once(server: DictServer) -> None:
     ],
 )
 async def test_what_may_pass_is_repeated(server: DictServer, failure: object) -> None:
-    """An answer that was lost, too: the load has an id."""
+    """A load is repeated after transient errors and lost answers, since it has an id."""
     server.state.failures.extend([failure, failure])  # type: ignore[list-item]
     async with Client(server.address, retry=QUICK) as client:
         assert (await client.ingest("monday", SSTS)).seq == 1
@@ -67,7 +67,7 @@ async def test_what_may_pass_is_repeated(server: DictServer, failure: object) ->
 async def test_what_does_not_pass_is_raised(
     server: DictServer, error: ShaleError, expected: type[Exception]
 ) -> None:
-    """At once, as an error of its own kind."""
+    """Permanent errors are raised at once, with a class of their own."""
     server.state.failures.append(refusing(error))
     async with Client(server.address, retry=QUICK) as client:
         with pytest.raises(expected, match=str(error).partition(":")[0].replace("[", r"\[")):
@@ -76,7 +76,7 @@ async def test_what_does_not_pass_is_raised(
 
 
 async def test_what_does_not_fit_in_a_message_never_leaves(server: DictServer) -> None:
-    """A load of very many files is refused here, and one that has no time."""
+    """A load of too many files, or with a timeout of 0, is refused without being sent."""
     async with Client(server.address, message_bytes_max=1_000) as client:
         with pytest.raises(RefusedRequest, match="IngestSst has"):
             await client.ingest("monday", SSTS * 100)

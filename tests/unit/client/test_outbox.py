@@ -1,4 +1,4 @@
-"""The outbox: order, messages, and the bound on what is unanswered; and deadlines."""
+"""The outbox (order, messages, and the bound on unanswered bytes) and deadlines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def taken(outbox: Outbox) -> list[int]:
 
 
 async def test_message_is_cut_by_bytes() -> None:
-    """A message has no more bytes than are allowed, but at least one operation."""
+    """A message has at most the allowed bytes, but at least one operation."""
     outbox = Outbox(message_bytes_max=250)
     filled(outbox, 3)
     outbox.add(pending(3, 1_000))
@@ -39,7 +39,7 @@ async def test_message_is_cut_by_bytes() -> None:
 
 
 async def test_messages_shrink() -> None:
-    """A server that accepts smaller messages gets smaller ones, down to a least size."""
+    """After refusals of a server messages get smaller, down to a least size."""
     outbox = Outbox(bytes_max=1 << 40, message_bytes_max=1 << 20)
     filled(outbox, 2_000, 1_000)
     counts = []
@@ -53,7 +53,7 @@ async def test_messages_shrink() -> None:
 
 
 async def test_no_more_is_unanswered_than_allowed() -> None:
-    """What does not fit into the bound stays until there is room, and nothing overtakes it."""
+    """An operation that exceeds the bound stays queued, and no later one overtakes it."""
     outbox = Outbox(bytes_max=250)
     made = filled(outbox, 4)
     outbox.add(pending(4, 10))
@@ -68,7 +68,7 @@ async def test_no_more_is_unanswered_than_allowed() -> None:
 
 
 async def test_what_passes_the_bound_goes_alone() -> None:
-    """An operation that is larger than the bound goes when nothing else is unanswered."""
+    """An operation larger than the bound is sent when nothing else is unanswered."""
     outbox = Outbox(bytes_max=250)
     made = filled(outbox, 1)
     outbox.add(pending(1, 1_000))
@@ -81,7 +81,7 @@ async def test_what_passes_the_bound_goes_alone() -> None:
 
 
 async def test_what_is_given_up_is_not_sent() -> None:
-    """Neither an operation that is withdrawn nor one that nobody waits for is sent."""
+    """Operations that were withdrawn, or whose caller has given up, are not sent."""
     outbox = Outbox()
     made = filled(outbox, 4)
     outbox.withdraw(made[1])
@@ -93,7 +93,7 @@ async def test_what_is_given_up_is_not_sent() -> None:
 
 
 async def test_room_is_news() -> None:
-    """Who waits for something to send is told of what is queued, and of room for it."""
+    """`wait_for_work` returns when an operation is queued, and when an answer frees bytes."""
     outbox = Outbox(bytes_max=100)
     waiting = asyncio.ensure_future(outbox.wait_for_work())
     await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_room_is_news() -> None:
 
 @pytest.mark.parametrize("value_bytes", [0, 100, 100_000])
 def test_overhead_is_not_too_little(value_bytes: int) -> None:
-    """An operation has no more bytes in a message than it is counted with."""
+    """An operation has at most the bytes in a message for which it is counted."""
     put = operations.put(b"k", bytes(value_bytes))
     message = kv_pb2.SessionRequest()
     message.operations.add(id=2**40, put=put.request)
@@ -117,7 +117,7 @@ def test_overhead_is_not_too_little(value_bytes: int) -> None:
 
 
 class Bell:
-    """Notes which deadlines have passed, and when."""
+    """Records which deadlines have passed, and when."""
 
     def __init__(self) -> None:
         self.rung: list[tuple[int, float]] = []
@@ -129,7 +129,7 @@ class Bell:
 
 
 async def test_deadlines_pass_in_order_and_never_early() -> None:
-    """Each deadline passes after its time, whatever the order in which they were added."""
+    """Each deadline passes after its time, in whatever order deadlines were added."""
     bell = Bell()
     deadlines = Deadlines(bell)
     began_s = asyncio.get_running_loop().time()
@@ -144,7 +144,7 @@ async def test_deadlines_pass_in_order_and_never_early() -> None:
 
 
 async def test_what_is_taken_out_does_not_pass() -> None:
-    """An operation that was answered in time is left alone, and the next deadline still counts."""
+    """A discarded deadline does not pass, and the next one still does."""
     bell = Bell()
     deadlines = Deadlines(bell)
     answered = pending(0)

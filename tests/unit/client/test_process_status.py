@@ -1,4 +1,4 @@
-"""What a status tells of reader, watches and calls, and what follows from histograms."""
+"""The status of readers, watches and calls, and values derived from histograms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shalekv_client.status import percentile
 def test_percentiles_lie_in_the_bucket_that_holds_them(
     histogram: list[int], part: float, least: float | None, most: float | None
 ) -> None:
-    """Between its ends; of nothing there is none."""
+    """A percentile is between the ends of its bucket; an empty histogram has none."""
     found = percentile(histogram, part)
     if least is None or most is None:
         assert found is None
@@ -34,7 +34,9 @@ def test_percentiles_lie_in_the_bucket_that_holds_them(
 
 
 def test_calls_since_an_earlier_status() -> None:
-    """The differences; all of them where the counter went back, or there was none before."""
+    """The calls since an earlier status are the differences, or all calls if the counter
+    went back.
+    """
     before = CallStatus("KV.Get", 2, 1, 10, (0, 2))
     after = CallStatus("KV.Get", 5, 1, 40, (1, 3, 1))
     assert after.since(before) == CallStatus("KV.Get", 3, 0, 30, (1, 1, 1))

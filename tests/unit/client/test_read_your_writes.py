@@ -1,4 +1,4 @@
-"""Reads of one client show what it has written and seen, whichever server answers them."""
+"""Reads of one client show what it has written and seen, whichever server answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def min_seqs(member: Member) -> list[int]:
 @together
 @silently
 async def test_own_writes_are_read_although_readers_lag(*, coalesce: bool, silently: bool) -> None:
-    """A read after a write waits for readers a part of its time, and then asks the writer."""
+    """A read after a write waits for readers for a part of its time, and then asks the writer."""
     async with cluster() as running:
         lag(running, silently=silently)
         async with Client(running.addresses, coalesce=coalesce, replica_wait_ms=40) as client:
@@ -52,7 +52,7 @@ async def test_own_writes_are_read_although_readers_lag(*, coalesce: bool, silen
 
 
 async def test_reads_never_go_back() -> None:
-    """What one read has shown, a later one at another server shows too."""
+    """A later read at another server shows at least the state that an earlier one has shown."""
     async with cluster() as running:
         fresh, behind = running.readers
         behind.state.lag(silently=False)
@@ -66,7 +66,7 @@ async def test_reads_never_go_back() -> None:
 
 
 async def test_without_consistency_each_read_is_alone() -> None:
-    """With `consistency="none"` nothing is demanded of readers."""
+    """With `consistency="none"` reads have no `min_seq`."""
     async with cluster() as running:
         lag(running)
         async with Client(running.addresses, consistency="none") as client:
@@ -76,7 +76,7 @@ async def test_without_consistency_each_read_is_alone() -> None:
 
 
 async def test_lone_writer_is_told_no_seq() -> None:
-    """Requests to one plain writer are as they were: nothing is demanded, nobody is asked first."""
+    """Requests to one plain writer have no `min_seq`, and no server is asked for its role first."""
     async with cluster(readers=0) as running:
         async with Client(running.writer.address) as client:
             await client.put(b"k", b"v")
@@ -88,7 +88,7 @@ async def test_lone_writer_is_told_no_seq() -> None:
 
 
 async def test_writer_that_was_replaced_unknowingly_is_not_believed() -> None:
-    """A stalled writer that still answers shows less than was seen: the new one is asked."""
+    """When a stalled writer answers with an older state than was seen, the new writer is asked."""
     async with cluster(readers=0) as running:
         old = running.writer
         new = await running.take_over()
@@ -103,7 +103,7 @@ async def test_writer_that_was_replaced_unknowingly_is_not_believed() -> None:
 
 
 async def test_memory_writes_are_not_waited_for() -> None:
-    """A write that a crash may take back is not remembered: no reader is asked to have it."""
+    """A write that a crash may revoke does not raise the `min_seq` of later reads."""
     async with cluster() as running, Client(running.addresses) as client:
         await client.put(b"a", b"1")
         await client.put(b"b", b"2", durability=Durability.MEMORY)
@@ -114,7 +114,7 @@ async def test_memory_writes_are_not_waited_for() -> None:
 
 
 async def test_uncommitted_reads_are_not_waited_for() -> None:
-    """What a read of level UNCOMMITTED shows is not remembered, that of a scan neither."""
+    """Reads and scans of level UNCOMMITTED do not raise the `min_seq` of later reads."""
     async with cluster() as running:
         async with Client(running.writer.address) as other:
             await other.put(b"k", b"v")
@@ -130,7 +130,7 @@ async def test_uncommitted_reads_are_not_waited_for() -> None:
 
 
 async def test_refused_condition_is_remembered() -> None:
-    """A read after a condition that failed shows what the condition met."""
+    """A read after a failed condition shows the state that the condition was checked against."""
     async with cluster(readers=1) as running:
         running.readers[0].state.lag(silently=False)
         async with Client(running.addresses) as client, Client(running.writer.address) as other:
@@ -145,7 +145,7 @@ async def test_refused_condition_is_remembered() -> None:
 
 
 async def test_token_carries_over_to_another_client() -> None:
-    """A client that is given a token, when made or later, reads what the first one wrote."""
+    """A client with the token of another, given at creation or later, reads what that one wrote."""
     async with cluster() as running:
         lag(running)
         async with Client(running.addresses) as first:
@@ -165,7 +165,7 @@ async def test_token_carries_over_to_another_client() -> None:
 
 
 async def test_seq_that_nobody_has_is_an_error() -> None:
-    """When no server gets so far in time, the error says how far one has got."""
+    """When no server reaches the `min_seq` in time, the error has the seq that one has reached."""
     async with cluster() as running:
         token = SessionToken(DATABASE_ID, 50)
         for reader in running.readers:
@@ -178,7 +178,7 @@ async def test_seq_that_nobody_has_is_an_error() -> None:
 
 
 async def test_lone_server_that_went_back_is_an_error() -> None:
-    """A lone server that shows less than before is asked to wait for it, and is not believed."""
+    """A sole server with an older state than before is asked to reach it, and is not believed."""
     async with cluster(readers=0) as running:
         state = running.writer.state
         async with Client(running.writer.address, retry=QUICK) as client:

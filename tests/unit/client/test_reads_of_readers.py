@@ -1,4 +1,4 @@
-"""Reads go to readers by the policy of the client, and to others when those do not serve."""
+"""Reads go to readers by the policy of the client, and to other servers when those fail."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ together = pytest.mark.parametrize("coalesce", [True, False], ids=["together", "
 
 
 def gets(running: Cluster) -> list[int]:
-    """How many gets each server was asked for, the writer last."""
+    """Return how many gets each server was asked for, the writer last."""
     return [member.state.calls["Get"] for member in (*running.readers, running.writer)]
 
 
 async def fill(running: Cluster) -> None:
-    """Put a key, by a client that is gone then."""
+    """Put a key with a temporary client."""
     async with Client(running.writer.address) as client:
         await client.put(b"k", b"v")
 
 
 async def test_writer_policy_reads_at_the_writer() -> None:
-    """With the policy `writer` no reader is asked, even if a reader's is the only address given."""
+    """With the policy `writer` no reader is asked, even if only a reader's address is given."""
     async with cluster() as running:
         await fill(running)
         for addresses in (running.addresses, running.readers[0].address):
@@ -60,7 +60,7 @@ async def test_writer_policy_reads_at_the_writer() -> None:
     ids=["lost", "stopping", "full", "silent"],
 )
 async def test_read_goes_on_at_another_server(how: Failure, *, coalesce: bool) -> None:
-    """A reader that does not serve costs no error, and is passed over afterwards."""
+    """A reader that does not serve causes no error, and is avoided afterwards."""
     async with cluster() as running:
         await fill(running)
         for reader in running.readers:
@@ -73,7 +73,7 @@ async def test_read_goes_on_at_another_server(how: Failure, *, coalesce: bool) -
 
 
 async def test_server_that_hangs_costs_one_read() -> None:
-    """A reader that hangs is asked for its status, again and again, before it is read again."""
+    """A reader that hangs is asked for its status repeatedly before it is read again."""
     async with cluster() as running:
         await fill(running)
         hung = running.readers[0]
@@ -92,7 +92,7 @@ async def test_server_that_hangs_costs_one_read() -> None:
 async def test_closing_does_not_wait_for_a_server_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A request for the status that is still open is cancelled."""
+    """Closing cancels a request for the status that is still open."""
     async with cluster(readers=1) as running:
         await fill(running)
         (hung,) = running.readers
@@ -107,7 +107,7 @@ async def test_closing_does_not_wait_for_a_server_that_hangs(
 
 
 async def test_reader_that_lags_costs_one_read() -> None:
-    """A reader that is behind is read again when its status shows what was waited for."""
+    """A reader that was behind is read again once its status has reached the required seq."""
     async with cluster() as running:
         behind = running.readers[0]
         behind.state.lag()
@@ -125,7 +125,7 @@ async def test_reader_that_lags_costs_one_read() -> None:
 
 @pytest.mark.parametrize("level", [ReadLevel.LINEARIZABLE, ReadLevel.UNCOMMITTED])
 async def test_levels_of_the_writer_are_read_there(level: ReadLevel) -> None:
-    """LINEARIZABLE and UNCOMMITTED reads, scans too, go to the writer whatever the policy."""
+    """LINEARIZABLE and UNCOMMITTED reads and scans go to the writer with any policy."""
     async with cluster() as running:
         await fill(running)
         async with Client(running.addresses) as client:
@@ -139,7 +139,7 @@ async def test_levels_of_the_writer_are_read_there(level: ReadLevel) -> None:
 
 
 async def test_staleness_bound_falls_through_to_who_is_fresh() -> None:
-    """A reader that is older than a read allows is passed over: another reader, then the writer."""
+    """When a reader is older than a read allows, another reader is asked, then the writer."""
     async with cluster() as running:
         await fill(running)
         first, second = running.readers
@@ -198,20 +198,20 @@ async def test_only_gets_are_hedged() -> None:
     ],
 )
 async def test_options_are_checked(options: dict[str, object], told: str) -> None:
-    """An option that does not exist is refused at once, by name."""
+    """An invalid option is refused at once, by name."""
     with pytest.raises(ValueError, match=told):
         Client("127.0.0.1:1", **options)  # type: ignore[arg-type] # one table for all
 
 
 @pytest.mark.parametrize("addresses", [[], "", "a:1,", ["a:1", "b"]])
 async def test_every_address_must_be_one(addresses: list[str] | str) -> None:
-    """Each address of a list is checked, and there must be one."""
+    """Each address of a list is checked, and there must be at least one."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         Client(addresses)
 
 
 async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
-    """When no server is fresh enough, the read ends with what the readers said."""
+    """When no server is fresh enough, the read raises what the readers answered."""
     async with cluster() as running:
         for reader in running.readers:
             reader.state.staleness_ms = 500
@@ -223,7 +223,7 @@ async def test_staleness_bound_that_nobody_meets_is_an_error() -> None:
 
 
 async def test_threads_read_as_tasks_do() -> None:
-    """The client for threads takes several addresses and the same options."""
+    """The client for threads accepts several addresses and the same options."""
     async with cluster() as running:
         addresses = ",".join(running.addresses)
 

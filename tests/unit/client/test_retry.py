@@ -1,4 +1,4 @@
-"""Repeating calls: what was not applied, and what does no harm when it is done again."""
+"""Retries: calls that were not applied, and calls of which a repeat is harmless."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_what_was_not_applied_is_sent_again(
 async def test_unknown_outcomes_are_settled_by_a_repeat(
     server: DictServer, how: str, *, coalesce: bool
 ) -> None:
-    """A write whose outcome is unknown is sent again with the same key, and is applied once."""
+    """A write with an unknown outcome is repeated with the same key, and is applied once."""
     async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
         server.state.failures.append(HOWS[how])
         assert await client.add(b"n", 5) == 5
@@ -110,7 +110,9 @@ async def test_unknown_outcomes_are_settled_by_a_repeat(
 async def test_without_a_key_nothing_else_is_sent_again(
     server: DictServer, how: str, *, coalesce: bool
 ) -> None:
-    """A write without a key whose outcome is unknown, or that cannot succeed here, is sent once."""
+    """A write with an unknown outcome and without a key, or one that cannot succeed, is
+    sent once.
+    """
     server.state.failures.append(HOWS[how])
     async with Client(server.address, retry=WITHOUT_KEYS, coalesce=coalesce) as client:
         with pytest.raises(ShaleKVError):
@@ -121,8 +123,8 @@ async def test_without_a_key_nothing_else_is_sent_again(
 
 @pytest.mark.parametrize("how", ["exhausted", "internal"])
 async def test_failure_of_one_call_is_not_that_of_a_stream(server: DictServer, how: str) -> None:
-    """A bare INTERNAL or RESOURCE_EXHAUSTED is not repeated for a call; they end a stream for
-    reasons that need not be those of the operation, and then say no more than that it is over.
+    """A bare INTERNAL or RESOURCE_EXHAUSTED of a unary call is not repeated. As the end of
+    a stream it only means that the stream is over, and its operations are.
     """
     server.state.failures.append(HOWS[how])
     async with Client(server.address, retry=QUICK, coalesce=False) as alone:
@@ -134,7 +136,7 @@ async def test_failure_of_one_call_is_not_that_of_a_stream(server: DictServer, h
 
 
 async def test_key_of_the_caller_is_sent_as_it_is(server: DictServer) -> None:
-    """A write with a key of the caller is repeated with it, even if the client makes none."""
+    """A write with a key of the caller is repeated with it, even if the client makes no keys."""
     async with Client(server.address, retry=WITHOUT_KEYS) as client:
         server.state.failures.append(losing())
         first = await client.put(b"k", b"v", idempotency_key=b"mine")
@@ -146,7 +148,7 @@ async def test_key_of_the_caller_is_sent_as_it_is(server: DictServer) -> None:
 
 @together
 async def test_all_attempts_share_one_deadline(server: DictServer, *, coalesce: bool) -> None:
-    """A second attempt has the time that the first one left, and no more."""
+    """A second attempt has the time that the first one has left."""
     server.state.failures.extend([FULL, silent()])
     async with Client(server.address, retry=QUICK, coalesce=coalesce) as client:
         with pytest.raises(TimeoutError):
@@ -156,7 +158,7 @@ async def test_all_attempts_share_one_deadline(server: DictServer, *, coalesce: 
 
 @together
 async def test_silent_attempt_is_given_up(server: DictServer, *, coalesce: bool) -> None:
-    """With a time for an attempt, a write that nobody answers is repeated within its deadline."""
+    """With a timeout for attempts, an unanswered write is repeated within its deadline."""
     policy = RetryPolicy(backoff_initial_ms=1, attempt_timeout_ms=300)
     server.state.failures.extend([silent(), silent()])
     async with Client(server.address, retry=policy, coalesce=coalesce) as client:
@@ -166,7 +168,7 @@ async def test_silent_attempt_is_given_up(server: DictServer, *, coalesce: bool)
 
 @together
 async def test_reads_are_repeated_whatever_happened(server: DictServer, *, coalesce: bool) -> None:
-    """Get, batch get, scan, status and stats survive a server that is unavailable for a moment."""
+    """Get, batch get, scan, status and stats are repeated after any transient error."""
     async with Client(server.address, retry=WITHOUT_KEYS, coalesce=coalesce) as client:
         await client.put(b"k", b"v")
         for read in ("Get", "BatchGet", "Scan", "Status", "Stats"):
@@ -186,15 +188,15 @@ async def test_reads_are_repeated_whatever_happened(server: DictServer, *, coale
 
 
 def test_advice_is_a_minimum() -> None:
-    """However the dice fall, a client waits at least as long as the server asked."""
+    """A client waits at least as long as the server advises, for any random number."""
     policy = RetryPolicy()
     delays = [policy.delay_ms(1, overloaded(400), chance) for chance in (0.0, 0.5, 1.0)]
     assert delays == [400.0, 500.0, 600.0]
 
 
 def test_backoff_grows_to_its_limit() -> None:
-    """Without advice delays double up to the limit, and are spread over half of their length; none
-    comes after the last attempt.
+    """Without advice, delays double up to the limit, and are spread over half of their
+    length; there is none after the last attempt.
     """
     policy = RetryPolicy(attempts_max=7, backoff_initial_ms=100, backoff_max_ms=800)
     longest = [policy.delay_ms(n, stopping(), 1.0) for n in range(1, 7)]

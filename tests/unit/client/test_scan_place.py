@@ -1,4 +1,4 @@
-"""How far a scan has come: what is asked for behind what has come, for every way to break off."""
+"""The position of a scan: the request for the rest, for every way in which a call may break off."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ ENTRY_BYTES = 5
 def served(
     request: kv_pb2.ScanRequest, message_entries: int, *, is_hasty: bool = False
 ) -> Iterator[kv_pb2.ScanReply]:
-    """What the documentation of the API promises for a resumable scan of `KEYS`.
-
-    A server that `is_hasty` sends a message as soon as it is full, before it looks for more.
+    """Answer as the documentation of the API demands for a resumable scan of `KEYS`. A
+    server that `is_hasty` sends a message as soon as it is full, before it checks for more.
     """
     left = [key for key in KEYS if key > request.page_token]
     reply = kv_pb2.ScanReply()
@@ -52,7 +51,7 @@ def served(
 def test_breaking_off_changes_nothing(
     limit: int, limit_bytes: int, message_entries: int, breaks: list[int], *, is_hasty: bool
 ) -> None:
-    """Wherever calls break off, the entries, and whether there is more, are those of one call."""
+    """Wherever calls break off, the entries and `more` are those of a single call."""
     request = kv_pb2.ScanRequest(limit=limit, limit_bytes=limit_bytes, resumable=True)
     whole = list(served(request, 100))
     place = ScanPosition(request, b"")
@@ -70,7 +69,7 @@ def test_breaking_off_changes_nothing(
 
 
 def test_scan_that_is_not_resumable_ends_with_its_call() -> None:
-    """Without tokens on the way, only the end of the call is the end."""
+    """Without page tokens in messages, the scan ends only at the end of the call."""
     place = ScanPosition(kv_pb2.ScanRequest(), b"token")
     assert place.next_request().page_token == b"token"
     place.take(kv_pb2.ScanReply(entries=[kv_pb2.Entry(key=b"k")]))

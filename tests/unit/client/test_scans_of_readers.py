@@ -1,4 +1,4 @@
-"""Scans at one of several servers: which one, and how they go on when their call breaks off."""
+"""Scans with several servers: which one is asked, and how scans continue after a broken call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = [b"k%02d" % number for number in range(9)]  # five messages
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A snapshot as some other call returns it."""
+    """A snapshot as another call returns it."""
 
     id: bytes
 
@@ -46,7 +46,7 @@ def scanned(running: Cluster) -> list[Member]:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 async def test_scan_at_a_snapshot_goes_on_at_another_server(after: int, *, reverse: bool) -> None:
-    """A call that breaks off, at whatever message, costs no entry, and none comes twice."""
+    """A call that breaks off at any message loses no entry, and repeats none."""
     async with cluster() as running:
         await fill(running)
         break_all(running, after)
@@ -60,7 +60,7 @@ async def test_scan_at_a_snapshot_goes_on_at_another_server(after: int, *, rever
 
 
 async def test_snapshot_is_read_by_any_server() -> None:
-    """`at` reaches gets and batch gets, at readers, and demands nothing else."""
+    """`at` is sent in gets and batch gets, to readers, without a `min_seq`."""
     async with cluster() as running:
         await fill(running)
         async with Client(running.addresses) as client:
@@ -74,7 +74,7 @@ async def test_snapshot_is_read_by_any_server() -> None:
 
 
 async def test_scan_of_the_newest_state_breaks_off() -> None:
-    """Without a snapshot another server has another state: the error is raised."""
+    """Without a snapshot the error is raised, since another server has another state."""
     async with cluster() as running:
         await fill(running)
         break_all(running, 1)
@@ -87,7 +87,9 @@ async def test_scan_of_the_newest_state_breaks_off() -> None:
 
 
 async def test_resumable_scan_stays_at_its_server() -> None:
-    """A scan of the newest state that is resumable goes on where its view is, and only there."""
+    """A resumable scan of the newest state continues at the server with its view, and only
+    there.
+    """
     async with cluster() as running:
         await fill(running)
         async with Client(running.addresses, retry=QUICK) as client:
@@ -104,8 +106,8 @@ async def test_resumable_scan_stays_at_its_server() -> None:
 
 
 async def test_scan_that_was_not_read_goes_on_if_it_may() -> None:
-    """A server that has ended it for others keeps its view: a resumable scan goes on there when its
-    program reads on, and any other raises what happened.
+    """When a server has ended a scan that was not read, a resumable scan continues there
+    once it is read, and any other raises the error.
     """
     async with cluster() as running:
         await fill(running)
@@ -120,7 +122,7 @@ async def test_scan_that_was_not_read_goes_on_if_it_may() -> None:
 
 
 async def test_pages_stay_at_their_server() -> None:
-    """The pages of one scan come from one view, whatever servers there are, by tokens as well."""
+    """The pages of one scan come from one view with several servers, also by page tokens."""
     async with cluster(readers=3) as running:
         await fill(running)
         async with Client(running.addresses) as client:
@@ -138,7 +140,7 @@ async def test_pages_stay_at_their_server() -> None:
 
 
 async def test_scan_that_is_left_ends_its_call() -> None:
-    """Leaving a scan early, or being cancelled in it, lets the client go on."""
+    """Leaving a scan early, or being cancelled in it, ends its call."""
     async with cluster() as running:
         await fill(running)
         async with Client(running.addresses) as client:

@@ -1,4 +1,4 @@
-"""An explicit session: futures at once, in order, with typed errors, and nothing repeated."""
+"""An explicit session: futures at once, in order, with typed errors, and without retries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 async def test_every_operation_has_its_future(client: Client) -> None:
-    """Each method returns a future at once, which gets what the client's method returns."""
+    """Each method returns a future at once, with the result of the client's method."""
     async with client.session() as session:
         put = session.put(b"a", b"1", ttl_ms=7)
         get = session.get(b"a")
@@ -52,7 +52,7 @@ async def test_every_operation_has_its_future(client: Client) -> None:
 
 
 async def test_unsent_operations_are_certain(client: Client, server: DictServer) -> None:
-    """When a session breaks, what still waited for room, or comes later, was not applied."""
+    """When a session breaks, operations that were not sent, or come later, were not applied."""
     server.state.failures.append(bare(UNAVAILABLE))
     server.state.answering.clear()
     async with client.session(bytes_max=200) as session:
@@ -69,7 +69,7 @@ async def test_unsent_operations_are_certain(client: Client, server: DictServer)
 
 
 async def test_silent_session_fails(server: DictServer) -> None:
-    """A session whose answers do not come for the time of the client fails, and says so."""
+    """A session whose answers do not come within the client's timeout fails."""
     server.state.failures.append(silent())
     async with Client(server.address, timeout_ms=500) as client, client.session() as session:
         put = session.put(b"k", b"v")
@@ -78,7 +78,7 @@ async def test_silent_session_fails(server: DictServer) -> None:
 
 
 async def test_idle_session_does_not_fail(server: DictServer) -> None:
-    """A session on which nothing is due may be silent for any time."""
+    """A session without due answers may be silent for any time."""
     async with Client(server.address, timeout_ms=2_000) as client, client.session() as session:
         await session.put(b"k", b"1")
         server.state.failures.append(silent())
@@ -105,7 +105,7 @@ async def test_leaving_by_an_error_does_not_wait(client: Client, server: DictSer
 
 
 async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:
-    """When the client is closed, what is open in its sessions fails; one may be unused."""
+    """When the client is closed, open operations of its sessions fail; a session may be unused."""
     server.state.failures.append(silent())
     client = Client(server.address)
     await client.session().aclose()
@@ -121,7 +121,7 @@ async def test_closing_the_client_ends_its_sessions(server: DictServer) -> None:
 
 
 async def test_ready_waits_while_too_much_is_unanswered(client: Client, server: DictServer) -> None:
-    """Who asks whether the session is ready waits until no more is held than it may hold."""
+    """`ready` waits until the session holds no more than its limit."""
     server.state.answering.clear()
     async with client.session(bytes_max=1_000) as session:
         puts = [session.put(b"a", bytes(500))]

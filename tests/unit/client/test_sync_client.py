@@ -28,7 +28,7 @@ async def in_thread(work: Callable[[], None]) -> None:
 
 
 async def test_scan_is_an_ordinary_iterator(server: DictServer) -> None:
-    """A scan can be iterated over, paged, and left."""
+    """A scan can be iterated over, paged, and left early."""
 
     def work() -> None:
         with SyncClient(server.address) as client:
@@ -55,7 +55,7 @@ async def test_scan_is_an_ordinary_iterator(server: DictServer) -> None:
 
 
 async def test_threads_share_a_client(server: DictServer) -> None:
-    """What many threads ask for goes over one session, and each gets its own results."""
+    """Operations of many threads use one session, and each gets its own result."""
 
     def work() -> None:
         with SyncClient(server.address) as client, ThreadPoolExecutor(16) as threads:
@@ -72,7 +72,7 @@ async def test_threads_share_a_client(server: DictServer) -> None:
 
 
 async def test_session_has_futures_for_threads(server: DictServer) -> None:
-    """A session returns futures that threads can wait for, in the order of its thread."""
+    """A session returns futures for threads, and keeps the order of each thread."""
 
     def work() -> None:
         with SyncClient(server.address) as client:
@@ -101,7 +101,7 @@ def client_threads() -> set[threading.Thread]:
 
 
 async def test_closing_ends_everything(server: DictServer) -> None:
-    """After closing calls raise an error that says so, futures are done, and no thread is left."""
+    """After closing, calls raise `ClientClosed`, futures are done, and no thread is left."""
     server.state.failures.append(silent())
     threads = client_threads()
 

@@ -1,4 +1,4 @@
-"""Tokens of a session, text that one process gives to another; and idempotency keys."""
+"""Session tokens, page tokens, the newest state that was seen, and idempotency keys."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ TOKEN = SessionToken(DATABASE, 9)
 
 @pytest.mark.parametrize("seq", [0, 1, 300, 1 << 32, (1 << 64) - 1])
 def test_text_of_a_token_tells_all_of_it(seq: int) -> None:
-    """The text is read back as the same token, and can stand in a URL as it is."""
+    """The text of a token is parsed to the same token, and can be used in a URL unchanged."""
     token = SessionToken(bytes(reversed(range(16))), seq)
     assert SessionToken.parse(str(token)) == token
     assert re.fullmatch(r"[\w-]{39}", str(token), re.ASCII)
 
 
 def test_text_of_a_token_stays_as_it_is() -> None:
-    """Tokens of this version are read by later ones: the form is fixed."""
+    """The text of a token is fixed, so that later versions can read it."""
     assert str(TOKEN) == "AQABAgMEBQYHCAkKCwwNDg8AAAAAAAAACZpdM0M"
 
 
 def test_every_changed_character_is_noticed() -> None:
-    """No other text of this length, one character apart, is a token."""
+    """A token with one changed character is refused."""
     text = str(TOKEN)
     for place in range(len(text)):
         for other in "A_z9":
@@ -42,26 +42,26 @@ def test_every_changed_character_is_noticed() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "ä" * 39, "=" * 39, str(TOKEN) + "A", str(TOKEN)[:-1]])
 def test_other_text_is_no_token(text: str) -> None:
-    """What is not a token is refused with an error of its own."""
+    """Text that is not a token is refused with `InvalidToken`."""
     with pytest.raises(InvalidToken):
         SessionToken.parse(text)
 
 
 def test_token_of_a_later_version_is_told_apart() -> None:
-    """A version that this client does not know is named, and not guessed at."""
+    """A token of an unknown version is refused, and the error names the version."""
     with pytest.raises(InvalidToken, match="version 2"):
         SessionToken.parse("AgABAgMEBQYHCAkKCwwNDg8AAAAAAAAACa-whRA")
 
 
 def test_token_has_the_id_of_a_database() -> None:
-    """And a seq of 64 bits: a token of something else cannot be made."""
+    """A token with an invalid database id or seq cannot be made."""
     for database_id, seq in ((b"short", 1), (DATABASE, -1), (DATABASE, 1 << 64)):
         with pytest.raises(InvalidToken, match="16 bytes"):
             SessionToken(database_id, seq)
 
 
 def test_greatest_seq_is_kept() -> None:
-    """An older reply, or one of a server that does not tell its database, takes back nothing."""
+    """An older reply, or one without a database id, does not reset the state that was seen."""
     seen = Freshness()
     assert seen.token is None
     seen.note_database(DATABASE, "a:1")
@@ -72,7 +72,7 @@ def test_greatest_seq_is_kept() -> None:
 
 
 def test_lone_server_may_be_given_a_new_database() -> None:
-    """Without a token, a client of one address begins anew with the database that stands there."""
+    """Without a token, a client of one address begins anew with the database that is there now."""
     seen = Freshness()
     for database_id, seq in ((DATABASE, 50), (OTHER, 2)):
         seen.note_database(database_id, "a:1")
@@ -81,7 +81,7 @@ def test_lone_server_may_be_given_a_new_database() -> None:
 
 
 def test_token_binds_to_its_database() -> None:
-    """A server, and a token, of another database is refused, and nothing is forgotten."""
+    """A server and a token of another database are refused, and the state that was seen is kept."""
     seen = Freshness()
     seen.advance(TOKEN, "a:1")
     with pytest.raises(WrongDatabase, match=OTHER.hex()):
@@ -94,14 +94,14 @@ def test_token_binds_to_its_database() -> None:
 
 @pytest.mark.parametrize("token", [b"", b"\0", b"\0shalekv", b"after k02"])
 def test_page_tokens_of_a_server_are_left_alone(token: bytes) -> None:
-    """What has no address before it is the server's own; with one, both come back."""
+    """A page token without an address is the server's own; with one, both parts are returned."""
     assert without_address(token) == ("", token)
     assert without_address(with_address("[::1]:7", token)) == ("[::1]:7", token)
     assert without_address(with_address("h" * 300 + ":7", token)) == ("", token)
 
 
 def test_cut_page_token_has_no_address_that_anybody_knows() -> None:
-    """A token that was cut short is some other token, and never an exception."""
+    """A page token that was cut short never raises an exception."""
     whole = with_address("host:7", b"token")
     for length in range(len(whole)):
         address, rest = without_address(whole[:length])
@@ -112,7 +112,7 @@ NOW_NS = 1_790_000_000_123_456_789
 
 
 def test_keys_are_uuids_of_version_7() -> None:
-    """A key has version, variant and, in milliseconds, the time at which it was made."""
+    """A key has version, variant and the time, in milliseconds, at which it was made."""
     before_ms = time.time_ns() // 1_000_000
     key = uuid.UUID(bytes=IdempotencyKeys().next())
     assert (key.version, key.variant) == (7, uuid.RFC_4122)
@@ -120,7 +120,9 @@ def test_keys_are_uuids_of_version_7() -> None:
 
 
 def test_layout() -> None:
-    """Milliseconds, version, rest of the time, variant and randomness stand where they belong."""
+    """Milliseconds, version, rest of the time, variant and randomness are at their places
+    in a key.
+    """
     keys = IdempotencyKeys(lambda: NOW_NS, lambda count: b"\xff" * count)
     key = int.from_bytes(keys.next(), "big")
     assert key >> 80 == NOW_NS // 1_000_000
@@ -129,7 +131,7 @@ def test_layout() -> None:
 
 
 def test_each_key_is_greater_than_the_one_before() -> None:
-    """Keys rise even when the clock stands still or goes back."""
+    """Keys ascend even when the clock stops or goes back."""
     times = iter([NOW_NS, NOW_NS, NOW_NS - 10**9, NOW_NS + 1_000_000])
     keys = IdempotencyKeys(lambda: next(times), bytes)
     made = [keys.next() for _ in range(4)]
@@ -137,6 +139,6 @@ def test_each_key_is_greater_than_the_one_before() -> None:
 
 
 def test_two_makers_do_not_make_the_same_key() -> None:
-    """Keys made at the same moment differ by their randomness."""
+    """Keys of two makers at the same time differ by their randomness."""
     made = {IdempotencyKeys(lambda: NOW_NS).next() for _ in range(100)}
     assert len(made) == 100

@@ -1,4 +1,4 @@
-"""Watches of a client: one stream for all, and every commit once whatever breaks."""
+"""Watches of a client: one stream for all, and every commit exactly once after any failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOWHERE = "127.0.0.1:1"
 async def watching(
     *addresses: str, policy: RetryPolicy = QUICK, timeout_ms: int = 10_000
 ) -> AsyncIterator[WatchMultiplexer]:
-    """Watches at the first of the servers, or at the next one when a call is over."""
+    """Open watches at the first of the servers, or at the next one when a call has ended."""
     channels = [grpc.aio.insecure_channel(address) for address in addresses]
     attempts = 0
 
@@ -55,7 +55,7 @@ async def watching(
 
 
 def _ignore(_header: kv_pb2.ReplyHeader) -> None:
-    """What the headers tell is for clients of several servers."""
+    """Ignore headers, which matter only with several servers."""
 
 
 def watch(
@@ -83,7 +83,7 @@ async def commits(it: Watch, count: int) -> list[tuple[int, list[bytes]]]:
 
 
 async def test_a_watch_tells_commits_from_its_opening_on() -> None:
-    """Inside `async with` it is open: what is committed then is told, what was before is not."""
+    """Inside `async with` a watch delivers commits from its opening on, and none before."""
     history = History()
     await history.put(b"a")
     async with (
@@ -103,7 +103,7 @@ async def test_a_watch_tells_commits_from_its_opening_on() -> None:
 
 
 async def test_all_watches_travel_on_one_stream() -> None:
-    """Each gets its own, and the stream ends with the last of them."""
+    """All watches share one stream, each gets its own commits, and the last one ends the stream."""
     history = History()
     async with WatchServer(history) as server, watching(server.address) as watches:
         async with watch(watches, b"a") as first, watch(watches, b"b") as second:
@@ -122,7 +122,7 @@ async def test_all_watches_travel_on_one_stream() -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 10, 300])
 async def test_a_watch_may_begin_while_the_stream_ends(turns: int) -> None:
-    """The last watch was closed a moment ago: the next is opened, on that stream or another."""
+    """A watch that is begun while the stream ends is opened, on that stream or another."""
     history = History()
     await history.put(b"a")
     async with (
@@ -139,7 +139,9 @@ async def test_a_watch_may_begin_while_the_stream_ends(turns: int) -> None:
 
 @pytest.mark.parametrize("cut_after", [3, 4, 5, 8])
 async def test_broken_streams_are_replaced_and_every_commit_is_told_once(cut_after: int) -> None:
-    """Wherever a stream breaks, within a commit too: the user sees no gap, no double, no error."""
+    """Wherever a stream breaks, within a commit too, no commit is lost or repeated, and no
+    error is raised.
+    """
     history = History()
     expected = [
         (await history.put(b"k%d" % n, b"l", b"m"), [b"k%d" % n, b"l", b"m"]) for n in range(9)
@@ -156,7 +158,9 @@ async def test_broken_streams_are_replaced_and_every_commit_is_told_once(cut_aft
 
 
 async def test_one_that_nobody_reads_is_parked_and_holds_nobody_up() -> None:
-    """Past its bound it is closed at the server; it goes on when it is read, and misses nothing."""
+    """A watch beyond its bound is closed at the server, continues when it is read, and
+    misses nothing.
+    """
     history = History()
     async with (
         WatchServer(history) as server,
@@ -174,7 +178,9 @@ async def test_one_that_nobody_reads_is_parked_and_holds_nobody_up() -> None:
 
 
 async def test_watches_of_a_collected_past_fail_with_the_oldest_number() -> None:
-    """The typed error tells where a watch can begin; others on the stream go on."""
+    """The error has the oldest seq at which a watch can begin; other watches of the stream
+    continue.
+    """
     history = History(oldest_seq=3)
     for _ in range(4):
         await history.put(b"k")
@@ -191,7 +197,7 @@ async def test_watches_of_a_collected_past_fail_with_the_oldest_number() -> None
 
 
 async def test_a_watch_that_was_cut_tells_where_to_go_on() -> None:
-    """What was told before the error comes first."""
+    """Events before `WatchTooSlow` are delivered first, and the error has the next seq."""
     history = History()
     async with WatchServer(history) as server, watching(server.address) as watches:
         server.closures.append(server_errors.WatchTooSlow("not taken", next_seq=7))
@@ -204,7 +210,7 @@ async def test_a_watch_that_was_cut_tells_where_to_go_on() -> None:
 
 
 async def test_refusals_that_may_pass_are_waited_out() -> None:
-    """A stream and a watch that are turned away for now are tried again."""
+    """After a transient refusal, streams and watches are opened again."""
     history = History()
     async with WatchServer(history) as server, watching(server.address) as watches:
         server.refusals.append(server_errors.Stopping("shutting down"))
@@ -217,7 +223,9 @@ async def test_refusals_that_may_pass_are_waited_out() -> None:
 
 
 async def test_a_watch_that_cannot_be_opened_gives_up() -> None:
-    """Without a server after the attempts of the policy; with a silent one after the timeout."""
+    """Without a server, opening fails after the policy's attempts; with a silent one, after
+    the timeout.
+    """
     async with watching(NOWHERE) as watches:
         with pytest.raises(Unreachable):
             await watch(watches).opened()
@@ -229,7 +237,9 @@ async def test_a_watch_that_cannot_be_opened_gives_up() -> None:
 
 
 async def test_acknowledgements_reach_the_server_before_the_watch_is_closed() -> None:
-    """The last one does at the latest by the end, and again on another stream."""
+    """The last acknowledgement arrives at the latest when the watch is closed, and again on
+    a new stream.
+    """
     history = History()
     async with (
         WatchServer(history) as first,
@@ -256,7 +266,9 @@ async def test_acknowledgements_reach_the_server_before_the_watch_is_closed() ->
 
 
 async def test_a_consumer_waits_until_its_name_is_free_again() -> None:
-    """A watch that was open goes on when its last stream is forgotten; a new one is refused."""
+    """A watch that was open waits until the server has forgotten its last stream; a new one
+    is refused.
+    """
     taken = server_errors.InvalidRequest("create.consumer", "another watch is open for it")
     history = History()
     async with (
@@ -275,7 +287,7 @@ async def test_a_consumer_waits_until_its_name_is_free_again() -> None:
 
 
 async def test_progress_is_told_once_for_what_was_not_taken() -> None:
-    """Marks that follow one another while nobody looks are one mark."""
+    """Consecutive progress events that were not taken are merged into one."""
     history = History()
     async with (
         WatchServer(history) as server,
@@ -295,7 +307,7 @@ async def test_progress_is_told_once_for_what_was_not_taken() -> None:
 
 
 async def test_closing_ends_the_iteration() -> None:
-    """Of one watch quietly, whoever waits for it included; of the client with an error."""
+    """Closing a watch ends its iteration quietly; closing the client ends it with an error."""
     async with WatchServer(History()) as server, watching(server.address) as watches:
         first, second = watch(watches), watch(watches)
         await first.opened()

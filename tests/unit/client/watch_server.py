@@ -1,7 +1,4 @@
-"""A server for tests of watches: `KV.Watch` over a list of commits, that fails when told to.
-
-It answers what the published documentation of the API says. Commits are added by the test.
-"""
+"""A server for tests of watches: `KV.Watch` over a list of commits, with failures on demand."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ class WatchServer:
 
 
 class _Cut(Exception):
-    """The stream is to break."""
+    """Raised to break the stream."""
 
 
 class _Stream:
@@ -125,7 +122,9 @@ class _Stream:
         self._watches: dict[int, asyncio.Task[None]] = {}
 
     async def run(self, requests: AsyncIterator[kv_pb2.WatchRequest]) -> None:
-        """Answer until all is sent and all watches are closed, or the stream is to break."""
+        """Answer until everything is sent and all watches are closed, or until the stream
+        breaks.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for request in requests:
