@@ -1,4 +1,4 @@
-"""How the memory of a serving process is divided."""
+"""The division of the memory of a serving process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def given(memory_bytes: int = 512 * MIB, **groups: Any) -> ServeSettings:
 
 
 def test_the_defaults_are_the_shares_of_the_default_budget() -> None:
-    """So a part of the program that gets plain settings has the memory that a server has. A reader
-    has no queue of writes, and what that would take is for what it has applied.
+    """The defaults of settings are the shares of the default budget, for a writer and for a
+    reader, whose parts sum up to it. A reader has no queue of writes, and uses that share
+    for its memtable.
     """
     plain = {"database": {"url": "memory://x"}}
     writer, reader = ServeSettings.model_validate(plain), ReadSettings.model_validate(plain)
@@ -43,7 +44,7 @@ def test_the_defaults_are_the_shares_of_the_default_budget() -> None:
 
 @pytest.mark.parametrize("memory_bytes", [16 * MIB, 32 * MIB, 33 * MIB + 1, 256 * MIB, 64 * GIB])
 def test_the_parts_are_the_budget(memory_bytes: int) -> None:
-    """They amount to it but for what division leaves, and each is within its limits."""
+    """The parts sum up to the budget except for rounding, and each is within its limits."""
     settings = with_memory_shares(given(memory_bytes))
     budget = memory_budget(settings)
     assert memory_bytes - len(budget.parts) < budget.sum_bytes <= memory_bytes
@@ -52,8 +53,8 @@ def test_the_parts_are_the_budget(memory_bytes: int) -> None:
 
 @pytest.mark.parametrize("memory_bytes", [16 * MIB, 512 * MIB, 64 * GIB])
 def test_what_follows_fits_its_part(memory_bytes: int) -> None:
-    """Compaction begins before half of the memtable is full of entries of 16 + 100 bytes, and one
-    batch, one segment, one message and one session leave room for others.
+    """Compaction begins before half of the memtable is full of entries of 16 + 100 bytes,
+    and one batch, one segment, one message and one session leave space for others.
     """
     settings = with_memory_shares(given(memory_bytes))
     writer, limits, cache = settings.writer, settings.limits, settings.cache
@@ -67,7 +68,7 @@ def test_what_follows_fits_its_part(memory_bytes: int) -> None:
 
 
 def test_what_is_set_stays_and_the_rest_is_shared() -> None:
-    """A setting that was given is never changed, and what it takes is not given to others."""
+    """A setting that was given does not change, and what it takes is not given to others."""
     settings = with_memory_shares(
         given(32 * MIB, cache={"block_cache_bytes": 0}, writer={"memtable_bytes_max": 20 * MIB})
     )
@@ -117,20 +118,20 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(groups: Groups, told: str) -> None:
-    """With the amounts, and which setting to raise."""
+    """Settings that do not fit are refused, with the amounts and the setting to raise."""
     with pytest.raises(ValueError, match=told):
         with_memory_shares(given(512 * MIB, **groups))
 
 
 def test_all_names_are_settings() -> None:
-    """What the reference says of shares is said of settings that exist."""
+    """The names of all shares and derived settings are settings that exist."""
     settings = EverySetting.model_validate({"database": {"url": "memory://x"}})
     for group, name in FROM_THE_BUDGET:
         assert isinstance(getattr(getattr(settings, group), name), int)
 
 
 def test_bytes_may_have_a_unit() -> None:
-    """As text, from flags, environment and files; a megabyte of a million bytes is none."""
+    """Bytes may be given as text with a unit; decimal megabytes are refused."""
     for text, size_bytes in (
         ("2MiB", 2 * MIB),
         ("1024 KiB", 1 * MIB),

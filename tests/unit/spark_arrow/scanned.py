@@ -1,6 +1,5 @@
-"""Databases made by hand: changes in the order of their commits, spread over all sorts of objects.
-
-And what a read of them must say, worked out one key at a time.
+"""Databases made by hand, as commits spread over all kinds of objects, and the expected
+result of a read, computed key by key.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def is_range(entry: Entry) -> bool:
 
 @dataclass
 class ScannedDatabase:
-    """Objects, and all that is in them."""
+    """Objects, and everything that is in them."""
 
     random: Random
     block_bytes: Sequence[int] = (32, 300)  # one or the other
@@ -74,7 +73,7 @@ class ScannedDatabase:
         self.sources.append(run)
 
     def add_load(self, entries: Sequence[Entry]) -> None:
-        """Entries of one commit, in a file that was written without its number."""
+        """Add the entries of one commit as a file that was written without a sequence number."""
         seq = entries[0].seq
         self.stored += entries
         info = self._sst([replace_seq(entry) for entry in entries], [])
@@ -131,7 +130,7 @@ def replace_seq(entry: Entry) -> Entry:
 
 
 def _cut(entry: Entry, start: bytes, end: bytes) -> list[Entry]:
-    """The part of a range tombstone between two keys."""
+    """Return the part of a range tombstone between two keys."""
     low, high = max(entry.key, start), min(entry.value or END_OF_KEYS, end)
     if low >= high:
         return []
@@ -166,7 +165,7 @@ def expected(task: ScanTask, stored: Iterable[Entry]) -> list[Entry]:
 
 
 def expected_versions(task: ScanTask, stored: Iterable[Entry]) -> list[tuple[Entry, bool]]:
-    """All versions that are part of the state, and whether each is the one that a read finds."""
+    """Return all versions in the state, and whether each is the one that a read finds."""
     seen = [entry for entry in stored if entry.seq <= task.seq]
     ranges = [entry for entry in seen if is_range(entry)]
     start, end = task.keys

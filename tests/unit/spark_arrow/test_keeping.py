@@ -1,4 +1,4 @@
-"""The snapshot of a task: renewed in time by the store's clock, and missed when it is gone."""
+"""The snapshot of a task is renewed in time by the store's clock, and its loss is noticed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TURNS = 300  # of the event loop: enough for any edit
 
 @dataclass
 class Kept:
-    """A snapshot that a task keeps, on clocks that have nothing to do with each other."""
+    """A snapshot that a task keeps, with independent clocks of process and store."""
 
     database: CollectedDatabase
     clock: HandClock
@@ -38,7 +38,7 @@ class Kept:
     refused: list[str]  # not empty: the store does not answer
 
     async def pass_time(self, seconds: float, *, store_seconds: float | None = None) -> None:
-        """Move our clock, and that of the store as far, or as it is said."""
+        """Advance our clock, and that of the store by the same or a given time."""
         self.database.pass_time(seconds if store_seconds is None else store_seconds)
         self.clock.advance(seconds * 1_000)
         await self.settle()
@@ -48,7 +48,7 @@ class Kept:
             await self.clock.sleep_ms(0)
 
     async def left_s(self) -> float:
-        """How long the snapshot will live by the store's clock."""
+        """Return how long the snapshot will live by the store's clock."""
         (found,) = (await self.database.manifest()).snapshots
         return found.snapshot_expire_time_s - self.database.now_s
 
@@ -74,7 +74,7 @@ async def kept(ttl_ms: int | None = TTL_MS) -> AsyncIterator[Kept]:
 
 
 async def test_it_is_renewed_when_half_of_its_life_is_over() -> None:
-    """Not before, because each time is an edit of the manifest; and again and again."""
+    """A snapshot is renewed when half of its time is over, not before, and repeatedly."""
     async with kept() as each:
         first_id = (await each.database.manifest()).manifest_id
         await each.pass_time(TTL_S * 0.4)
@@ -87,7 +87,7 @@ async def test_it_is_renewed_when_half_of_its_life_is_over() -> None:
 
 
 async def test_one_that_never_expires_is_left_alone() -> None:
-    """There is nothing to renew, and it must not get an end."""
+    """A snapshot that never expires is not renewed, so that it gets no expiry."""
     async with kept(None) as each:
         await each.pass_time(TTL_S * 10)
         (snapshot,) = (await each.database.manifest()).snapshots
@@ -96,7 +96,9 @@ async def test_one_that_never_expires_is_left_alone() -> None:
 
 
 async def test_one_that_has_expired_by_the_stores_clock_is_gone() -> None:
-    """Although by ours half of its life is left, and although it stands in the manifest."""
+    """A snapshot that has expired by the store's clock is gone, even if it has time left by
+    ours and is in the manifest.
+    """
     async with kept() as each:
         await each.pass_time(TTL_S * 0.7, store_seconds=TTL_S * 2)
         with pytest.raises(SnapshotNotFound):
@@ -105,7 +107,7 @@ async def test_one_that_has_expired_by_the_stores_clock_is_gone() -> None:
 
 
 async def test_one_that_was_deleted_is_gone() -> None:
-    """Whoever deletes the snapshot of a scan ends the scan."""
+    """Deleting the snapshot of a scan ends the scan."""
     async with kept() as each:
         (snapshot,) = (await each.database.manifest()).snapshots
         await each.database.snapshots().delete(snapshot.id.hex())
@@ -115,7 +117,9 @@ async def test_one_that_was_deleted_is_gone() -> None:
 
 
 async def test_a_store_that_does_not_answer_for_a_while() -> None:
-    """It is asked again and again, until the snapshot cannot have lived on."""
+    """While the store does not answer, renewals are tried again until the snapshot must
+    have expired.
+    """
     async with kept() as each:
         each.refused.append("gone fishing")
         await each.pass_time(TTL_S * 0.7)
@@ -131,7 +135,7 @@ async def test_a_store_that_does_not_answer_for_a_while() -> None:
 
 
 async def log_of(database: CollectedDatabase, snapshot: Snapshot) -> ScanTask:
-    """A task that reads three objects of the WAL, and whose snapshot somebody else renews."""
+    """Make a task that reads three objects of the WAL, and does not renew its snapshot."""
     await database.wal(3)
     sizes = {info.name: info.size_bytes async for info in database.store.list(names.WAL_FOLDER)}
     return ScanTask(
@@ -148,7 +152,7 @@ async def log_of(database: CollectedDatabase, snapshot: Snapshot) -> ScanTask:
 
 
 async def test_slots_count_if_the_snapshot_has_outlived_their_reading() -> None:
-    """A slot that nobody protects may be filled again, with less than was in it (F1)."""
+    """Rows of WAL slots are valid only if the snapshot still lives after they were read (F1)."""
     database = await CollectedDatabase.created()
     task = await log_of(database, await database.snapshots().create(ttl_ms=TTL_MS))
     assert len(await rows_of_task(database.cas(), task)) == 3
@@ -158,7 +162,7 @@ async def test_slots_count_if_the_snapshot_has_outlived_their_reading() -> None:
 
 
 async def test_a_task_renews_the_snapshot_that_it_reads() -> None:
-    """While it waits for the store, if it is told to."""
+    """A task renews its snapshot while it waits for the store, if it has a time to live."""
     database = await CollectedDatabase.created()
     task = await log_of(database, await database.snapshots().create(ttl_ms=TTL_MS))
 
@@ -178,7 +182,9 @@ async def test_a_task_renews_the_snapshot_that_it_reads() -> None:
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("is_damaged", [True, False])
 async def test_what_is_missing_has_a_reason(*, is_gone: bool, is_damaged: bool) -> None:
-    """Objects of a snapshot that is gone are missed for that; of one that lives, for themselves."""
+    """A missing object is reported as `SnapshotNotFound` if the snapshot is gone, else as
+    missing.
+    """
     database = await CollectedDatabase.created()
     snapshot = await database.snapshots().create(ttl_ms=TTL_MS)
     task = await log_of(database, snapshot)

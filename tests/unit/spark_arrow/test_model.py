@@ -1,4 +1,4 @@
-"""What a task reads, against what it must, over everything that a key can go through."""
+"""The rows that a task reads, compared with a model, over all histories of keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WAYS = [0, 10**9]  # all parts of a window are merged key by key, or none
 
 
 def commit(random: Random, keys: Sequence[bytes], seq: int) -> list[Entry]:
-    """The changes of one commit; at most one of each key, and ranges."""
+    """Draw the changes of one commit: at most one of each key, and ranges."""
     entries = []
     for key in random.sample(keys, random.randint(1, min(6, len(keys)))):
         if random.random() < 0.25:
@@ -72,7 +72,7 @@ def commit(random: Random, keys: Sequence[bytes], seq: int) -> list[Entry]:
 
 
 def made(random: Random, keys: Sequence[bytes], *, levels_only: bool = False) -> ScannedDatabase:
-    """Commits in order, a few after each other in each object."""
+    """Put commits, in order, into objects, a few in each."""
     database, seq = ScannedDatabase(random), 0
     kinds = ["run", "run", "run", "load"] + ([] if levels_only else ["wal", "tail"])
     for _ in range(random.randint(1, 8)):
@@ -107,7 +107,7 @@ DRAWN = (
 
 
 def drawn(seed: int, keys: Sequence[bytes], **fields: Any) -> tuple[ScannedDatabase, ScanTask]:
-    """A database, and a task that reads some keys of some state of it."""
+    """Draw a database, and a task that reads some keys of one of its states."""
     random = Random(seed)
     database = made(random, keys)
     newest = max(entry.seq for entry in database.stored)
@@ -130,7 +130,7 @@ def rows_read(database: ScannedDatabase, task: ScanTask, few: int) -> list[tuple
 def test_a_task_reads_the_newest_versions(
     seed: int, keys: Sequence[bytes], memory_bytes: int, few: int
 ) -> None:
-    """Each key that is there, once, as its newest version in the state says it; no other (I2)."""
+    """Each visible key is read once, as its newest version in the state, and no other key (I2)."""
     database, task = drawn(seed, keys, memory_bytes=memory_bytes)
     right = [(e.key, e.value, e.seq, e.expire_at_ms) for e in expected(task, database.stored)]
     latest_ms = 253_402_300_799_999
@@ -141,8 +141,8 @@ def test_a_task_reads_the_newest_versions(
 @settings(max_examples=80, deadline=None)
 @given(*DRAWN)
 def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int, few: int) -> None:
-    """Each version that is stored, once, by key and from the newest to the oldest, and which of
-    them a read sees.
+    """With all versions, each stored version is read once, by key and from newest to
+    oldest, with whether a read sees it.
     """
     columns = ("is_live", "key", "kind", "seq", "value_bytes")
     database, task = drawn(
@@ -157,7 +157,7 @@ def test_all_versions(seed: int, keys: Sequence[bytes], memory_bytes: int, few: 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(KEYS))
 def test_a_task_reads_what_a_compaction_leaves(seed: int, keys: Sequence[bytes]) -> None:
-    """The engine's own merge of the same sources, with nothing below them, keeps the same rows."""
+    """The engine's own merge of the same sources, with nothing below them, has the same rows."""
     random = Random(seed)
     database = made(random, keys, levels_only=True)
     ordered = sorted(database.sources, key=lambda run: max(info.max_seq for info in run))

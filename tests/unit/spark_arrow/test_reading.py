@@ -1,5 +1,5 @@
-"""How a task reads: how much at once, which parts of objects, how it ends; and blocks as arrays,
-beside what the format package makes of the same bytes.
+"""How a task reads: memory, the parts of objects, and its end; and blocks as arrays,
+compared with the format package.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def many(count: int, seq: int, value_bytes: int = 100, step: int = 1) -> list[En
 
 @pytest.mark.parametrize("overlapping", [1, 4])
 async def test_memory_is_bounded(overlapping: int) -> None:
-    """A task holds about as much as it may, however much it reads; what it yields counts too."""
+    """A task holds about its limit of memory for any input, including the batches that it
+    yields.
+    """
     database = ScannedDatabase(Random(1), LARGE_BLOCKS)
     for run in range(overlapping):
         database.levels.add(0, many(12_000, run + 1, 400), block_bytes=8_000)
@@ -76,7 +78,9 @@ async def test_memory_is_bounded(overlapping: int) -> None:
 
 
 async def test_only_blocks_of_the_range_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a large object of the WAL, whose footer and index take more than was guessed."""
+    """Only blocks of the range are read, also of a large WAL object whose footer and index
+    exceed the guess.
+    """
     monkeypatch.setattr(objects, "WHOLE_BYTES", 100)
     monkeypatch.setattr(objects, "_GUESS_BYTES", 64)
     database = ScannedDatabase(Random(1))
@@ -95,7 +99,7 @@ async def test_only_blocks_of_the_range_are_read(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_range_tombstone_of_an_sst_that_is_not_open_yet() -> None:
-    """What a run deletes is known before other sources tell of it, though its SST holds no row."""
+    """A range tombstone of a run hides rows of other sources, even if its SST has no row."""
     database = ScannedDatabase(Random(1))
     database.add_run(many(500, 1))
     database.add_run(
@@ -109,7 +113,7 @@ async def test_a_range_tombstone_of_an_sst_that_is_not_open_yet() -> None:
 
 @pytest.mark.parametrize("at", range(6))
 async def test_an_error_of_the_store_is_told(at: int) -> None:
-    """Whichever read fails, of whichever source: it is raised as it is, in no group."""
+    """An error of any read of any source is raised unchanged, not in a group."""
     database = ScannedDatabase(Random(1), LARGE_BLOCKS)
     for run in range(3):
         database.add_run(many(2_000, run + 1))
@@ -134,7 +138,9 @@ async def test_an_error_of_the_store_is_told(at: int) -> None:
 
 @pytest.mark.parametrize("memory_bytes", [0, MIB], ids=["apart", "together"])
 async def test_blocks_that_are_fetched_are_in_order(memory_bytes: int) -> None:
-    """A block may begin above the first key of the block before, and still below its last."""
+    """A block that begins above the first key of the block before, but not above its last,
+    is refused.
+    """
     database = ScannedDatabase(Random(1), (100,))
     info = database.levels.add(0, many(3, 1, 60), block_bytes=140)
     name = level_name(info.id)
@@ -150,7 +156,7 @@ async def test_blocks_that_are_fetched_are_in_order(memory_bytes: int) -> None:
 
 
 async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was on its way is cancelled, though the store never answers, and no task stays."""
+    """Stopping early cancels reads, even if the store never answers, and leaves no task."""
     database = ScannedDatabase(Random(1), (16_000,))
     database.add_run(many(5_000, 1))
     store = database.levels.store
@@ -172,7 +178,7 @@ async def test_who_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyP
 
 
 def test_a_task_travels(tmp_path: Path) -> None:
-    """A task is pickled, and read elsewhere from a store that is opened there."""
+    """A task can be pickled, and read elsewhere from a store that is opened there."""
     database = ScannedDatabase(Random(1))
     database.add_run(many(500, 1))
     name = level_name(database.levels.infos[0].id)
@@ -231,9 +237,7 @@ def outcome(work: Callable[[], Rows]) -> object:
 def test_all_that_blocks_may_have(
     monkeypatch: pytest.MonkeyPatch, codec: Codec, block_bytes: int, *, with_values: bool
 ) -> None:
-    """Numbers and expiry for all rows or for each, tombstones and versions: no row is decoded by
-    itself, and nothing differs.
-    """
+    """Blocks with all kinds of columns are decoded as arrays to the rows of the format package."""
 
     def refused(*_: object) -> Columns:
         raise AssertionError("decoded row by row")
@@ -245,14 +249,14 @@ def test_all_that_blocks_may_have(
 
 
 def test_rows_of_a_load() -> None:
-    """Rows that were written without a number have the one that lists their file."""
+    """Rows that were written without a sequence number get that of their file."""
     entries = [put(b"%03d" % number, 0, b"v") for number in range(50)]
     rows = rows_in(opened(encoded(entries), listed_seq=12))
     assert set(rows.seqs.tolist()) == {12}
 
 
 def test_bytes_that_were_damaged() -> None:
-    """A checksum that does not match, and bytes that are missing, are refused as always."""
+    """A wrong checksum, and missing bytes, are refused as by the format package."""
     sst = opened(encoded(ALL_FLAGS))
     numbers = sst.index.blocks_of(Section.POINTS)
     end = sst.index[numbers[-1]].offset + sst.index[numbers[-1]].length
@@ -287,8 +291,8 @@ def decoded(sst: Sst) -> Rows:
 def test_every_byte_that_a_writer_may_get_wrong(
     entries: list[Entry], block_bytes: int, codec: Codec
 ) -> None:
-    """Each byte of blocks that have all columns, or the fewest: refused with the same error under
-    a checksum that matches, or read the same.
+    """With any byte of a block changed under a correct checksum, the block is refused with
+    the error of the format package, or read to the same rows.
     """
     data = encoded(entries, codec, block_bytes)
     listed_seq = 0 if entries[0].seq else 9

@@ -1,4 +1,4 @@
-"""What keeps the log for a stream that is down, or slow, and what a query leaves at its end."""
+"""Retention of the log for a stream that is down or slow, and the end of a query."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ async def compacted(database: FeedDatabase) -> None:
 
 
 async def test_a_consumer_keeps_what_was_not_committed() -> None:
-    """Until it is processed for good: then it goes, and what comes after stays."""
+    """A consumer keeps the WAL until it is committed; then it is collected, and later
+    objects are kept.
+    """
     database = await FeedDatabase.created()
     query = database.query(**NAMED)
     start = await query.initial()
@@ -66,7 +68,7 @@ async def test_a_consumer_keeps_what_was_not_committed() -> None:
 
 
 async def test_without_a_name_nothing_is_kept() -> None:
-    """The query fails, and says what it misses."""
+    """Without a consumer the query fails when an object was collected, and names it."""
     database = await FeedDatabase.created()
     query = database.query()
     start = await query.initial()
@@ -79,7 +81,9 @@ async def test_without_a_name_nothing_is_kept() -> None:
 
 
 async def test_a_name_that_is_known_goes_on_there() -> None:
-    """A new query of it, but for one that names an object; a lease that expired keeps nothing."""
+    """A new query of a known consumer continues at its lease, unless a WAL id is given or
+    the lease has expired.
+    """
     database = await FeedDatabase.created()
     await database.put(b"a")
     query = database.query(**NAMED)
@@ -94,7 +98,9 @@ async def test_a_name_that_is_known_goes_on_there() -> None:
 
 
 async def test_a_first_batch_that_is_repeated_is_kept_from_where_it_began() -> None:
-    """Although the lease is lost, and a query that began now would begin behind it."""
+    """A repeated first batch is kept from its beginning, although the lease is lost and a
+    new query would begin behind it.
+    """
     database = await FeedDatabase.created()
     query = database.query(**NAMED)
     start = await query.initial()
@@ -112,7 +118,7 @@ async def test_a_first_batch_that_is_repeated_is_kept_from_where_it_began() -> N
 
 
 async def test_what_cannot_be_kept_is_read_while_it_is_there() -> None:
-    """The oldest objects may go at any moment; the lease begins where it can."""
+    """Unprotected objects are read as long as they exist; the lease begins where it can."""
     database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):
         await database.put(key)
@@ -126,7 +132,9 @@ async def test_what_cannot_be_kept_is_read_while_it_is_there() -> None:
 
 
 async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
-    """Although they were merged into others meanwhile; not any longer when they were processed."""
+    """Files of a load that were merged meanwhile are kept until they are processed, and not
+    longer.
+    """
     database = await FeedDatabase.created()
     query = database.query(**NAMED)
     start = await query.initial()
@@ -146,7 +154,9 @@ async def test_files_of_a_load_are_kept_while_they_are_read() -> None:
 
 
 async def test_a_batch_that_is_planned_again_keeps_the_files_it_had() -> None:
-    """A snapshot of now would not have what was merged meanwhile."""
+    """A batch that is planned again keeps its first snapshot, since a new one would lack
+    merged files.
+    """
     database = await FeedDatabase.created()
     query = database.query()
     start = await query.initial()
@@ -162,7 +172,9 @@ async def test_a_batch_that_is_planned_again_keeps_the_files_it_had() -> None:
 async def test_no_query_fails_of_a_snapshot_that_cannot_be_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It expires; and what a query leaves at its end, whatever state the database is in, does."""
+    """A query does not fail when its snapshot cannot be deleted: it expires, as does the
+    lease that it leaves.
+    """
     database = await FeedDatabase.created()
     query = database.query(**NAMED)
     start = await query.initial()
@@ -184,7 +196,7 @@ def reader_of(url: str, **options: str) -> ChangesReader:
 
 
 def batch(reader: ChangesReader, start: OffsetValue) -> tuple[OffsetValue, list[Any]]:
-    """The end of the next batch, and its rows."""
+    """Return the end of the next batch, and its rows."""
     end = reader.latestOffset(start, ALL)
     parts = reader.partitions(start, end)
     found = [each for part in parts for each in reader.read(part)]
@@ -207,7 +219,9 @@ async def served(url: str) -> AsyncIterator[Served]:
 async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
 ) -> None:
-    """No thread, whatever it meets at its end; the lease stands behind what was processed."""
+    """A query that ends leaves no thread, after any error, and its lease is behind what was
+    processed.
+    """
     url = f"file://{tmp_path}"
     reader = reader_of(url, consumer="totals")
     async with served(url) as server, Client(server.listen) as client:
@@ -232,7 +246,7 @@ async def test_a_query_that_ends_leaves_its_lease_and_nothing_else(
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query fails before it begins."""
+    """A query whose store cannot be opened fails at its beginning, and leaves no thread."""
 
     def fail(_: Place) -> None:
         raise ShaleError("planted")

@@ -1,4 +1,4 @@
-"""How far a stream may read, and when it must not go on."""
+"""How far a stream reads, and when it must fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def remove(database: FeedDatabase, *wal_ids: int) -> None:
 async def batches(
     query: FeedQuery, limit: ReadLimit, start: FeedOffset | None = None
 ) -> list[FeedOffset]:
-    """The ends of all batches, until nothing is left."""
+    """Return the ends of all batches, until nothing is left."""
     ends = [await query.initial() if start is None else start]
     while (end := await query.latest(ends[-1], limit)) != ends[-1]:
         ends.append(end)
@@ -34,7 +34,7 @@ async def batches(
 
 
 async def test_what_stands_behind_a_gap_is_not_told() -> None:
-    """It is, when the gap is filled."""
+    """Objects behind a gap are not read until the gap is filled."""
     database = await FeedDatabase.created()
     await database.put(b"a")
     database.last_wal_id += 1
@@ -49,7 +49,9 @@ async def test_what_stands_behind_a_gap_is_not_told() -> None:
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 async def test_a_hole_in_what_was_compacted_is_an_error(missing: int) -> None:
-    """Wherever it is, the object is named, and nothing behind it is told."""
+    """A missing object among compacted ones is an error that names it, and nothing behind
+    it is read.
+    """
     database = await FeedDatabase.created()
     await database.put(b"a")
     query = database.query(startingOffset=0, pollIntervalMs=0)
@@ -65,12 +67,12 @@ async def test_a_hole_in_what_was_compacted_is_an_error(missing: int) -> None:
 
 
 async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
-    """The list is older than the manifest: another list tells."""
+    """An object that was compacted between list and manifest is found by another list."""
     database = await FeedDatabase.created()
     await database.put(b"a")
 
     class Late(FeedLog):
-        """Others are at work between its list and its look at the manifest."""
+        """A log in which others act between its list and its read of the manifest."""
 
         async def manifest(self) -> Manifest:
             if database.last_wal_id == 0:
@@ -82,7 +84,9 @@ async def test_what_is_compacted_between_list_and_manifest_is_no_hole() -> None:
 
 
 async def test_a_stream_goes_on_behind_ids_that_were_left_out() -> None:
-    """A switch to safekeepers leaves them out, and a late opener puts a fence among them."""
+    """A stream continues behind ids that a switch to safekeepers leaves out, although a
+    late opener puts a fence among them.
+    """
     database = await FeedDatabase.created()
     await database.put(b"a")
     query = database.query(startingOffset=0, pollIntervalMs=0)
@@ -106,8 +110,8 @@ async def test_a_stream_goes_on_behind_ids_that_were_left_out() -> None:
 async def test_batches_are_limited_by_objects_and_bytes(
     monkeypatch: pytest.MonkeyPatch, looked_into: int
 ) -> None:
-    """Each has one object at least; files of loads count as bytes. It does not matter of how many
-    objects a query finds out at once how large they are.
+    """A batch is limited by objects and bytes, has at least one object, and counts files of
+    loads. The number of slots that are described at once does not matter.
     """
     monkeypatch.setattr(feed_query, "SLOTS_AT_ONCE", looked_into)
     database = await FeedDatabase.created()
@@ -126,7 +130,9 @@ async def test_batches_are_limited_by_objects_and_bytes(
 
 
 async def test_a_query_that_is_to_end_reads_what_was_there() -> None:
-    """And nothing that comes later; it begins anew where it ended."""
+    """A query with `availableNow` reads what is in the log at its beginning, and the next
+    one continues there.
+    """
     database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):
         await database.put(key)
@@ -141,7 +147,9 @@ async def test_a_query_that_is_to_end_reads_what_was_there() -> None:
 
 
 async def test_a_first_batch_is_repeated_from_where_it_began() -> None:
-    """Spark asks for the initial offset again; meanwhile the log has grown, or was collected."""
+    """A repeated first batch has the same objects, although the log has grown or was
+    collected meanwhile.
+    """
     database = await FeedDatabase.created()
     await database.put(b"a")
     query = database.query()  # from the latest on
@@ -158,7 +166,9 @@ async def test_a_first_batch_is_repeated_from_where_it_began() -> None:
 
 
 async def test_new_queries_begin_where_they_are_told_to() -> None:
-    """At the end, at the first object without a hole behind it, or at an id below the end."""
+    """A new query begins at the end, at the first object without a hole behind it, or at an
+    id below the end.
+    """
     database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c", b"d"):
         await database.put(key)
@@ -172,7 +182,7 @@ async def test_new_queries_begin_where_they_are_told_to() -> None:
 
 
 async def test_another_database_is_noticed() -> None:
-    """By its id."""
+    """An offset of another database is refused by its id."""
     database, other = await FeedDatabase.created(), await FeedDatabase.created(seed=1)
     await database.put(b"a")
     await other.put(b"a")
@@ -186,8 +196,8 @@ async def test_another_database_is_noticed() -> None:
 
 @pytest.mark.parametrize("written_again", [0, 1, 3])
 async def test_an_older_state_is_noticed(written_again: int) -> None:
-    """Where its log ends too early, and by the bytes that stand before the offset; a query that is
-    running notices it with the epoch of another writer.
+    """An older state is noticed if its log ends too early, or by the object before the
+    offset; a running query notices it by the epoch of another writer.
     """
     database = await FeedDatabase.created()
     for key in (b"a", b"b", b"c"):

@@ -40,19 +40,21 @@ from tests.kit.engine.feed_database import EPOCH, FeedDatabase, feed_options
     ],
 )
 def test_bad_options_are_refused_by_name(given: dict[str, object], problem: str) -> None:
-    """Before any store is asked."""
+    """An invalid option is refused by name, before any request to a store."""
     with pytest.raises((InvalidSetting, InvalidUrl), match=problem):
         feed_options(**given)
 
 
 def test_key_options_become_a_range() -> None:
-    """In the encoding that is named."""
+    """Options of keys become a range, decoded by the given encoding."""
     assert feed_options(prefix="a").keys == KeyRange(b"a", b"b")
     assert feed_options(start="ff00", keyEncoding="HEX").keys == KeyRange(b"\xff\x00", b"")
 
 
 def test_a_trigger_may_want_all_there_is() -> None:
-    """Then the options do not limit it; else what Spark says does, and the rest of them."""
+    """A trigger that takes everything overrides the options; a limit of Spark overrides one
+    of them.
+    """
     options = feed_options(maxWalFilesPerTrigger=5, maxBytesPerTrigger=6)
     assert options.limits(ReadAllAvailable()) == (NO_LIMIT, NO_LIMIT)
     assert options.limits(ReadMaxFiles(4)) == (4, 6)
@@ -65,13 +67,13 @@ def test_a_trigger_may_want_all_there_is() -> None:
     [FeedOffset(bytes(16), 0), FeedOffset(b"\x01" * 16, 9, 4, b"\x02" * 16)],
 )
 def test_offsets_come_back_as_they_were(offset: FeedOffset) -> None:
-    """With all that they remember."""
+    """A stored offset is parsed to an equal one."""
     assert FeedOffset.of(offset.as_dict()) == offset
 
 
 @pytest.mark.parametrize("value", [{}, {"walId": 1}, {"databaseId": "x", "walId": 1}])
 def test_other_offsets_are_refused(value: dict[str, object]) -> None:
-    """Such as those of another source."""
+    """Offsets of another source are refused."""
     with pytest.raises(InvalidRequest, match="offset"):
         FeedOffset.of(value)
 
@@ -85,7 +87,7 @@ def test_spark_expects_what_tasks_make() -> None:
 
 
 async def mixed() -> FeedDatabase:
-    """An object with three commits, whose keys stand across each other."""
+    """Make an object with three commits whose keys interleave."""
     database = await FeedDatabase.created()
     await database.object()  # a fence
     points = [
@@ -100,7 +102,9 @@ async def mixed() -> FeedDatabase:
 
 
 async def test_rows_come_in_the_order_of_commits() -> None:
-    """Those of one commit: first deletes of ranges, and then by key. A fence has none."""
+    """Rows are in the order of commits; in one commit deletes of ranges come first, then
+    keys in order. A fence has no rows.
+    """
     database = await mixed()
     rows = await database.told(database.query(), *_whole(database))
     assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
@@ -120,7 +124,7 @@ async def test_rows_come_in_the_order_of_commits() -> None:
 
 
 async def test_other_keys_are_left_out_and_ranges_cut() -> None:
-    """With a range of keys as an option."""
+    """With a range of keys, other keys are omitted, and deletes of ranges are cut."""
     database = await mixed()
     rows = await database.told(database.query(start="b", end="c"), *_whole(database))
     assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
@@ -131,7 +135,9 @@ async def test_other_keys_are_left_out_and_ranges_cut() -> None:
 
 
 async def test_loads_are_told_by_parts_of_their_files() -> None:
-    """With the number of the load, between what is before and behind it; no other keys."""
+    """A load is read in parts of its files, with its sequence number, between the commits
+    around it, without other keys.
+    """
     database = await FeedDatabase.created()
     await database.put(b"before")
     await database.load([b"a", b"b"], [b"c"], [b"d"])
@@ -150,7 +156,9 @@ async def test_loads_are_told_by_parts_of_their_files() -> None:
 
 
 async def test_a_load_that_the_driver_overlooks_is_told_all_the_same() -> None:
-    """A task reads the files of a record that it meets."""
+    """A task reads the files of a load record in its WAL object if the driver has made no
+    part of it.
+    """
     database = await FeedDatabase.created()
     await database.load([b"a"], [b"b"])
     part = SlotsPart(database.database_id, 0, (1_000,))
@@ -159,7 +167,7 @@ async def test_a_load_that_the_driver_overlooks_is_told_all_the_same() -> None:
 
 
 async def test_an_object_may_commit_several_loads() -> None:
-    """The format allows it, and none is left out."""
+    """All loads of an object with several are read."""
     database = await FeedDatabase.created()
     loads = [await database.load([key]) for key in (b"a", b"b")]
     await database.object(control=[load_entry(load, 3 + at) for at, load in enumerate(loads)])
@@ -173,7 +181,7 @@ async def test_an_object_may_commit_several_loads() -> None:
 
 
 async def test_slots_out_of_order_end_the_query() -> None:
-    """Their sequence numbers tell."""
+    """Objects whose sequence numbers are out of order end the query."""
     database = await FeedDatabase.created()
     await database.put(b"a")
     database.last_seq = 0
@@ -183,7 +191,7 @@ async def test_slots_out_of_order_end_the_query() -> None:
 
 
 async def test_what_is_gone_when_a_task_reads_is_named() -> None:
-    """A WAL object, and a file of a load."""
+    """A WAL object or a file of a load that is gone when a task reads is named by the error."""
     database = await FeedDatabase.created()
     await database.put(b"a")
     await database.load([b"b"])
@@ -196,7 +204,7 @@ async def test_what_is_gone_when_a_task_reads_is_named() -> None:
 
 
 def test_batches_are_bounded() -> None:
-    """By rows and by bytes, however large an object is; none of its rows is left out."""
+    """Batches are bounded by rows and bytes for objects of any size, and no row is lost."""
     batches = BatchBuilder()
     small = columns_of([Entry(b"%05d" % each, 1, PUT, b"") for each in range(20_000)])
     found = [*batches.add(0, 1, small), *batches.rest()]

@@ -1,4 +1,4 @@
-"""A database on disk, and loads of it by tasks that Spark does not know of."""
+"""A database on disk, and loads of it by tasks without Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def current(store: CasStore) -> Manifest:
 
 
 async def files(store: CasStore) -> set[str]:
-    """The names of all files in the folder of the levels."""
+    """Return the names of all files in the folder of the levels."""
     return {info.name async for info in store.reads.list("levels/")}
 
 
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How large keys and values may be, bytes."""
+    """Limits of keys and values, bytes."""
 
     key_bytes_max: int = 8
     value_bytes_max: int = 16

@@ -1,4 +1,6 @@
-"""A library in somebody's program: what it logs goes where that program sends it, not to stdout."""
+"""Logs and results of the library in a program: logs go where the program sends them, not
+to stdout.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ OWN = "shalekv.jobs.compact.claim"
 
 @pytest.fixture(autouse=True)
 def _unconfigured() -> Iterator[None]:
-    """As in a program that knows nothing of structlog."""
+    """Reset structlog, as in a program that does not configure it."""
     config = structlog.get_config() if structlog.is_configured() else None
     structlog.reset_defaults()
     yield
@@ -37,7 +39,7 @@ def warn(module: str) -> None:
 async def test_warnings_are_those_of_logging(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the names of modules, at their level, and nothing is printed to stdout."""
+    """Warnings go to `logging` by the names of modules, at their level, and not to stdout."""
     async with Place(f"file://{tmp_path}").open():
         warn(OWN)
     assert capsys.readouterr().out == ""
@@ -50,7 +52,9 @@ async def test_warnings_are_those_of_logging(
 def test_who_has_configured_structlog_is_obeyed(
     caplog: pytest.LogCaptureFixture, *, is_before: bool
 ) -> None:
-    """Whether before the first store is opened or after it."""
+    """A configuration of structlog is respected, made before the first store is opened or
+    after it.
+    """
     found = io.StringIO()
     if not is_before:
         route_logs()
@@ -63,7 +67,7 @@ def test_who_has_configured_structlog_is_obeyed(
 
 
 def test_results_count_in_words() -> None:
-    """One file is no files."""
+    """The text of a result has the right plurals."""
     result = LoadResult("x", 7, rows=1, deletes=1, files=1, size_bytes=2_000)
     assert str(result) == (
         "load 'x' is committed as 7: 1 row, 1 delete among them, in 1 file of 2,000 bytes"
@@ -77,7 +81,9 @@ def test_results_count_in_words() -> None:
 def test_a_store_that_cannot_be_opened_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when its loop has ended before anybody waits for it."""
+    """The error of opening a store is raised, also when its loop has ended before the wait
+    for it.
+    """
 
     def fail(_: Place) -> None:
         raise InvalidSetting("no such store")

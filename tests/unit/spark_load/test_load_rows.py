@@ -1,4 +1,4 @@
-"""Rows of a load: what is refused, by which words, and which row of a key counts."""
+"""Rows of a load: which are refused, with which error, and which row of a key is loaded."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("rows", "told"), REFUSED, ids=[told for _, told in REFUSED])
 def test_a_row_that_cannot_be_loaded_is_named(rows: list[Row], told: str) -> None:
-    """By partition and key, whether the rows come in one batch or in two."""
+    """A refused row is named by partition and key, with the rows in one batch or in two."""
     for sizes in ([], [1]):
         with pytest.raises(InvalidRequest, match=re.escape(told)):
             taken(batches_of(rows, sizes))
 
 
 def test_a_delete_needs_neither_value_nor_expiry_and_has_none() -> None:
-    """Whatever stands there does not count."""
+    """Value and expiry of a delete are ignored."""
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     rows = [Row(b"a", None, "delete", moment), Row(b"b", bytes(99), "delete"), Row(b"c", b"1")]
     (found,) = taken([batch_of(rows, large=True)])
@@ -68,7 +68,7 @@ def test_a_delete_needs_neither_value_nor_expiry_and_has_none() -> None:
 
 
 def test_times_become_milliseconds_and_never_no_time() -> None:
-    """Rounded down; before 1970 they are the earliest that there is, which is past as well."""
+    """Times are rounded down to milliseconds; times before 1970 become the earliest expiry."""
     times = [
         datetime(1970, 1, 1, 0, 0, 1, 2_999, tzinfo=UTC),
         datetime(1970, 1, 1, tzinfo=UTC),
@@ -82,7 +82,7 @@ def test_times_become_milliseconds_and_never_no_time() -> None:
 
 
 def test_of_rows_with_one_key_the_first_is_loaded() -> None:
-    """Wherever batches end; the rows that lose may be alike among themselves."""
+    """Of rows with one key the first is loaded, wherever batches end; the others may be equal."""
     random = Random(7)
     rows, winners = [], []
     for number in range(60):
@@ -100,7 +100,9 @@ def test_of_rows_with_one_key_the_first_is_loaded() -> None:
 
 @pytest.mark.parametrize("order", [1, None, math.nan])
 def test_two_rows_that_the_rule_does_not_tell_apart_are_refused(order: float | None) -> None:
-    """Nulls and NaN are alike; rows that are the same in everything are one row."""
+    """Two different rows with equal order values are refused; nulls, and NaN, are equal,
+    and identical rows count as one.
+    """
     same = Row(b"b", b"1", order=order)
     rows = [Row(b"a", order=5), same, same, same, Row(b"c", order=5)]
     for sizes in ([], [2], [1, 1, 1, 1], [3]):
@@ -114,7 +116,7 @@ def test_two_rows_that_the_rule_does_not_tell_apart_are_refused(order: float | N
 
 @pytest.mark.parametrize("zone", ["UTC", "GMT+08:00", "PST"])
 def test_rows_are_compared_in_every_zone_that_spark_knows(zone: str) -> None:
-    """Also times of which Python knows none: after the year 9999."""
+    """Rows are compared also by times and zones that Python does not have."""
     for microseconds in (1, 10**18):
         batch = batch_of([Row(b"a", order=1), Row(b"a", order=1)])
         at = batch.schema.get_field_index(EXPIRE_AT)
@@ -179,13 +181,13 @@ BAD_FRAMES = [
 def test_an_option_that_will_not_do_is_named(
     options: dict[str, Any], kind: type[ShaleError], told: str
 ) -> None:
-    """Nothing is asked of a store or of Spark for that."""
+    """An invalid option is named, without a request to a store or to Spark."""
     with pytest.raises(kind, match=re.escape(told)):
         LoadPlan.of(URL, options)  # type: ignore[arg-type]
 
 
 def test_a_url_that_is_none_is_refused() -> None:
-    """So is one of a database in memory, which tasks could not see."""
+    """An invalid URL is refused, as is one of a database in memory, which tasks cannot read."""
     with pytest.raises(InvalidUrl):
         LoadPlan.of("nowhere", {})
     with pytest.raises(InvalidSetting, match="memory"):
@@ -196,14 +198,14 @@ def test_a_url_that_is_none_is_refused() -> None:
 def test_a_frame_that_is_no_load_is_refused(
     fields: list[StructField], options: dict[str, Any], told: str
 ) -> None:
-    """The error names the column and what the load needs."""
+    """An unsuitable frame is refused; the error names the column and what the load needs."""
     plan = LoadPlan.of(URL, options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=re.escape(told)):
         plan.schema_of(StructType(fields))
 
 
 def test_columns_may_have_any_name() -> None:
-    """Those that are not named are found by their usual names, and the rule's by its own."""
+    """Columns may have any name; those that are not named are found by their usual names."""
     fields = [
         StructField("a.b", StringType()),
         StructField("`", StringType()),
@@ -220,13 +222,13 @@ def test_columns_may_have_any_name() -> None:
 
 @pytest.mark.parametrize("name", ["", "shalekv:x", "a\nb", "a/b", "n" * 236, "\ud800"], ids=ascii)
 def test_a_stream_cannot_have_every_name(name: str) -> None:
-    """It becomes part of the ids of its batches, and of the path of a checkpoint."""
+    """A name is refused that cannot be part of load ids, or of the path of a checkpoint."""
     with pytest.raises(InvalidRequest, match=r"^name: "):
         check_name(name)
 
 
 def test_a_stream_may_have_the_longest_name() -> None:
-    """The id of its last batch fits beside it."""
+    """The longest name leaves space for the id of the last batch."""
     check_name("n" * 235)
 
 
@@ -239,7 +241,7 @@ def writer(codec: Codec, block_bytes: int, filter_bits: int | None) -> SstWriter
 
 
 def by_rows(sst: SstWriter, parts: list[PointRows]) -> FinishedSst:
-    """The SST as the server's own code writes it, all rows at once."""
+    """Return the SST as the server's own code writes it, all rows at once."""
     keys = [key for part in parts for key in part.keys.to_pylist()]
     values = [value for part in parts for value in part.values.to_pylist()]
     kinds: list[int] = []
@@ -253,7 +255,7 @@ def by_rows(sst: SstWriter, parts: list[PointRows]) -> FinishedSst:
 
 
 def random_rows(random: Random) -> Iterator[Row]:
-    """Rows by key; some stretches have deletes or expiries, others have none."""
+    """Draw rows by key; some stretches have deletes or expiries, others have none."""
     for number in range(random.randint(1, 300)):
         mixed = number // 50 % 2
         yield Row(
@@ -268,7 +270,9 @@ def random_rows(random: Random) -> Iterator[Row]:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
 def test_the_bytes_are_those_of_the_servers_code(codec: Codec) -> None:
-    """Whatever the rows are, the sizes of blocks, and where batches end."""
+    """Blocks have the bytes of the server's code for any rows, sizes of blocks and ends of
+    batches.
+    """
     for seed in range(60):
         random = Random(seed)
         rows = [*random_rows(random)]
@@ -291,7 +295,7 @@ def test_the_bytes_are_those_of_the_servers_code(codec: Codec) -> None:
 
 
 def test_a_block_does_not_go_below_what_stands() -> None:
-    """Nor is it taken where rows were added, or another section has begun."""
+    """A writer refuses a block below its last key, after single rows, or after another section."""
     parts = taken(batches_of([Row(b"a"), Row(b"b")], []))
     (block,) = encoded(parts)
     sst = writer(Codec.NONE, 100, None)

@@ -1,5 +1,5 @@
-"""Tasks of a load on a folder: twice, late, by wrong clocks; what a driver makes of them, and who
-commits the load: the writer that answers, and nobody by mistake.
+"""Tasks of a load on a folder (repeated, late, or with wrong clocks), the reports that a
+driver collects, and the commit by the right writer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def names(infos: Sequence[SstInfo]) -> set[str]:
 
 
 async def collected(store: CasStore) -> set[str]:
-    """The files that are left when a collector has spared nothing."""
+    """Return the files that are left when a collector has deleted all it may."""
     begun_ms = await store.reads.now_ms()
     while await store.reads.now_ms() <= begun_ms:  # what is as new as its list is too new for it
         pass
@@ -59,8 +59,8 @@ async def commit(store: CasStore, infos: Sequence[SstInfo]) -> Committed:
 
 
 async def test_of_two_attempts_of_one_task_one_counts(tmp_path: Path) -> None:
-    """The other's files have names of their own, which nobody commits, and are collected; while
-    the load goes on both are protected.
+    """Of two attempts of a task one is committed; the files of the other are collected, but
+    protected while the load runs.
     """
     async with database(tmp_path) as (place, store):
         job = await begun(store)
@@ -80,8 +80,8 @@ async def test_of_two_attempts_of_one_task_one_counts(tmp_path: Path) -> None:
 
 
 async def test_a_late_task_publishes_nothing(tmp_path: Path) -> None:
-    """It ends after the driver has given up, or after another run has committed: what it has
-    written is collected, and the load is the other's alone.
+    """Files of a task that ends after the driver has given up, or another run has
+    committed, are collected.
     """
     async with database(tmp_path) as (place, store):
         given_up = await begun(store)
@@ -104,7 +104,9 @@ async def test_a_late_task_publishes_nothing(tmp_path: Path) -> None:
 
 
 async def test_rows_that_are_refused_are_told_and_not_raised(tmp_path: Path) -> None:
-    """Spark would try them again; and a task takes all of its batches, because else it may fail."""
+    """Refused rows are reported, not raised, since Spark would try again; the task takes
+    all its batches.
+    """
     async with database(tmp_path) as (place, store):
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, [Row(b"b"), Row(b"a")])
@@ -115,7 +117,7 @@ async def test_rows_that_are_refused_are_told_and_not_raised(tmp_path: Path) -> 
 
 
 async def test_partitions_that_overlap_are_refused(tmp_path: Path) -> None:
-    """Also by one key; what lies apart may come in any order."""
+    """Partitions that overlap, even by one key, are refused; others may come in any order."""
     async with database(tmp_path) as (place, store):
         job = await begun(store)
         parts = [ROWS[:10], ROWS[10:20], ROWS[19:30]]
@@ -130,7 +132,7 @@ async def test_partitions_that_overlap_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_report_that_lacks_a_row_is_not_committed(tmp_path: Path) -> None:
-    """Neither without a file nor without the end of a task."""
+    """A report without a file, or without the end of a task, is not committed."""
     async with database(tmp_path) as (place, store):
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, ROWS)
@@ -145,7 +147,7 @@ LEASE_TTL_S = 10  # the least that there is
 
 
 class Session:
-    """As much of a session of Spark as a load tells it while it works."""
+    """The part of a session of Spark that a load uses while it works."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
@@ -174,7 +176,7 @@ async def drop_leases(store: CasStore) -> None:
 
 
 def work(place: Place, session: Session, *, is_lost: bool) -> None:
-    """A load whose tasks go on until the lease was renewed, or the job is interrupted."""
+    """Run a load whose tasks go on until the lease was renewed, or the job is interrupted."""
     with StoreLoop(place) as loop:
         job = loop.run(
             LoadJob.begin(
@@ -194,7 +196,7 @@ def work(place: Place, session: Session, *, is_lost: bool) -> None:
 
 
 async def test_the_lease_is_renewed_while_spark_works(tmp_path: Path) -> None:
-    """Nothing is interrupted then, and no tag stays."""
+    """The lease is renewed while Spark works, without an interruption, and no tag is left."""
     async with database(tmp_path) as (place, store):
         session = Session()
         await asyncio.to_thread(work, place, session, is_lost=False)
@@ -205,7 +207,7 @@ async def test_the_lease_is_renewed_while_spark_works(tmp_path: Path) -> None:
 
 
 async def test_a_job_whose_lease_is_lost_is_ended(tmp_path: Path) -> None:
-    """What it has written may be deleted, so it must not be committed."""
+    """A job whose lease is lost is ended, since its files may be deleted."""
     async with database(tmp_path) as (place, _):
         session = Session()
         with pytest.raises(LeaseLost):
@@ -220,7 +222,7 @@ FEW = [Row(b"a", b"1"), Row(b"b", b"2")]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A served database, and files of a load that only its commit is missing of."""
+    """A served database, and the files of a load that only has to be committed."""
 
     server: Child
     store: CasStore
@@ -243,8 +245,8 @@ async def ready(folder: Path, processes: Processes) -> AsyncIterator[Ready]:
 async def test_a_writer_that_does_not_answer_is_not_fenced(
     tmp_path: Path, processes: Processes
 ) -> None:
-    """The error says what to pass instead, before the load and at its commit; what was passed then
-    commits it.
+    """When the writer does not answer, the errors before the load and at its commit say
+    what to pass instead, and with that the load is committed.
     """
     async with ready(tmp_path, processes) as load:
         await load.server.kill()
@@ -262,7 +264,7 @@ async def test_a_writer_that_does_not_answer_is_not_fenced(
 async def test_the_writer_of_another_database_is_refused(
     tmp_path: Path, processes: Processes
 ) -> None:
-    """Before anything is written for it."""
+    """A writer of another database is refused before anything is written."""
     other = await processes.serve(f"file://{tmp_path}/other", *ALONE)
     async with ready(tmp_path, processes) as load:
         with pytest.raises(InvalidSetting, match="serves database"):
@@ -270,7 +272,7 @@ async def test_the_writer_of_another_database_is_refused(
 
 
 async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> None:
-    """Its manifest names no writer, so nobody can be fenced by mistake."""
+    """A database whose manifest names no writer is opened for the commit."""
     async with database(tmp_path) as (place, store):
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, FEW)
@@ -282,7 +284,7 @@ async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> Non
 async def test_a_writer_without_room_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the compactor is behind for a while, what took hours to write is not given up."""
+    """The commit is repeated while the writer is overloaded."""
     refused = [Overloaded(ErrorDetails("here:1", "RESOURCE_EXHAUSTED", "too many loads"))]
 
     async def ingest(*_: object, **__: object) -> Ingested:

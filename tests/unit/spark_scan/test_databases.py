@@ -1,4 +1,4 @@
-"""Tasks read databases of every kind: clones, those that nobody has written, and odd keys."""
+"""Tasks read databases of every kind: clones, databases without writes, and extreme keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOWHERE = Place("file:///nowhere")  # what tasks are told; the tests read from o
 async def scanned(
     database: places.Place, keys: KeyRange = ALL, *, called: str = "", tail_bytes: int = 1 << 20
 ) -> list[places.Row]:
-    """What tasks read of the snapshot with this name, or of a new one: small parts, in order."""
+    """Return what tasks read of the snapshot with this name, or of a new one, in small parts."""
     with real_runtime(seed=database.seed()) as runtime:
         store = database.cas(runtime)
         pin = await (pin_existing(store, called) if called else pin_new(store, ttl_s=60))
@@ -42,7 +42,9 @@ async def scanned(
 
 @pytest.mark.parametrize("tail_bytes", [0, 1 << 20])
 async def test_a_clone_is_read_where_its_parent_has_it(tail_bytes: int) -> None:
-    """Also when it has gone on: what it has written and merged is its own, the rest is not."""
+    """A clone is read with the objects of its parent, also after the clone has written and
+    merged.
+    """
     parent, clone = await everything(), places.Place("clone")
     await parent.clone_to(clone)
     expected = await parent.rows()
@@ -58,7 +60,7 @@ async def test_a_clone_is_read_where_its_parent_has_it(tail_bytes: int) -> None:
 
 
 async def test_a_clone_whose_parent_has_dropped_it_is_refused() -> None:
-    """By name, and before anything is pinned."""
+    """A clone that its parent has dropped is refused by name, before anything is pinned."""
     parent, clone = await everything(), places.Place("clone")
     await parent.clone_to(clone)
     before = await clone.manifest()
@@ -71,7 +73,7 @@ async def test_a_clone_whose_parent_has_dropped_it_is_refused() -> None:
 
 
 async def test_the_snapshot_that_keeps_a_clone_is_none_to_read() -> None:
-    """It keeps no WAL."""
+    """The snapshot that keeps a clone is refused for reads, since it keeps no WAL."""
     parent, clone = await everything(), places.Place("clone")
     await parent.clone_to(clone)
     (own,) = await parent.pins()
@@ -80,7 +82,7 @@ async def test_the_snapshot_that_keeps_a_clone_is_none_to_read() -> None:
 
 
 async def test_a_database_that_nobody_has_written_is_empty() -> None:
-    """Whether a writer has opened it or not."""
+    """A database without writes is read as empty, opened by a writer or not."""
     database = places.Place("new")
     await database.open()
     assert await scanned(database) == []
@@ -92,7 +94,7 @@ async def test_a_database_that_nobody_has_written_is_empty() -> None:
 
 
 async def test_versions_that_stand_in_few_objects_of_the_wal() -> None:
-    """The newest is shown, and all of them to who asks for that."""
+    """The newest version of the WAL is read, and all versions on request."""
     database = await FeedDatabase.created()
     await database.object([Entry(b"k", seq, Kind.PUT, b"v") for seq in (3, 2, 1)])
     await database.put(b"k")
@@ -106,7 +108,7 @@ async def test_versions_that_stand_in_few_objects_of_the_wal() -> None:
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("tail_bytes", [0, 1 << 20])
 async def test_first_and_last_keys_of_all(*, is_compacted: bool, tail_bytes: int) -> None:
-    """Zeros and 0xff are bytes as others are, at every border."""
+    """Keys of zeros and of 0xff are read at every border of parts."""
     longest = b"\xff" * 65_536
     keys = [b"\x00", b"\x00\x00", b"a\xff", b"a\xff\xff", b"b", b"\xff", b"\xff\xff", longest]
     database = places.Place("keys")
@@ -134,7 +136,9 @@ async def test_first_and_last_keys_of_all(*, is_compacted: bool, tail_bytes: int
 
 
 async def test_a_snapshot_that_has_expired_is_refused() -> None:
-    """By the clock of the store, even if no collector has taken it out yet."""
+    """A snapshot that has expired by the store's clock is refused, even if it is still in
+    the manifest.
+    """
     database = places.Place("expiring")
     await database.put(b"k")
     await database.snapshot("short")

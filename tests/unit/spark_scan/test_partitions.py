@@ -1,4 +1,4 @@
-"""Where a range of keys is cut."""
+"""The division of a range of keys into parts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_range_and_prefix_hold_both(
 
 
 def test_parts_are_about_as_large_and_cover_the_range() -> None:
-    """Each key is in exactly one part, and no part has more than was asked for."""
+    """Each key is in exactly one part, and no part is larger than requested."""
     keys = [b"%03d" % n for n in range(0, 300, 3)]
     others = [b"%03d" % n for n in range(1, 300, 3)]
     parts = divided(
@@ -76,7 +76,7 @@ def test_parts_are_about_as_large_and_cover_the_range() -> None:
 
 
 def test_range_without_anything_is_one_part() -> None:
-    """So is one that holds no key."""
+    """A range without blocks, or an empty range, is one part."""
     assert divided(ALL, [], PartitionSize()) == [ALL]
     empty = KeyRange(b"c", b"b")
     assert divided(empty, [blocks(b"c", b"d")], PartitionSize(100)) == [empty]
@@ -84,7 +84,7 @@ def test_range_without_anything_is_one_part() -> None:
 
 
 def test_keys_that_begin_blocks_of_two_sources_stay_together() -> None:
-    """A border is never inside of a key's versions."""
+    """No border separates versions of one key."""
     parts = divided(ALL, [blocks(b"a", b"b", b"c"), blocks(b"a", b"b", b"c")], PartitionSize(100))
     assert [part.start for part in parts] == [b"", b"b", b"c"]
 
@@ -106,12 +106,16 @@ def test_keys_that_begin_blocks_of_two_sources_stay_together() -> None:
 def test_partitions_are_as_many_as_cores_unless_tiny(
     wanted: PartitionSize, total_bytes: int, expected: int
 ) -> None:
-    """Or a multiple of them; and as many as were asked for, whatever the parts come to."""
+    """There are as many partitions as cores, or a multiple, unless they are tiny; or the
+    requested number.
+    """
     assert wanted.count(total_bytes) == expected
 
 
 def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:
-    """Small SSTs count whole, and no more indexes are read than there is time for."""
+    """Indexes are read of SSTs beyond the range and of the largest, up to a limit; small
+    ones count whole.
+    """
     across, small, large = sst(b"a", b"c", 500), sst(b"d", b"d", 9), sst(b"e", b"f", 2_000)
     keys = KeyRange(b"b", b"z")
     assert indexes_to_read([small, large, across], keys, PartitionSize(800)) == [across, large]
@@ -122,7 +126,9 @@ def test_indexes_are_read_of_what_reaches_beyond_and_of_the_largest() -> None:
 
 
 def test_blocks_beyond_the_range_do_not_count() -> None:
-    """One that begins before it counts from its start; so does an SST without an index."""
+    """A block that begins before the range counts from its start, as does an SST without an
+    index.
+    """
     found = clipped(blocks(b"a", b"c", b"e"), KeyRange(b"b", b"e"))
     assert [block.first_key for block in found] == [b"b", b"c"]
     run = [sst(b"a", b"c", 10), sst(b"d", b"e", 20)]
@@ -130,7 +136,7 @@ def test_blocks_beyond_the_range_do_not_count() -> None:
 
 
 def test_tail_is_divided_like_all_else() -> None:
-    """Rows by key, with all versions of one key in one part; tombstones that reach into it."""
+    """All versions of a key in the tail are in one part, with the tombstones that reach into it."""
     entries = [Entry(b"%03d" % (n // 2), 500 - n, Kind.PUT, b"v" * 20) for n in range(400)]
     rows = columns_of(entries)
     weights = [*weights_of_rows(rows)]
@@ -147,7 +153,9 @@ def test_tail_is_divided_like_all_else() -> None:
 
 
 def test_slots_go_to_the_parts_that_they_speak_of() -> None:
-    """One whose range tombstone has no end goes to all after its beginning."""
+    """WAL objects go to the parts of their keys; one with an unbounded range tombstone to
+    all behind its beginning.
+    """
     slots = [
         UnreadSlot(WalSlot(number, 9), first, last, ())
         for number, (first, last) in enumerate([(b"a", b"c"), (b"d", b"f"), (b"b", b"")])

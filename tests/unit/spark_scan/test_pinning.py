@@ -1,4 +1,4 @@
-"""What a driver keeps while others work: snapshots, and results of asynchronous work."""
+"""Resources that a driver keeps while others work: snapshots, and results of asynchronous work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON_S = 20.0
 
 
 class Keeping:
-    """Stands for the store: what renewals say, one after the other, and what was removed."""
+    """A fake of the store: the results of renewals, one after the other, and removed snapshots."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> None:
         self.answers = [*answers]
@@ -44,7 +44,7 @@ class Keeping:
 
 
 def pinned_now() -> PinnedSnapshot:
-    """One that has to be renewed three times in a second."""
+    """Make a snapshot that has to be renewed three times in a second."""
     return PinnedSnapshot(PLACE, SnapshotPin(b"p" * 16, 7, "p", 1))
 
 
@@ -55,7 +55,7 @@ def pinned_now() -> PinnedSnapshot:
 def test_a_renewal_that_fails_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever the reason; and in the end the snapshot is removed."""
+    """A failed renewal is tried again after any error; in the end the snapshot is removed."""
     keeping = Keeping(monkeypatch, error, None, None)
     with pinned_now() as pinned:
         assert keeping.is_answered.wait(SOON_S)
@@ -66,7 +66,7 @@ def test_a_renewal_that_fails_is_tried_again(
 
 
 def test_a_snapshot_that_is_gone_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does anything wait for it."""
+    """A snapshot that is gone is not renewed, and nothing waits for it."""
     Keeping(monkeypatch, SnapshotNotFound("gone"))
     pinned = pinned_now()
     pinned._thread.join(SOON_S)  # noqa: SLF001 - what `release` waits for
@@ -74,7 +74,7 @@ def test_a_snapshot_that_is_gone_is_not_renewed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_cannot_tell_whether_it_is_needed_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the end of the process; it is not dropped under somebody who reads."""
+    """A snapshot is kept until the end of the process if it is not known whether it is needed."""
     keeping = Keeping(monkeypatch, None, None)
 
     def unknown() -> bool:
@@ -89,13 +89,13 @@ def test_what_cannot_tell_whether_it_is_needed_keeps_it(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("ttl_s", [0, 10**10])
 def test_a_life_that_makes_no_sense_is_refused(ttl_s: int) -> None:
-    """Before anything is asked of a store."""
+    """An invalid time to live is refused before any request to a store."""
     with pytest.raises(InvalidSetting, match="snapshot_ttl_s"):
         pin("file:///nowhere", ttl_s=ttl_s)
 
 
 class Counting:
-    """Numbers, and what becomes of whoever makes them."""
+    """A generator of numbers, and how it ended."""
 
     def __init__(self, count: int, error: Exception | None = None) -> None:
         self.count = count
@@ -117,7 +117,7 @@ class Counting:
 
 @pytest.mark.parametrize("taken", [1, 2, 50])
 def test_closing_closes_what_makes_the_results(taken: int) -> None:
-    """To its end, wherever it is; no thread is left."""
+    """Closing the iterator closes the generator at any point, and leaves no thread."""
     counting, before = Counting(100), threading.active_count()
     results = iterate(counting.numbers)
     assert [next(results) for _ in range(taken)] == [*range(taken)]
@@ -128,7 +128,7 @@ def test_closing_closes_what_makes_the_results(taken: int) -> None:
 
 
 def test_results_end_with_the_error_that_ended_them() -> None:
-    """After those that came before it."""
+    """An error is raised after the results before it."""
     assert [*iterate(Counting(5).numbers)] == [*range(5)]
     counting = Counting(5, OSError("the disk is gone"))
     results = iterate(counting.numbers)
@@ -139,13 +139,15 @@ def test_results_end_with_the_error_that_ended_them() -> None:
 
 
 async def test_a_loop_may_be_running() -> None:
-    """As in a notebook."""
+    """`run` works where a loop is running, as in a notebook."""
     assert run(asyncio.to_thread(len, "done")) == 4
     assert [*iterate(Counting(3).numbers)] == [0, 1, 2]
 
 
 def test_work_that_nobody_waits_for_any_more_is_ended() -> None:
-    """As by Ctrl-C: it is cancelled, closes what it has open, and leaves no thread."""
+    """Interrupted work, as by Ctrl-C, is cancelled, closes what it has open, and leaves no
+    thread.
+    """
     before, ended, main = threading.active_count(), threading.Event(), threading.get_ident()
 
     async def work() -> None:

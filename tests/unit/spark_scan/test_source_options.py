@@ -1,4 +1,4 @@
-"""What the sources are asked: options, formats, arguments, and what statistics count."""
+"""Requests to the sources: options, formats and arguments, and the counts of statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ URL = "file:///data/db"
 
 
 def test_options_are_read_whatever_their_case() -> None:
-    """As Spark has it; `path` is what ``load`` is given."""
+    """The case of options does not matter; `path` is the argument of ``load``."""
     given = {
         "PATH": URL,
         "keyencoding": "HEX",
@@ -57,7 +57,7 @@ def test_options_are_read_whatever_their_case() -> None:
 
 
 def test_statistics_take_a_delimiter_in_the_encoding_of_keys() -> None:
-    """And no columns, which are theirs to choose."""
+    """Statistics accept a delimiter in the encoding of keys, but no columns."""
     request, prefixes = stats_request({"url": URL, "keyEncoding": "hex", "delimiter": "2f"})
     assert prefixes == Prefixes(0, b"/")
     assert request.reading.all_versions
@@ -89,31 +89,33 @@ def test_statistics_take_a_delimiter_in_the_encoding_of_keys() -> None:
     ],
 )
 def test_bad_option_is_named(given: dict[str, str], message: str) -> None:
-    """With what would be right."""
+    """An invalid option is named, with what is expected."""
     with pytest.raises(InvalidSetting, match=message):
         scan_request({"url": URL} | given)
 
 
 def test_bad_url_is_refused() -> None:
-    """Before anybody asks a store."""
+    """An invalid URL is refused without a request to a store."""
     with pytest.raises(InvalidUrl):
         scan_request({"url": "nowhere"})
 
 
 def test_schema_of_ones_own_is_refused() -> None:
-    """Spark would not ask for the source's, with which the snapshot is made."""
+    """A schema of the user is refused: Spark would not ask for that of the source, which
+    pins the snapshot.
+    """
     source = ScanSource({"url": URL})
     with pytest.raises(InvalidRequest, match="schema"):
         source.reader(StructType())
 
 
 def test_reader_leaves_filters_to_spark() -> None:
-    """Spark would give the rows of one query to another: see the module."""
+    """The reader does not accept filters, since Spark would reuse its rows for another query."""
     assert SnapshotReader.pushFilters is DataSourceReader.pushFilters
 
 
 def test_fields_follow_each_other() -> None:
-    """Padding has none; bytes are one."""
+    """Fields of a format follow each other; padding is no field, and bytes are one."""
     fields = fields_of("<2xHI4s2b")
     assert [(f.code, f.offset, f.width) for f in fields] == [
         ("H", 2, 2),
@@ -126,7 +128,7 @@ def test_fields_follow_each_other() -> None:
 
 @pytest.mark.parametrize("layout", ["", "Q", ">", "=Q", ">d", ">Q ", ">Z", "utf-16", ">2x"])
 def test_other_formats_are_refused(layout: str) -> None:
-    """Those without a byte order have padding that depends on the machine."""
+    """Formats without a byte order are refused, since their padding depends on the machine."""
     with pytest.raises(InvalidRequest, match="format"):
         fields_of(layout)
 
@@ -135,14 +137,14 @@ FOUND = SnapshotPin(b"f" * 16, 7, "nightly")
 
 
 class _Scanned(Exception):
-    """With the snapshot that was to be scanned."""
+    """Raised with the snapshot that was to be scanned."""
 
 
 @pytest.mark.parametrize("snapshot", ["nightly", FOUND.snapshot_id])
 def test_an_export_reads_the_snapshot_whose_number_it_tells(
     monkeypatch: pytest.MonkeyPatch, snapshot: str | bytes
 ) -> None:
-    """Even if the name is given to another one meanwhile."""
+    """An export reads the snapshot whose seq it returns, even if its name is reused meanwhile."""
 
     async def find(place: Place, name: str) -> SnapshotPin:
         assert place.url == "file:///db"
@@ -163,7 +165,7 @@ SPARK = cast("SparkSession", SimpleNamespace(sparkContext=SimpleNamespace(defaul
 
 
 def test_one_column_may_be_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is not taken for a column for each of its letters."""
+    """A single column may be a text, and is not split into letters."""
     seen: list[str] = []
 
     def load(spark: SparkSession, source: str, options: Mapping[str, str], *_: Any) -> None:
@@ -180,13 +182,13 @@ def test_one_column_may_be_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("snapshot", [b"\x01" * 16, bytearray(b"\x01" * 16), "01" * 16])
 def test_a_snapshot_has_many_forms(snapshot: bytes | str) -> None:
-    """Rows of Spark have bytes as a bytearray."""
+    """A snapshot may be given as any of its forms, also as a bytearray from rows of Spark."""
     assert called(snapshot) == "01" * 16
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """As in a new process."""
+    """Forget what `freeze_imports` has done, as in a new process."""
     freeze_imports.cache_clear()
     yield
     freeze_imports.cache_clear()
@@ -196,7 +198,7 @@ def forgotten() -> Iterator[None]:
 def test_only_where_tasks_follow_each_other_imports_are_taken_out_of_sight(
     monkeypatch: pytest.MonkeyPatch, *, is_reused: bool
 ) -> None:
-    """Once, and never in the process of whoever uses the package."""
+    """Imports are frozen once, and only in workers that Spark reuses."""
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     if is_reused:
@@ -223,12 +225,12 @@ KEYS = [b"a/b/c", b"a/x", b"q", b"\xff\n\x00/y", b"/"]
     ],
 )
 def test_prefixes_of_any_bytes(prefixes: Prefixes, expected: list[bytes]) -> None:
-    """Keys are bytes, and so are delimiters: none of them means anything else."""
+    """Any byte in keys and delimiters stands for itself."""
     assert prefixes.of(pa.array(KEYS, pa.binary())).to_pylist() == expected
 
 
 def test_versions_are_counted_by_what_they_are() -> None:
-    """Only what a read sees counts as a key; whatever is stored is a version."""
+    """Only keys that a read sees count as keys; every stored version counts as a version."""
     put, tombstone = int(Kind.PUT), int(Kind.TOMBSTONE)
     batch = pa.RecordBatch.from_pydict(
         {
