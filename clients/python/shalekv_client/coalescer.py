@@ -39,9 +39,7 @@ REOPEN_INITIAL_S = 0.02
 REOPEN_MAX_S = 1.0
 ABSENT_S = 60.0  # after this time sessions are tried again: the server may have been replaced
 
-
 Bucket: TypeAlias = set[Pending]
-
 ResultT = TypeVar("ResultT")
 
 

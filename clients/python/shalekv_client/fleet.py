@@ -48,7 +48,10 @@ from shalekv_client.policies import Destination
 from shalekv_client.retry import NextAttempt, RetryPolicy, attempt_ms, may_repeat, next_attempt
 from shalekv_client.servers import Server
 
+RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
+
+READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
 
 # A server sends these reasons a little before the deadline, so that they arrive in time.
 DEADLINE_REASONS = frozenset({"WRITE_TIMED_OUT", "DEADLINE_PASSED"})
@@ -63,10 +66,6 @@ _BEFORE_KEY_CHECK = (
     NoWriter,
     NotSent,
 )
-
-RequestT = TypeVar("RequestT")
-
-READ_SEARCH_MS = 500.0  # the search for the writer by a read that no reader answers, each round
 
 
 async def first_answer(

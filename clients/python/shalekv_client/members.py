@@ -38,7 +38,6 @@ HOPS_MAX = 4  # unknown addresses, reported by servers, that are asked in one ro
 DOUBTED_PAUSE_S = 0.03  # before a server that failed a moment ago is asked
 PAUSE_INITIAL_S = 0.02
 PAUSE_MAX_S = 0.3
-
 PROBE_MS = 1_000  # the timeout of a question for a server's role
 
 

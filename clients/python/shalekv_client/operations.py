@@ -29,7 +29,6 @@ from shalekv_client.results import (
 )
 
 ResultT = TypeVar("ResultT")
-
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 

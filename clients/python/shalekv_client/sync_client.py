@@ -31,7 +31,6 @@ from shalekv_client.tokens import SessionToken
 from shalekv_client.watch import Watch, WatchEvent
 
 ResultT = TypeVar("ResultT")
-
 ArgumentsP = ParamSpec("ArgumentsP")
 
 

@@ -1,7 +1,7 @@
 """Several servers of one database for tests of clients: a writer and readers, on real sockets.
 
 Each does what the published documentation of the API says. A reader shows what the writer has, or
-what it had when the reader was told to `lag`. A test says who is the writer, and what readers
+what it had when it was made to `lag`. A test says who is the writer, and what readers
 believe.
 """
 

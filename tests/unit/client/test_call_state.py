@@ -65,30 +65,30 @@ def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
     unless attempts have timeouts of their own; a later timeout does not replace the
     server's reason.
     """
-    told = error(errors.DeadlineExceeded, "WRITE_TIMED_OUT", code="DEADLINE_EXCEEDED")
+    reported = error(errors.DeadlineExceeded, "WRITE_TIMED_OUT", code="DEADLINE_EXCEEDED")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
     write = state(REPEATABLE_WRITE)
-    write.note(HERE, told)
-    assert write.delay_ms(told, 0.5, 100, has_choice=False) is None
+    write.note(HERE, reported)
+    assert write.delay_ms(reported, 0.5, 100, has_choice=False) is None
     policy = replace(POLICY, attempt_timeout_ms=1_000)
     write = CallState(REPEATABLE_WRITE, REPEATABLE_WRITE.destination, policy)
-    write.note(HERE, told)
-    assert write.delay_ms(told, 0.5, 5_000, has_choice=False) is not None
+    write.note(HERE, reported)
+    assert write.delay_ms(reported, 0.5, 5_000, has_choice=False) is not None
     write.note(HERE, silence)
-    assert write.final(silence) == (told, silence)
+    assert write.final(silence) == (reported, silence)
 
 
 def test_silence_after_a_reason_tells_that_reason() -> None:
     """After a timeout, a read raises the earlier reason of a server. A write stays unknown,
     since its last attempt may have been applied, and its message has both.
     """
-    told = error(errors.NotApplied, "STORE_UNAVAILABLE")
+    reported = error(errors.NotApplied, "STORE_UNAVAILABLE")
     silence = error(errors.DeadlineExceeded, code="DEADLINE_EXCEEDED")
     read, write = state(READ), state(REPEATABLE_WRITE)
     for each in (read, write):
-        each.note(HERE, told)
+        each.note(HERE, reported)
         each.note(HERE, silence)
-    assert read.final(silence) == (told, silence)
+    assert read.final(silence) == (reported, silence)
     raised, cause = write.final(silence)
     assert (type(raised), cause) == (errors.DeadlineExceeded, silence)
     assert raised.details.message == "what happened; before that: what happened"

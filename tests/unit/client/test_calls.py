@@ -64,9 +64,9 @@ async def test_stats_are_typed(client: Client, server: DictServer) -> None:
     process = admin_pb2.ProcessRequests(role="collector", uptime_ms=60_000)
     process.requests.add(kind=admin_pb2.REQUEST_KIND_LIST, requests=7)
     process.requests.add(kind=99, requests=1)  # of a newer server
-    told = admin_pb2.StatsReply(url="s3://b", endpoint="here:9", records="sqlite")
-    told.processes.append(process)
-    server.state.stats.append(told)
+    reply = admin_pb2.StatsReply(url="s3://b", endpoint="here:9", records="sqlite")
+    reply.processes.append(process)
+    server.state.stats.append(reply)
     stats = await client.stats()
     assert (stats.view.epoch, stats.url, stats.endpoint) == (EPOCH, "s3://b", "here:9")
     assert stats.records == "sqlite"

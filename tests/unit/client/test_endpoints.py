@@ -129,15 +129,15 @@ def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
     of the user stay.
     """
     endpoints, readers = known(2)
-    told = endpoints.add_reported("new:1")
+    reported = endpoints.add_reported("new:1")
     assert {endpoints.choose(READ, 0.5) for _ in range(9)} == set(readers)
-    assert endpoints.drop_reported() == [told]
+    assert endpoints.drop_reported() == [reported]
     assert len(endpoints) == 3
-    told = endpoints.add_reported("new:1")
-    endpoints.note_role(told, Role.WRITER, 8)
-    assert endpoints.writer is told
+    reported = endpoints.add_reported("new:1")
+    endpoints.note_role(reported, Role.WRITER, 8)
+    assert endpoints.writer is reported
     assert endpoints.drop_reported() == []
-    assert endpoints.choose(READ, 0.5, set(readers)) in (told, at(endpoints, "w:1"))
+    assert endpoints.choose(READ, 0.5, set(readers)) in (reported, at(endpoints, "w:1"))
 
 
 def test_address_of_the_user_is_preferred_for_the_same_writer() -> None:

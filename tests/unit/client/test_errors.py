@@ -79,9 +79,9 @@ def test_operations_fail_as_calls_do(kind: type[server_errors.ShaleError]) -> No
     """A failed operation of a session raises the error that the same unary call would raise."""
     number: int = TABLE[kind].code.value[0]
     failure = kv_pb2.OperationError(code=number, message="what happened", reason=kind.reason)
-    told = error_of_operation("here:1", failure)
+    reported = error_of_operation("here:1", failure)
     called = error_of("here:1", FailedCall(TABLE[kind].code, kind.reason))
-    assert (type(told), told.details) == (type(called), called.details)
+    assert (type(reported), reported.details) == (type(called), called.details)
 
 
 @pytest.mark.parametrize("code", [code for code in CODE if code is not CODE.OK])

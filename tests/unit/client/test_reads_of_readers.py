@@ -188,7 +188,7 @@ async def test_only_gets_are_hedged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"reads": "nobody"}, "nobody"),
         ({"consistency": "strong"}, "strong"),
@@ -197,9 +197,9 @@ async def test_only_gets_are_hedged() -> None:
         ({"token": "x"}, "not a session token"),
     ],
 )
-async def test_options_are_checked(options: dict[str, object], told: str) -> None:
+async def test_options_are_checked(options: dict[str, object], message: str) -> None:
     """An invalid option is refused at once, by name."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Client("127.0.0.1:1", **options)  # type: ignore[arg-type] # one table for all
 
 

@@ -82,7 +82,7 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "told"),
+    ("groups", "message"),
     [
         (
             {"writer": {"memtable_bytes_max": 1 * GIB}},
@@ -117,9 +117,9 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(groups: Groups, told: str) -> None:
+def test_what_does_not_fit_is_refused(groups: Groups, message: str) -> None:
     """Settings that do not fit are refused, with the amounts and the setting to raise."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         with_memory_shares(given(512 * MIB, **groups))
 
 

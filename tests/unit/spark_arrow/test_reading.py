@@ -217,7 +217,7 @@ def columns_in(sst: Sst) -> Columns:
     return columns_of([*sst.entries()])
 
 
-def told(rows: Rows) -> list[list[Any] | None]:
+def as_lists(rows: Rows) -> list[list[Any] | None]:
     values = None if rows.values is None else rows.values.to_pylist()
     kinds = None if rows.kinds is None else rows.kinds.tolist()
     expire_at_ms = None if rows.expire_at_ms is None else rows.expire_at_ms.tolist()
@@ -226,7 +226,7 @@ def told(rows: Rows) -> list[list[Any] | None]:
 
 def outcome(work: Callable[[], Rows]) -> object:
     try:
-        return told(work())
+        return as_lists(work())
     except CorruptObject as error:
         return type(error), str(error)
 
@@ -245,7 +245,7 @@ def test_all_that_blocks_may_have(
     monkeypatch.setattr(source, "read_block", refused)
     sst = opened(encoded(ALL_FLAGS, codec, block_bytes))
     expected = rows_of(columns_in(sst), with_values=with_values)
-    assert told(rows_in(sst, with_values=with_values)) == told(expected)
+    assert as_lists(rows_in(sst, with_values=with_values)) == as_lists(expected)
 
 
 def test_rows_of_a_load() -> None:

@@ -47,11 +47,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "told"), REFUSED, ids=[told for _, told in REFUSED])
-def test_a_row_that_cannot_be_loaded_is_named(rows: list[Row], told: str) -> None:
+@pytest.mark.parametrize(("rows", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_row_that_cannot_be_loaded_is_named(rows: list[Row], message: str) -> None:
     """A refused row is named by partition and key, with the rows in one batch or in two."""
     for sizes in ([], [1]):
-        with pytest.raises(InvalidRequest, match=re.escape(told)):
+        with pytest.raises(InvalidRequest, match=re.escape(message)):
             taken(batches_of(rows, sizes))
 
 
@@ -177,12 +177,14 @@ BAD_FRAMES = [
 ]
 
 
-@pytest.mark.parametrize(("options", "kind", "told"), BAD_OPTIONS, ids=[e[2] for e in BAD_OPTIONS])
+@pytest.mark.parametrize(
+    ("options", "kind", "message"), BAD_OPTIONS, ids=[e[2] for e in BAD_OPTIONS]
+)
 def test_an_option_that_will_not_do_is_named(
-    options: dict[str, Any], kind: type[ShaleError], told: str
+    options: dict[str, Any], kind: type[ShaleError], message: str
 ) -> None:
     """An invalid option is named, without a request to a store or to Spark."""
-    with pytest.raises(kind, match=re.escape(told)):
+    with pytest.raises(kind, match=re.escape(message)):
         LoadPlan.of(URL, options)  # type: ignore[arg-type]
 
 
@@ -194,13 +196,15 @@ def test_a_url_that_is_none_is_refused() -> None:
         LoadPlan.of("memory://here", {})
 
 
-@pytest.mark.parametrize(("fields", "options", "told"), BAD_FRAMES, ids=[e[2] for e in BAD_FRAMES])
+@pytest.mark.parametrize(
+    ("fields", "options", "message"), BAD_FRAMES, ids=[e[2] for e in BAD_FRAMES]
+)
 def test_a_frame_that_is_no_load_is_refused(
-    fields: list[StructField], options: dict[str, Any], told: str
+    fields: list[StructField], options: dict[str, Any], message: str
 ) -> None:
     """An unsuitable frame is refused; the error names the column and what the load needs."""
     plan = LoadPlan.of(URL, options)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=re.escape(told)):
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
         plan.schema_of(StructType(fields))
 
 

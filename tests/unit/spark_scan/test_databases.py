@@ -21,7 +21,7 @@ from tests.kit.engine.places import delete_range, everything, puts
 from tests.kit.processes.in_process import real_runtime
 
 ALL = KeyRange(b"", b"")
-NOWHERE = Place("file:///nowhere")  # what tasks are told; the tests read from other stores
+NOWHERE = Place("file:///nowhere")  # the place in tasks; the tests read from other stores
 
 
 async def scanned(

@@ -19,7 +19,7 @@ from shalekv_spark.place import Place, freeze_imports
 from shalekv_spark.scanning import export
 from shalekv_spark.scanning import scan as scanning
 from shalekv_spark.scanning.export import export_parquet
-from shalekv_spark.scanning.frames import called
+from shalekv_spark.scanning.frames import snapshot_name
 from shalekv_spark.scanning.scan import fields_of, scan
 from shalekv_spark.scanning.source import (
     Prefixes,
@@ -183,7 +183,7 @@ def test_one_column_may_be_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("snapshot", [b"\x01" * 16, bytearray(b"\x01" * 16), "01" * 16])
 def test_a_snapshot_has_many_forms(snapshot: bytes | str) -> None:
     """A snapshot may be given as any of its forms, also as a bytearray from rows of Spark."""
-    assert called(snapshot) == "01" * 16
+    assert snapshot_name(snapshot) == "01" * 16
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from shalekv.errors import InvalidRequest
 from shalekv_spark.arguments import Key
 from shalekv_spark.bridge import run
 from shalekv_spark.place import Place
-from shalekv_spark.scanning.frames import called
+from shalekv_spark.scanning.frames import snapshot_name
 from shalekv_spark.scanning.pinning import TTL_S, PinnedSnapshot, pin_at
 from shalekv_spark.scanning.scan import AnySnapshot, scan
 from shalekv_spark.scanning.view import SnapshotPin, pin_existing
@@ -76,7 +76,7 @@ def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
     if isinstance(snapshot, PinnedSnapshot):
         return write(snapshot, snapshot.seq)
     if snapshot is not None:
-        found = run(_find(place, called(snapshot)))  # then by its id: a name can be reused
+        found = run(_find(place, snapshot_name(snapshot)))  # then by its id: a name can be reused
         return write(found.snapshot_id, found.seq)
     with pin_at(place, ttl_s=snapshot_ttl_s) as pinned:
         return write(pinned, pinned.seq)

@@ -41,7 +41,7 @@ def load(
     register(spark)
     reader = spark.read.format(source).options(**options)
     if snapshot is not None:
-        name = called(snapshot)
+        name = snapshot_name(snapshot)
         run(_check(place, name))
         return reader.option("snapshot", name).load()
     pinned = pin_at(place, ttl_s=ttl_s)
@@ -112,7 +112,7 @@ def _tables(frame: DataFrame) -> Iterator[Any]:
             yield leaf.table()
 
 
-def called(snapshot: PinnedSnapshot | bytes | str) -> str:
+def snapshot_name(snapshot: PinnedSnapshot | bytes | str) -> str:
     """Return the name or id of a snapshot as a text."""
     if isinstance(snapshot, PinnedSnapshot):
         snapshot = snapshot.snapshot_id
