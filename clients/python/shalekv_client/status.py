@@ -27,7 +27,7 @@ class ReaderState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReaderStatus:
-    """How a reader follows the writer."""
+    """The state of a reader that follows the writer."""
 
     state: ReaderState | None  # None: one unknown to this client
     next_wal_id: int

@@ -28,7 +28,7 @@ BUFFERED_BYTES_MAX = 4 * 1024 * 1024
 
 
 class ChangeKind(enum.Enum):
-    """What happened to a key. The numbers are the wire's."""
+    """The kind of a change to a key. The numbers are those of the protocol."""
 
     PUT = 1
     DELETE = 2

@@ -1,4 +1,4 @@
-"""How a task reads: memory, the parts of objects, and its end; and blocks as arrays,
+"""Reading a task: memory, the parts of objects, and its end; and blocks as arrays,
 compared with the format package.
 """
 

@@ -1,4 +1,4 @@
-"""How far a stream reads, and when it must fail."""
+"""The end of what a stream reads, and the states of a log in which it must fail."""
 
 from __future__ import annotations
 

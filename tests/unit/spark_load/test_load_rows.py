@@ -82,7 +82,7 @@ def test_times_become_milliseconds_and_never_no_time() -> None:
 
 
 def test_of_rows_with_one_key_the_first_is_loaded() -> None:
-    """Of rows with one key the first is loaded, wherever batches end; the others may be equal."""
+    """The first of several rows with one key is loaded, wherever batches end."""
     random = Random(7)
     rows, winners = [], []
     for number in range(60):

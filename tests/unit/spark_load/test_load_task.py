@@ -59,7 +59,7 @@ async def commit(store: CasStore, infos: Sequence[SstInfo]) -> Committed:
 
 
 async def test_of_two_attempts_of_one_task_one_counts(tmp_path: Path) -> None:
-    """Of two attempts of a task one is committed; the files of the other are collected, but
+    """One of two attempts of a task is committed; the files of the other are collected, but
     protected while the load runs.
     """
     async with database(tmp_path) as (place, store):

@@ -34,7 +34,7 @@ from shalekv_spark.place import Place
 PARTITION_BYTES = 256 * MIB
 
 
-def compact(  # noqa: PLR0913 - keywords, each of which stands for itself
+def compact(  # noqa: PLR0913 - all are keywords
     spark: SparkSession,
     url: str,
     key_range: tuple[Key, Key] | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from shalekv.errors import InvalidRequest
 from shalekv_spark.arguments import Key
@@ -28,7 +28,7 @@ class Exported:
     seq: int  # of the last commit that is included: a change feed continues behind it
 
 
-def export_parquet(  # noqa: PLR0913 - keywords, each of which stands for itself
+def export_parquet(  # noqa: PLR0913 - all are keywords
     spark: SparkSession,
     url: str,
     path: str,

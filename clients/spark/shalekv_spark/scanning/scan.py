@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from shalekv.errors import InvalidRequest
 from shalekv_spark.arguments import Key, key_bytes
@@ -121,7 +121,7 @@ def _field(column: Column, part: Field, *, is_little: bool) -> Column:
     return F.when(number >= half, number - 2 * half).otherwise(number)
 
 
-def scan(  # noqa: PLR0913 - keywords, each of which stands for itself
+def scan(  # noqa: PLR0913 - all are keywords
     spark: SparkSession,
     url: str,
     *,

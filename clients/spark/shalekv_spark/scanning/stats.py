@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as it is called everywhere
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from shalekv.errors import InvalidRequest
 from shalekv_spark.arguments import Key
@@ -16,7 +16,7 @@ from shalekv_spark.scanning.scan import AnySnapshot, read_options
 from shalekv_spark.scanning.source import STATS_FORMAT, Prefixes, stats_request
 
 
-def stats(  # noqa: PLR0913 - keywords, each of which stands for itself
+def stats(  # noqa: PLR0913 - all are keywords
     spark: SparkSession,
     url: str,
     *,
