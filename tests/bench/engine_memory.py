@@ -73,8 +73,8 @@ async def measure(entries: int, batch: int) -> None:
                 engine.log.submit(changes, ignore)
                 await asyncio.sleep(0)
                 if begin % SETTLE_EVERY == 0:
-                    await engine.prefix.cover(engine.log.next_seq - 1)
-            await engine.prefix.cover(engine.log.next_seq - 1)
+                    await engine.watermark.wait_for(engine.log.next_seq - 1)
+            await engine.watermark.wait_for(engine.log.next_seq - 1)
             for _ in range(MERGING_TURNS):
                 await asyncio.sleep(0)
             gc.collect()

@@ -375,7 +375,7 @@ class TestDecidedBySqlite(HttpStoreContract):
 
     async def test_a_create_has_its_price(self, store: ObjectStore) -> None:
         """A create is two puts, two writes of records and one delete, when all goes well."""
-        await store.recover()
+        await store.repair()
         before = dict(store.sent.by_kind)
         assert await store.create("wal/1.sst", b"1") == Created()
         spent = {kind: store.sent.by_kind[kind] - before[kind] for kind in RequestKind}

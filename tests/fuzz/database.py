@@ -309,7 +309,7 @@ async def answers(place: StillPlace, snapshot_ids: tuple[bytes, ...]) -> Answers
             found = Answers(
                 epoch=writer.epoch,
                 first_seq=engine.manifest.current.writer_first_seq,
-                last_wal_id=engine.prefix.wal_id,
+                last_wal_id=engine.watermark.wal_id,
                 forwards=await scanned(writer),
                 by_key=await one_by_one(writer),
                 of_snapshots=tuple([await scanned(writer, each) for each in snapshot_ids]),

@@ -239,8 +239,8 @@ class FaultyStore(ObjectStore):
     async def now_ms(self) -> int:
         return await self._read("now_ms", "", self.inner.now_ms)
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        return await self._read("recover", "", lambda: self.inner.recover(is_collected))
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        return await self._read("recover", "", lambda: self.inner.repair(is_collected))
 
     async def close(self) -> None:
         await self.inner.close()

@@ -285,7 +285,7 @@ class WriterMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(self.call(method, request))
 
     def waits(self, level: Any) -> bool:
-        is_whole = self.now.writer.engine.prefix.is_whole
+        is_whole = self.now.writer.engine.watermark.is_whole
         return level != kv_pb2.READ_LEVEL_UNCOMMITTED and not is_whole
 
     def check_waits(self, method: Callable[[Any, Call], Any], request: Any) -> None:

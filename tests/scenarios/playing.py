@@ -85,7 +85,7 @@ async def recovers(
 ) -> None:
     """It completes what others have begun, and forgets what belongs to an object that is gone."""
     gone = _name(folder, object_id) if folder and object_id else ""
-    job = _creator(stage, process).role.recover(lambda name: name == gone)
+    job = _creator(stage, process).role.repair(lambda name: name == gone)
     await _begin(stage, process, job, outcome)
 
 

@@ -176,7 +176,7 @@ class HeldTrees:
             return  # it was lost, and the writer will hear of that
         named = decode_manifest(manifest_name(snapshot.manifest_id), data)
         kept = {info.id for info in named.leveled_ssts}
-        beyond = _ids(held.tree) - kept
+        beyond = _ids(held.version) - kept
         self._known.add(held.snapshot_id)
         if beyond:
             ids = ", ".join(sorted(each.hex() for each in beyond))

@@ -112,7 +112,7 @@ class SimStoreClient(ObjectStore):
         told_ms = await self._read("now_ms", "", lambda store: store.now_ms())
         return told_ms + self._objects.misled_ms.get(self._node.name, 0)
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
         return Recovered()
 
     async def close(self) -> None:

@@ -109,10 +109,10 @@ def test_a_group_commit_is_one_request() -> None:
         it = Roles(world)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
-            before, last = it.sent(), writer.engine.prefix.wal_id or 0
+            before, last = it.sent(), writer.engine.watermark.wal_id or 0
             for number in range(PUTS):
                 await put_at(writer, b"%d" % number, b"value")
-            spent, commits = it.sent() - before, (writer.engine.prefix.wal_id or 0) - last
+            spent, commits = it.sent() - before, (writer.engine.watermark.wal_id or 0) - last
             writer.close()
         return spent, commits
 

@@ -273,7 +273,7 @@ class Cloning:
         except DatabaseExists:
             return await self._completed(snapshot_ref)
         await StoredManifest(self._parent).refresh()
-        await self._cas.recover()
+        await self._cas.repair()
         await check_fit(self._target, self._parent.runtime, self._parent.settings)
         return await self._make(await claim_id(self._cas), snapshot_ref)
 

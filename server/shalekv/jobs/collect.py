@@ -312,7 +312,7 @@ class Collecting:
 
     async def _collect(self, stored: StoredManifest) -> Report:
         # Complete interrupted creates before the listing, so that their parts are not garbage.
-        await self._store.recover()
+        await self._store.repair()
         survey = await self._survey(stored)
         plan = survey.plan
         stored.check_cas_mode(plan.manifest)
@@ -321,7 +321,7 @@ class Collecting:
             judged = await self._judge(published, survey.listing, survey.cutoffs)
             plan = replace(plan, manifest=published, objects=judged)
         await self._deleter.delete(each.name for each in plan.garbage)
-        await self._store.recover(await self._is_collected(plan.manifest, survey))
+        await self._store.repair(await self._is_collected(plan.manifest, survey))
         if plan.manifest.origins:
             pins = await self._active.pins(plan.manifest, survey.listing)
             await release_origins(self._store, stored, plan.manifest, pins)

@@ -92,7 +92,7 @@ async def _enter_quorum(
     def edit(manifest: Manifest) -> Manifest:
         check_generation(manifest, generation)
         entered = enter_quorum(manifest, opened.manifest.own, members, opened.last_wal_id)
-        return replace(remove_snapshots(entered, {opened.held.snapshot_id}), writer_address="")
+        return replace(remove_snapshots(entered, {opened.version.snapshot_id}), writer_address="")
 
     switched = await opened.manifest.edit(edit, lambda m: m.wal_members == wanted)
     log.info("the WAL is in safekeepers from now on", members=wanted, behind=opened.last_wal_id)
@@ -108,7 +108,7 @@ async def switch_to_object_store(store: CasStore, links: Links) -> Manifest:
     """
     await _check_mode(store, WalMode.QUORUM)
     opened = await open_log(store, _settings(), address="", links=links)
-    slots = opened.slots
+    slots = opened.wal
     if not isinstance(slots, QuorumWal):  # it was switched since the check
         raise _is_already(WalMode.OBJECT_STORE)
     members = slots.leader.configuration.everyone
@@ -138,7 +138,7 @@ async def _leave_quorum(
     def edit(manifest: Manifest) -> Manifest:
         left = leave_quorum(manifest, slots.leader, tip)
         return replace(
-            remove_snapshots(left, {opened.held.snapshot_id}),
+            remove_snapshots(left, {opened.version.snapshot_id}),
             wal_id_last_seen=max(opened.last_wal_id, manifest.wal_id_last_seen or 0),
             writer_address="",
         )

@@ -213,7 +213,7 @@ class Transaction:
     results_bytes_max: int = 2**63  # of all gets: values and a `RESULT_FRAME_BYTES` for each
 
     @property
-    def rests_on_state(self) -> bool:
+    def depends_on_state(self) -> bool:
         """Whether its outcome depends on what is in the database."""
         return bool(self.compares) or any(isinstance(e, Get | Add | Expire) for e in self.then)
 

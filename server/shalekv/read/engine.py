@@ -37,7 +37,7 @@ class ReadEngine(Protocol):
         ...
 
     @property
-    def prefix(self) -> Watermark:
+    def watermark(self) -> Watermark:
         """The watermark of the log: how far it is applied and visible."""
         ...
 
@@ -67,7 +67,7 @@ class ReadEngine(Protocol):
         ...
 
     @property
-    def is_told(self) -> bool:
+    def is_pushed(self) -> bool:
         """Whether commits are pushed to this process: `catch_up` brings none sooner."""
         ...
 

@@ -29,7 +29,7 @@ class ReadBudget:
         return len(self._queue)
 
     @asynccontextmanager
-    async def room(self, size_bytes: int) -> AsyncIterator[None]:
+    async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
         """Take `size_bytes` of the budget; a request larger than all of it is admitted alone."""
         if self._queue or not self._fits(size_bytes):
             await self._wait(size_bytes)

@@ -187,7 +187,7 @@ class SnapshotViews:
         for load in replayed.loads:
             held = LoadedVersion(load, memtable.aside(load.seq), held)
         view = memtable.view(replayed.last_seq, manifest.wal_id_last_seen)
-        if not held.tree.is_empty:
+        if not held.version.is_empty:
             view = replace(view, held=held)
         now_ms = max(snapshot.created_ms, replayed.logical_time_ms)
         return Sized(OpenView(view, now_ms), max(memtable.size_bytes, self._least_bytes))

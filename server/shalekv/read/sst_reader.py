@@ -131,7 +131,7 @@ class PieceReader:
         if disk is None:
             return await parse(await self._complete(sst_id, ranges, [None] * len(ranges), count))
         parts = [CachedPart(owner_id, sst_id, *at) for at in ranges]
-        async with self._budget.room(sum(at.length for at in ranges)):
+        async with self._budget.reserve(sum(at.length for at in ranges)):
             kept = await disk.find(parts)
         if any(piece is not None for piece in kept):
             try:
@@ -470,7 +470,7 @@ class LevelSsts:
         return await self._pieces.read(owner_id, sst_id, ranges, count, parse)
 
     async def _fetch(self, sst_id: bytes, at: ByteRange, count: FetchCounts) -> bytes:
-        async with self._budget.room(at.length):
+        async with self._budget.reserve(at.length):
             count.requests += 1
             reads = self.origins.locate(sst_id).store.reads
             data = await reads.get_range(level_name(sst_id), at.start, at.length)

@@ -32,14 +32,14 @@ class PinnedVersion:
     snapshot has expired.
     """
 
-    __slots__ = ("__weakref__", "snapshot_id", "ssts", "tree")
+    __slots__ = ("__weakref__", "snapshot_id", "ssts", "version")
 
     def __init__(self, version: Version, ssts: LevelSsts, snapshot_id: bytes) -> None:
         """Pin `version` by the snapshot `snapshot_id`.
 
         REQUIRES: the snapshot names a manifest with the same levels.
         """
-        self.tree = version
+        self.version = version
         self.ssts = ssts
         self.snapshot_id = snapshot_id
 
@@ -55,27 +55,29 @@ class PinnedVersion:
 
     async def find(self, key: bytes) -> Entry | None:
         """Return the newest version of `key` in the levels; it may be a tombstone or expired."""
-        return await lookup.find(self.ssts, self.tree, key)
+        return await lookup.find(self.ssts, self.version, key)
 
     async def find_many(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
         """Return what `find` returns, for each of many keys; keys not found are missing."""
-        return await lookup.find_many(self.ssts, self.tree, keys)
+        return await lookup.find_many(self.ssts, self.version, keys)
 
     async def find_record(self, record_key: bytes) -> Entry | None:
         """Return the newest system record with this key; it may be a tombstone or expired."""
-        return await lookup.find_record(self.ssts, self.tree, record_key)
+        return await lookup.find_record(self.ssts, self.version, record_key)
 
     def may_hold(self, key: bytes) -> bool:
         """Return whether `key` may be in the levels, as far as memory can say."""
-        return lookup.may_hold(self.ssts, self.tree, key)
+        return lookup.may_hold(self.ssts, self.version, key)
 
     def may_hold_record(self, record_key: bytes) -> bool:
         """Return whether a system record may be in the levels; see `may_hold`."""
-        return bool(self.tree.system) and lookup.may_hold_record(self.ssts, self.tree, record_key)
+        return bool(self.version.system) and lookup.may_hold_record(
+            self.ssts, self.version, record_key
+        )
 
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
         """Return the sources that a scan merges, oldest first."""
-        return tree_sources(self.ssts, self.tree, keys, reverse=reverse)
+        return tree_sources(self.ssts, self.version, keys, reverse=reverse)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class LoadedVersion(PinnedVersion):
         used. REQUIRES: snapshots keep the files of the load: that of `below`, or that of `pin`.
         """
         # The shape, for callers that count SSTs or ask whether there are any.
-        shape = replace(below.tree, l0=(*level_rows(load), *below.tree.l0))
+        shape = replace(below.version, l0=(*level_rows(load), *below.version.l0))
         super().__init__(shape, below.ssts, below.snapshot_id)
         self.load = load
         self.memory = memory
@@ -146,7 +146,7 @@ class LoadedVersion(PinnedVersion):
         delete may still be there while a put that is newer than it is gone.
         """
         found = self.memory.get(key)
-        return found if found is not None and found.seq > self.tree.last_seq else None
+        return found if found is not None and found.seq > self.version.last_seq else None
 
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
         """Return the sources that a scan merges, oldest first."""
@@ -277,9 +277,9 @@ class VersionSet:
         # Memory may drop entries up to this sequence number at any moment, since the current
         # version has them: transactions read those from the version. 0: memory drops nothing until
         # the version changes.
-        self.leaving_seq = held.tree.last_seq
+        self.droppable_seq = held.version.last_seq
         self.base = Base()  # held by what rests on the current version and may be decided again
-        self.nothing = ReadSet(self.base)  # for lookups of which the levels have nothing
+        self.empty_read_set = ReadSet(self.base)  # for lookups of which the levels have nothing
 
     @property
     def ssts(self) -> LevelSsts:
@@ -379,17 +379,17 @@ class VersionSet:
         if self._loads:
             self.current = self._with_loads(self.current.base)
 
-    async def let_go(self) -> None:
+    async def drop_compacted(self) -> None:
         """Drop from memory what the current version holds as well, until cancelled."""
         while True:
-            version = self.current.tree
+            version = self.current.version
             older = tuple(self._older_bases)
             while any(base() is not None for base in older):
                 await self._clock.sleep_ms(WAIT_MS)
             self._older_bases = [base for base in self._older_bases if base() is not None]
             await self._on_compacted(version.last_seq)
             if not self._installed.is_set():
-                self.leaving_seq = 0
+                self.droppable_seq = 0
             await self._installed.wait()
             self._installed.clear()
 
@@ -432,7 +432,7 @@ class VersionSet:
         """
         if not self._has_landed(manifest.wal_id_last_compacted):
             return False
-        is_same = manifest.wal_id_last_compacted == self.current.tree.wal_id
+        is_same = manifest.wal_id_last_compacted == self.current.version.wal_id
         return not is_same or manifest.leveled_ssts != self._table
 
     def _has_landed(self, wal_id: int | None) -> bool:
@@ -480,7 +480,7 @@ class VersionSet:
         self._table = manifest.leveled_ssts
         self.ssts.origins.learn(manifest.origins)
         self.current = self._with_loads(PinnedVersion(version, self.ssts, snapshot_id))
-        self.leaving_seq = version.last_seq
+        self.droppable_seq = version.last_seq
         self._move_base()
         self._installed.set()
         log.debug(
@@ -489,7 +489,7 @@ class VersionSet:
 
     def _with_loads(self, held: PinnedVersion) -> PinnedVersion:
         """Return a version of a manifest with the loads above it that it does not hold."""
-        self._loads = [pair for pair in self._loads if pair[0].seq > held.tree.last_seq]
+        self._loads = [pair for pair in self._loads if pair[0].seq > held.version.last_seq]
         for load, pin in self._loads:
             held = LoadedVersion(load, self._memtable.aside(load.seq), held, pin)
         return held
@@ -498,7 +498,7 @@ class VersionSet:
         """Let what is decided from now on rest on another version."""
         self._older_bases.append(weakref.ref(self.base))
         self.base = Base()
-        self.nothing = ReadSet(self.base)
+        self.empty_read_set = ReadSet(self.base)
 
 
 def _with_seen(manifest: Manifest, wal_id: int | None) -> Manifest:

@@ -45,7 +45,7 @@ class Watermark:
         self.wal_id = wal_id
         self._wake()
 
-    async def cover(self, seq: int) -> None:
+    async def wait_for(self, seq: int) -> None:
         """Wait until the prefix contains commit `seq`. Raises the error given to `fail`."""
         if self.seq >= seq:
             return

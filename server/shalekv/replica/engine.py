@@ -79,7 +79,7 @@ class ReaderEngine:
         self._settings = settings
         self.manifest = joined.manifest
         self.memtable = joined.memtable
-        self.prefix = joined.watermark
+        self.watermark = joined.watermark
         self._ended: ShaleError | None = None
         self._closed = asyncio.Event()
         self._manifest_asked = asyncio.Event()
@@ -94,7 +94,7 @@ class ReaderEngine:
         self.time = ReplicaTime(self._replayed)
         self.applying = LogApplier(
             self._replayed,
-            self.prefix,
+            self.watermark,
             epoch=joined.epoch,
             written_ms=joined.written_ms,
             archived_wal_id=joined.watermark.wal_id,
@@ -112,7 +112,7 @@ class ReaderEngine:
         )
         if links is not None:
             self.follower.tailing = self._tailing(links)
-        self.prefix.on_wait = self.follower.hurry
+        self.watermark.on_wait = self.follower.hurry
 
     def _version_set(self, joined: JoinedReplica) -> VersionSet:
         return VersionSet(
@@ -121,7 +121,7 @@ class ReaderEngine:
             PinnedVersion(joined.version, joined.ssts, joined.snapshot_id),
             loads=(),
             memtable=self.memtable,
-            prefix=self.prefix,
+            prefix=self.watermark,
             snapshot_ttl_s=joined.snapshot_ttl_s,
             on_compacted=self._drop_through,
             jump=self._jump,
@@ -169,9 +169,9 @@ class ReaderEngine:
         return self.applying.feed
 
     @property
-    def is_told(self) -> bool:
+    def is_pushed(self) -> bool:
         """Whether a live tail delivers commits, so that polling finds nothing sooner."""
-        return self.follower.is_told
+        return self.follower.is_pushed
 
     @property
     def newest_seq(self) -> int:
@@ -236,12 +236,12 @@ class ReaderEngine:
         if is_protected:
             return missing
         return SnapshotNotFound(
-            f"{missing.name} is gone: the levels of manifest {held.tree.manifest_id} are not "
+            f"{missing.name} is gone: the levels of manifest {held.version.manifest_id} are not "
             "protected any more, since this reader was stopped for long, or reads without a "
             "snapshot. Read again, from the beginning"
         )
 
-    async def held_object(self, wal_id: int) -> Sst | None:
+    async def unarchived_object(self, wal_id: int) -> Sst | None:
         """Read the applied part of an object that may not be in the store; None: it is there."""
         return await self._archive.held_object(wal_id)
 
@@ -299,7 +299,7 @@ class ReaderEngine:
                     tasks.create_task(self._follow(), name="follow the log"),
                     tasks.create_task(self._tail(), name="tail the log"),
                     tasks.create_task(self._follow_manifest(), name="follow the manifest"),
-                    tasks.create_task(self.levels.let_go(), name="drop what is compacted"),
+                    tasks.create_task(self.levels.drop_compacted(), name="drop what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
                 ]
@@ -308,7 +308,7 @@ class ReaderEngine:
                     task.cancel()
         finally:
             failure = self._ended
-            self.prefix.fail(failure or Stopping("this reader is shutting down"))
+            self.watermark.fail(failure or Stopping("this reader is shutting down"))
         if failure is not None:
             raise failure
 
@@ -362,14 +362,16 @@ class ReaderEngine:
 
     def _view(self) -> ReadView:
         held = self.levels.current
-        view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
-        return view if held.tree.is_empty else view.above(held)
+        view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
+        return view if held.version.is_empty else view.above(held)
 
     def _jump(self, version: Version) -> None:
         """Continue behind a newer version than what was applied: the log up to it may be gone."""
         if version.wal_id is None:
             return
-        log.warning("goes on behind the levels", wal_id=version.wal_id, applied=self.prefix.wal_id)
+        log.warning(
+            "goes on behind the levels", wal_id=version.wal_id, applied=self.watermark.wal_id
+        )
         manifest = self.manifest.current  # which is not older than that of the version
         self.applying.jump(
             version, epoch=manifest.writer_epoch, logical_time_ms=manifest.logical_time_ms

@@ -128,7 +128,7 @@ class Follower:
         return width > 1 or self._applying.epoch > manifest.writer_epoch
 
     @property
-    def is_told(self) -> bool:
+    def is_pushed(self) -> bool:
         """Whether a live tail delivers commits, so that polling finds nothing sooner."""
         return self.tailing is not None and self.tailing.is_live
 

@@ -73,7 +73,7 @@ async def create_database(
         await check_vacant(cas)
         raise remains(cas, remnant)
     # In two-phase mode the transactional store has to answer first: creates are retried for ever.
-    await cas.recover()
+    await cas.repair()
     await check_fit(store, runtime, settings)
     manifest = Manifest(
         database_id=runtime.random.randbytes(16),

@@ -43,7 +43,7 @@ class Freshness:
         The reply must report this value: it is measured once, because a later measurement could
         exceed `max_staleness_ms`. The state that is read after this call is at least as new.
         """
-        if header.min_seq > self._engine.prefix.seq:
+        if header.min_seq > self._engine.watermark.seq:
             return None
         staleness_ms = self._engine.staleness_ms
         return None if _is_too_stale(header, staleness_ms) else staleness_ms
@@ -56,12 +56,12 @@ class Freshness:
         engine, min_seq = self._engine, header.min_seq
         with suppress(TimeoutError):  # not chained to our errors: it refers to this task
             async with asyncio.timeout(self._wait_ms(call) / 1_000):
-                is_behind = header.min_seq > engine.prefix.seq and not engine.is_told
+                is_behind = header.min_seq > engine.watermark.seq and not engine.is_pushed
                 if is_behind or _is_too_stale(header, engine.staleness_ms):
                     await engine.catch_up()
-                await engine.prefix.cover(min_seq)
-        if min_seq > engine.prefix.seq:
-            raise SeqNotReached(min_seq=min_seq, seq=engine.prefix.seq)
+                await engine.watermark.wait_for(min_seq)
+        if min_seq > engine.watermark.seq:
+            raise SeqNotReached(min_seq=min_seq, seq=engine.watermark.seq)
         staleness_ms = engine.staleness_ms
         if _is_too_stale(header, staleness_ms):
             raise TooStale(staleness_ms=staleness_ms, max_staleness_ms=header.max_staleness_ms)

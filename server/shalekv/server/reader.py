@@ -85,7 +85,7 @@ class Reader:
         log.info(
             "database joined",
             epoch=engine.epoch,
-            seq=engine.prefix.seq,
+            seq=engine.watermark.seq,
             wal_objects_applied=engine.follower.counts.applied,
             open_ms=round(open_ms),
         )

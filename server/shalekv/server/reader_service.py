@@ -158,7 +158,9 @@ class ReaderAdmin:
         raise self._engine.refusal("a load")
 
     def _header(self) -> kv_pb2.ReplyHeader:
-        return reader_header(self._engine, self._engine.prefix.seq, self._engine.prefix.wal_id)
+        return reader_header(
+            self._engine, self._engine.watermark.seq, self._engine.watermark.wal_id
+        )
 
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine

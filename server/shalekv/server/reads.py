@@ -146,7 +146,7 @@ class Reads:
             return self._read_confirmed(read)
         if level == UNCOMMITTED:
             return self._look_up(read, engine.newest, engine.newest_seq, None, None)
-        if not engine.prefix.is_whole:
+        if not engine.watermark.is_whole:
             return self._read_view(read)
         return self._read_prefix(read, RETRIES_MAX)
 
@@ -161,7 +161,7 @@ class Reads:
         self, read: _Read[ReadReplyT], retries_left: int = RETRIES_MAX
     ) -> ReadReplyT:
         engine = self._engine
-        if engine.prefix.is_whole:
+        if engine.watermark.is_whole:
             found = self._read_prefix(read, retries_left)
         else:
             view = await engine.committed_view()
@@ -171,7 +171,7 @@ class Reads:
 
     def _read_prefix(self, read: _Read[ReadReplyT], retries_left: int) -> Answer[ReadReplyT]:
         """Read the durable prefix. REQUIRES: nothing has landed behind a gap."""
-        engine, prefix = self._engine, self._engine.prefix
+        engine, prefix = self._engine, self._engine.watermark
         retry = self._retry(read, retries_left)
         return self._look_up(read, engine.committed, prefix.seq, prefix.wal_id, retry)
 
@@ -197,7 +197,7 @@ class Reads:
         header = self._header(seq, wal_id)
         header.staleness_ms = staleness_ms
         held = self._engine.held
-        if held.tree.is_empty:
+        if held.version.is_empty:
             return make_reply(in_memory, header, self._engine.time.now_ms())
         known = {key: in_memory(key) for key in keys}
         missing = [key for key, entry in known.items() if entry is None and held.may_hold(key)]

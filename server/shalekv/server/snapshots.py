@@ -49,7 +49,7 @@ class SnapshotAdmin:
         check_snapshot_name(request.name)
         ttl_ms = self._ttl_ms(request)
         engine = self._engine
-        await engine.prefix.cover(engine.prefix.landed_seq)
+        await engine.watermark.wait_for(engine.watermark.landed_seq)
         await engine.archive()  # a snapshot shows what is in the object store
         created = await self._snapshots.create(
             name=request.name,
@@ -101,7 +101,7 @@ class SnapshotAdmin:
         self._engine.check_serving()
 
     def _reply_header(self) -> kv_pb2.ReplyHeader:
-        prefix = self._engine.prefix
+        prefix = self._engine.watermark
         return self._header(prefix.seq, prefix.wal_id)
 
     async def _info(self, snapshot: Snapshot) -> admin_pb2.SnapshotInfo:

@@ -241,7 +241,7 @@ class ReportedEngine(Protocol):
         ...
 
     @property
-    def prefix(self) -> Watermark:
+    def watermark(self) -> Watermark:
         """The end of the log as reads see it."""
         ...
 
@@ -313,8 +313,8 @@ class LevelsReport:
 
     def _fill_compaction(self, status: admin_pb2.CompactionStatus) -> None:
         engine = self._engine
-        tree = engine.levels.current.tree
-        landed = -1 if engine.prefix.wal_id is None else engine.prefix.wal_id
+        tree = engine.levels.current.version
+        landed = -1 if engine.watermark.wal_id is None else engine.watermark.wal_id
         compacted = engine.manifest.current.wal_id_last_compacted
         status.wal_objects = max(landed - (-1 if compacted is None else compacted), 0)
         status.uncompacted_bytes = engine.memory_bytes

@@ -32,7 +32,7 @@ def watches_of(
             engine.manifest,
             engine.levels.ssts,
             database_id=engine.database_id,
-            held=engine.held_object,
+            held=engine.unarchived_object,
         ),
         settings,
         store.runtime.clock,

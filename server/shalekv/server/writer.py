@@ -92,7 +92,7 @@ class Writer:
                 links=links,
                 quorum=settings.quorum,
             )
-        is_quorum = opened.slots.is_quorum
+        is_quorum = opened.wal.is_quorum
         writer_settings = with_flush_interval(settings.writer, store.url, is_quorum=is_quorum)
         open_ms = clock.monotonic_ms() - began_ms
         engine = WriterEngine(
@@ -168,8 +168,8 @@ def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
 
     A log in the object store is written to the same store, so trouble with reads counts for both.
     """
-    writes = engine.slots.trouble()
-    if writes is None and not engine.slots.is_quorum:
+    writes = engine.wal.trouble()
+    if writes is None and not engine.wal.is_quorum:
         writes = reads
     return Readiness(reads, writes)
 

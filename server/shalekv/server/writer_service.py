@@ -224,7 +224,7 @@ class WriterAdmin:
         """Count the requests that the processes of this server have sent to the object store."""
         del call  # as above
         requests.check_header(request.header)
-        prefix = self._engine.prefix
+        prefix = self._engine.watermark
         return self.store_use.reply(self._header(prefix.landed_seq, prefix.wal_id))
 
     def ingest_sst(
@@ -253,7 +253,7 @@ class WriterAdmin:
     def _reply(self) -> admin_pb2.StatusReply:
         engine = self._engine
         return admin_pb2.StatusReply(
-            header=self._header(engine.prefix.landed_seq, engine.prefix.wal_id),
+            header=self._header(engine.watermark.landed_seq, engine.watermark.wal_id),
             version=shalekv.__version__,
             url=self._url,
             uptime_ms=int(self._clock.monotonic_ms() - self._began_ms),
@@ -269,13 +269,13 @@ class WriterAdmin:
             manifest=manifest_status(self._engine.manifest.current),
             memory=self.memory.status(),
             watches=None if self.watches is None else self.watches.status(),
-            quorum=quorum_status(engine.slots.report()),
+            quorum=quorum_status(engine.wal.report()),
         )
 
     def _writer_status(self) -> admin_pb2.WriterStatus:
         engine = self._engine
         return admin_pb2.WriterStatus(
-            durable_prefix_seq=engine.prefix.seq,
+            durable_prefix_seq=engine.watermark.seq,
             next_wal_id=engine.log.next_wal_id,
             wal_objects_in_flight=engine.log.objects_in_flight,
             max_parallel_writes=engine.policy.max_parallel_writes,

@@ -145,7 +145,7 @@ class Writes:
         self._clock = clock
         self._header = header
         self._queue = FifoLock()
-        self._pending_replies = engine.log.patience
+        self._pending_replies = engine.log.pending_replies
         self._is_quorum = engine.log.is_quorum
         self._durable = QUORUM if self._is_quorum else DURABLE
 
@@ -203,7 +203,7 @@ class Writes:
         log = self._engine.log
         durability = requests.durability(request.durability, is_quorum=self._is_quorum)
         is_confirmed = False
-        if sized.transaction.rests_on_state or builder.kind is ReplyKind.TXN:
+        if sized.transaction.depends_on_state or builder.kind is ReplyKind.TXN:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
             # The reply shows a durable state, so it has to wait until that state is durable.
             durability = self._durable if durability == MEMORY else durability
@@ -240,7 +240,7 @@ class Writes:
             if known is not None:
                 return self._repeat(write, known)
         engine.log.check_available()
-        read_set = engine.below.now(write.needs)
+        read_set = engine.prefetch.known(write.needs)
         if read_set is None or write_order or write.load is not None:
             return self._submit_in_order(write, write_order)
         if not self._queue and engine.admission.try_admit(write.size_bytes):
@@ -274,7 +274,7 @@ class Writes:
             await self._admitted(write, turn)
             try:
                 read_set = unpinned.pinned()
-                while not self._engine.below.is_current(read_set, write.needs):
+                while not self._engine.prefetch.is_current(read_set, write.needs):
                     read_set = await self._fetch_read_set(write)
                 known = None
                 if write.key:  # a copy of the request may have come meanwhile, or long ago
@@ -294,7 +294,7 @@ class Writes:
 
     def _fetch_read_set(self, write: _Write[ReplyT]) -> Awaitable[ReadSet]:
         """Read what a write needs from the levels, before anything of it is applied."""
-        fetch = self._engine.below.look(write.needs)
+        fetch = self._engine.prefetch.fetch(write.needs)
         return requests.answer_in_time(fetch, write.call, self._clock, self._store)
 
     async def _admitted(self, write: _Write[ReplyT], turn: Waiter) -> None:
@@ -376,7 +376,7 @@ class Writes:
     ) -> Answer[ReplyT]:
         if write.durability == MEMORY:
             reply = write.builder.reply(commit.decision, MEMORY)
-            seq = commit.seq if commit.writes else self._engine.prefix.landed_seq
+            seq = commit.seq if commit.writes else self._engine.watermark.landed_seq
             reply.header.CopyFrom(self._header(seq, None))
             return reply
         self._pending_replies.begin(future, within_ms=self._left_ms(write))
@@ -386,7 +386,7 @@ class Writes:
     def _when_durable(self, write: _Write[ReplyT], answer: Awaitable[ReplyT]) -> Awaitable[ReplyT]:
         """Delay an answer until the write is as durable as it was asked to be."""
         if self._is_quorum and write.durability == ARCHIVED:
-            return archived_reply(self._engine.slots, answer)
+            return archived_reply(self._engine.wal, answer)
         return answer
 
     def _left_ms(self, write: _Write[ReplyT]) -> float | None:

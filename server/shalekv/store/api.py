@@ -129,7 +129,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Counts of what `ObjectStore.recover` has done."""
+    """Counts of what `ObjectStore.repair` has done."""
 
     completed: int = 0  # interrupted creates that were completed
     unfinished: int = 0  # interrupted creates that cannot be completed; the names can be taken over
@@ -198,7 +198,7 @@ class ObjectStore(abc.ABC):
         """Read the store's own clock: milliseconds since the Unix epoch."""
 
     @abc.abstractmethod
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         """Complete creates that crashed half-way; delete records of collected objects.
 
         Where `create` is one request there is nothing to complete, and no request is sent, except

@@ -53,7 +53,7 @@ class Taken:
     """
 
     data: bytes
-    is_certain: bool = True  # no attempt of ours can have created the object
+    is_first_owner: bool = True  # no attempt of ours can have created the object
 
 
 ClaimOutcome = Claimed | Taken
@@ -95,7 +95,7 @@ async def claim(
                 raise unresolved.__cause__ from None
             raise
         if isinstance(outcome, Taken) and not is_certain:
-            return Taken(outcome.data, is_certain=False)
+            return Taken(outcome.data, is_first_owner=False)
         return outcome
 
     def should_retry(error: Exception, _failed_attempts: int) -> bool:
@@ -154,7 +154,7 @@ async def _attempt(
 class CasStore:
     """The store of one database, with the runtime and the settings for requests to it.
 
-    `claim` and `recover` change it; `reads` is the same store with reads that are retried.
+    `claim` and `repair` change it; `reads` is the same store with reads that are retried.
     """
 
     def __init__(self, store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
@@ -209,9 +209,9 @@ class CasStore:
         self.refusals.accepted()
         return outcome
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        """Complete creates that crashed half-way, and log it: see `ObjectStore.recover`."""
-        recovered = await self.reads.recover(is_collected)
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        """Complete creates that crashed half-way, and log it: see `ObjectStore.repair`."""
+        recovered = await self.reads.repair(is_collected)
         if recovered != Recovered():
             log.info("creates recovered", url=self.url, **asdict(recovered))
         return recovered

@@ -140,9 +140,9 @@ class CountingStore(ObjectStore):
         with self._request(Operation.NOW_MS):
             return await self._inner.now_ms()
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         with self._request(Operation.RECOVER) as count:
-            recovered = await self._inner.recover(is_collected)
+            recovered = await self._inner.repair(is_collected)
             count.objects += recovered.completed
             return recovered
 

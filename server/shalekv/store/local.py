@@ -140,7 +140,7 @@ class LocalStore(ObjectStore):
         self.sent.add(RequestKind.READ)
         return await self._runtime.workers.run(self._now_ms)
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
         return Recovered()
 
     async def close(self) -> None:

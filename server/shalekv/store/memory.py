@@ -156,7 +156,7 @@ class MemoryStore(PlainStore):
         self.sent.add(RequestKind.READ)
         return self._clock_ms()
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
         return Recovered()
 
     async def close(self) -> None:

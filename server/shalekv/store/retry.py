@@ -201,8 +201,8 @@ class RetryingStore(ObjectStore):
     async def now_ms(self) -> int:
         return await self._repeat(self._inner.now_ms)
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        return await self._repeat(partial(self._inner.recover, is_collected))
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        return await self._repeat(partial(self._inner.repair, is_collected))
 
     async def close(self) -> None:
         await self._inner.close()

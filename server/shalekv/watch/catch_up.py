@@ -226,7 +226,7 @@ class _WalPass:
                 self._subscriptions.add(watch)
         self._held = held  # to the end of the pass: it keeps the SSTs of loads
         base = None if held is None else held.base
-        wal_id = None if base is None else base.tree.wal_id
+        wal_id = None if base is None else base.version.wal_id
         self._levels_end = 0 if wal_id is None else wal_id + 1
         self._replayed = ReplayedState(base, size_bytes_max=REPLAYED_BYTES_MAX)
         self._uses_base = False

@@ -43,7 +43,7 @@ class ViewBefore:
             return found
         # A delete that the levels hold as well: memory may have dropped a newer put already.
         is_stale = (
-            found is not None and found.kind is not Kind.PUT and found.seq <= held.tree.last_seq
+            found is not None and found.kind is not Kind.PUT and found.seq <= held.version.last_seq
         )
         if found is not None and not is_stale:
             return found

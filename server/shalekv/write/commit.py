@@ -169,11 +169,11 @@ class Commit:
         return bool(self.entries or self.range_tombstones or self.load)
 
     @property
-    def rests_on_state(self) -> bool:
+    def depends_on_state(self) -> bool:
         """Whether all commits before it must be durable before it is uploaded."""
         if self.load is not None:  # it divides the log into older and newer commits
             return True
-        return self.transaction is not None and self.transaction.rests_on_state
+        return self.transaction is not None and self.transaction.depends_on_state
 
     def decide(self, state: DatabaseState) -> None:
         """Decide the transaction, if there is one, by `state`, and take over its changes."""

@@ -205,7 +205,7 @@ async def explain_missing(
         return missing
     return SnapshotNotFound(
         f"{missing.name} is gone: the snapshot that protected the levels of manifest "
-        f"{held.tree.manifest_id} has expired, because this process was stopped for long. Read "
+        f"{held.version.manifest_id} has expired, because this process was stopped for long. Read "
         "again, from the beginning"
     )
 
@@ -228,10 +228,10 @@ class WriterEngine:
     ) -> None:
         """REQUIRES: `settings.flush_interval_ms` is set."""
         self._clock, self._settings = clock, settings
-        self.manifest, self.slots = opened.manifest, opened.slots
+        self.manifest, self.wal = opened.manifest, opened.wal
         self.time, self.memtable = opened.time, opened.memtable
         self.objects_replayed = opened.objects_replayed
-        self.policy = FlushPolicy.of(settings, parallel_max=opened.slots.parallel_max)
+        self.policy = FlushPolicy.of(settings, parallel_max=opened.wal.parallel_max)
         self.idempotency = Idempotency(
             window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
         )
@@ -240,15 +240,15 @@ class WriterEngine:
         self.admission = Admission(
             settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
         )
-        self.prefix = DurableWatermark(
+        self.watermark = DurableWatermark(
             self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
         )
         self.feed = CommitFeed(self._position)
-        self.prefix.publish = self._publisher().publish
+        self.watermark.publish = self._publisher().publish
         self.skip_memtable_bytes = settings.skip_memtable_bytes
         self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
         self.snapshots = SnapshotViews(
-            opened.store, opened.manifest, opened.held.ssts, limits or LimitSettings()
+            opened.store, opened.manifest, opened.version.ssts, limits or LimitSettings()
         )
         self._manifest_seen = asyncio.Event()
         self.ownership = Ownership(
@@ -256,31 +256,31 @@ class WriterEngine:
         )
         self.levels = self._version_set(opened)
         self.log = GroupCommit(
-            wal=opened.slots,
+            wal=opened.wal,
             memtable=self.memtable,
             admission=self.admission,
-            watermark=self.prefix,
+            watermark=self.watermark,
             policy=self.policy,
             state=self._newest_state,
             clock=clock,
             next_seq=opened.first_seq,
         )
-        self.below = self._prefetch()
+        self.prefetch = self._prefetch()
         self.loads = self._loads(opened, levels or LevelSettings())
         self.log.land_load = self._land_load
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
     def _publisher(self) -> CommitPublisher:
-        return CommitPublisher(self.memtable, self.feed, lambda: self._view(self.prefix.seq))
+        return CommitPublisher(self.memtable, self.feed, lambda: self._view(self.watermark.seq))
 
     def _version_set(self, opened: RecoveredLog) -> VersionSet:
         return VersionSet(
             opened.store,
             opened.manifest,
-            opened.held,
+            opened.version,
             loads=opened.loads,
             memtable=self.memtable,
-            prefix=self.prefix,
+            prefix=self.watermark,
             snapshot_ttl_s=self._settings.snapshot_ttl_s,
             on_compacted=self._drop_through,
             believed_ms=self.time.follow,
@@ -325,15 +325,15 @@ class WriterEngine:
         return self.levels.current
 
     def _position(self) -> FeedPosition:
-        return FeedPosition(self.prefix.seq, self.prefix.wal_id, is_open=self.slots.is_quorum)
+        return FeedPosition(self.watermark.seq, self.watermark.wal_id, is_open=self.wal.is_quorum)
 
-    async def held_object(self, wal_id: int) -> Sst | None:
+    async def unarchived_object(self, wal_id: int) -> Sst | None:
         """Read what has landed of a WAL object that may not be in the store; None: it is there."""
-        return await self.slots.held(wal_id)
+        return await self.wal.unarchived(wal_id)
 
     async def archive(self) -> None:
         """Wait until all that has landed is in the store. Raises as `WriteAheadLog.archive`."""
-        await self.slots.archive()
+        await self.wal.archive()
 
     @property
     def newest_seq(self) -> int:
@@ -375,13 +375,13 @@ class WriterEngine:
 
     async def committed_view(self) -> ReadView:
         """The durable prefix, once it covers all that was acknowledged before this call."""
-        await self.prefix.cover(self.prefix.landed_seq)
-        return self._view(self.prefix.seq)
+        await self.watermark.wait_for(self.watermark.landed_seq)
+        return self._view(self.watermark.seq)
 
     async def newest_view(self) -> ReadView:
         """Everything written by now, durable or not."""
         view = self._view(self.newest_seq)
-        landed_ahead = [group.run for group in self.prefix.landed_ahead()]
+        landed_ahead = [group.run for group in self.watermark.landed_ahead()]
         not_durable = await self.log.pending_writes.runs(
             self._clock, max_seq=view.seq
         )  # as it is now
@@ -389,8 +389,8 @@ class WriterEngine:
 
     def _view(self, seq: int) -> ReadView:
         held = self.levels.current
-        view = self.memtable.view(seq, self.prefix.wal_id)
-        return view if held.tree.is_empty else view.above(held)
+        view = self.memtable.view(seq, self.watermark.wal_id)
+        return view if held.version.is_empty else view.above(held)
 
     async def confirm(self) -> None:
         """Confirm, by a request that is sent after this call, that no other writer has taken over.
@@ -400,7 +400,7 @@ class WriterEngine:
         await self.ownership.confirm()
 
     @property
-    def is_told(self) -> bool:
+    def is_pushed(self) -> bool:
         """Always True: this process makes every commit, so there is nothing to poll for."""
         return True
 
@@ -426,15 +426,15 @@ class WriterEngine:
 
     def _newest_state(self, pending_writes: PendingWrites, below: ReadSet) -> NewestState:
         """The state by which a transaction is decided that follows all pending writes."""
-        view = self.memtable.view(self.prefix.seq, self.prefix.wal_id)
-        durable = view.below(group.run for group in self.prefix.landed_ahead())
+        view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
+        durable = view.below(group.run for group in self.watermark.landed_ahead())
         return NewestState(
             pending_writes, durable, self.time.now_ms(), self._compare_count_max, below
         )
 
     def _explain_queue(self) -> str:
         """Say what keeps the queue from moving; empty if nothing does."""
-        trouble = self.slots.trouble(after_ms=0.0)
+        trouble = self.wal.trouble(after_ms=0.0)
         return "" if trouble is None else trouble.text(self._clock.monotonic_ms())
 
     def close(self) -> None:
@@ -450,15 +450,13 @@ class WriterEngine:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                end = tasks.create_task(
-                    run_until_archived(self.log, self.slots), name="group commit"
-                )
+                end = tasks.create_task(run_until_archived(self.log, self.wal), name="group commit")
                 bound = limit_shutdown(self.log, end, self._clock, grace_ms=stop_grace_ms)
                 others = [
                     tasks.create_task(self._watch_ownership(), name="watch for another writer"),
                     tasks.create_task(self._run_wal(), name="run the WAL"),
                     tasks.create_task(self._follow_manifest(), name="follow the manifest"),
-                    tasks.create_task(self.levels.let_go(), name="drop what is compacted"),
+                    tasks.create_task(self.levels.drop_compacted(), name="drop what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.expiry.run(), name="sweep what expires"),
@@ -479,7 +477,7 @@ class WriterEngine:
 
     async def _run_wal(self) -> None:
         try:
-            await self.slots.run()
+            await self.wal.run()
         except ShaleError as error:
             self.log.stop(error)
 
@@ -488,7 +486,7 @@ class WriterEngine:
 
         REQUIRES: no reads are in progress.
         """
-        await self.slots.close()
+        await self.wal.close()
         await self.levels.close(timeout_ms)
 
     def _poll_ms(self) -> int:

@@ -95,7 +95,7 @@ class ExpiryScan:
         done: set[bytes] = set()
         while True:
             held = self._levels.current.base  # anew for each SST: an old version keeps garbage
-            infos = [*ssts(held.tree)]
+            infos = [*ssts(held.version)]
             self._seen = {i.id: self._seen[i.id] for i in infos if i.id in self._seen}
             info = next(
                 (i for i in infos if i.id not in done and self._is_due(i, through_seq, now_ms)),
@@ -175,11 +175,11 @@ class SweptEngine(Protocol):
     """The parts of a writer's engine that a sweep needs."""
 
     admission: Admission
-    below: Prefetch
+    prefetch: Prefetch
     levels: VersionSet
     log: GroupCommit
     memtable: Memtable
-    prefix: DurableWatermark
+    watermark: DurableWatermark
     time: LogicalTime
 
     @property
@@ -204,7 +204,7 @@ class ExpirySweep:
         self._log = engine.log
         self._clock = clock
         self._settings = settings
-        version = engine.levels.current.tree
+        version = engine.levels.current.version
         self.values = ExpiringValues(
             bytes_max=settings.expiry_tracked_bytes, through_seq=version.last_seq
         )
@@ -226,7 +226,7 @@ class ExpirySweep:
         return self._settings.expiry_sweep_interval_ms > 0
 
     def _replay(self, loads: Iterable[CommittedLoad]) -> None:
-        prefix = self._engine.prefix
+        prefix = self._engine.watermark
         view = self._engine.memtable.view(prefix.seq, prefix.wal_id)
         for run in view.runs:  # the oldest first
             self.values.note(run.entries)
@@ -310,7 +310,7 @@ class ExpirySweep:
         while True:
             asked = {each.key for each in due if not self._is_sure(each)}
             needs = Needs([*asked])
-            below = self._engine.below.now(needs) or await self._engine.below.look(needs)
+            below = self._engine.prefetch.known(needs) or await self._engine.prefetch.fetch(needs)
             # From here on no other task runs until the commit is queued.
             if all(each.key in asked or self._is_sure(each) for each in due):
                 break

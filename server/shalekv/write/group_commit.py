@@ -94,7 +94,7 @@ class CommitQueue:
         front = self._commits[0]
         if is_ordered and front.load is None:
             return not front.writes
-        return front.rests_on_state or not front.writes
+        return front.depends_on_state or not front.writes
 
     def append(self, commit: Commit) -> None:
         """Add a new commit at the end."""
@@ -123,7 +123,7 @@ class CommitQueue:
         taken = [commits.popleft()]
         taken_bytes = taken[0].size_bytes
         while commits and taken_bytes + commits[0].size_bytes <= bytes_max:
-            if (not is_alone and commits[0].rests_on_state) or taken[0].load or commits[0].load:
+            if (not is_alone and commits[0].depends_on_state) or taken[0].load or commits[0].load:
                 break
             taken.append(commits.popleft())
             taken_bytes += taken[-1].size_bytes
@@ -194,8 +194,8 @@ class GroupCommit:
         self.next_seq = next_seq
         self.next_wal_id = watermark.next_wal_id  # the slot after that of the last group
         wal.begin(self.next_wal_id)
-        self.patience = PendingReplies(self._explain)  # the calls that wait for commits
-        wal.on_unavailable = self.patience.fail_all
+        self.pending_replies = PendingReplies(self._explain)  # the calls that wait for commits
+        wal.on_unavailable = self.pending_replies.fail_all
         # The owner of the log sets both. The memtable contains the group when `landed` is called.
         self.land_load: Callable[[CommittedLoad], None] = lambda _: None
         self.landed: Callable[[Group], None] = lambda _: None

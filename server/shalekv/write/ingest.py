@@ -324,7 +324,7 @@ class Loads:
         except BaseException:
             finish()
             raise
-        self._log.patience.begin(future)
+        self._log.pending_replies.begin(future)
         try:
             receipt = await future
         finally:
@@ -334,7 +334,7 @@ class Loads:
     def _settle(self, future: asyncio.Future[Receipt], finish: Callable[[], None]) -> Settled:
         def settle(outcome: Receipt | ShaleError) -> None:
             finish()
-            if not self._log.patience.end(future):  # the caller has gone; the load remains
+            if not self._log.pending_replies.end(future):  # the caller has gone; the load remains
                 return
             if isinstance(outcome, Receipt):
                 future.set_result(outcome)

@@ -179,7 +179,7 @@ class _Opener:
         Half-finished work of other processes in the store is completed first, since lists do not
         show it before.
         """
-        await self._store.recover()
+        await self._store.repair()
         nonce = self._opening.nonce
         edit = partial(
             _claim_epoch,

@@ -42,21 +42,21 @@ class Prefetch:
         self._compare_count_max = compare_count_max
         self._reason_of = reason_of
 
-    def now(self, needs: Needs) -> ReadSet | None:
+    def known(self, needs: Needs) -> ReadSet | None:
         """The answers to `needs`, if they are known without reading the levels; else None."""
         if self._log.is_loading and (needs.keys or needs.ranges):
             return None
         held = self._levels.current
         if needs.record_key and held.may_hold_record(needs.record_key):
             return None
-        if not held.tree.is_empty:
+        if not held.version.is_empty:
             if needs.ranges:
                 return None
             if any(not self._is_kept(key) and held.may_hold(key) for key in needs.keys):
                 return None
-        return self._levels.nothing
+        return self._levels.empty_read_set
 
-    async def look(self, needs: Needs) -> ReadSet:
+    async def fetch(self, needs: Needs) -> ReadSet:
         """Read the answers to `needs` from the levels. They hold while `is_current` is true."""
         while True:
             if needs.keys or needs.ranges:
@@ -64,7 +64,7 @@ class Prefetch:
             held, base = self._levels.current, self._levels.base
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
-                found = await held.find_many(keys) if keys and not held.tree.is_empty else {}
+                found = await held.find_many(keys) if keys and not held.version.is_empty else {}
                 ranges = {each: await self._range_below(held, each) for each in needs.ranges}
                 record = await held.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
@@ -76,7 +76,7 @@ class Prefetch:
 
     async def _range_below(self, held: PinnedVersion, keys: KeyRange) -> RangeBelow:
         pending_writes = self._log.pending_writes
-        in_memory = self._state(pending_writes, self._levels.nothing).durable
+        in_memory = self._state(pending_writes, self._levels.empty_read_set).durable
         return await range_below(
             replace(in_memory, runs=(), held=held),
             keys,
@@ -94,7 +94,7 @@ class Prefetch:
         write the key then.
         """
         found = self._memtable.get(key)
-        return found is not None and found.seq > self._levels.leaving_seq
+        return found is not None and found.seq > self._levels.droppable_seq
 
     def is_current(self, below: ReadSet, needs: Needs) -> bool:
         """Whether memory holds everything newer than the version that `below` was read from."""

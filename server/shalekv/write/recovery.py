@@ -37,8 +37,8 @@ class RecoveredLog:
 
     store: CasStore
     manifest: FencedManifest
-    held: PinnedVersion  # the levels
-    slots: WriteAheadLog
+    version: PinnedVersion  # the levels
+    wal: WriteAheadLog
     memtable: Memtable
     time: LogicalTime
     last_wal_id: int
@@ -155,9 +155,9 @@ async def serve_replayed(
     )
     return RecoveredLog(
         store=store,
-        held=held,
+        version=held,
         manifest=manifest,
-        slots=log.slots,
+        wal=log.slots,
         memtable=replayed.memtable,
         time=log.time,
         last_wal_id=log.last_wal_id,

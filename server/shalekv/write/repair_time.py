@@ -86,7 +86,11 @@ async def repair_time(store: CasStore, links: Links, jump_max_s: int) -> TimeFou
     settings = WriterSettings(flush_interval_ms=0, clock_jump_max_s=jump_max_s)
     opened = await open_log(store, settings, address="", links=links)
     found = TimeFound(opened.time.now_ms(), opened.time.store_now_ms)
-    own, snapshot_id, last_wal_id = opened.manifest.own, opened.held.snapshot_id, opened.last_wal_id
+    own, snapshot_id, last_wal_id = (
+        opened.manifest.own,
+        opened.version.snapshot_id,
+        opened.last_wal_id,
+    )
 
     def edit(manifest: Manifest) -> Manifest:
         left = replace(remove_snapshots(manifest, {snapshot_id}), writer_address="")

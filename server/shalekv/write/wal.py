@@ -120,7 +120,7 @@ class WriteAheadLog(Protocol):
         """
         ...
 
-    async def held(self, wal_id: int) -> Sst | None:
+    async def unarchived(self, wal_id: int) -> Sst | None:
         """Read what has landed of an object that may not be in the store yet, as one SST.
 
         None: the object is in the store, or was. An object may grow until a later one is taken.
@@ -202,7 +202,7 @@ class ObjectStoreWal:
     async def archive(self, wal_id: int | None = None) -> None:
         """Return at once: what has landed is in the store."""
 
-    async def held(self, wal_id: int) -> Sst | None:
+    async def unarchived(self, wal_id: int) -> Sst | None:
         """Return None: what has landed is in the store."""
         del wal_id
         return None
@@ -249,7 +249,7 @@ class ObjectStoreWal:
             data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
         outcome = await self._claim(name, data, is_patient=any(contents))
         if isinstance(outcome, Taken):
-            if not outcome.is_certain:
+            if not outcome.is_first_owner:
                 await self._check_not_compacted(wal_id)
             return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
         return None

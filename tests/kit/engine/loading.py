@@ -51,7 +51,7 @@ class LoadingWriter:
             self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
         )
         self.log = GroupCommit(
-            wal=opened.slots,
+            wal=opened.wal,
             memtable=self.memtable,
             admission=self.admission,
             watermark=self.prefix,

@@ -154,8 +154,8 @@ class Writing:
 
     @property
     def slots(self) -> QuorumWal:
-        assert isinstance(self.opened.slots, QuorumWal)
-        return self.opened.slots
+        assert isinstance(self.opened.wal, QuorumWal)
+        return self.opened.wal
 
     @property
     def committed_lsn(self) -> int:

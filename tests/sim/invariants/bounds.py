@@ -98,7 +98,7 @@ def check_i13_memory_of_writers(bounds: Bounds) -> None:
     compacted_seq = current_manifest(bounds.cluster.world.store).last_compacted_seq
     for name, writer in bounds.cluster.writers.items():
         held_bytes = writer.engine.memory_bytes
-        if writer.engine.prefix.seq <= compacted_seq and held_bytes > 0:
+        if writer.engine.watermark.seq <= compacted_seq and held_bytes > 0:
             raise Violation(f"I13: {name} has {held_bytes} bytes uncompacted, and all is compacted")
 
 

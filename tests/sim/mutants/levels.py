@@ -91,7 +91,7 @@ async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool = False) 
     is_lost, jump = self.is_lost, self._jump
     await _real_keep_forced(self, is_forced=is_forced)
     if is_lost and jump is not None:
-        jump(self.current.tree)
+        jump(self.current.version)
 
 
 _real_keep_forced = VersionSet._keep

@@ -115,9 +115,9 @@ def test_newer_versions_stay(newest: Entry) -> None:
 def test_sweep_rests_on_state_and_asks_for_what_it_does_not_know() -> None:
     """A sweep depends on earlier commits, and reads only keys whose version is not known."""
     transaction = Transaction([Expire(b"a"), Expire(b"b", EXPIRED), Expire(b"c")])
-    assert transaction.rests_on_state
+    assert transaction.depends_on_state
     assert transaction.needs().keys == (b"a", b"c")
-    assert not Transaction([Put(b"k", b"v")]).rests_on_state
+    assert not Transaction([Put(b"k", b"v")]).depends_on_state
 
 
 def test_tombstone_of_a_sweep_is_one_like_any_other() -> None:

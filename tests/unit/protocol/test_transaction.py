@@ -103,4 +103,4 @@ def test_costly_range_is_a_refusal() -> None:
 )
 def test_what_rests_on_state(transaction: Transaction, rests: bool) -> None:  # noqa: FBT001 - what is expected
     """Only a transaction that compares, reads or counts depends on the commits before it."""
-    assert transaction.rests_on_state is rests
+    assert transaction.depends_on_state is rests

@@ -137,7 +137,7 @@ class Requests:
         self.order: list[str] = []
 
     async def request(self, name: str, size_bytes: int) -> None:
-        async with self.budget.room(size_bytes):
+        async with self.budget.reserve(size_bytes):
             end = self.running[name] = asyncio.Event()
             self.order.append(name)
             try:
@@ -180,7 +180,7 @@ async def test_any_cancellations(number: int) -> None:
 
     async def request(size_bytes: int) -> None:
         end = asyncio.Event()
-        async with budget.room(size_bytes):
+        async with budget.reserve(size_bytes):
             in_flight.append(size_bytes)
             assert budget.in_flight_bytes >= sum(in_flight)
             assert sum(in_flight) <= 10 or len(in_flight) == 1

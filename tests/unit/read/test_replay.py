@@ -113,7 +113,7 @@ async def test_records_count_as_memory() -> None:
     value = encode_record(IdempotencyRecord(HASH, 1, ReplyKind.WRITE, b""))
     records = [Entry(record_key(b"k"), 1, Kind.PUT, value, EXPIRE_AT_MS)]
     contents = WalContents([Entry(b"a", 1, Kind.PUT)], (), records)
-    assert await first.slots.create(1, contents, position=0) is None
+    assert await first.wal.create(1, contents, position=0) is None
     engine = WriterEngine(await database.open(), WriterSettings(), LoopClock())
     assert engine.idempotency.size_bytes > 0
     assert engine.memory_bytes == engine.memtable.size_bytes + engine.idempotency.size_bytes
@@ -127,7 +127,7 @@ async def test_numbers_of_records_are_in_the_order_of_slots() -> None:
     value = encode_record(IdempotencyRecord(HASH, 2, ReplyKind.WRITE, b""))
     records = [Entry(record_key(b"k"), 4, Kind.PUT, value, EXPIRE_AT_MS)]
     points = [Entry(b"b", 6, Kind.PUT)]
-    assert await first.slots.create(2, WalContents(points, (), records), position=0) is None
+    assert await first.wal.create(2, WalContents(points, (), records), position=0) is None
     with pytest.raises(IllegalState, match=names.wal_name(2)):
         await database.open()
 
@@ -140,6 +140,6 @@ async def test_record_of_a_later_version_is_refused() -> None:
     value[24] = 200  # the kind of the reply
     records = [Entry(record_key(b"k"), 1, Kind.PUT, bytes(value), EXPIRE_AT_MS)]
     points = [Entry(b"a", 1, Kind.PUT)]
-    assert await first.slots.create(1, WalContents(points, (), records), position=0) is None
+    assert await first.wal.create(1, WalContents(points, (), records), position=0) is None
     with pytest.raises(UnsupportedVersion, match=names.wal_name(1)):
         await database.open()

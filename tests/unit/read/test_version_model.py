@@ -243,8 +243,8 @@ def test_a_version_below_lives_as_long_as_the_load_above_it() -> None:
     assert isinstance(below, LoadedVersion)
     assert held.base is below.base is below.below
     assert held.snapshot_id == below.below.snapshot_id
-    assert not held.tree.is_empty
-    assert below.below.tree.is_empty
+    assert not held.version.is_empty
+    assert below.below.version.is_empty
 
 
 def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> None:

@@ -57,7 +57,7 @@ class PinnedDatabase:
         self.version_set = VersionSet(
             opened.store,
             opened.manifest,
-            opened.held,
+            opened.version,
             loads=(),
             memtable=opened.memtable,
             prefix=self.prefix,
@@ -119,7 +119,7 @@ def is_protected(pinned: PinnedDatabase, held: PinnedVersion, manifest: Manifest
     found = find_snapshot(manifest, held.snapshot_id)
     if found is None:
         return False
-    return Version.of(pinned.database.manifest_at(found.manifest_id)).l0 == held.tree.l0
+    return Version.of(pinned.database.manifest_at(found.manifest_id)).l0 == held.version.l0
 
 
 async def test_snapshot_of_an_old_version_goes_with_its_last_reader() -> None:
@@ -198,7 +198,7 @@ async def test_levels_that_come_ahead_of_the_prefix_meanwhile_wait_for_it() -> N
     pinned.prefix.wal_id = slot
     await following
     current = pinned.version_set.current
-    assert (current.tree.wal_id, current.tree.l0) == (slot, [sst(2)])
+    assert (current.version.wal_id, current.version.l0) == (slot, [sst(2)])
     assert is_protected(pinned, current, await pinned.database.manifest())
 
 
@@ -206,15 +206,15 @@ async def test_memory_is_dropped_when_nothing_rests_on_an_older_version() -> Non
     """Memory keeps what came after an older version while anything holds the base of that."""
     pinned = await PinnedDatabase.opened()
     version_set = pinned.version_set
-    dropping = asyncio.create_task(version_set.let_go())
+    dropping = asyncio.create_task(version_set.drop_compacted())
     await quiesce()
     assert pinned.dropped == [0]
-    decided = [ReadSet(version_set.base), version_set.nothing]
+    decided = [ReadSet(version_set.base), version_set.empty_read_set]
     for number in (1, 2):
         await pinned.compact(number, slot=pinned.slot, seq=60 + number)
         await pinned.keep()
         assert version_set.base is not decided[0].base
-        assert version_set.leaving_seq == 60 + number
+        assert version_set.droppable_seq == 60 + number
     newest = ReadSet(version_set.base)
     while decided:
         await quiesce()
@@ -222,7 +222,7 @@ async def test_memory_is_dropped_when_nothing_rests_on_an_older_version() -> Non
         decided.pop()
     await quiesce()
     assert pinned.dropped[-1] == 62
-    assert version_set.leaving_seq == 0
+    assert version_set.droppable_seq == 0
     assert newest.base is version_set.base  # it holds back nothing: this version has all
     dropping.cancel()
 
@@ -286,4 +286,4 @@ async def test_a_version_is_that_of_the_manifest_that_its_snapshot_names() -> No
             stored = StoredManifest(CasStore(store, other, StoreSettings()))
             snapshot = find_snapshot(await stored.refresh(), held.snapshot_id)
             assert snapshot is not None
-            assert held.tree.manifest_id == snapshot.manifest_id < stored.current.manifest_id
+            assert held.version.manifest_id == snapshot.manifest_id < stored.current.manifest_id

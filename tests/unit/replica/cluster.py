@@ -243,4 +243,4 @@ async def steps(until: Callable[[], bool]) -> int:
 
 async def shown(engine: ReaderEngine, seq: int) -> None:
     """The replica shows this commit, and no newer one, without advancing time."""
-    await steps(lambda: engine.prefix.seq == seq)
+    await steps(lambda: engine.watermark.seq == seq)

@@ -69,10 +69,10 @@ async def test_continuing_behind_the_levels_shows_nothing_older(*, is_at_once: b
         await engine.levels.keep()
         assert await get(engine, b"a") == b"new"
     async with running(engine):
-        await engine.prefix.cover(2)
+        await engine.watermark.wait_for(2)
         assert await get(engine, b"a") == b"new"
         assert await scan(engine) == [(b"a", b"new"), (b"b", b"old")]
-        assert engine.prefix.seq == 2
+        assert engine.watermark.seq == 2
         assert engine.levels.lost_count == 1
         assert engine.memtable.size_bytes == 0
         entry = shown.get(b"a")  # of a scan that began before
@@ -96,7 +96,7 @@ async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
     await database.edit(lambda m: replace(m, snapshots=()))
     await engine.manifest.refresh()
     await engine.levels.keep()
-    assert (engine.prefix.seq, await get(engine, b"a")) == (2, b"2")
+    assert (engine.watermark.seq, await get(engine, b"a")) == (2, b"2")
     assert engine.held.snapshot_id != first
     assert find_snapshot(await database.manifest(), engine.held.snapshot_id)
     async with running(engine):
@@ -172,13 +172,13 @@ async def test_end_of_a_replica_fails_waiting_calls() -> None:
     database = await ReplicatedDatabase.created()
     engine = await database.join()
     async with running(engine):
-        waiting = asyncio.create_task(engine.prefix.cover(7))
+        waiting = asyncio.create_task(engine.watermark.wait_for(7))
         await pass_s(1)
     with pytest.raises(Stopping):
         await waiting
     await engine.catch_up()
     with pytest.raises(Stopping):
-        await engine.prefix.cover(7)
+        await engine.watermark.wait_for(7)
     assert await engine.ended() is None
     engine.check_serving()  # what was applied is still answered
 
@@ -195,5 +195,5 @@ async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
     await engine.manifest.refresh()
     await engine.levels.move()
     engine.applying.apply_object(found)
-    assert (engine.prefix.seq, engine.memtable.key_count) == (1, 0)
+    assert (engine.watermark.seq, engine.memtable.key_count) == (1, 0)
     assert await get(engine, b"a") == b"1"

@@ -34,7 +34,7 @@ async def test_objects_are_applied_in_order_in_growing_batches() -> None:
     store.requests.clear()
     async with running(engine):
         await engine.catch_up()
-    assert (engine.prefix.seq, engine.prefix.wal_id) == (9, 8)
+    assert (engine.watermark.seq, engine.watermark.wal_id) == (9, 8)
     assert sorted(store.asked("get")) == [names.wal_name(n) for n in range(11)]  # 1 + 2 + 4 + 4
     assert store.asked("get")[0] == names.wal_name(0)
     assert store.asked("list") == []
@@ -81,7 +81,7 @@ async def test_slot_that_was_collected_is_not_the_end_of_the_log(snapshot: str) 
     await engine.catch_up()
     following.cancel()
     assert await all_shown(engine) == {b"a": b"4", b"b": b"5"}
-    assert (engine.prefix.seq, engine.prefix.wal_id) == (5, 4)
+    assert (engine.watermark.seq, engine.watermark.wal_id) == (5, 4)
     assert engine.staleness_ms == 0
     assert engine.follower.counts.applied == 1
 
@@ -198,9 +198,9 @@ async def test_earlier_poll_does_not_answer_a_later_call() -> None:
     store.before = at_each("get", names.wal_name(0), answer_late)
     following = asyncio.create_task(engine.follower.run())
     await engine.catch_up()
-    assert engine.prefix.seq == 0
+    assert engine.watermark.seq == 0
     await asked[0]
-    assert engine.prefix.seq == 1
+    assert engine.watermark.seq == 1
     following.cancel()
 
 
@@ -212,7 +212,7 @@ async def test_waiting_for_a_commit_ends_idle_polling() -> None:
     following = asyncio.create_task(engine.follower.run())
     await pass_s(600)
     await engine.catch_up()
-    waiting = asyncio.create_task(engine.prefix.cover(1))
+    waiting = asyncio.create_task(engine.watermark.wait_for(1))
     await pass_s(1)
     await database.put(a=b"1")
     began_s = asyncio.get_running_loop().time()
@@ -249,16 +249,16 @@ async def test_full_replica_continues_behind_the_levels(
     async with running(engine):
         await engine.catch_up()
         assert engine.follower.is_full
-        applied = engine.prefix.seq
+        applied = engine.watermark.seq
         assert applied < 8
         await pass_s(7)
         await engine.catch_up()
-        assert engine.prefix.seq == applied
+        assert engine.watermark.seq == applied
         assert engine.staleness_ms >= 7_000
         await database.compact()
         await engine.catch_up()
         await engine.catch_up()
-        assert engine.prefix.seq == 8
+        assert engine.watermark.seq == 8
         assert not engine.follower.is_full
         assert engine.staleness_ms < 1_000
         assert len(await scan(engine)) == 8

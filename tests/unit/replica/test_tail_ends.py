@@ -41,8 +41,8 @@ async def test_trimmed_records_are_read_from_the_archive() -> None:
     cluster.links.tail = trimmed  # type: ignore[method-assign]
     seq = await cluster.put(a=b"1")
     async with running(engine):
-        await steps(lambda: engine.is_told)
-        assert engine.prefix.seq == seq
+        await steps(lambda: engine.is_pushed)
+        assert engine.watermark.seq == seq
         assert asked[1] > asked[0]
         assert len(asked) == 2
         assert cluster.links.status_count == 2 * len(cluster.safekeepers)
@@ -68,7 +68,7 @@ async def test_a_log_reset_to_an_older_state_ends_a_replica() -> None:
 
     async def read() -> None:
         async with running(engine):
-            await steps(lambda: engine.is_told)
+            await steps(lambda: engine.is_pushed)
             await shown(engine, await cluster.put(a=b"1"))
             (last,) = {safekeeper.kept.records[-1] for safekeeper in cluster.safekeepers}
             others.append(replace(last, payload=b"other", checksum=last.checksum ^ 1))

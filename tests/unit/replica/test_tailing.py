@@ -23,7 +23,7 @@ from tests.unit.replica.cluster import QuorumCluster, shown, steps
 
 
 async def tailing(engine: ReaderEngine) -> None:
-    await steps(lambda: engine.is_told)
+    await steps(lambda: engine.is_pushed)
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def test_tail_saves_the_polls_of_the_bucket() -> None:
                 await steps(lambda: not engine.applying.position.is_open)
                 await cluster.archive(trims=True)
             await pass_s(1)
-        assert engine.prefix.seq == cluster.seq
+        assert engine.watermark.seq == cluster.seq
         assert not store.asked("get", "wal/")
         assert len(store.asked("list")) <= 6 * 4  # a manifest, the archive, and the own snapshot
         assert cluster.links.status_count >= 60 * 4 * 2  # safekeepers are asked instead
@@ -77,7 +77,7 @@ async def test_lagging_safekeeper_is_left() -> None:
         cluster.safekeepers[first].hears = False
         seq = await cluster.put(a=b"1")
         await pass_s(1)
-        assert engine.prefix.seq == seq
+        assert engine.watermark.seq == seq
         assert followed(cluster) != first
 
 
@@ -87,8 +87,8 @@ async def test_partly_applied_object_is_applied_once(*, trims: bool) -> None:
     """An object that was applied in part adds only the rest when it is read from the bucket."""
     async with tailed(poll_interval_ms=100) as (cluster, engine):
         seen = await cluster.put(a=b"1", b=b"1")
-        await steps(lambda: engine.prefix.seq == seen)
-        whole = engine.prefix.wal_id
+        await steps(lambda: engine.watermark.seq == seen)
+        whole = engine.watermark.wal_id
         for safekeeper in cluster.safekeepers:
             safekeeper.node.stop()
         await cluster.put(a=b"2")
@@ -97,8 +97,8 @@ async def test_partly_applied_object_is_applied_once(*, trims: bool) -> None:
         cluster.seal()
         await cluster.archive(trims=trims)
         await pass_s(2)
-        assert engine.prefix.seq == last
-        assert engine.prefix.wal_id == cluster.leader.log.last.wal_id != whole
+        assert engine.watermark.seq == last
+        assert engine.watermark.wal_id == cluster.leader.log.last.wal_id != whole
         assert await all_shown(engine) == {b"a": b"2", b"b": b"1", b"c": b"1"}
         assert engine.memtable.key_count == 3
 
@@ -111,8 +111,8 @@ async def test_members_of_the_newest_manifest_are_tailed() -> None:
         await cluster.set_members(cluster.others)
         seq = await cluster.put(a=b"1")
         await pass_s(3)
-        assert engine.prefix.seq == seq
-        assert engine.is_told
+        assert engine.watermark.seq == seq
+        assert engine.is_pushed
         assert not any(cluster.tails(safekeeper) for safekeeper in old)
 
 
@@ -126,13 +126,13 @@ async def test_full_memory_stops_the_tail() -> None:
             await cluster.archive()
         await pass_s(1)
         assert engine.follower.is_full
-        assert not engine.is_told
-        assert engine.prefix.seq < cluster.seq
+        assert not engine.is_pushed
+        assert engine.watermark.seq < cluster.seq
         assert engine.memory_bytes < 2 * MIB
         await cluster.compact()
         await pass_s(3)
-        assert engine.prefix.seq == cluster.seq
-        assert engine.is_told
+        assert engine.watermark.seq == cluster.seq
+        assert engine.is_pushed
         assert len(await all_shown(engine)) == 8
 
 
@@ -148,7 +148,7 @@ async def test_manifest_never_names_unarchived_objects() -> None:
             await cluster.put(a=b"2")
             cluster.seal()
         await pass_s(30)
-        assert engine.prefix.seq == cluster.seq
+        assert engine.watermark.seq == cluster.seq
         seen = (await cluster.manifest()).wal_id_last_seen
         assert seen is not None
         assert seen <= max(await cluster.wal())
@@ -167,7 +167,7 @@ async def test_one_safekeeper_proves_no_freshness() -> None:
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=100, manifest_interval_ms=500)
     async with running(engine):
-        await steps(lambda: engine.is_told)
+        await steps(lambda: engine.is_pushed)
         await engine.catch_up()
         last_s = now_s()
         cut_off, *others = cluster.safekeepers
@@ -179,11 +179,11 @@ async def test_one_safekeeper_proves_no_freshness() -> None:
             await pass_s(1)
             await engine.catch_up()
             assert engine.staleness_ms >= 1_000 * (now_s() - last_s) - 1
-        assert engine.is_told
-        assert engine.prefix.seq == 0
+        assert engine.is_pushed
+        assert engine.watermark.seq == 0
         cut_off.hears = True
         cluster.tell_commit()
-        await steps(lambda: engine.prefix.seq == 1)
+        await steps(lambda: engine.watermark.seq == 1)
         assert engine.staleness_ms >= 30_000
         others[0].node.start()
         await engine.catch_up()
@@ -196,7 +196,7 @@ async def test_freshness_needs_the_log_of_a_majority() -> None:
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(poll_interval_ms=60_000)
     async with running(engine):
-        await steps(lambda: engine.is_told)
+        await steps(lambda: engine.is_pushed)
         await engine.catch_up()
         (followed,) = (
             safekeeper for safekeeper in cluster.safekeepers if cluster.tails(safekeeper)
@@ -206,11 +206,11 @@ async def test_freshness_needs_the_log_of_a_majority() -> None:
         await pass_s(5)
         before_s = now_s()
         await engine.catch_up()
-        assert engine.prefix.seq == 0
+        assert engine.watermark.seq == 0
         assert engine.staleness_ms >= 5_000
         followed.hears = True
         cluster.tell_commit()
-        await steps(lambda: engine.prefix.seq == 1)
+        await steps(lambda: engine.watermark.seq == 1)
         assert engine.staleness_ms == 1_000 * (now_s() - before_s)
 
 
@@ -227,12 +227,12 @@ async def test_members_that_were_replaced_make_nothing_fresh() -> None:
         await cluster.put(a=b"1")
         for _ in range(10):
             await pass_s(1)
-            assert engine.prefix.seq == 0
+            assert engine.watermark.seq == 0
             assert engine.staleness_ms >= 1_000 * (now_s() - changed_s)
         await engine.catch_up()  # reads the manifest
         await pass_s(1)
         await engine.catch_up()
-        assert engine.prefix.seq == 1
+        assert engine.watermark.seq == 1
         assert engine.staleness_ms == 0
 
 
@@ -272,12 +272,12 @@ async def test_bucket_proves_no_freshness_after_a_switch() -> None:
         await cluster.put(a=b"1")
         for _ in range(20):
             await pass_s(0.1)
-            assert engine.prefix.seq == 0
+            assert engine.watermark.seq == 0
             assert engine.staleness_ms >= 1_000 * (now_s() - fenced_s)
         for safekeeper in cluster.safekeepers:
             safekeeper.node.start()
         await pass_s(5)
-        assert engine.prefix.seq == 1
+        assert engine.watermark.seq == 1
 
 
 @virtual_time(seed=1)
@@ -286,7 +286,7 @@ async def test_records_too_large_for_the_buffer_are_archived() -> None:
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(reader_memtable_bytes_max=MIB)
     async with running(engine):
-        await steps(lambda: engine.is_told)
+        await steps(lambda: engine.is_pushed)
         await shown(engine, await cluster.put(a=bytes(MIB // 4)))
         assert engine.applying.unarchived.oldest_wal_id is None
         cluster.seal()
@@ -327,15 +327,15 @@ async def test_watch_catches_up_although_commits_never_pause(
     cluster = await QuorumCluster.opened()
     engine = await cluster.join()
     async with running(engine):
-        await steps(lambda: engine.is_told)
+        await steps(lambda: engine.is_pushed)
         puts = reads = 0
-        held_object = engine.held_object
+        held_object = engine.unarchived_object
 
         async def put() -> None:
             nonlocal puts
             seq = await cluster.put(a=b"%d" % puts)
             puts += 1
-            await steps(lambda: engine.prefix.seq >= seq)
+            await steps(lambda: engine.watermark.seq >= seq)
 
         async def held_while_commits_come(wal_id: int) -> Sst | None:
             nonlocal reads
@@ -345,7 +345,7 @@ async def test_watch_catches_up_although_commits_never_pause(
             await put()
             return held
 
-        monkeypatch.setattr(engine, "held_object", held_while_commits_come)
+        monkeypatch.setattr(engine, "unarchived_object", held_while_commits_come)
         await put()
         fields = {"start_seq": 1, "previous_value": wants_previous}
         async with watching(cluster, engine, **fields) as client:

@@ -191,7 +191,7 @@ async def test_levels_and_amplification_are_reported() -> None:
     assert found.levels.bytes == total
     assert found.levels.space_amplification == total / run.size_bytes
     assert found.levels.read_amplification == 3
-    fences = (engine.prefix.wal_id or 0) - 0
+    fences = (engine.watermark.wal_id or 0) - 0
     assert found.compaction.wal_objects == fences > 0
     assert found.compaction.uncompacted_bytes == engine.memory_bytes
 
@@ -211,13 +211,13 @@ async def test_reads_and_requests_are_counted() -> None:
     database, _ = await filled()
     report, engine = await report_of(database)
     held = engine.levels.current
-    assert await lookup.find(held.ssts, held.tree, b"c") is not None
+    assert await lookup.find(held.ssts, held.version, b"c") is not None
     before = await status(report)
     assert (before.reads.blocks.misses, before.reads.metadata.misses) == (1, 3)
     assert before.reads.filter_negatives == 2
     assert before.reads.blocks.bytes_max == held.ssts.settings.block_cache_bytes
     assert _requests(before, "get_range", "levels") == 4
-    assert await lookup.find(held.ssts, held.tree, b"c") is not None
+    assert await lookup.find(held.ssts, held.version, b"c") is not None
     after = await status(report)
     assert (after.reads.blocks.hits, after.reads.blocks.misses) == (1, 1)
     assert _requests(after, "get_range", "levels") == 4

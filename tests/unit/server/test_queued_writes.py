@@ -176,7 +176,7 @@ async def test_cancelled_calls_affect_no_others(request_: Any, steps: int) -> No
         assert (await writer.get(b"n")).value == counter(1)
         writer.check_idle()
         assert len(writer.engine.log.pending_writes) == 0
-        assert writer.engine.prefix.waiting_count == 0
+        assert writer.engine.watermark.waiting_count == 0
 
 
 @pytest.mark.parametrize("steps", range(25))

@@ -72,7 +72,7 @@ async def quorum_serving(**quorum: Any) -> AsyncIterator[QuorumServing]:
             serving.may_archive(is_allowed=True)
     assert writing.ended_by is None
     assert writing.engine.admission.queued_bytes == 0
-    assert len(writing.engine.log.patience) == 0
+    assert len(writing.engine.log.pending_replies) == 0
 
 
 DURABLE = kv_pb2.DURABILITY_DURABLE
@@ -104,11 +104,11 @@ async def test_open_object_is_found_at_the_writer() -> None:
     """A WAL object that is not in the store yet is found at the writer of a quorum WAL."""
     async with quorum_serving(archive_interval_ms=NEVER_MS) as writer:
         reply = await writer.put(b"a")
-        held = await writer.engine.held_object(reply.header.wal_id)
+        held = await writer.engine.unarchived_object(reply.header.wal_id)
         assert held is not None
         assert [entry.key for entry in held.entries()] == [b"a"]
     database = await QuorumDatabase.in_object_store()
-    assert await (await database.open()).slots.held(0) is None
+    assert await (await database.open()).wal.unarchived(0) is None
 
 
 @virtual_time(5)

@@ -207,7 +207,7 @@ async def test_min_seq_that_is_not_reached_says_how_far_it_got_in_time() -> None
             await get(reader, b"a", call, min_seq=7)
         assert short.value.seq == 1
         assert asyncio.get_running_loop().time() - began_s < 0.5
-        assert reader.engine.prefix.waiting_count == 0
+        assert reader.engine.watermark.waiting_count == 0
 
 
 @virtual_time(seed=1)

@@ -30,7 +30,7 @@ ONCE = [f"create {NAME}", f"get {NAME}"]
         ([Fate.REQUEST_LOST] * 2, False, Claimed(), ONCE * 2 + ONCE[:1]),
         ([Fate.LATE], False, Claimed(), ONCE * 2),
         # Our object may have existed before the rival's.
-        ([Fate.REQUEST_LOST], True, Taken(THEIRS, is_certain=False), ONCE),
+        ([Fate.REQUEST_LOST], True, Taken(THEIRS, is_first_owner=False), ONCE),
     ],
 )
 async def test_what_a_claim_asks(

@@ -25,7 +25,7 @@ async def test_every_operation_is_counted() -> None:
     await gathered(store.list("none/"))
     await store.delete(name for name in ("wal/1", "wal/2"))
     await store.now_ms()
-    await store.recover()
+    await store.repair()
     assert store.counts == {
         Operation.CREATE: Count(requests=2, objects=2, transferred_bytes=8),
         Operation.GET: Count(requests=1, objects=1, transferred_bytes=5),

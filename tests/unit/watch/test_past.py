@@ -37,7 +37,7 @@ async def database_with_fences() -> Database:
 
 async def check_every_start(cluster: Watched, first_seq: int = 1) -> None:
     """Check that a watch from each commit on, and from after it, reports exactly what follows."""
-    last_seq = cluster.writer.engine.prefix.seq
+    last_seq = cluster.writer.engine.watermark.seq
     client = cluster.client()
     starts = [seq for seq, _ in await expected_commits(cluster.database, ALL, first_seq)]
     starts += [seq + 1 for seq in starts[:-1]]
@@ -255,7 +255,7 @@ async def test_watches_report_exactly_the_log(seed: int) -> None:
         await write(cluster, random, WRITES)
         await compact(cluster.database)
         await follow(cluster.writer)
-        leveled_seq = cluster.writer.engine.levels.current.tree.last_seq
+        leveled_seq = cluster.writer.engine.levels.current.version.last_seq
         clients = [cluster.client() for _ in range(4)]
         starts = [random.choice([0, 1, random.randrange(1, WRITES), WRITES + 50]) for _ in clients]
         for client, start in zip(clients, starts, strict=True):

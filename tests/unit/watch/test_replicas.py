@@ -66,7 +66,7 @@ async def test_jump_over_what_is_gone_closes_the_watch() -> None:
         assert await client.opened(2) == 7
         last_seq = await write_and_collect(database)
         async with running(engine):
-            await engine.prefix.cover(last_seq)
+            await engine.watermark.wait_for(last_seq)
             closed = await client.closed()
             assert (closed.reason, closed.metadata["oldest_seq"]) == ("WAL_COLLECTED", "6")
             await database.put(k1=b"last")

@@ -84,7 +84,7 @@ async def test_concurrent_open_once_does_not_fence_the_winner() -> None:
         await losing
     assert await is_owner(winner)
     assert not await is_owner(before)  # the one that had opened it before
-    assert await winner.slots.create(winner.last_wal_id + 1, WalContents(), position=0) is None
+    assert await winner.wal.create(winner.last_wal_id + 1, WalContents(), position=0) is None
 
 
 async def test_open_once_ignores_edits_of_a_compactor() -> None:
@@ -165,7 +165,7 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     opened = await opening
     assert snapshot.id == opened.manifest.own.nonce
     (snapshot,) = (await database.manifest()).snapshots
-    assert snapshot.id == opened.held.snapshot_id
+    assert snapshot.id == opened.version.snapshot_id
 
 
 @virtual_world(faults=Faults(timeout_ms=1e6))
@@ -256,7 +256,7 @@ async def commit_on(opened: RecoveredLog, told: list[int]) -> None:
     for number in count():
         wal_id, seq = opened.last_wal_id + 1 + number, opened.first_seq + number
         group = group_of(wal_id, commit_of(seq, put(b"a", b"%d" % seq)))
-        if await opened.slots.create(wal_id, group.contents(), position=0) is not None:
+        if await opened.wal.create(wal_id, group.contents(), position=0) is not None:
             return
         told.append(seq)
 

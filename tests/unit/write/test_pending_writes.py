@@ -249,8 +249,8 @@ async def test_cover_waits_for_the_gap_to_close() -> None:
     follower = Follower()
     for _ in range(3):
         follower.add()
-    await follower.prefix.cover(5)
-    covering = {seq: asyncio.create_task(follower.prefix.cover(seq)) for seq in (6, 7, 8, 11)}
+    await follower.prefix.wait_for(5)
+    covering = {seq: asyncio.create_task(follower.prefix.wait_for(seq)) for seq in (6, 7, 8, 11)}
     await asyncio.sleep(0)
     follower.settle(1)
     follower.settle(0)
@@ -267,7 +267,7 @@ async def test_cancelled_wait_affects_no_other(error: ShaleError | None) -> None
     """A read that is cancelled while it waits affects no other, and is not remembered."""
     follower = Follower()
     follower.add()
-    gone, stays = (asyncio.create_task(follower.prefix.cover(7)) for _ in range(2))
+    gone, stays = (asyncio.create_task(follower.prefix.wait_for(7)) for _ in range(2))
     await asyncio.sleep(0)
     gone.cancel()
     if error is None:

@@ -192,7 +192,7 @@ async def test_objects_of_all_codecs_are_replayed() -> None:
             Entry(b"key %04d" % n, seq, Kind.PUT, b"%d" % number * 50) for n in range(number, 99)
         ]
         wal_id = opened.last_wal_id + 1
-        assert await opened.slots.create(wal_id, WalContents(entries), position=0) is None
+        assert await opened.wal.create(wal_id, WalContents(entries), position=0) is None
         assert database.data(names.wal_name(wal_id))[0] == Codec[codec.name]
         expected |= {entry.key: entry.value for entry in entries}
     assert contents(await database.open()) == sorted(expected.items())

@@ -69,10 +69,10 @@ async def recover_store(store: CasStore) -> Outcome:
         stored.check_cas_mode(await stored.refresh())
     except DatabaseNotFound:
         # The create of the first manifest may be the one that has crashed.
-        recovered = await store.recover()
+        recovered = await store.repair()
         try:
             await stored.refresh()
         except DatabaseNotFound as missing:
             return Outcome(store.cas_mode, recovered, missing)
         return Outcome(store.cas_mode, recovered)
-    return Outcome(store.cas_mode, await store.recover())
+    return Outcome(store.cas_mode, await store.repair())

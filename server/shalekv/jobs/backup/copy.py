@@ -110,7 +110,7 @@ async def for_each(
 
     async def work() -> None:
         for item in remaining:
-            async with budget.room(size_bytes(item)):
+            async with budget.reserve(size_bytes(item)):
                 await act(item)
 
     await in_parallel(work, limits.parallel)

@@ -284,7 +284,7 @@ class Deletion:
         gone = {str(copy) for copy in unreferenced}
         deleter = Deleter(store.reads, store.runtime.clock, per_s_count=PER_S_COUNT)
         await deleter.delete(sorted(gone))
-        await store.recover(partial(_is_gone, gone))
+        await store.repair(partial(_is_gone, gone))
         log.info("copies deleted", url=store.url, objects=len(gone))
 
 

@@ -60,7 +60,7 @@ class Restoration:
         this backup nor to a database; `CorruptObject` and `ObjectNotFound` when the backup is
         damaged; `StoreUnfit` and other kinds of `StoreError`.
         """
-        await self._target.recover()
+        await self._target.repair()
         run = self._target.runtime.workers.run
         await run(check_whole, backup)
         manifest = restored_manifest(backup, self._target.cas_mode)

@@ -258,7 +258,7 @@ class ObstoreStore(ObjectStore):
         self._latest_ms = max(self._latest_ms, info.modified_ms)
         return self._latest_ms
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
         return Recovered()
 
     async def close(self) -> None:

@@ -160,7 +160,7 @@ class S3Store(PlainStore):
             call = requests.time_of_day(self._bucket, self._key(NO_OBJECT))
             return self._calls.clock_ms(await self._calls.attempt(RequestKind.READ, "now", call))
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         """Abort abandoned multipart uploads, at most once an hour, and only for collectors."""
         clock_ms = self._clock.monotonic_ms()
         if is_collected is nothing_is_collected or clock_ms < self._next_upload_check_ms:

@@ -167,10 +167,10 @@ class OwnedStore(TwoPhaseStore):
         await self._check_once()
         return await super().create(name, data, metadata)
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        """Repair as `ObjectStore.recover`; raise `StoreRefused` as `create` does."""
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+        """Repair as `ObjectStore.repair`; raise `StoreRefused` as `create` does."""
         await self._check_once()
-        return await super().recover(is_collected)
+        return await super().repair(is_collected)
 
     async def _check_once(self) -> None:
         if self._is_checked:

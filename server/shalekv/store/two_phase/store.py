@@ -204,7 +204,7 @@ class Repair:
         self._completer = RecordCompleter(plain, records)
 
     async def run(self) -> Recovered:
-        """Repair as `ObjectStore.recover` says.
+        """Repair as `ObjectStore.repair` says.
 
         Without an `is_collected` of the caller, only open records are read.
         """
@@ -220,7 +220,7 @@ class Repair:
                 case Completion.DEAD:
                     unfinished += 1
         forgotten = 0 if self._is_collected is nothing_is_collected else await self._forget()
-        aborted = (await self._plain.recover(self._is_collected)).aborted
+        aborted = (await self._plain.repair(self._is_collected)).aborted
         return Recovered(completed, unfinished, forgotten, aborted)
 
     async def _forget(self) -> int:
@@ -488,7 +488,7 @@ class TwoPhaseStore(ObjectStore):
     async def delete(self, names: Iterable[str]) -> None:
         """Delete objects first, then their records.
 
-        A crash in between leaves records that `recover` deletes. In the other order a stalled
+        A crash in between leaves records that `repair` deletes. In the other order a stalled
         writer could insert its record again, and overwrite an existing object.
         """
         doomed = tuple(names)
@@ -507,7 +507,7 @@ class TwoPhaseStore(ObjectStore):
     async def now_ms(self) -> int:
         return await self._plain.now_ms()
 
-    async def recover(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
+    async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         return await Repair(self._plain, self._records, is_collected).run()
 
     async def close(self) -> None:

@@ -212,7 +212,7 @@ class Scratch:
         """Delete all objects of this run. Raises the errors of the store."""
         await self.reader(0).delete(self._names)
         if self.stores[0].cas_mode is CasMode.TWO_PHASE:  # its records outlive the objects
-            await self.reader(0).recover(lambda name: name.partition("/")[2].startswith(self.own))
+            await self.reader(0).repair(lambda name: name.partition("/")[2].startswith(self.own))
 
     async def _remaining(self) -> list[str]:
         folders = sorted({f"{name.partition('/')[0]}/" for name in self._names})

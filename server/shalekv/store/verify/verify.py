@@ -132,7 +132,7 @@ class StoreVerification:
     async def findings(self) -> AsyncIterator[CheckResult]:
         """Run the checks; yield the result of each. Raises the errors of an unreachable store."""
         await self._scratch.listed()
-        await self._scratch.reader(0).recover()  # sends a request to the records, if there are any
+        await self._scratch.reader(0).repair()  # sends a request to the records, if there are any
         for check in self.checks:
             yield CheckResult(check, await self._verdict(check))
 

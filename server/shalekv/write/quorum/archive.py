@@ -65,7 +65,7 @@ class Archive:
         meanwhile do not look like a gap. Raises as `refresh`.
         """
         if not self._is_recovered:  # objects that a crash left half done are not listed
-            await self._store.recover()
+            await self._store.repair()
             self._is_recovered = True
         seen = self._seen
         start_after = "" if seen is None else names.wal_name(seen)

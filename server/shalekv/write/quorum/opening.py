@@ -181,7 +181,7 @@ async def _win_epoch(
         if (await stored.refresh()).wal_generation == before.wal_generation:
             raise
         greetings = await greet(context, _configuration(stored.current))
-    await store.recover()
+    await store.repair()
     nonce = store.runtime.random.randbytes(NONCE_BYTES)
 
     def claim(manifest: Manifest) -> Manifest:

@@ -306,7 +306,7 @@ class QuorumWal:
         self._hurry.set()
         await self._ledger.wait_archived(wanted)
 
-    async def held(self, wal_id: int) -> Sst | None:
+    async def unarchived(self, wal_id: int) -> Sst | None:
         """Build an SST of the committed records of an object that is not known to be archived."""
         ledger = self._ledger
         if is_archived(wal_id, ledger.archived_wal_id):

@@ -63,7 +63,7 @@ async def test_every_kind_is_counted() -> None:
         await s3.now_ms()
         await s3.delete(["wal/1", "wal/2"])
         await s3.delete([])
-        assert await s3.recover() == Recovered()
+        assert await s3.repair() == Recovered()
         assert [request.method for request in server.requests] == (
             "PUT PUT PUT GET GET HEAD GET POST".split()
         )

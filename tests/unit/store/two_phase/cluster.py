@@ -156,12 +156,12 @@ async def collect(
     is_collected: Callable[[str], bool] = lambda _name: False,
 ) -> Recovered:
     """Act as a collector: recover, delete temporary and collected objects, and recover again."""
-    await store.recover(is_collected)
+    await store.repair(is_collected)
     await sweep(store, folder)
     doomed = [info.name async for info in store.list(folder) if is_collected(info.name)]
     if doomed:
         await store.delete(doomed)
-    return await store.recover(is_collected)
+    return await store.repair(is_collected)
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ async def claims(cluster: Cluster, name: str) -> ClaimOutcome:
 
 
 async def recovers(cluster: Cluster, _name: str) -> Recovered:
-    return await cluster.open().recover()
+    return await cluster.open().repair()
 
 
 async def collects(cluster: Cluster, name: str) -> Recovered:

@@ -78,7 +78,7 @@ def test_a_source_is_deleted_while_its_owner_resumes(paused_at: str, resumed_to:
     assert seen == (THEIRS if rival == Claimed() else OURS)
     reported = owner.finish()
     assert cluster.data(NAME) == seen
-    assert reported == (Claimed() if seen == OURS else Taken(THEIRS, reported.is_certain))
+    assert reported == (Claimed() if seen == OURS else Taken(THEIRS, reported.is_first_owner))
 
 
 def test_a_source_that_takes_over_is_deleted_while_its_owner_resumes() -> None:
@@ -196,7 +196,7 @@ def test_doubt_is_told() -> None:
     lossy = in_order("insert", [Fate.REQUEST_LOST])
     assert isinstance(creating(cluster, OURS, lossy).finish(), Unknown)
     lossy = in_order("insert", [Fate.REQUEST_LOST])
-    assert claiming(cluster, OURS, lossy).finish() == Taken(THEIRS, is_certain=False)
+    assert claiming(cluster, OURS, lossy).finish() == Taken(THEIRS, is_first_owner=False)
 
 
 @pytest.mark.parametrize("request_name", ["put", "insert", "copy", "commit", "delete"])
@@ -226,7 +226,7 @@ def test_what_a_create_is_told(fate: Fate) -> None:
     for request_name in ("commit", "delete"):
         cluster = Cluster()
         assert creating(cluster, OURS, in_order(request_name, [fate])).finish() == Created()
-        assert Process(cluster.open().recover()).finish().unfinished == 0
+        assert Process(cluster.open().repair()).finish().unfinished == 0
         assert cluster.data(NAME) == OURS
     cluster = Cluster()
     cluster.table[Destination("memory://stepped", NAME)] = dead_record()
@@ -260,13 +260,13 @@ def test_a_dead_record_is_unfinished_until_it_is_wanted() -> None:
     """
     cluster = Cluster()
     cluster.table[Destination("memory://stepped", NAME)] = dead_record()
-    assert Process(cluster.open().recover()).finish() == Recovered(unfinished=1)
-    assert Process(cluster.open().recover(lambda _name: False)).finish() == Recovered(unfinished=1)
+    assert Process(cluster.open().repair()).finish() == Recovered(unfinished=1)
+    assert Process(cluster.open().repair(lambda _name: False)).finish() == Recovered(unfinished=1)
     assert creating(cluster, OURS).finish() == Created()
-    assert Process(cluster.open().recover()).finish() == Recovered()
+    assert Process(cluster.open().repair()).finish() == Recovered()
     cluster = Cluster()
     cluster.table[Destination("memory://stepped", NAME)] = dead_record()
-    assert Process(cluster.open().recover(lambda _name: True)).finish() == Recovered(forgotten=1)
+    assert Process(cluster.open().repair(lambda _name: True)).finish() == Recovered(forgotten=1)
     assert cluster.table == {}
 
 
@@ -281,9 +281,9 @@ def test_records_go_after_their_objects() -> None:
     assert cluster.data(NAME) is None
     assert cluster.record(NAME) is not None
     deleting.crash()
-    assert Process(cluster.open().recover(lambda _name: False)).finish() == Recovered()
+    assert Process(cluster.open().repair(lambda _name: False)).finish() == Recovered()
     assert cluster.record(NAME) is not None
-    assert Process(cluster.open().recover(lambda name: name == NAME)).finish() == Recovered(
+    assert Process(cluster.open().repair(lambda name: name == NAME)).finish() == Recovered(
         forgotten=1
     )
     assert cluster.record(NAME) is None
@@ -297,7 +297,7 @@ def test_records_of_what_is_there_are_kept() -> None:
         Process(cluster.open().create(name, OURS)).finish()
     for name in (names[1], names[3]):
         cluster.objects.remove(name)
-    assert Process(cluster.open().recover(lambda _name: True)).finish() == Recovered(forgotten=2)
+    assert Process(cluster.open().repair(lambda _name: True)).finish() == Recovered(forgotten=2)
     left = {destination.name for destination in cluster.table}
     assert left == {names[0], names[2], names[4], "alone"}
 
@@ -343,7 +343,7 @@ async def test_its_own_records_are_recognised() -> None:
     assert await store.create(wal_name(1), b"0") == Created()
     assert store.sent.by_kind[RequestKind.LIST] == before
     assert await opened(objects, table).create(wal_name(0), b"wal") == Created()
-    assert (await opened(objects, table).recover()).completed == 0
+    assert (await opened(objects, table).repair()).completed == 0
 
 
 @pytest.mark.parametrize("name", [manifest_name(1), wal_name(0)])
@@ -355,7 +355,7 @@ async def test_other_records_are_refused(name: str) -> None:
     with pytest.raises(StoreRefused, match="records_url"):
         await stranger.create(name, b"late")
     with pytest.raises(StoreRefused, match=r"0\.manifest"):
-        await stranger.recover()
+        await stranger.repair()
     assert stranger.sent.by_kind[RequestKind.WRITE] == 0
     assert stranger.sent.by_kind[RequestKind.RECORD_WRITE] == 0
 

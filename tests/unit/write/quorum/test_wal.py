@@ -28,7 +28,7 @@ def group(*keys: bytes, size: int = 1) -> WalContents:
 async def opened_slots(database: QuorumDatabase) -> QuorumWal:
     """The WAL of a new writer, as group commit begins to use it."""
     opened = await database.opened()
-    slots = opened.slots
+    slots = opened.wal
     assert isinstance(slots, QuorumWal)
     slots.begin(opened.last_wal_id + 1)
     return slots
@@ -80,12 +80,12 @@ async def test_held_and_archived_objects_are_equal() -> None:
     async with database.writing(archive_interval_ms=60_000) as writing:
         receipts = [await writing.put(key) for key in (b"a", b"b", b"c")]
         assert [each.wal_id for each in receipts] == [1, 1, 1]
-        held = await writing.slots.held(1)
+        held = await writing.slots.unarchived(1)
         assert held is not None
         assert keys_of([*held.entries()]) == [b"a", b"b", b"c"]
         assert await database.wal() in ([], [0])
         await writing.slots.archive(1)
-        assert await writing.slots.held(1) is None
+        assert await writing.slots.unarchived(1) is None
         assert await database.wal() == [0, 1]
         data = database.data(names.wal_name(1))
         found = open_sst(names.wal_name(1), data, database_id=database.database_id)

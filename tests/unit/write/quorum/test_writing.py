@@ -18,7 +18,7 @@ from tests.kit.virtual_time import virtual_time
 
 async def waits_for(writing: Writing) -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    writing.engine.log.patience.begin(future)
+    writing.engine.log.pending_replies.begin(future)
     return future
 
 
