@@ -70,6 +70,7 @@ from shalekv_client.operations import Get, TxnOperation
 from shalekv_client.policies import Consistency, Durability, ReadLevel, ReadPolicy, Role
 from shalekv_client.results import Commit, Entry, TxnResult, Value, View
 from shalekv_client.retry import IdempotencyKeys, RetryPolicy
+from shalekv_client.routing.tokens import InvalidToken, SessionToken
 from shalekv_client.scan import Scan
 from shalekv_client.session import Session
 from shalekv_client.snapshots import Snapshot
@@ -99,7 +100,6 @@ from shalekv_client.status import (
     WriterStatus,
 )
 from shalekv_client.sync_client import SyncClient, SyncScan, SyncSession, SyncWatch
-from shalekv_client.tokens import InvalidToken, SessionToken
 from shalekv_client.watch import (
     ChangeKind,
     Watch,

@@ -16,7 +16,6 @@ from shalekv_client import operations
 from shalekv_client.changes import Change, Compare, Condition
 from shalekv_client.closing import AsyncCloseable
 from shalekv_client.error_table import too_large
-from shalekv_client.fleet import READ, READ_AT_WRITER, REPEATABLE_WRITE, WRITE, CallTarget, Fleet
 from shalekv_client.ingest import IngestCalls
 from shalekv_client.operations import At, Operation, TxnOperation, attempt, read_header
 from shalekv_client.policies import (
@@ -29,13 +28,26 @@ from shalekv_client.policies import (
 )
 from shalekv_client.results import Commit, TxnResult, Value
 from shalekv_client.retry import IdempotencyKeys, RetryPolicy
+from shalekv_client.routing.fleet import (
+    READ,
+    READ_AT_WRITER,
+    REPEATABLE_WRITE,
+    WRITE,
+    CallTarget,
+    Fleet,
+)
+from shalekv_client.routing.servers import (
+    MESSAGE_BYTES_MAX,
+    ConnectionOptions,
+    Server,
+    checked_addresses,
+)
+from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan, ScanOrder
-from shalekv_client.servers import MESSAGE_BYTES_MAX, ConnectionOptions, Server, checked_addresses
 from shalekv_client.session import Session
 from shalekv_client.snapshots import SnapshotCalls
 from shalekv_client.status import Stats, Status, stats_of, status_of
 from shalekv_client.stream import UNANSWERED_BYTES_MAX
-from shalekv_client.tokens import SessionToken
 from shalekv_client.watch import Watch
 from shalekv_client.watch_stream import ClientWatches
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from shalekv.v1 import admin_pb2, manifest_pb2
 from shalekv_client.error_table import too_large
-from shalekv_client.fleet import Fleet
 from shalekv_client.operations import Method
 from shalekv_client.policies import Destination
-from shalekv_client.servers import Server
+from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.servers import Server
 
 PER_FILE_MS = 20  # added to the timeout: the writer checks each file before it commits
 

@@ -22,15 +22,15 @@ import grpc
 
 from shalekv.v1 import kv_pb2
 from shalekv_client.closing import AsyncCloseable, abandoned, is_task_cancelled
-from shalekv_client.endpoints import Endpoint
 from shalekv_client.error_table import error_of, silence
 from shalekv_client.errors import ErrorDetails, PageExpired, ShaleKVError
-from shalekv_client.fleet import CallTarget, Fleet
 from shalekv_client.operations import destination_of
 from shalekv_client.policies import Destination, ReadLevel
 from shalekv_client.results import Entry, View, entries_of, view_of
 from shalekv_client.retry import NextAttempt, next_attempt
-from shalekv_client.servers import Server
+from shalekv_client.routing.endpoints import Endpoint
+from shalekv_client.routing.fleet import CallTarget, Fleet
+from shalekv_client.routing.servers import Server
 
 _MARK = b"\0shalekv@\0"
 ADDRESS_BYTES_MAX = 255

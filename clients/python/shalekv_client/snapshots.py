@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shalekv.v1 import admin_pb2
-from shalekv_client.fleet import Fleet
 from shalekv_client.operations import Method
 from shalekv_client.policies import Destination
-from shalekv_client.servers import Server
+from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.servers import Server
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")

@@ -23,11 +23,11 @@ from shalekv_client.operations import At, Operation
 from shalekv_client.policies import Consistency, ReadLevel, ReadPolicy
 from shalekv_client.results import Entry, View
 from shalekv_client.retry import RetryPolicy
+from shalekv_client.routing.servers import MESSAGE_BYTES_MAX, checked_addresses
+from shalekv_client.routing.tokens import SessionToken
 from shalekv_client.scan import Scan
-from shalekv_client.servers import MESSAGE_BYTES_MAX, checked_addresses
 from shalekv_client.session import Session
 from shalekv_client.stream import OVERHEAD_BYTES, UNANSWERED_BYTES_MAX
-from shalekv_client.tokens import SessionToken
 from shalekv_client.watch import Watch, WatchEvent
 
 ResultT = TypeVar("ResultT")

@@ -31,10 +31,10 @@ from shalekv_client.errors import (
     ShaleKVError,
     Unreachable,
 )
-from shalekv_client.fleet import Fleet
 from shalekv_client.policies import Destination
 from shalekv_client.retry import RetryPolicy, may_repeat
-from shalekv_client.servers import Server
+from shalekv_client.routing.fleet import Fleet
+from shalekv_client.routing.servers import Server
 from shalekv_client.watch import (
     BUFFERED_BYTES_MAX,
     Watch,

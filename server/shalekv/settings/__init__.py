@@ -20,6 +20,13 @@ from shalekv.settings.reader import (
     SnapshotChoice,
     TailChoice,
 )
+from shalekv.settings.roles import (
+    CLOCK_JUMP_MAX_S,
+    QuorumSettings,
+    SafekeeperTransport,
+    WalCodec,
+    WriterSettings,
+)
 from shalekv.settings.safekeeper import ArchivingSettings, SafekeeperSettings
 from shalekv.settings.server import (
     PORT_MAX,
@@ -42,13 +49,6 @@ from shalekv.settings.store import (
     LevelCodec,
     LevelSettings,
     StoreSettings,
-)
-from shalekv.settings.writer import (
-    CLOCK_JUMP_MAX_S,
-    QuorumSettings,
-    SafekeeperTransport,
-    WalCodec,
-    WriterSettings,
 )
 
 __all__ = [

@@ -54,7 +54,7 @@ from shalekv.store.url import parse_url
 from shalekv.v1 import kv_pb2
 from shalekv_client import SessionToken
 from shalekv_client.changes import to_message
-from shalekv_client.tokens import InvalidToken
+from shalekv_client.routing.tokens import InvalidToken
 from tests.fuzz.decoders.decoder import Decoder
 from tests.kit.samples import DATABASE_ID, SST_ID
 

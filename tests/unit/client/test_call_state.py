@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from shalekv_client import errors
-from shalekv_client.endpoints import Endpoint
 from shalekv_client.errors import ErrorDetails, ShaleKVError
-from shalekv_client.fleet import READ, REPEATABLE_WRITE, WRITE, CallState, CallTarget
 from shalekv_client.policies import Destination
 from shalekv_client.retry import NextAttempt, RetryPolicy, attempt_ms, next_attempt
+from shalekv_client.routing.endpoints import Endpoint
+from shalekv_client.routing.fleet import READ, REPEATABLE_WRITE, WRITE, CallState, CallTarget
 
 POLICY = RetryPolicy(attempts_max=3, backoff_initial_ms=100)
 HERE = Endpoint("here:1", is_listed=True)

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from shalekv_client.endpoints import AVOID_MAX_S, Endpoint, Endpoints
 from shalekv_client.errors import ConnectionLost, ErrorDetails, ShaleKVError, Stopping
-from shalekv_client.fleet import first_answer
 from shalekv_client.policies import Destination, Role
+from shalekv_client.routing.endpoints import AVOID_MAX_S, Endpoint, Endpoints
+from shalekv_client.routing.fleet import first_answer
 
 READ, WRITE = Destination.BY_POLICY, Destination.WRITER
 

@@ -8,15 +8,8 @@ import grpc
 import pytest
 
 from shalekv.errors import QueueFull, Stopping
-from shalekv_client import (
-    Client,
-    ReadLevel,
-    RetryPolicy,
-    SyncClient,
-    TooStale,
-    endpoints,
-    members,
-)
+from shalekv_client import Client, ReadLevel, RetryPolicy, SyncClient, TooStale
+from shalekv_client.routing import endpoints, members
 from tests.kit.serving.dict_server import Failure, bare, received, refusing, silent
 from tests.unit.client.cluster import Cluster, cluster
 

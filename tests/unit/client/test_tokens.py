@@ -9,8 +9,8 @@ import uuid
 import pytest
 
 from shalekv_client import IdempotencyKeys, InvalidToken, SessionToken, WrongDatabase
+from shalekv_client.routing.tokens import Freshness
 from shalekv_client.scan import with_address, without_address
-from shalekv_client.tokens import Freshness
 
 DATABASE, OTHER = bytes(range(16)), bytes(16)
 TOKEN = SessionToken(DATABASE, 9)

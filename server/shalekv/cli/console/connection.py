@@ -38,7 +38,7 @@ from shalekv_client import (
     WrongDatabase,
 )
 from shalekv_client.policies import ReadPolicy
-from shalekv_client.servers import checked_address
+from shalekv_client.routing.servers import checked_address
 
 ResultT = TypeVar("ResultT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

@@ -23,8 +23,8 @@ from shalekv_client import (
     SnapshotNotFound,
 )
 from shalekv_client.errors import ErrorDetails
+from shalekv_client.routing.tokens import InvalidToken, SessionToken
 from shalekv_client.snapshots import ID_BYTES
-from shalekv_client.tokens import InvalidToken, SessionToken
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

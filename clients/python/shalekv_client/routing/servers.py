@@ -15,21 +15,21 @@ import grpc
 
 from shalekv.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc
 from shalekv_client.coalescer import Coalescer, SessionAbsent
-from shalekv_client.endpoints import Endpoint, Endpoints
 from shalekv_client.error_table import not_reached
 from shalekv_client.errors import ServerFailed, WrongDatabase
 from shalekv_client.operations import Operation, UnaryCalls
 from shalekv_client.policies import ReadLevel, Role
 from shalekv_client.results import known
+from shalekv_client.routing.endpoints import Endpoint, Endpoints
+from shalekv_client.routing.tokens import Freshness
 from shalekv_client.stream import MESSAGE_BYTES_MAX as COALESCED_BYTES_MAX
 from shalekv_client.stream import Outbox, SessionCall
-from shalekv_client.tokens import Freshness
 
 MESSAGE_BYTES_MAX = 68 * 1024 * 1024  # the server's default
 PORT_MAX = 65_535
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
-    # Only `shalekv_client.fleet` repeats calls.
+    # Only `shalekv_client.routing.fleet` repeats calls.
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),  # not from DNS
     # Channels to one address would otherwise share a connection, its limits and its failures.

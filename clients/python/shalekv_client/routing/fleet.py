@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from shalekv_client.endpoints import Endpoint
 from shalekv_client.errors import (
     DeadlineExceeded,
     DeadlinePassed,
@@ -42,11 +41,12 @@ from shalekv_client.errors import (
     TooStale,
     Unimplemented,
 )
-from shalekv_client.members import Members
 from shalekv_client.operations import Method, attempt
 from shalekv_client.policies import Destination
 from shalekv_client.retry import NextAttempt, RetryPolicy, attempt_ms, may_repeat, next_attempt
-from shalekv_client.servers import Server
+from shalekv_client.routing.endpoints import Endpoint
+from shalekv_client.routing.members import Members
+from shalekv_client.routing.servers import Server
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")

@@ -1,7 +1,7 @@
 """The list of the servers of a database: what is known of each, and which one is asked next.
 
 Does no I/O and reads no clock: the caller gives the time and the random number.
-`shalekv_client.servers` holds the connections, `shalekv_client.fleet` sends calls.
+`shalekv_client.routing.servers` holds the connections, `shalekv_client.routing.fleet` sends calls.
 
 * The addresses that the user gave stay for ever. The addresses of writers that servers report are
   added, and dropped when the writer turns out not to be there.

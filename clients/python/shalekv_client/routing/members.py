@@ -1,6 +1,6 @@
 """The servers of one database: their connections, the choice of one, and the search for the writer.
 
-`Members` is the base of `shalekv_client.fleet.Fleet`, which sends calls to the servers.
+`Members` is the base of `shalekv_client.routing.fleet.Fleet`, which sends calls to the servers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv_client.closing import client_closed
-from shalekv_client.endpoints import Endpoint, Endpoints
 from shalekv_client.errors import (
     Abandoned,
     ClientClosed,
@@ -31,8 +30,9 @@ from shalekv_client.errors import (
 from shalekv_client.operations import attempt
 from shalekv_client.policies import Destination, ReadPolicy, Role, Routing
 from shalekv_client.retry import NextAttempt, RetryPolicy, next_attempt
-from shalekv_client.servers import ConnectionOptions, Server, Servers, is_address
-from shalekv_client.tokens import Freshness
+from shalekv_client.routing.endpoints import Endpoint, Endpoints
+from shalekv_client.routing.servers import ConnectionOptions, Server, Servers, is_address
+from shalekv_client.routing.tokens import Freshness
 
 HOPS_MAX = 4  # unknown addresses, reported by servers, that are asked in one round
 DOUBTED_PAUSE_S = 0.03  # before a server that failed a moment ago is asked
