@@ -36,6 +36,7 @@ import structlog
 from google.protobuf import descriptor_pool, text_format
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
@@ -44,16 +45,80 @@ from grpc_reflection.v1alpha.reflection import aio as reflection_aio
 
 from shalekv.errors import ShaleError
 from shalekv.read.memory_budget import MemoryBudget, Stalls
-from shalekv.rpc import methods
 from shalekv.rpc.adapter import Adapter, SwitchableHandler
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
-from shalekv.server.service import AdminService, KvService, WatchService
+from shalekv.server.service import AdminService, Call, KvService, WatchService
 from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
+from shalekv.v1 import admin_pb2 as admin
+from shalekv.v1 import kv_pb2 as kv
+from shalekv.v1 import safekeeper_pb2 as wire
 from shalekv.wording import READ, WRITE
 
 if TYPE_CHECKING:
     from shalekv.server.safekeeper.service import SafekeeperService
+
+
+KV_SERVICE = kv.DESCRIPTOR.services_by_name["KV"].full_name
+ADMIN_SERVICE = admin.DESCRIPTOR.services_by_name["Admin"].full_name
+SAFEKEEPER_SERVICE = wire.DESCRIPTOR.services_by_name["Safekeeper"].full_name
+
+
+def kv_methods(
+    service: KvService, watches: WatchService, adapter: Adapter, limits: LimitSettings
+) -> grpc.GenericRpcHandler:
+    """Return the methods of `shalekv.v1.KV`, the data API."""
+    methods = {
+        "Get": adapter.unary(service.get, kv.GetRequest),
+        "BatchGet": adapter.unary(service.batch_get, kv.BatchGetRequest),
+        "Put": adapter.unary(service.put, kv.PutRequest),
+        "Delete": adapter.unary(service.delete, kv.DeleteRequest),
+        "DeleteRange": adapter.unary(service.delete_range, kv.DeleteRangeRequest),
+        "Write": adapter.unary(service.write, kv.WriteRequest),
+        "Txn": adapter.unary(service.txn, kv.TxnRequest),
+        "Scan": adapter.unary_stream(service.scan, kv.ScanRequest),
+        "Session": adapter.session(service, limits),
+        "Watch": adapter.watch(watches),
+    }
+    return grpc.method_handlers_generic_handler(KV_SERVICE, methods)
+
+
+def admin_methods(service: AdminService, adapter: Adapter) -> grpc.GenericRpcHandler:
+    """Return the methods of `shalekv.v1.Admin`, the operator's API."""
+
+    async def status(request: admin.StatusRequest, call: Call) -> admin.StatusReply:
+        """Add the counts of calls, which the role does not have, to its status."""
+        answer = service.status(request, call)
+        reply = answer if isinstance(answer, Message) else await answer
+        reply.calls.extend(adapter.counts.statuses())
+        return reply
+
+    snapshots = service.snapshots
+    methods = {
+        "Status": adapter.unary(status, admin.StatusRequest),
+        "Stats": adapter.unary(service.stats, admin.StatsRequest),
+        "CreateSnapshot": adapter.unary(snapshots.create, admin.CreateSnapshotRequest),
+        "RenewSnapshot": adapter.unary(snapshots.renew, admin.RenewSnapshotRequest),
+        "ListSnapshots": adapter.unary(snapshots.list, admin.ListSnapshotsRequest),
+        "DeleteSnapshot": adapter.unary(snapshots.delete, admin.DeleteSnapshotRequest),
+        "IngestSst": adapter.unary(service.ingest_sst, admin.IngestSstRequest),
+    }
+    return grpc.method_handlers_generic_handler(ADMIN_SERVICE, methods)
+
+
+def safekeeper_methods(service: SafekeeperService, adapter: Adapter) -> grpc.GenericRpcHandler:
+    """Return the methods of `shalekv.v1.Safekeeper`."""
+    methods = {
+        "Admit": adapter.unary(service.admit, wire.AdmitRequest),
+        "Propose": adapter.duplex(service.propose, wire.ProposeRequest),
+        "Relay": adapter.duplex(service.relay, wire.RelayRequest),
+        "Fetch": adapter.unary_stream(service.fetch, wire.FetchRequest),
+        "Tail": adapter.unary_stream(service.tail, wire.TailRequest),
+        "GetSafekeeperStatus": adapter.unary(service.status, wire.GetSafekeeperStatusRequest),
+        "Retire": adapter.unary(service.retire, wire.RetireRequest),
+    }
+    return grpc.method_handlers_generic_handler(SAFEKEEPER_SERVICE, methods)
+
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WHOLE_SERVER = ""  # name of the whole server in health checks
@@ -78,7 +143,7 @@ LAST_CALLS_S = 0.1
 # store.
 LAST_EDITS_S = 1.0
 GRPC_LOGGER = "grpc._cython.cygrpc"
-OWN_SERVICES = (methods.KV_SERVICE, methods.ADMIN_SERVICE)
+OWN_SERVICES = (KV_SERVICE, ADMIN_SERVICE)
 READY = Readiness()
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -329,8 +394,8 @@ class Server:
         """Serve from now on, beginning with `readiness`."""
         self._adapter = self._new_adapter()  # after `stand_by` the old one refuses all calls
         self._methods.switch_to(
-            methods.kv_methods(kv_service, watches, self._adapter, self._limits),
-            methods.admin_methods(admin_service, self._adapter),
+            kv_methods(kv_service, watches, self._adapter, self._limits),
+            admin_methods(admin_service, self._adapter),
         )
         self._is_refusing = False
         await self.report(readiness)
@@ -343,8 +408,8 @@ class Server:
         await self._health.report(
             {
                 WHOLE_SERVER: readiness.is_whole,
-                methods.KV_SERVICE: readiness.is_whole,
-                methods.ADMIN_SERVICE: True,
+                KV_SERVICE: readiness.is_whole,
+                ADMIN_SERVICE: True,
                 READ: readiness.reads is None,
                 WRITE: readiness.is_ready_for_writes,
             }
@@ -352,9 +417,9 @@ class Server:
 
     async def start_safekeeper(self, service: SafekeeperService) -> None:
         """Serve as a safekeeper from now on."""
-        self._methods.switch_to(methods.safekeeper_methods(service, self._adapter))
-        await self._health.report({WHOLE_SERVER: True, methods.SAFEKEEPER_SERVICE: True})
-        await self._listen([methods.SAFEKEEPER_SERVICE])
+        self._methods.switch_to(safekeeper_methods(service, self._adapter))
+        await self._health.report({WHOLE_SERVER: True, SAFEKEEPER_SERVICE: True})
+        await self._listen([SAFEKEEPER_SERVICE])
 
     async def stand_by(self, error: ShaleError) -> None:
         """Report NOT_SERVING, and refuse each call with `error` until the next `start`.

@@ -14,20 +14,19 @@ from pydantic import Field, model_validator
 
 from shalekv.settings.jobs import CollectorSettings, CompactorSettings
 from shalekv.settings.model import GIB, KIB, MIB, Settings
-from shalekv.settings.reader import (
-    DiskCacheSettings,
-    ReaderSettings,
-    SnapshotChoice,
-    TailChoice,
-)
 from shalekv.settings.roles import (
     CLOCK_JUMP_MAX_S,
+    ArchivingSettings,
+    DiskCacheSettings,
     QuorumSettings,
+    ReaderSettings,
+    SafekeeperSettings,
     SafekeeperTransport,
+    SnapshotChoice,
+    TailChoice,
     WalCodec,
     WriterSettings,
 )
-from shalekv.settings.safekeeper import ArchivingSettings, SafekeeperSettings
 from shalekv.settings.server import (
     PORT_MAX,
     STREAM_MESSAGE_BYTES_MAX,

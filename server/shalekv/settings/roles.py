@@ -1,4 +1,4 @@
-"""Settings of the writer: opening, group commit, back-pressure, and its log in safekeepers."""
+"""Settings of the roles: the writer and its log, the reader, the safekeeper."""
 
 from __future__ import annotations
 
@@ -301,4 +301,229 @@ class QuorumSettings(Settings):
         le=3_600_000,
         description="When the safekeeper that is appointed to archive has archived nothing for so "
         "long although records were due, another one is appointed, milliseconds.",
+    )
+
+
+class SnapshotChoice(StrEnum):
+    """The snapshot with which a reader protects the objects that it reads."""
+
+    OWN = "own"
+    NONE = "none"
+
+
+class TailChoice(StrEnum):
+    """The use of safekeepers by a reader of a quorum database."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
+class ReaderSettings(Settings):
+    """Following the writer: polling, the protecting snapshot, memory."""
+
+    snapshot: SnapshotChoice = Field(
+        default=SnapshotChoice.OWN,
+        description="own: the reader keeps a snapshot in the manifest, so that no object that it "
+        "reads is deleted. none: it does not edit the manifest, and reads it again when an object "
+        "is gone. Then it writes nothing but the object `clock`, on stores that report their time "
+        "in no other way.",
+    )
+    poll_interval_ms: int = Field(
+        default=250,
+        ge=1,
+        le=3_600_000,
+        description="Interval at which a reader polls for the next WAL object while the writer "
+        "writes, milliseconds. Reads that require a newer state make it poll at once.",
+    )
+    poll_interval_min_ms: int = Field(
+        default=20,
+        ge=0,
+        le=60_000,
+        description="Least time between two such polls, also those that reads require, "
+        "milliseconds.",
+    )
+    poll_interval_idle_ms: int = Field(
+        default=5_000,
+        ge=1,
+        le=3_600_000,
+        description="While nothing is written, the interval between polls doubles up to this, "
+        "milliseconds.",
+    )
+    manifest_interval_ms: int = Field(
+        default=15_000,
+        ge=10,
+        le=3_600_000,
+        description="Interval at which a reader checks the manifest for new levels and for another "
+        "writer, milliseconds.",
+    )
+    tail: TailChoice = Field(
+        default=TailChoice.AUTO,
+        description="Reading a WAL that is in safekeepers. auto: the reader receives committed "
+        "records from a safekeeper at once, and polls the bucket only when none answers. off: it "
+        "sees only what is archived, and connects only to the bucket.",
+    )
+    reader_snapshot_ttl_s: int = Field(
+        default=300,
+        ge=2,
+        le=86_400,
+        description="Lifetime of the snapshots that protect the objects that a reader reads, "
+        "seconds. They are renewed before half of it is over.",
+    )
+    reader_open_timeout_ms: int = Field(
+        default=60_000,
+        ge=1,
+        le=3_600_000,
+        description="How long a starting reader tries to put its snapshot into the manifest, "
+        "milliseconds.",
+    )
+    reader_memtable_bytes_max: int = Field(
+        default=248 * MIB,
+        ge=1 * MIB,
+        le=1024 * GIB,
+        description="Memory for writes that are not compacted yet, overhead included. When it is "
+        "full, the reader waits for the compactor and falls behind. It should be at least "
+        "memtable_bytes_max of the writer.",
+    )
+    reader_parallel_reads: int = Field(
+        default=16, ge=1, le=256, description="WAL objects that a reader fetches at once."
+    )
+
+
+class DiskCacheSettings(Settings):
+    """An optional cache of parts of SSTs on the local disk."""
+
+    disk_cache_path: str = Field(
+        default="",
+        description="A folder for parts of SSTs that were read, so that they need not be fetched "
+        "again. It survives restarts, may be shared by several processes of one host and by "
+        "several databases, and may be deleted at any time. Empty: no such cache.",
+    )
+    disk_cache_bytes: int = Field(
+        default=4 * GIB,
+        ge=1 * MIB,
+        le=1024 * 1024 * GIB,
+        description="Most bytes that all processes that share the folder keep there together.",
+    )
+
+
+class SafekeeperSettings(Settings):
+    """A node that holds the write-ahead logs of databases until they are in the archive."""
+
+    data: str = Field(
+        default="",
+        description="The folder of the logs, on a disk of this machine. It must survive restarts: "
+        "a node that has lost it counts as a new node.",
+    )
+    unarchived_bytes_max: int = Field(
+        default=8 * GIB,
+        ge=16 * MIB,
+        le=1024 * 1024 * GIB,
+        description="Most bytes of one log that are not known to be in the archive. Beyond it "
+        "appends are refused, while votes, tails and archiving continue.",
+    )
+    disk_free_bytes_min: int = Field(
+        default=1 * GIB,
+        ge=0,
+        le=1024 * 1024 * GIB,
+        description="Free bytes of the disk below which appends are refused.",
+    )
+    segment_bytes: int = Field(
+        default=64 * MIB,
+        ge=64 * KIB,
+        le=4 * GIB,
+        description="Size of the files of a log; space for one is set aside at once.",
+    )
+    recent_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=0,
+        le=1024 * GIB,
+        description="Memory for the end of one log, for replicas and members that follow closely. "
+        "Records that are not on the disk yet are held in addition.",
+    )
+    append_queue_bytes_max: int = Field(
+        default=64 * MIB,
+        ge=1 * MIB,
+        le=16 * GIB,
+        description="Most bytes of one writer's appends that wait for the disk. Beyond it appends "
+        "are received no faster than they are synced.",
+    )
+    relay_queue_bytes_max: int = Field(
+        default=16 * MIB,
+        ge=64 * KIB,
+        le=1 * GIB,
+        description="Most bytes that wait to be forwarded to one other safekeeper, when a writer "
+        "asks for that. Beyond it records are dropped, and the writer sends them itself.",
+    )
+    piece_bytes_max: int = Field(
+        default=1 * MIB,
+        ge=4 * KIB,
+        le=32 * MIB,
+        description="Most bytes of records in one message to a replica or a writer, unless one "
+        "record alone is larger.",
+    )
+    tail_heartbeat_ms: int = Field(
+        default=1_000,
+        ge=10,
+        le=600_000,
+        description="Longest time between two messages to a replica, milliseconds.",
+    )
+    retire_interval_ms: int = Field(
+        default=60_000,
+        ge=10,
+        le=86_400_000,
+        description="Interval at which this node checks the manifests for logs that are not needed "
+        "any more, milliseconds. A log that two checks have found unneeded is deleted; one that is "
+        "not fully archived is set aside after ten checks. A log that was requested and is in no "
+        "manifest yet is kept for ten checks as well.",
+    )
+
+
+class ArchivingSettings(Settings):
+    """Archiving: how soon, how much at once, and when a safekeeper does it without appointment."""
+
+    archive_parallel_uploads: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="WAL objects of one database that a safekeeper uploads at once.",
+    )
+    archive_upload_timeout_ms: int = Field(
+        default=60_000,
+        ge=10,
+        le=3_600_000,
+        description="An upload that takes longer is begun again, milliseconds.",
+    )
+    archive_look_interval_ms: int = Field(
+        default=10_000,
+        ge=10,
+        le=3_600_000,
+        description="Interval at which a safekeeper lists the archive, and drops what is there "
+        "from its log, milliseconds. It lists nothing while there is nothing to drop.",
+    )
+    archive_manifest_interval_ms: int = Field(
+        default=60_000,
+        ge=10,
+        le=3_600_000,
+        description="Interval at which a safekeeper checks that a manifest still names it, "
+        "milliseconds.",
+    )
+    archive_unasked_ms: int = Field(
+        default=30_000,
+        ge=10,
+        le=3_600_000,
+        description="When a WAL object has been missing from the archive for so long, a safekeeper "
+        "that was not appointed archives it, milliseconds; a second one after twice the time.",
+    )
+    archive_pause_ms: int = Field(
+        default=20,
+        ge=0,
+        le=60_000,
+        description="Least time between two checks of a safekeeper for WAL objects that are "
+        "complete in its own log, milliseconds.",
+    )
+    archive_read_bytes: int = Field(
+        default=4 * MIB,
+        ge=4 * KIB,
+        le=1 * GIB,
+        description="Bytes of a log that are read at once to find the objects that are complete.",
     )

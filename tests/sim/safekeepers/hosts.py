@@ -11,8 +11,8 @@ from shalekv.format.quorum_messages import to_proposer
 from shalekv.protocol.membership import Member
 from shalekv.protocol.quorum_records import ToProposer
 from shalekv.rpc.adapter import Adapter
-from shalekv.rpc.methods import safekeeper_methods
 from shalekv.rpc.safekeeper_links import GrpcLinks
+from shalekv.rpc.server import safekeeper_methods
 from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.node import Node as Safekeeper
 from shalekv.server.safekeeper.propose import ProposeStream

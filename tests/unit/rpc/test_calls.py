@@ -11,8 +11,8 @@ import grpc
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
-from shalekv.rpc import methods as admin
-from shalekv.rpc import methods as kv
+from shalekv.rpc import server as admin
+from shalekv.rpc import server as kv
 from shalekv.rpc.adapter import Adapter
 from shalekv.rpc.call_counts import BUCKET_COUNT, MethodCount, method_of
 from shalekv.settings import LimitSettings

@@ -31,8 +31,7 @@ from shalekv.protocol.quorum_records import (
     Refusal,
     Vote,
 )
-from shalekv.rpc.methods import SAFEKEEPER_SERVICE
-from shalekv.rpc.server import Server
+from shalekv.rpc.server import SAFEKEEPER_SERVICE, Server
 from shalekv.server.safekeeper.service import SafekeeperService
 from shalekv.store.files import FileSystem
 from shalekv.v1 import safekeeper_pb2 as wire
