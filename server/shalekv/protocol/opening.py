@@ -410,7 +410,7 @@ def _missing_confirmed(state: Opening, event: ManifestRead) -> OpeningStep:
     gap = state.missing
     if state.missing_again == gap and gap >= state.known.first_uncompacted_wal_id:
         raise IllegalState(
-            f"WAL object {gap} is missing although it was written: it must have been deleted by "
+            f"wal/{gap:020}.sst is missing although it was written: it must have been deleted by "
             "hand. Put it back, or restore the database from a copy"
         )
     return _list(state)

@@ -2,7 +2,7 @@
 
 There is one channel for each address, which is kept. Streams are read and written directly, without
 a task in between. A message that goes to several members is encoded once. An error that a
-safekeeper sends is converted back to its class by `decode_error`.
+safekeeper sends is converted back to its class by `error_from_status`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _CORRUPTION_OF_REASON: Mapping[str, type[CorruptObject]] = {
 }
 
 
-def decode_error(error: grpc.aio.AioRpcError, address: str) -> ShaleError | LinkBroken:
+def error_from_status(error: grpc.aio.AioRpcError, address: str) -> ShaleError | LinkBroken:
     """Convert a gRPC error to the error that the node at `address` has sent."""
     status = _status_of(error)
     info = error_details_pb2.ErrorInfo()
@@ -223,7 +223,7 @@ class GrpcLinks:
         try:
             answer: ReplyT = await call(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise decode_error(error, address) from None
+            raise error_from_status(error, address) from None
         return answer
 
     async def _stream(
@@ -239,7 +239,7 @@ class GrpcLinks:
                     return
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise decode_error(error, address) from None
+            raise error_from_status(error, address) from None
         finally:
             call.cancel()
 
@@ -280,7 +280,7 @@ class GrpcLink:
         try:
             data: Any = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise decode_error(error, self._address) from None
+            raise error_from_status(error, self._address) from None
         except asyncio.CancelledError:
             self._raise_if_closed()
             raise

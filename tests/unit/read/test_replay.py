@@ -70,7 +70,7 @@ async def test_missing_object_is_reported(missing: int) -> None:
         await database.edit(lambda m: replace(m, wal_id_last_seen=3))
     await database.remove(names.wal_name(missing))
     before = await database.wal()
-    with pytest.raises(IllegalState, match=f"WAL object {missing} is missing"):
+    with pytest.raises(IllegalState, match=f"{names.wal_name(missing)} is missing"):
         await database.open()
     assert await database.wal() == before
 
