@@ -42,15 +42,15 @@ class IdlePoll:
     So changes are seen soon while there are changes, and polling an idle database costs little.
     """
 
-    def __init__(self, first_ms: float, longest_ms: float, *, patience: int = 0) -> None:
+    def __init__(self, first_ms: float, longest_ms: float, *, unchanged_max: int = 0) -> None:
         """Begin with an interval of `first_ms`, which grows up to `longest_ms`.
 
         The interval stays `first_ms` if `longest_ms` is less. It begins to double after more than
-        `patience` polls without a change.
+        `unchanged_max` polls without a change.
         """
         self._first_ms = first_ms
         self._longest_ms = max(first_ms, longest_ms)
-        self._patience = patience
+        self._unchanged_max = unchanged_max
         self._unchanged = 0  # polls in a row that saw the same
         self._seen: object = None
         self.wait_ms = first_ms
@@ -66,7 +66,7 @@ class IdlePoll:
         self._seen = seen
         if not self._unchanged:
             self.wait_ms = self._first_ms
-        elif self._unchanged > self._patience:
+        elif self._unchanged > self._unchanged_max:
             self.wait_ms = min(2 * self.wait_ms, self._longest_ms)
 
 

@@ -244,29 +244,29 @@ class ArchiveCursor:
     """How far the log is archived, as one replica knows it, and access to what is not archived."""
 
     def __init__(
-        self, store: CasStore, stored: StoredManifest, applying: LogApplier, *, interval_ms: float
+        self, store: CasStore, stored: StoredManifest, applier: LogApplier, *, interval_ms: float
     ) -> None:
         """`interval_ms` is the interval at which `wait_archived` polls."""
         self._store = store
         self._stored = stored
-        self._applying = applying
+        self._applier = applier
         self._interval_ms = interval_ms
 
     async def poll(self) -> None:
         """Drop records whose objects are in the store by now. Raises `StoreUnavailable`."""
         compacted = self._stored.current.wal_id_last_compacted
         if compacted is not None:
-            self._applying.note_archived(compacted)
+            self._applier.note_archived(compacted)
         # Check also without records in the buffer: objects that do not fit were dropped from it.
-        shown, first = self._applying.feed.position.wal_id, self._last() + 1
+        shown, first = self._applier.feed.position.wal_id, self._last() + 1
         if shown is not None and shown >= first:
             folder = await list_wal(self._store, first)
             if folder.first_gap > first:
-                self._applying.note_archived(folder.first_gap - 1)
+                self._applier.note_archived(folder.first_gap - 1)
 
     async def wait_archived(self) -> None:
         """Wait until everything published now is in the store. Raises `QuorumUnavailable`."""
-        wanted = self._applying.feed.position.wal_id
+        wanted = self._applier.feed.position.wal_id
         try:
             async with asyncio.timeout(ARCHIVE_TIMEOUT_MS / 1_000):
                 while wanted is not None and wanted > self._last():
@@ -281,7 +281,7 @@ class ArchiveCursor:
 
     async def held_object(self, wal_id: int) -> Sst | None:
         """Read the applied part of an object that may not be in the store; None: it is there."""
-        records = self._applying.unarchived.records(wal_id)
+        records = self._applier.unarchived.records(wal_id)
         if not records:
             return None
         name = names.wal_name(wal_id)
@@ -289,5 +289,5 @@ class ArchiveCursor:
         return open_sst(name, data, database_id=self._stored.current.database_id)
 
     def _last(self) -> int:
-        archived = self._applying.archived_wal_id
+        archived = self._applier.archived_wal_id
         return -1 if archived is None else archived

@@ -92,7 +92,7 @@ class ReaderEngine:
             land_load=lambda load: self.levels.land_load(load, None),
         )
         self.time = ReplicaTime(self._replayed)
-        self.applying = LogApplier(
+        self.applier = LogApplier(
             self._replayed,
             self.watermark,
             epoch=joined.epoch,
@@ -103,12 +103,12 @@ class ReaderEngine:
             on_new_writer=self._manifest_asked.set,  # the manifest has its address
         )
         self._archive = ArchiveCursor(
-            store, joined.manifest, self.applying, interval_ms=settings.poll_interval_ms
+            store, joined.manifest, self.applier, interval_ms=settings.poll_interval_ms
         )
         self.levels = self._version_set(joined)
         self.snapshots = SnapshotViews(store, joined.manifest, joined.ssts, limits)
         self.follower = Follower(
-            store, joined.manifest, self.levels, self.memtable, self.applying, settings
+            store, joined.manifest, self.levels, self.memtable, self.applier, settings
         )
         if links is not None:
             self.follower.tailing = self._tailing(links)
@@ -125,13 +125,13 @@ class ReaderEngine:
             snapshot_ttl_s=joined.snapshot_ttl_s,
             on_compacted=self._drop_through,
             jump=self._jump,
-            archived=lambda: self.applying.archived_wal_id,
+            archived=lambda: self.applier.archived_wal_id,
             protected_since_ms=joined.protected_since_ms,
         )
 
     def _tailing(self, links: Links) -> Tailing:
         replica = TailedReplica(
-            self.applying,
+            self.applier,
             self.follower,
             database_id=self.manifest.current.database_id,
             poll_archive=self._manifest_asked.set,
@@ -156,17 +156,17 @@ class ReaderEngine:
     @property
     def memory_bytes(self) -> int:
         """Accounted memory of what is not compacted, not archived, or kept for scans."""
-        return self.applying.memory_bytes
+        return self.applier.memory_bytes
 
     @property
     def epoch(self) -> int:
         """The epoch of the writer whose commits were applied last."""
-        return self.applying.epoch
+        return self.applier.epoch
 
     @property
     def feed(self) -> CommitFeed:
         """The feed of watches."""
-        return self.applying.feed
+        return self.applier.feed
 
     @property
     def is_pushed(self) -> bool:
@@ -268,7 +268,7 @@ class ReaderEngine:
                     range(first, end),
                     database_id=self.database_id,
                     memtable=self.memtable,
-                    apply=self.applying.apply_object,
+                    apply=self.applier.apply_object,
                     parallel_reads=self._settings.reader_parallel_reads,
                     is_full=self.follower.is_memory_full,
                 )
@@ -373,7 +373,7 @@ class ReaderEngine:
             "goes on behind the levels", wal_id=version.wal_id, applied=self.watermark.wal_id
         )
         manifest = self.manifest.current  # which is not older than that of the version
-        self.applying.jump(
+        self.applier.jump(
             version, epoch=manifest.writer_epoch, logical_time_ms=manifest.logical_time_ms
         )
 

@@ -69,7 +69,7 @@ class Follower:
         stored: StoredManifest,
         levels: VersionSet,
         memtable: Memtable,
-        applying: LogApplier,
+        applier: LogApplier,
         settings: ReaderSettings,
     ) -> None:
         """Prepare; what is found is given to `applying`, which applies it to `memtable`."""
@@ -78,12 +78,12 @@ class Follower:
         self._stored = stored
         self._levels = levels
         self._memtable = memtable
-        self._applying = applying
+        self._applier = applier
         self._settings = settings
         self._store_time = StoreTime(store, settings.manifest_interval_ms)
         self.tailing: Tailing | None = None  # set by the engine if it can reach safekeepers
         self._pacing = IdlePoll(
-            settings.poll_interval_ms, settings.poll_interval_idle_ms, patience=EMPTY_POLLS
+            settings.poll_interval_ms, settings.poll_interval_idle_ms, unchanged_max=EMPTY_POLLS
         )
         self._polls = SingleFlight()
         self._last_poll_ms = -math.inf
@@ -99,7 +99,7 @@ class Follower:
     @property
     def next_wal_id(self) -> int:
         """The slot that comes next."""
-        return self._applying.position.next_wal_id
+        return self._applier.position.next_wal_id
 
     @property
     def interval_ms(self) -> float:
@@ -125,7 +125,7 @@ class Follower:
         if manifest.wal_mode is WalMode.QUORUM:
             return False  # objects are archived in their order
         width = max(manifest.max_parallel_writes, manifest.fence_width)
-        return width > 1 or self._applying.epoch > manifest.writer_epoch
+        return width > 1 or self._applier.epoch > manifest.writer_epoch
 
     @property
     def is_pushed(self) -> bool:
@@ -156,15 +156,15 @@ class Follower:
         Where safekeepers have later records, the last object determines the freshness: everything
         is applied that was acknowledged before its last commit, by the clock of the store.
         """
-        if self._applying.epoch > self._stored.current.writer_epoch:
+        if self._applier.epoch > self._stored.current.writer_epoch:
             await self._stored.refresh()  # a new writer may have switched the WAL mode
         if self._is_behind_levels:
             return
         if self._stored.current.wal_mode is WalMode.OBJECT_STORE:
             self.mark_fresh(asked_ms)
             return
-        if self._applying.written_ms:
-            at_ms = await self._store_time.lapsed_ms(self._applying.written_ms)
+        if self._applier.written_ms:
+            at_ms = await self._store_time.lapsed_ms(self._applier.written_ms)
             self.mark_fresh(min(asked_ms, at_ms))
 
     async def poll_now(self) -> None:
@@ -217,7 +217,7 @@ class Follower:
                 await self._apply_all()
         except CorruptObject as error:
             self._corrupt_polls += 1
-            log.warning("a WAL object is damaged", problem=str(error), looks=self._corrupt_polls)
+            log.warning("a WAL object is damaged", problem=str(error), polls=self._corrupt_polls)
             if self._corrupt_polls >= CORRUPT_POLLS:
                 raise
         except StoreError as error:
@@ -229,7 +229,7 @@ class Follower:
                 log.info("the object store answers again")
             self.is_cut_off = False
             self._corrupt_polls = 0
-        self._pacing.look(self._applying.seq)
+        self._pacing.look(self._applier.seq)
         self._end_gap()
 
     async def _apply_all(self) -> None:
@@ -247,7 +247,7 @@ class Follower:
             for each in found:
                 if each.index.blocks_of(Section.CONTROL):
                     await self.protect_load()
-                self._applying.apply_object(each)
+                self._applier.apply_object(each)
                 await self._store.runtime.clock.sleep_ms(0)
             await self._memtable.merge_runs(self._clock)
             self.counts.applied += len(found)
@@ -262,7 +262,7 @@ class Follower:
 
     def is_memory_full(self) -> bool:
         """Whether memory is full: nothing more is applied before some of it is compacted."""
-        used_bytes = self._applying.memory_bytes
+        used_bytes = self._applier.memory_bytes
         is_full = used_bytes >= self._settings.reader_memtable_bytes_max
         if is_full and not self.is_full:
             log.warning("memory is full: waiting for the compactor", used_bytes=used_bytes)
@@ -361,21 +361,21 @@ class TailedReplica:
 
     def __init__(
         self,
-        applying: LogApplier,
+        applier: LogApplier,
         follower: Follower,
         *,
         database_id: bytes,
         poll_archive: Callable[[], None],
     ) -> None:
         """`poll_archive` requests that the archive is polled soon."""
-        self._applying = applying
+        self._applier = applier
         self._follower = follower
         self._database_id = database_id
         self._poll_archive = poll_archive
 
     @property
     def position(self) -> AppliedPosition:
-        return self._applying.position
+        return self._applier.position
 
     async def apply(self, record: Record) -> None:
         """Apply a record, unless it was applied meanwhile as a part of its object."""
@@ -385,9 +385,9 @@ class TailedReplica:
             found = open_sst(name, record.payload, database_id=self._database_id)
             if found.index.blocks_of(Section.CONTROL):
                 await self._follower.protect_load()
-        if self._applying.position.judge(record) is News.NEXT:
-            self._applying.apply_record(record, found)
-        if self._applying.unarchived.is_half_full:
+        if self._applier.position.judge(record) is News.NEXT:
+            self._applier.apply_record(record, found)
+        if self._applier.unarchived.is_half_full:
             self._poll_archive()
 
     def is_memory_full(self) -> bool:

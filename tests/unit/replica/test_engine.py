@@ -194,6 +194,6 @@ async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
     await database.compact()
     await engine.manifest.refresh()
     await engine.levels.move()
-    engine.applying.apply_object(found)
+    engine.applier.apply_object(found)
     assert (engine.watermark.seq, engine.memtable.key_count) == (1, 0)
     assert await get(engine, b"a") == b"1"

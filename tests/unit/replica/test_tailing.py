@@ -60,7 +60,7 @@ async def test_tail_saves_the_polls_of_the_bucket() -> None:
             await shown(engine, seq)
             if number % 10 == 0:
                 cluster.seal()
-                await steps(lambda: not engine.applying.position.is_open)
+                await steps(lambda: not engine.applier.position.is_open)
                 await cluster.archive(trims=True)
             await pass_s(1)
         assert engine.watermark.seq == cluster.seq
@@ -288,11 +288,11 @@ async def test_records_too_large_for_the_buffer_are_archived() -> None:
     async with running(engine):
         await steps(lambda: engine.is_pushed)
         await shown(engine, await cluster.put(a=bytes(MIB // 4)))
-        assert engine.applying.unarchived.oldest_wal_id is None
+        assert engine.applier.unarchived.oldest_wal_id is None
         cluster.seal()
         await cluster.archive()
         await engine.archive()
-        assert engine.applying.archived_wal_id in await cluster.wal()
+        assert engine.applier.archived_wal_id in await cluster.wal()
 
 
 READS_MAX = 20  # reads of the log until the feed serves a watch

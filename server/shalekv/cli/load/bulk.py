@@ -30,7 +30,7 @@ from shalekv.cli.console.connection import (
 from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
 from shalekv.cli.console.output import print_line, printing
 from shalekv.cli.load.batches import BatchLimits, RowBatch
-from shalekv.cli.load.ledger import Account, BadRowFile
+from shalekv.cli.load.ledger import Account, BadRowFile, BulkProgress
 from shalekv.cli.load.lines import BadInput
 from shalekv.cli.load.options import BulkFlags
 from shalekv.cli.load.run import status_of_first, totals
@@ -62,19 +62,6 @@ from shalekv_client import Client, NotApplied, Put, ShaleKVError, Unreachable
 BATCH = BatchLimits(count_max=10_000, bytes_max=4 * 1024 * 1024)  # rows read at once
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class BulkProgress:
-    """Progress of a bulk load; the bar reads it in another thread, so each field has one writer."""
-
-    source_bytes: int = 0  # read from the input
-    source_bytes_max: int | None = None  # length of the input; None: unknown
-    rows: int = 0  # read
-    bytes: int = 0  # of the keys and values of these rows
-    is_sorted: bool = False  # all rows have been read
-    keys: int = 0  # written to files
-    file_bytes: int = 0  # of finished files
 
 
 class SpillFailed(Exception):

@@ -47,6 +47,19 @@ class _StoredBatch:
 
 
 @dataclass(slots=True)
+class BulkProgress:
+    """Progress of a bulk load; the bar reads it in another thread, so each field has one writer."""
+
+    source_bytes: int = 0  # read from the input
+    source_bytes_max: int | None = None  # length of the input; None: unknown
+    rows: int = 0  # read
+    bytes: int = 0  # of the keys and values of these rows
+    is_sorted: bool = False  # all rows have been read
+    keys: int = 0  # written to files
+    file_bytes: int = 0  # of finished files
+
+
+@dataclass(slots=True)
 class Account:
     """Results of a load so far, and the position up to which they are certain."""
 

@@ -18,8 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from shalekv.cli.console.units import size
-from shalekv.cli.load.bulk import BulkProgress
-from shalekv.cli.load.ledger import Account
+from shalekv.cli.load.ledger import Account, BulkProgress
 
 
 @contextmanager
