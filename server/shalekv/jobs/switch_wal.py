@@ -46,7 +46,7 @@ from shalekv.store.manifests import StoredManifest
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import DatabasePlace, Links
 from shalekv.write.quorum.log import until_failed
-from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, retire, survey
+from shalekv.write.quorum.membership import REQUEST_ID_BYTES, admit, probe_members, retire
 from shalekv.write.quorum.wal import QuorumWal
 from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
@@ -168,10 +168,10 @@ async def _wait_archived(
 
 async def _why_not_archived(links: Links, opened: RecoveredLog, slots: QuorumWal) -> str:
     members = slots.leader.configuration.everyone
-    surveyed = await survey(links, opened.manifest.current.database_id, members)
+    probes = await probe_members(links, opened.manifest.current.database_id, members)
     problems = [
         f"{each.member.address}: {each.problem or (each.status and each.status.archive_problem)}"
-        for each in surveyed
+        for each in probes
         if each.status is None or each.status.archive_problem
     ]
     return (

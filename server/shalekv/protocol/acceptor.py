@@ -116,10 +116,10 @@ Effect = Save | Truncate | Reset | Write | Flush | Reply | CommittedUpTo
 Step = tuple[AcceptorState, Sequence[Effect]]
 
 
-def step(state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True) -> Step:
+def step(state: AcceptorState, stream: int, message: ToAcceptor, *, has_space: bool = True) -> Step:
     """Return the state after a message that came on `stream`, and the effects to execute.
 
-    Streams are numbered in the order in which they are opened. `has_room` says whether there is
+    Streams are numbered in the order in which they are opened. `has_space` says whether there is
     space for the records of the message, on the disk and below the limit of unarchived bytes. Votes
     and commit points need no space.
     """
@@ -134,7 +134,7 @@ def step(state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bo
         case Elected():
             return _follow(state, stream, message)
         case Append():
-            return _append(state, stream, message, has_room=has_room)
+            return _append(state, stream, message, has_space=has_space)
 
 
 def disconnected(state: AcceptorState, stream: int) -> AcceptorState:
@@ -179,7 +179,7 @@ def archived(state: AcceptorState, wal_id: int, base: LogEnd) -> AcceptorState:
     return replace(state, archived_wal_id=wal_id, log=log)
 
 
-def step_relayed(state: AcceptorState, message: Append, *, has_room: bool = True) -> Step | None:
+def step_relayed(state: AcceptorState, message: Append, *, has_space: bool = True) -> Step | None:
     """Return the step of an append that another member relays; None if the append is dropped.
 
     It is the writer's own message, and its reply goes to the writer. So it counts exactly while the
@@ -192,7 +192,7 @@ def step_relayed(state: AcceptorState, message: Append, *, has_room: bool = True
         return None
     if message.records and message.records[-1].lsn <= state.log.last.lsn:
         message = replace(message, records=())  # they came on the stream, and are replied to there
-    after, effects = step(state, state.leader, message, has_room=has_room)
+    after, effects = step(state, state.leader, message, has_space=has_space)
     replies = [effect.message for effect in effects if isinstance(effect, Reply)]
     is_taken = all(isinstance(each, Appended) and not each.is_full for each in replies)
     return (after, effects) if is_taken else None
@@ -205,7 +205,9 @@ def has_taken(state: AcceptorState, stream: int, message: Append) -> bool:
     return not message.records or message.records[-1].lsn <= state.log.last.lsn
 
 
-def tidings(state: AcceptorState, stream: int, reported_wal_id: int | None) -> Archived | None:
+def archive_notification(
+    state: AcceptorState, stream: int, reported_wal_id: int | None
+) -> Archived | None:
     """Return the notification of archive progress that is due on `stream`; None if none is.
 
     `reported_wal_id` is the progress that was last reported there. REQUIRES: `Joined` was sent on
@@ -321,7 +323,7 @@ def _refusal_of_elected(state: AcceptorState, stream: int, message: Elected) -> 
     return None
 
 
-def _append(state: AcceptorState, stream: int, message: Append, *, has_room: bool) -> Step:
+def _append(state: AcceptorState, stream: int, message: Append, *, has_space: bool) -> Step:
     refusal = _refusal(state, message.ballot)
     if refusal is None and stream != state.leader:  # CE10
         refusal = Refusal(state.promise, "this stream was not elected, or another was since")
@@ -330,7 +332,7 @@ def _append(state: AcceptorState, stream: int, message: Append, *, has_room: boo
     last = state.log.last
     new = [record for record in message.records if record.lsn > last.lsn]
     # Records come in order on a stream, so a gap means that those between were not taken.
-    is_full = bool(new) and (not has_room or new[0].lsn > last.lsn + 1)
+    is_full = bool(new) and (not has_space or new[0].lsn > last.lsn + 1)
     if is_full:
         new = []
     for record in new:

@@ -198,7 +198,7 @@ def duplicate_epoch(own: WriterId, seen_at: str) -> IllegalState:
     )
 
 
-def loss_of_slot(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced | IllegalState:
+def lost_slot_error(occupant: Occupant, own: WriterId, seen_at: str) -> Fenced | IllegalState:
     """Return the error of a serving writer that lost the slot `seen_at` to `occupant`.
 
     REQUIRES: `occupant` is not an older fence, and does not hold the bytes that we sent. So an
@@ -235,7 +235,7 @@ def check_owner(manifest: Manifest, own: WriterId) -> None:
     raise fenced(own, manifest.writer_epoch, f"manifest {manifest.manifest_id}")
 
 
-def check_run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:
+def run_counts(run: FenceRun, manifest: Manifest, own: WriterId) -> bool:
     """Whether the run is complete and all its fences count, so that older writers are fenced.
 
     REQUIRES: `manifest` was read after the last fence was created. Raises as `check_owner`.

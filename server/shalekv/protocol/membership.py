@@ -291,7 +291,7 @@ class TakeoverTimer:
     wal_id: int | None = None  # None: nothing waits
     since_ms: float = 0  # by the monotonic clock of the member
 
-    def looked(self, first_waiting: int | None, now_ms: float) -> TakeoverTimer:
+    def polled(self, first_waiting: int | None, now_ms: float) -> TakeoverTimer:
         """Return the timer after a list of the archive that lacks `first_waiting` as the first."""
         return self if first_waiting == self.wal_id else TakeoverTimer(first_waiting, now_ms)
 

@@ -21,7 +21,7 @@ only if a manifest that is read after them still shows this writer, and a c belo
     PROVE_FENCE  ManifestRead                        as FENCE after a fence of ours
     PURSUE       WalListed, the next run at the gap  FENCE         CreateFence
                  WalListed, the next run ahead       RESERVE       ReserveWidth
-                 ... and `fence_width` has room      REREAD        ReadManifest
+                 ... and `fence_width` covers it     REREAD        ReadManifest
     RESERVE      ManifestRead                        FENCE         CreateFence
     REREAD       ManifestRead                        FENCE         CreateFence
     LIST_BEFORE  WalListed, slots are empty          FILL          FillSlots
@@ -51,8 +51,8 @@ from shalekv.protocol.fencing import (
     WalListing,
     WriterId,
     check_owner,
-    check_run_counts,
     judge,
+    run_counts,
 )
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot, remove_snapshots
@@ -339,7 +339,7 @@ def _fence_unknown(state: Opening, _event: FenceUnknown) -> OpeningStep:
     return replace(state, phase=Phase.PROVE), [ReadManifest()]
 
 
-def _room_reserved(state: Opening, event: ManifestRead) -> OpeningStep:
+def _width_reserved(state: Opening, event: ManifestRead) -> OpeningStep:
     """Others know by now how far ahead this opener may put fences."""
     return _next_fence(_with_manifest(state, event.manifest))
 
@@ -461,7 +461,7 @@ def _pursued(state: Opening, event: WalListed) -> OpeningStep:
 def _proven(state: Opening, event: ManifestRead) -> OpeningStep:
     """Replay what is before a run that counts, or begin another one."""
     state = _with_manifest(state, event.manifest)
-    if not check_run_counts(state.run, state.known, state.own):
+    if not run_counts(state.run, state.known, state.own):
         return _list(replace(state, is_merged_early=True))
     slots = range(state.known.first_uncompacted_wal_id, state.run.first)
     return replace(state, phase=Phase.REPLAY), [ReplayLog(slots)]
@@ -476,8 +476,8 @@ _TRANSITIONS: Mapping[tuple[Phase, type[OpeningEvent]], Callable[[Opening, Any],
     (Phase.FENCE, FenceUnknown): _fence_unknown,
     (Phase.PROVE_FENCE, ManifestRead): _fence_proven,
     (Phase.PURSUE, WalListed): _pursued,
-    (Phase.RESERVE, ManifestRead): _room_reserved,
-    (Phase.REREAD, ManifestRead): _room_reserved,
+    (Phase.RESERVE, ManifestRead): _width_reserved,
+    (Phase.REREAD, ManifestRead): _width_reserved,
     (Phase.LIST_BEFORE, WalListed): _listed_before,
     (Phase.FILL, SlotsFilled): _filled,
     (Phase.PROVE, ManifestRead): _proven,

@@ -33,7 +33,7 @@ import structlog
 
 from shalekv.clock import Clock
 from shalekv.errors import OutcomeUnknown, ShaleError, Stopping
-from shalekv.protocol.fencing import SlotVerdict, judge, loss_of_slot
+from shalekv.protocol.fencing import SlotVerdict, judge, lost_slot_error
 from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.transaction import Change, DatabaseState, Transaction
@@ -444,7 +444,7 @@ class GroupCommit:
         elif judge(occupant, own) is SlotVerdict.OLDER_FENCE:
             self._displace(group)
         else:
-            lost = loss_of_slot(occupant, own, f"WAL slot {group.wal_id}")
+            lost = lost_slot_error(occupant, own, f"WAL slot {group.wal_id}")
             self.stop(lost)
             self._fail_group(group, lost)
         self._settle_decided()

@@ -65,7 +65,7 @@ class KeptLog:
         self.replies: dict[int, Callable[[ToProposer], None]] = {}  # by stream
         self.moved = asyncio.Event()  # set and replaced when anything has happened
         self.is_archiver = False
-        self.has_room = True
+        self.has_space = True
         self.can_archive = True
         self.appends: list[Append] = []  # all that came
         self.relayed: list[Append] = []  # all that others have passed on, and was taken
@@ -77,7 +77,7 @@ class KeptLog:
             self.appends.append(message)
             self.is_archiver = message.archiver_id == self.state.member_id
         committed_lsn = self.state.committed_lsn
-        self._perform(acceptor.step(self.state, stream, message, has_room=self.has_room))
+        self._perform(acceptor.step(self.state, stream, message, has_space=self.has_space))
         self._perform(acceptor.flushed(self.state, self.state.log.last.lsn))
         if isinstance(message, Append) and acceptor.has_taken(self.state, stream, message):
             self._pass_on(message)
@@ -89,7 +89,7 @@ class KeptLog:
 
     def receive_relayed(self, message: Append) -> None:
         """Take what another member has passed on, if it counts."""
-        stepped = acceptor.step_relayed(self.state, message, has_room=self.has_room)
+        stepped = acceptor.step_relayed(self.state, message, has_space=self.has_space)
         if stepped is None:
             return
         self.relayed.append(message)
@@ -199,9 +199,9 @@ class KeptLog:
                 self._told[stream] = reply.wal_id
 
     def _tell_archived(self, stream: int) -> None:
-        tidings = acceptor.tidings(self.state, stream, self._told[stream])
-        if tidings is not None:
-            self._perform((self.state, [Reply(stream, tidings)]))
+        notification = acceptor.archive_notification(self.state, stream, self._told[stream])
+        if notification is not None:
+            self._perform((self.state, [Reply(stream, notification)]))
 
     def _check(self) -> None:
         """The records are what the state says of them."""

@@ -309,7 +309,7 @@ def _to_safekeepers(stage: Stage, writer: str, where: str) -> None:
     it = stage.writer(writer)
     nodes = [stage.add_node(name) for name in where.removeprefix("safekeepers ").split()]
     run = stage.runs.get(writer, FenceRun(first=it.slot, width=1))
-    if not fencing.check_run_counts(run, stage.bucket.manifest, it.own):
+    if not fencing.run_counts(run, stage.bucket.manifest, it.own):
         raise errors.IllegalState("its opening goes on until its fences count")
     members = [node.member for node in nodes]
     stage.bucket.edit(lambda m: proposer.enter_quorum(m, it.own, members, run.next_slot - 1))

@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     mutant(
         "list before manifest",
-        (opening, "check_run_counts", _every_run_counts),
+        (opening, "run_counts", _every_run_counts),
         test="tests/unit/write/test_opening.py::test_fences_in_recycled_slots_do_not_count",
     ),
     mutant(

@@ -88,9 +88,9 @@ def ce4_cut_at_commit_point() -> Sequence[Patch]:
     """A follower cuts its log at the commit point that it knows of."""
     marks: dict[tuple[int, int], LogEnd] = {}
 
-    def append(state: AcceptorState, stream: int, message: Append, *, has_room: bool) -> Step:
+    def append(state: AcceptorState, stream: int, message: Append, *, has_space: bool) -> Step:
         marks.update({(each.lsn, each.epoch): each.mark for each in message.records})
-        return _append(state, stream, message, has_room=has_room)
+        return _append(state, stream, message, has_space=has_space)
 
     def common_end(state: AcceptorState, message: Elected) -> LogEnd | None:
         common = _common_end(state, message)
@@ -132,11 +132,11 @@ def ce7_archive_in_flight() -> Sequence[Patch]:
 
 def ce8_anybody_votes() -> Sequence[Patch]:
     def step(
-        state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True
+        state: AcceptorState, stream: int, message: ToAcceptor, *, has_space: bool = True
     ) -> Step:
         if isinstance(message, VoteRequest | Elected):
             message = replace(message, member_id=state.member_id)
-        return _step(state, stream, message, has_room=has_room)
+        return _step(state, stream, message, has_space=has_space)
 
     return [(acceptor, "step", step)]
 
@@ -153,12 +153,12 @@ def ce9_vote_before_flush() -> Sequence[Patch]:
 
 def ce10_any_stream() -> Sequence[Patch]:
     def step(
-        state: AcceptorState, stream: int, message: ToAcceptor, *, has_room: bool = True
+        state: AcceptorState, stream: int, message: ToAcceptor, *, has_space: bool = True
     ) -> Step:
         if isinstance(message, Elected | Append) and message.ballot == state.promise:
             leader = stream if isinstance(message, Append) else None
             state = replace(state, leader=leader, elected_stream=None)
-        return _step(state, stream, message, has_room=has_room)
+        return _step(state, stream, message, has_space=has_space)
 
     def differs_behind(common: LogEnd, log: LogShape, _ballot: Ballot) -> bool:
         return common.lsn < log.last.lsn
@@ -178,11 +178,11 @@ def ce11_no_chain() -> Sequence[Patch]:
 def ce12_commit_point_of_anybody() -> Sequence[Patch]:
     """A commit point is adopted on any stream, whatever the log is."""
 
-    def append(state: AcceptorState, stream: int, message: Append, *, has_room: bool) -> Step:
+    def append(state: AcceptorState, stream: int, message: Append, *, has_space: bool) -> Step:
         if not message.records and message.ballot.epoch >= state.promise.epoch:
             known = max(state.committed_lsn, min(message.committed_lsn, state.log.last.lsn))
             return replace(state, committed_lsn=known), []
-        return _append(state, stream, message, has_room=has_room)
+        return _append(state, stream, message, has_space=has_space)
 
     return [(acceptor, "_append", append)]
 
@@ -229,7 +229,7 @@ def ce15_archive_is_complete() -> Sequence[Patch]:
     return [
         (switching, "leave_quorum", leave),
         (switching, "enter_quorum", enter),
-        (fencing, "check_run_counts", lambda *_: True),
+        (fencing, "run_counts", lambda *_: True),
     ]
 
 

@@ -59,7 +59,7 @@ class Safekeeper:
         self.state: AcceptorState | None = None
         self.jobs: deque[deque[Effect]] = deque()
         self.streams = 0
-        self.has_room = True
+        self.has_space = True
         self.start()
 
     @property
@@ -78,7 +78,7 @@ class Safekeeper:
         """Step the message, and leave to the disk what is to be done."""
         assert self.state is not None
         before = self.state
-        self.state, effects = acceptor.step(before, stream, message, has_room=self.has_room)
+        self.state, effects = acceptor.step(before, stream, message, has_space=self.has_space)
         self.judge.stepped(self.name, before, self.state)
         self._submit(effects)
 
@@ -86,7 +86,7 @@ class Safekeeper:
         """Step an append that another member has passed on."""
         assert self.state is not None
         before = self.state
-        step = acceptor.step_relayed(before, message, has_room=self.has_room)
+        step = acceptor.step_relayed(before, message, has_space=self.has_space)
         if step is not None:
             self.state, effects = step
             self.judge.stepped(self.name, before, self.state)

@@ -243,7 +243,7 @@ class World(Parts):
     def _fill_disk(self) -> None:
         node = self._some(self.nodes)
         assert node is not None
-        node.has_room = not node.has_room
+        node.has_space = not node.has_space
 
     def _archive(self) -> None:
         node = self._some([node for node in self.nodes if node.is_up])
@@ -336,7 +336,7 @@ class World(Parts):
         for node in self.nodes:
             if not node.is_up:
                 self._start_one(node)
-            node.has_room = True
+            node.has_space = True
             node.sync()
         for writer in self.writers:
             writer.ended = writer.ended or "killed"

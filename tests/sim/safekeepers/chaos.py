@@ -9,7 +9,7 @@ from random import Random
 from shalekv.errors import ShaleError
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.write.quorum.membership import Changing
+from shalekv.write.quorum.membership import Reconfiguration
 from tests.sim.cluster import Cluster
 from tests.sim.errors import NodeCrashed
 from tests.sim.levels import whole_database
@@ -204,11 +204,11 @@ class SafekeeperChaos:
                     await other.run(changing.cancel())
                 self._world.note("the change was cancelled")
 
-    def _operator(self, name: str) -> tuple[Node, Changing]:
+    def _operator(self, name: str) -> tuple[Node, Reconfiguration]:
         node = self._world.node(name)
         runtime = self._world.runtime_for(node)
         store = CasStore(self._cluster.store_for(node), runtime, StoreSettings())
-        return node, Changing(store, self._cluster.links_for(node))
+        return node, Reconfiguration(store, self._cluster.links_for(node))
 
     async def _disturb_operator(self, node: Node, machine: Machine, random: Random) -> None:
         """Stop the process amid its change, or end it: when room was made for it, as a rule."""

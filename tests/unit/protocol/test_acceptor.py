@@ -14,6 +14,7 @@ from shalekv.protocol.acceptor import (
     Save,
     Step,
     Write,
+    archive_notification,
     archived,
     damaged,
     disconnected,
@@ -22,7 +23,6 @@ from shalekv.protocol.acceptor import (
     overtaken,
     step,
     step_relayed,
-    tidings,
 )
 from shalekv.protocol.quorum_records import (
     Append,
@@ -109,12 +109,12 @@ def test_records_of_another_log_are_refused(sent: str) -> None:
     assert isinstance(reply(effects), Refusal)
 
 
-@pytest.mark.parametrize(("first", "has_room"), [(1, False), (2, True)])
-def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_room: bool) -> None:
+@pytest.mark.parametrize(("first", "has_space"), [(1, False), (2, True)])
+def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_space: bool) -> None:
     """The reply says where the log ends, and the commit point is accepted all the same."""
     before = followed("1", "1")
     message = Append(ballot(2), tuple(records("122")[first:]), 1)
-    after, effects = step(before, STREAM, message, has_room=has_room)
+    after, effects = step(before, STREAM, message, has_space=has_space)
     assert after.log == log("1")
     assert reply(effects) == Appended(ballot(2), 1, is_full=True)
     assert CommittedUpTo(1) in effects
@@ -209,15 +209,15 @@ def test_only_what_was_taken_is_passed_on() -> None:
     assert has_taken(taken, STREAM, new)
     assert not has_taken(taken, STREAM - 1, new)
     assert not has_taken(taken, STREAM, Append(ballot(1), (), 0))
-    full, _ = step(followed("1", "1"), STREAM, new, has_room=False)
+    full, _ = step(followed("1", "1"), STREAM, new, has_space=False)
     assert not has_taken(full, STREAM, new)
 
 
 def test_archive_progress_is_reported_once() -> None:
     """Archive progress is reported to the writer that is followed, and each step only once."""
     before = followed("11", "11")
-    assert tidings(before, STREAM, None) is None
+    assert archive_notification(before, STREAM, None) is None
     after = archived(before, 0, log("1").last)
-    assert tidings(after, STREAM, None) == Archived(ballot(2), 0)
-    assert tidings(after, STREAM, 0) is None
-    assert tidings(after, STREAM - 1, None) is None
+    assert archive_notification(after, STREAM, None) == Archived(ballot(2), 0)
+    assert archive_notification(after, STREAM, 0) is None
+    assert archive_notification(after, STREAM - 1, None) is None

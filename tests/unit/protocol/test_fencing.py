@@ -14,9 +14,9 @@ from shalekv.protocol.fencing import (
     SlotVerdict,
     WriterId,
     check_owner,
-    check_run_counts,
     judge,
-    loss_of_slot,
+    lost_slot_error,
+    run_counts,
 )
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.opening import (
@@ -90,7 +90,7 @@ def test_newer_writer_ends_the_run() -> None:
 )
 def test_lost_slot_is_explained(owner: WriterId, error: type[Exception], message: str) -> None:
     """The error for a slot lost to another object depends on the epoch of the owner."""
-    found = loss_of_slot(Occupant(owner, is_fence=False), OWN, "WAL slot 12")
+    found = lost_slot_error(Occupant(owner, is_fence=False), OWN, "WAL slot 12")
     assert type(found) is error
     assert re.search(message, str(found))
 
@@ -171,10 +171,10 @@ def test_finished_opening_is_recognised() -> None:
 def test_run_counts_above_what_is_compacted() -> None:
     """A complete run counts if the manifest, read after it, has c below its first slot."""
     run = FenceRun(first=10, width=2, length=2)
-    assert check_run_counts(run, manifest_of(wal_id_last_compacted=None), OWN)
-    assert check_run_counts(run, manifest_of(wal_id_last_compacted=9), OWN)
-    assert not check_run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
-    assert not check_run_counts(replace(run, length=1), manifest_of(), OWN)
+    assert run_counts(run, manifest_of(wal_id_last_compacted=None), OWN)
+    assert run_counts(run, manifest_of(wal_id_last_compacted=9), OWN)
+    assert not run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
+    assert not run_counts(replace(run, length=1), manifest_of(), OWN)
 
 
 def test_a_proven_fence_counts_below_what_is_compacted() -> None:
@@ -182,11 +182,11 @@ def test_a_proven_fence_counts_below_what_is_compacted() -> None:
     begun = FenceRun(first=10, width=2, length=1)
     proven = begun.proven_by(manifest_of(wal_id_last_compacted=9))
     run = proven.after(SlotVerdict.OURS, OWN.epoch, OWN)
-    assert not check_run_counts(proven, manifest_of(wal_id_last_compacted=10), OWN)
-    assert check_run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
-    assert not check_run_counts(run, manifest_of(wal_id_last_compacted=11), OWN)
+    assert not run_counts(proven, manifest_of(wal_id_last_compacted=10), OWN)
+    assert run_counts(run, manifest_of(wal_id_last_compacted=10), OWN)
+    assert not run_counts(run, manifest_of(wal_id_last_compacted=11), OWN)
     all_proven = run.proven_by(manifest_of(wal_id_last_compacted=10))
-    assert check_run_counts(all_proven, manifest_of(wal_id_last_compacted=99), OWN)
+    assert run_counts(all_proven, manifest_of(wal_id_last_compacted=99), OWN)
     assert all_proven.proven_by(manifest_of(wal_id_last_compacted=99)) == all_proven
 
 
@@ -205,4 +205,4 @@ def test_run_of_a_fenced_writer_does_not_count() -> None:
     """A run does not count once the manifest shows another owner."""
     run = FenceRun(first=10, width=1, length=1)
     with pytest.raises(Fenced):
-        check_run_counts(run, manifest_of(WriterId(6, RIVAL_NONCE)), OWN)
+        run_counts(run, manifest_of(WriterId(6, RIVAL_NONCE)), OWN)

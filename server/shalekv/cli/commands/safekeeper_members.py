@@ -16,7 +16,12 @@ from shalekv.rpc.safekeeper_links import GrpcLinks
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.quorum.links import Links
-from shalekv.write.quorum.membership import Changing, Surveyed, configuration_of, survey
+from shalekv.write.quorum.membership import (
+    MemberProbe,
+    Reconfiguration,
+    configuration_of,
+    probe_members,
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -152,22 +157,24 @@ def cancel(*, url: str) -> None:
 def status(*, url: str, output_format: Format) -> None:
     """Print all members."""
 
-    async def ask(store: CasStore, links: Links) -> tuple[Configuration, Sequence[Surveyed]]:
+    async def ask(store: CasStore, links: Links) -> tuple[Configuration, Sequence[MemberProbe]]:
         manifest = await StoredManifest(store).refresh()
         configuration = configuration_of(manifest)
         everyone = configuration.everyone
-        return configuration, await survey(links, manifest.database_id, everyone)
+        return configuration, await probe_members(links, manifest.database_id, everyone)
 
-    configuration, surveyed = with_links(url, ask)
+    configuration, probes = with_links(url, ask)
     with printing():
-        print_rows(output_format, COLUMNS, [_row(configuration, each) for each in surveyed])
+        print_rows(output_format, COLUMNS, [_row(configuration, each) for each in probes])
 
 
-def _change(url: str, wait_s: int, change: Callable[[Changing], Awaitable[Manifest]]) -> None:
+def _change(
+    url: str, wait_s: int, change: Callable[[Reconfiguration], Awaitable[Manifest]]
+) -> None:
     """Begin a change, wait for its end, and print the outcome."""
 
     async def run(store: CasStore, links: Links) -> Manifest:
-        manifest = await change(Changing(store, links))
+        manifest = await change(Reconfiguration(store, links))
         stored, clock = StoredManifest(store), store.runtime.clock
         deadline_ms = clock.monotonic_ms() + wait_s * 1_000
         while configuration_of(manifest).is_joint and clock.monotonic_ms() < deadline_ms:
@@ -196,8 +203,8 @@ def _print_outcome(configuration: Configuration) -> None:
         )
 
 
-def _row(configuration: Configuration, surveyed: Surveyed) -> tuple[Any, ...]:
-    member, found = surveyed.member, surveyed.status
+def _row(configuration: Configuration, probe: MemberProbe) -> tuple[Any, ...]:
+    member, found = probe.member, probe.status
     ids, ids_next = ({m.id for m in each} for each in (configuration.members, configuration.next))
     place = "member"
     if configuration.is_joint:
@@ -205,7 +212,7 @@ def _row(configuration: Configuration, surveyed: Surveyed) -> tuple[Any, ...]:
         place = "joining" if member.id not in ids else place
     if found is None:
         unknown = (None,) * (len(COLUMNS) - 4)
-        return member.address, member.id.hex(), place, *unknown, surveyed.problem
+        return member.address, member.id.hex(), place, *unknown, probe.problem
     return (
         member.address,
         member.id.hex(),

@@ -219,7 +219,7 @@ class Archiver:
             self._known &= {each.wal_id for each in self._objects.complete}
         waiting = self._objects.waiting(tip)
         first_waiting = waiting[0].wal_id if waiting else None
-        self._takeover_timer = self._takeover_timer.looked(
+        self._takeover_timer = self._takeover_timer.polled(
             first_waiting, self._clock.monotonic_ms()
         )
 

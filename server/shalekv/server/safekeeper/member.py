@@ -196,7 +196,7 @@ class LocalMember:
         has_space = not isinstance(message, Append) or await self._make_space(message.records)
         self._check_not_ended()
         before, committed_lsn = self.state, self.state.committed_lsn
-        state, effects = acceptor.step(before, stream, message, has_room=has_space)
+        state, effects = acceptor.step(before, stream, message, has_space=has_space)
         self.state = state
         overtaken = acceptor.overtaken(before, state)
         if overtaken is not None and overtaken[0] != stream:
@@ -222,7 +222,7 @@ class LocalMember:
         has_space = await self._make_space(message.records)
         self._check_not_ended()
         writer = self._writers.get(self.state.leader or 0)
-        stepped = acceptor.step_relayed(self.state, message, has_room=has_space)
+        stepped = acceptor.step_relayed(self.state, message, has_space=has_space)
         if stepped is None or writer is None:
             return False
         committed_lsn = self.state.committed_lsn
@@ -240,7 +240,7 @@ class LocalMember:
         `reported_wal_id` is the archived WAL id that the writer knows. REQUIRES: it has received
         `Joined`.
         """
-        return acceptor.tidings(self.state, stream, reported_wal_id)
+        return acceptor.archive_notification(self.state, stream, reported_wal_id)
 
     def disconnected(self, stream: int) -> None:
         """Note that a stream has ended: its messages do not count any more."""
@@ -375,11 +375,11 @@ class LocalMember:
             if self.unarchived_bytes + size_bytes > self._settings.unarchived_bytes_max:
                 self._want_space()
                 return False
-            if self.log.has_room(new):
+            if self.log.has_space(new):
                 self._is_disk_full = False
                 return True
             # Checked again afterwards: a relayed message may have taken the space meanwhile.
-            self._is_disk_full = not await self._syncer.make_room(self.log, new)
+            self._is_disk_full = not await self._syncer.make_space(self.log, new)
             if self._is_disk_full:
                 return False
 

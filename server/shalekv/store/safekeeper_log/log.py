@@ -6,7 +6,7 @@
     <number>.spare              an allocated file, for the next segment
 
 One thread at a time (the `Syncer`) changes the files; others may read meanwhile. The space of a
-record is allocated before it is written (see `has_room`), so a full disk never breaks a log.
+record is allocated before it is written (see `has_space`), so a full disk never breaks a log.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class MemberLog:
         """Whether the log has segments, and more than half of the allocated space is used."""
         return bool(self._index.segments) and self._space.wants_spare
 
-    def has_room(self, records: Sequence[Record]) -> bool:
+    def has_space(self, records: Sequence[Record]) -> bool:
         """Whether there is allocated space for these records after everything submitted so far.
 
-        Returns at once. If it is False, call `Syncer.make_room`, which allocates.
+        Returns at once. If it is False, call `Syncer.make_space`, which allocates.
         """
         return self._space.fits(map(frame_bytes, records))
 
@@ -124,7 +124,7 @@ class MemberLog:
             return self._index.first_lsn_of(wal_id)
 
     def submitted(self, effects: Sequence[Effect]) -> None:
-        """Reserve space for these effects in `has_room`; `apply` must follow, in the same order."""
+        """Reserve space for these effects; `apply` must follow, in the same order."""
         sizes = [frame_bytes(r) for e in effects if isinstance(e, Write) for r in e.records]
         changes = sum(isinstance(effect, Truncate | Reset) for effect in effects)
         self._space.submit(sizes, changes)
@@ -189,9 +189,9 @@ class MemberLog:
             self._durable_lsn = self._index.last.lsn
             self._synced.note(self._bound())
 
-    def make_room(self, sizes: Sequence[int]) -> bool:
+    def make_space(self, sizes: Sequence[int]) -> bool:
         """Allocate space for frames of these sizes; return False if the disk is full."""
-        return self._space.make_room(sizes)
+        return self._space.make_space(sizes)
 
     def prepare(self) -> None:
         """Allocate the next segment before it is needed."""

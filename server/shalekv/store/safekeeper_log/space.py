@@ -128,7 +128,7 @@ class SpareFiles:
         """Record that files were deleted: the disk may have space again."""
         self._is_full = False
 
-    def make_room(self, sizes: Sequence[int]) -> bool:
+    def make_space(self, sizes: Sequence[int]) -> bool:
         """Allocate space for frames of these sizes; return False if the disk is full. Blocks."""
         while True:
             with self._lock:

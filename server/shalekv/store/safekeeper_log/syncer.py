@@ -1,7 +1,7 @@
 """Group commit of the members of a node: one sync for many appends.
 
-    room = log.has_room(records) or await syncer.make_room(log, records)
-    state, effects = step(state, stream, message, has_room=room)  # no await between the two
+    has_space = log.has_space(records) or await syncer.make_space(log, records)
+    state, effects = step(state, stream, message, has_space=has_space)  # no await between the two
     durable = syncer.submit(log, effects)                         # queued, in this order
     flushed_lsn = await durable                                   # then the reply may be sent
 
@@ -93,7 +93,7 @@ class Syncer:
         log.submitted(effects)
         return self._add(_Effects(log, effects, _future()))
 
-    async def make_room(self, log: MemberLog, records: Sequence[Record]) -> bool:
+    async def make_space(self, log: MemberLog, records: Sequence[Record]) -> bool:
         """Allocate space for records after all that was submitted; False: the disk is full."""
         sizes = [frame_bytes(record) for record in records]
         return bool(await self._add(_MakeRoom(log, sizes, _future())))
@@ -137,7 +137,7 @@ def _perform(batch: Sequence[_Job]) -> list[int]:
             case _Effects():
                 job.log.apply(job.effects)
             case _MakeRoom():
-                has_space[job] = job.log.make_room(job.sizes)
+                has_space[job] = job.log.make_space(job.sizes)
             case _Trim():
                 job.log.trim(job.base)
     for log in {job.log: None for job in batch}:

@@ -54,7 +54,7 @@ NONCE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class MemberProbe:
     """The state of one member as it reports it; None: it does not answer, or is another one now."""
 
     member: Member
@@ -77,23 +77,27 @@ def configuration_of(manifest: Manifest) -> Configuration:
     return Configuration.of(manifest)
 
 
-async def survey(links: Links, database_id: bytes, members: Iterable[Member]) -> Sequence[Surveyed]:
+async def probe_members(
+    links: Links, database_id: bytes, members: Iterable[Member]
+) -> Sequence[MemberProbe]:
     """Ask each member for its state."""
-    return [await _survey_one(links, database_id, member) for member in members]
+    return [await _probe(links, database_id, member) for member in members]
 
 
-async def _survey_one(links: Links, database_id: bytes, member: Member) -> Surveyed:
+async def _probe(links: Links, database_id: bytes, member: Member) -> MemberProbe:
     try:
         node = await links.status(member.address, database_id)
     except NotAMember:
-        return Surveyed(member, None, "does not have this database: its disk was lost or exchanged")
+        return MemberProbe(
+            member, None, "does not have this database: its disk was lost or exchanged"
+        )
     except (LinkBroken, ShaleError) as error:
-        return Surveyed(member, None, f"does not answer: {error}")
+        return MemberProbe(member, None, f"does not answer: {error}")
     found = {status.member_id: status for status in node.members}
     if member.id in found:
-        return Surveyed(member, found[member.id])
+        return MemberProbe(member, found[member.id])
     others = ", ".join(member_id.hex() for member_id in found)
-    return Surveyed(member, None, f"is another member by now ({others}): it was made anew")
+    return MemberProbe(member, None, f"is another member by now ({others}): it was made anew")
 
 
 async def admit(
@@ -164,7 +168,7 @@ async def retire(links: Links, database_id: bytes, members: Iterable[Member]) ->
             log.warning("a safekeeper keeps its log for now", at=member.address, problem=str(error))
 
 
-class Changing:
+class Reconfiguration:
     """Changes of the members of one database."""
 
     def __init__(self, store: CasStore, links: Links) -> None:
@@ -271,7 +275,7 @@ class Recovery:
     """The plan of a recovery without a majority: what it keeps, and what it gives up."""
 
     planned_for: Manifest
-    surveyed: Sequence[Surveyed]
+    probes: Sequence[MemberProbe]
     survivors: tuple[Member, ...]  # the members from then on
     kept_lsn: int  # the end of the log that is kept; 0: only the archive is
     archive_tip: int | None  # the last object of the archive
@@ -281,14 +285,14 @@ class Recovery:
     def lost(self) -> Sequence[Member]:
         """The members whose logs are given up."""
         kept = {member.id for member in self.survivors}
-        return [each.member for each in self.surveyed if each.member.id not in kept]
+        return [each.member for each in self.probes if each.member.id not in kept]
 
     @property
     def problems(self) -> Sequence[str]:
         """Why a log is not kept, for each that is not."""
         return [
             f"{each.member.address} {_problem(each)}"
-            for each in self.surveyed
+            for each in self.probes
             if each.member not in self.survivors
         ]
 
@@ -305,17 +309,17 @@ class ForcedRecovery:
         """Find out what would be kept. Raises `InvalidRequest` when nothing has to be given up."""
         manifest = await self._stored.refresh()
         configuration = configuration_of(manifest)
-        surveyed = await survey(self._links, manifest.database_id, configuration.everyone)
-        sound = {each.member.id for each in surveyed if each.is_sound}
+        probes = await probe_members(self._links, manifest.database_id, configuration.everyone)
+        sound = {each.member.id for each in probes if each.is_sound}
         _check_lost(configuration, sound)
         tip = await self._archive_tip(manifest)
-        logs = {each.member: _end(each) for each in surveyed if each.is_sound}
+        logs = {each.member: _end(each) for each in probes if each.is_sound}
         best = max(logs.values(), key=lambda mark: mark.rank, default=None)
         if best is None or not _can_be_used(best, tip, manifest):
-            return Recovery(manifest, surveyed, (), 0, tip, tip)
+            return Recovery(manifest, probes, (), 0, tip, tip)
         survivors = tuple(member for member, last in logs.items() if last == best)
         kept_wal_id = tip if best.wal_id is None else best.wal_id
-        return Recovery(manifest, surveyed, survivors, best.lsn, tip, kept_wal_id)
+        return Recovery(manifest, probes, survivors, best.lsn, tip, kept_wal_id)
 
     async def recover(self, planned: Recovery, addresses: Sequence[str]) -> Manifest:
         """Make the survivors the members, or, if there are none, new nodes at `addresses`.
@@ -363,16 +367,16 @@ def _can_be_used(last: LogEnd, tip: int | None, manifest: Manifest) -> bool:
     return True
 
 
-def _end(surveyed: Surveyed) -> LogEnd:
-    return LogEnd() if surveyed.status is None else surveyed.status.log.last
+def _end(probe: MemberProbe) -> LogEnd:
+    return LogEnd() if probe.status is None else probe.status.log.last
 
 
-def _problem(surveyed: Surveyed) -> str:
-    if surveyed.status is None:
-        return surveyed.problem
-    if not surveyed.is_sound:
-        return f"has lost records, and is {surveyed.status.health.value}"
-    return f"has a log that ends with record {surveyed.status.log.last.lsn}, before others"
+def _problem(probe: MemberProbe) -> str:
+    if probe.status is None:
+        return probe.problem
+    if not probe.is_sound:
+        return f"has lost records, and is {probe.status.health.value}"
+    return f"has a log that ends with record {probe.status.log.last.lsn}, before others"
 
 
 def _apply_recovery(

@@ -73,7 +73,7 @@ def sizes(count: int) -> list[int]:
 def append_until_full(log: MemberLog) -> int:
     """Append records one by one while there is space; return how many."""
     for count, record in enumerate(RECORDS):
-        if not log.has_room([record]) and not log.make_room([frame_bytes(record)]):
+        if not log.has_space([record]) and not log.make_space([frame_bytes(record)]):
             return count
         write(log, [record])
     raise AssertionError("it is never full")
@@ -92,7 +92,7 @@ def test_a_part_of_the_disk_stays_free(tmp_path: Path) -> None:
     assert append_until_full(log) == 6
     assert disk.left_bytes == 2 * SEGMENT_BYTES
     disk.left_bytes += SEGMENT_BYTES
-    assert log.make_room(sizes(3))
+    assert log.make_space(sizes(3))
     log.close()
     folder.close()
 
@@ -103,15 +103,15 @@ def test_trimming_makes_room(tmp_path: Path) -> None:
     log = new_log(tmp_path / "member", filesystem=disk)
     assert append_until_full(log) == 9
     log.trim(RECORDS[2].mark)
-    assert log.make_room(sizes(3))
-    assert not log.make_room(sizes(4))
+    assert log.make_space(sizes(3))
+    assert not log.make_space(sizes(4))
     write(log, RECORDS[9:12])
     log.perform([Truncate(RECORDS[3].mark)])
-    assert log.make_room(sizes(8))
-    assert not log.make_room(sizes(9))
+    assert log.make_space(sizes(8))
+    assert not log.make_space(sizes(9))
     log.perform([Reset(LogEnd())])
-    assert log.make_room(sizes(9))
-    assert not log.make_room(sizes(10))
+    assert log.make_space(sizes(9))
+    assert not log.make_space(sizes(10))
     write(log, RECORDS[:9])
     assert held(log) == list(RECORDS[:9])
 
@@ -127,13 +127,13 @@ def test_votes_and_cuts_on_a_full_disk(tmp_path: Path) -> None:
     assert held(log) == list(RECORDS[:6])
     log.perform([Truncate(RECORDS[4].mark), Save(BALLOT, LogHealth.SOUND), Flush()])
     other = records_after(RECORDS[4].mark, payloads(1), epoch=3)
-    assert log.has_room(other)
+    assert log.has_space(other)
     write(log, other)
     log.close()
     log = old_log(tmp_path / "member", filesystem=disk)
     assert held(log) == [*RECORDS[:5], *other]
     assert log.recovered.promise == BALLOT
-    assert not log.has_room(RECORDS[6:7])
+    assert not log.has_space(RECORDS[6:7])
 
 
 def test_a_member_needs_room(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_failed_write_or_sync_ends_everything(tmp_path: Path, call: str, numbe
     disk = FailingFileSystem()
     log = new_log(tmp_path / "member", filesystem=disk)
     write(log, RECORDS[:3])
-    assert log.make_room(sizes(3))
+    assert log.make_space(sizes(3))
     disk.fail(call, number)
     with pytest.raises(StoreBroken):
         write(log, RECORDS[3:6])

@@ -140,21 +140,21 @@ async def test_room_is_made_and_logs_are_trimmed(log: MemberLog, disk: FailingFi
     goes on.
     """
     async with running(ThreadWorkers(1)) as syncer:
-        assert not log.has_room(RECORDS[:1])
-        assert await syncer.make_room(log, RECORDS[:1])
-        assert log.has_room(RECORDS)
+        assert not log.has_space(RECORDS[:1])
+        assert await syncer.make_space(log, RECORDS[:1])
+        assert log.has_space(RECORDS)
         cut = syncer.submit(log, [Write(RECORDS[:9]), Truncate(RECORDS[7].mark), Flush()])
-        assert not log.has_room([])  # unknown until the effects are applied
-        assert await syncer.make_room(log, RECORDS[8:])
+        assert not log.has_space([])  # unknown until the effects are applied
+        assert await syncer.make_space(log, RECORDS[8:])
         await cut
         await syncer.trim(log, RECORDS[3].mark)
         assert log.read(5, ALL, ALL) == list(RECORDS[4:8])
         large = records_after(RECORDS[7].mark, [bytes(2 * SEGMENT_BYTES)])
         disk.fail("allocate", errno.ENOSPC)
-        assert not await syncer.make_room(log, large)
-        assert await syncer.make_room(log, RECORDS[8:])
+        assert not await syncer.make_space(log, large)
+        assert await syncer.make_space(log, RECORDS[8:])
         disk.recover()
-        assert await syncer.make_room(log, large)
+        assert await syncer.make_space(log, large)
         assert await syncer.submit(log, [Write(large), Flush()]) == 9
 
 
@@ -166,7 +166,7 @@ async def test_the_next_segment_is_allocated_before_it_is_needed(log: MemberLog)
     async with running(workers) as syncer:
         await syncer.submit(log, [Write(big), Flush()])
         await syncer.submit(log, [Flush()])  # its turn comes after the allocation
-        assert log.has_room(next_ones)
+        assert log.has_space(next_ones)
 
 
 async def test_a_failed_sync_ends_it(log: MemberLog, disk: FailingFileSystem) -> None:

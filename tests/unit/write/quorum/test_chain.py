@@ -106,11 +106,11 @@ async def test_full_member_leaves_the_chain() -> None:
     async with database.writing(**CHAIN | {"chain_timeout_ms": 10_000}) as writing:
         await chained(database, writing)
         head = max(database.logs(), key=lambda log: record_bytes(log.appends))
-        head.has_room, begun_ms = False, LoopClock().monotonic_ms()
+        head.has_space, begun_ms = False, LoopClock().monotonic_ms()
         await writing.put(b"a", VALUE)
         await writing.put(b"b", VALUE)
         assert LoopClock().monotonic_ms() < begun_ms + 10_000
-        head.has_room = True
+        head.has_space = True
         await settled(database, writing)
 
 

@@ -24,7 +24,7 @@ from shalekv.protocol.quorum_records import LogHealth
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.quorum.links import DatabasePlace
-from shalekv.write.quorum.membership import Changing, configuration_of, survey
+from shalekv.write.quorum.membership import Reconfiguration, configuration_of, probe_members
 from tests.kit.engine.databases import contents
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import QuorumDatabase, Writing, runtime, until
@@ -41,8 +41,8 @@ async def _created(*, members: int = 3, count: int = 6) -> QuorumDatabase:
     return database
 
 
-def _changing(database: QuorumDatabase) -> Changing:
-    return Changing(database.cas(), database.links())
+def _changing(database: QuorumDatabase) -> Reconfiguration:
+    return Reconfiguration(database.cas(), database.links())
 
 
 def _addresses(texts: tuple[str, ...]) -> list[str]:
@@ -137,7 +137,7 @@ async def test_a_late_retry_does_not_repeat_a_change(cancels: bool) -> None:  # 
     if cancels:
         await other.add(["n4:1"])
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    slow = Changing(CasStore(store, runtime(99), StoreSettings()), database.links())
+    slow = Reconfiguration(CasStore(store, runtime(99), StoreSettings()), database.links())
     changing = asyncio.create_task(slow.cancel() if cancels else slow.add(["n4:1"]))
     held = await store.arrived(1)
     held.apply()
@@ -209,15 +209,15 @@ async def test_invalid_changes_are_refused() -> None:
 
 @virtual_time(1)
 async def test_a_survey_reports_the_state_of_each_member() -> None:
-    """A survey distinguishes members that are down, were made anew, or have no log."""
+    """A probe distinguishes members that are down, were made anew, or have no log."""
     database = await _created()
     members = [database.member(f"n{n}:1") for n in (1, 2, 3)]
     database.nodes["n1:1"].stop()
     database.nodes["n2:1"].wipe()
     database.nodes["n2:1"].admit(database.place, b"again")
     database.nodes["n3:1"].wipe()
-    surveyed = await survey(database.links(), database.database_id, members)
-    down, anew, empty = (each.problem for each in surveyed)
+    probes = await probe_members(database.links(), database.database_id, members)
+    down, anew, empty = (each.problem for each in probes)
     assert down.startswith("does not answer")
     assert "is another member by now" in anew
     assert "does not have this database" in empty

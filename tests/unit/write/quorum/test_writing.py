@@ -99,14 +99,14 @@ async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
     async with database.writing() as writing:
         await writing.put(b"a")
         for address in ("n1:1", "n2:1"):
-            database.log(address).has_room = False
+            database.log(address).has_space = False
         writes = [writing.write(b"b%d" % number) for number in range(3)]
         await until(lambda: _refuses(writing, LogFull))
-        database.log("n2:1").has_room = True
+        database.log("n2:1").has_space = True
         for write in writes:
             await write.receipt()
         await writing.put(b"c")
-        database.log("n1:1").has_room = True
+        database.log("n1:1").has_space = True
         await until(lambda: database.log("n1:1").state.log.last.lsn >= writing.committed_lsn)
 
 
