@@ -20,7 +20,7 @@ def new_waiter() -> Waiter:
     return asyncio.get_running_loop().create_future()
 
 
-def tell(waiter: Waiter, error: ShaleError | None = None) -> None:
+def complete(waiter: Waiter, error: ShaleError | None = None) -> None:
     """End the wait, with `error` if given, unless the caller was cancelled already."""
     if waiter.done():
         return
@@ -55,12 +55,12 @@ class IdlePoll:
         self._seen: object = None
         self.wait_ms = first_ms
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Poll at the first interval again, because a change is expected."""
         self._unchanged = 0
         self.wait_ms = self._first_ms
 
-    def look(self, seen: object) -> None:
+    def observe(self, seen: object) -> None:
         """Set `wait_ms` after a poll that has seen `seen`."""
         self._unchanged = self._unchanged + 1 if seen == self._seen else 0
         self._seen = seen
@@ -111,7 +111,7 @@ class SingleFlight:
     def answer(self, error: ShaleError | None = None) -> None:
         """End the poll, and the calls that it serves, with `error` if given."""
         for waiter in self._in_flight:
-            tell(waiter, error)
+            complete(waiter, error)
         self._in_flight = set()
 
     def end(self, error: ShaleError | None = None) -> None:
@@ -162,12 +162,12 @@ class FifoLock:
         """Queue until the end of the block. The waiter is done once the lock is granted."""
         granted = new_waiter()
         if not self._queue:
-            tell(granted)
+            complete(granted)
         self._queue[granted] = None
         try:
             yield granted
         finally:
             del self._queue[granted]
             for first in self._queue:
-                tell(first)
+                complete(first)
                 break

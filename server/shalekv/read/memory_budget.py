@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from shalekv.clock import Clock
-from shalekv.concurrency import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import Overloaded, StreamTooSlow
 
 SMALL_BYTES = 4 * 1024
@@ -118,7 +118,7 @@ class MemoryBudget:
         """Wake the first in the queue, which takes its bytes and then admits the next."""
         waiter = next(iter(self._queue), None)
         if waiter is not None and self._fits(self._queue[waiter]):
-            tell(waiter)
+            complete(waiter)
 
 
 class Share:

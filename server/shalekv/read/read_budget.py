@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shalekv.concurrency import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, complete, new_waiter
 
 
 class ReadBudget:
@@ -75,4 +75,4 @@ class ReadBudget:
                 return
             del self._queue[waiter]
             self._take(size_bytes)
-            tell(waiter)
+            complete(waiter)

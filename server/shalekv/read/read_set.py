@@ -31,7 +31,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class RangeBelow:
+class RangeInLevels:
     """Keys of a range that have a value in the levels."""
 
     entries: Sequence[Entry]
@@ -44,14 +44,14 @@ class ReadSet:
 
     base: Base | None = None  # None: nothing was looked up
     found: Mapping[bytes, Entry] = field(default_factory=dict)
-    ranges: Mapping[KeyRange, RangeBelow] = field(default_factory=dict)
+    ranges: Mapping[KeyRange, RangeInLevels] = field(default_factory=dict)
     record: Entry | None = None  # of the idempotency key
 
 
-NOTHING_BELOW = ReadSet()
+EMPTY_READ_SET = ReadSet()
 
 
-async def range_below(
+async def range_in_levels(
     levels: ReadView,
     keys: KeyRange,
     *,
@@ -59,7 +59,7 @@ async def range_below(
     is_shadowed: Callable[[bytes], bool],
     is_hidden: Callable[[bytes], bool],
     count_max: int,
-) -> RangeBelow:
+) -> RangeInLevels:
     """Return the first keys of the range that have a value in the levels, and none in memory.
 
     `levels` is a view without runs. `is_shadowed` says whether memory has a durable version of a
@@ -77,10 +77,10 @@ async def range_below(
         witnesses += left
         seen_count += sum(not is_hidden(entry.key) for entry in left)
         if seen_count >= WITNESS_COUNT:
-            return RangeBelow(witnesses, is_whole=False)
+            return RangeInLevels(witnesses, is_whole=False)
         examined += len(entries)
         check_cost(examined, count_max)
-    return RangeBelow(witnesses, is_whole=True)
+    return RangeInLevels(witnesses, is_whole=True)
 
 
 def check_cost(examined: int, count_max: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shalekv.concurrency import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import ShaleError
 
 
@@ -64,9 +64,9 @@ class Watermark:
         """Raise `error` to all who wait, now and later: the prefix will not grow any more."""
         self._failed = error
         for waiter in self._waiters:
-            tell(waiter, error)
+            complete(waiter, error)
 
     def _wake(self) -> None:
         for waiter, seq in self._waiters.items():
             if seq <= self.seq:
-                tell(waiter)
+                complete(waiter)

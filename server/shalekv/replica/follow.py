@@ -173,7 +173,7 @@ class Follower:
 
     def hurry(self) -> None:
         """Poll now, and frequently for a while: a call waits for later commits."""
-        self._pacing.begin_again()
+        self._pacing.reset()
         self._polls.asked.set()
 
     async def run(self) -> None:
@@ -229,7 +229,7 @@ class Follower:
                 log.info("the object store answers again")
             self.is_cut_off = False
             self._corrupt_polls = 0
-        self._pacing.look(self._applier.seq)
+        self._pacing.observe(self._applier.seq)
         self._end_gap()
 
     async def _apply_all(self) -> None:
@@ -344,7 +344,7 @@ class Follower:
         if self.next_wal_id not in folder.filled and self._gap_since_ms is None:
             self._gap_since_ms = self._clock.monotonic_ms()
             self._gap_wal_id = self.next_wal_id
-            self._pacing.begin_again()  # the missing object is about to arrive
+            self._pacing.reset()  # the missing object is about to arrive
             self.counts.gaps += 1
             log.info("waiting for a gap", wal_id=self.next_wal_id, behind=max(folder.filled))
         return True

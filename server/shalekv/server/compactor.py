@@ -233,7 +233,7 @@ class Compactor:
         now_ms = await self._now_ms()
         first = manifest.first_uncompacted_wal_id
         wal = await list_backlog(self._store, first, now_ms)
-        self._poll.look((manifest.manifest_id, first + wal.filled))
+        self._poll.observe((manifest.manifest_id, first + wal.filled))
         if self._hurry.is_set():
             self._hurry.clear()
             self._hurried_until = first + wal.filled

@@ -25,7 +25,7 @@ from shalekv.errors import (
 )
 from shalekv.format.records import REQUEST_HASH_BYTES, ReplyKind, record_key
 from shalekv.protocol.transaction import Change, Decision, Needs
-from shalekv.read.read_set import NOTHING_BELOW, ReadSet
+from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.server import requests
 from shalekv.server.requests import (
     ARCHIVED,
@@ -43,8 +43,8 @@ from shalekv.write.commit import (
     RECORD_BYTES,
     Claim,
     Commit,
+    OnSettled,
     Receipt,
-    Settled,
     changes_bytes,
 )
 from shalekv.write.engine import WriterEngine
@@ -93,11 +93,11 @@ class _Write(Generic[ReplyT]):
     builder: ReplyBuilder[ReplyT]
     durability: DurabilityValue
     size_bytes: int
-    submit: Callable[[Settled, Claim | None, ReadSet], Commit]
+    submit: Callable[[OnSettled, Claim | None, ReadSet], Commit]
     needs: Needs
     is_confirmed: bool  # confirm ownership before replying that nothing was written
     # Writes the changes to SST files, in place of `submit`; None: they go through the memtable.
-    load: Callable[[Settled, Claim | None], Awaitable[Commit]] | None
+    load: Callable[[OnSettled, Claim | None], Awaitable[Commit]] | None
     key: bytes  # idempotency key; empty: none
     request_hash: bytes
     call: Call
@@ -108,7 +108,7 @@ class _Begun(Generic[ReplyT]):
     """A registered write: `settle` completes `future`, which belongs to its call alone."""
 
     future: asyncio.Future[ReplyT]
-    settle: Settled
+    settle: OnSettled
     claim: Claim | None = None
     pending: Pending | None = None
 
@@ -164,10 +164,10 @@ class Writes:
         engine = self._engine
         size_bytes = changes_bytes(changes)
 
-        def submit(settle: Settled, claim: Claim | None, _read_set: ReadSet) -> Commit:
+        def submit(settle: OnSettled, claim: Claim | None, _read_set: ReadSet) -> Commit:
             return engine.log.submit(changes, settle, claim=claim)
 
-        def load(settle: Settled, claim: Claim | None) -> Awaitable[Commit]:
+        def load(settle: OnSettled, claim: Claim | None) -> Awaitable[Commit]:
             return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
 
         durability = requests.durability(request.durability, is_quorum=self._is_quorum)
@@ -209,9 +209,13 @@ class Writes:
             durability = self._durable if durability == MEMORY else durability
         key = request.header.idempotency_key
 
-        def submit(settle: Settled, claim: Claim | None, read_set: ReadSet) -> Commit:
+        def submit(settle: OnSettled, claim: Claim | None, read_set: ReadSet) -> Commit:
             return log.transact(
-                sized.transaction, settle, size_bytes=sized.size_bytes, below=read_set, claim=claim
+                sized.transaction,
+                settle,
+                size_bytes=sized.size_bytes,
+                read_set=read_set,
+                claim=claim,
             )
 
         write = _Write(
@@ -281,7 +285,7 @@ class Writes:
                     idempotency = self._engine.idempotency
                     known = idempotency.find(write.key, write.request_hash, read_set.record)
             except (ShaleError, asyncio.CancelledError):
-                read_set = NOTHING_BELOW  # the error refers to this frame, which must pin nothing
+                read_set = EMPTY_READ_SET  # the error refers to this frame, which must pin nothing
                 self._engine.admission.release(write.size_bytes)
                 raise
             if known is not None:
@@ -338,7 +342,7 @@ class Writes:
     async def _submit_load(
         self,
         write: _Write[ReplyT],
-        load: Callable[[Settled, Claim | None], Awaitable[Commit]],
+        load: Callable[[OnSettled, Claim | None], Awaitable[Commit]],
         begun: _Begun[ReplyT],
     ) -> Answer[ReplyT]:
         """Write the files of an admitted batch, and then submit the record that commits them."""
@@ -421,7 +425,7 @@ class Writes:
         finally:
             del refusal
 
-    def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> Settled:
+    def _settle(self, write: _Write[ReplyT], future: asyncio.Future[ReplyT]) -> OnSettled:
         # `settle` must not refer to `write`: each repeat would keep a copy of the changes alive.
         builder, durability = write.builder, write.durability
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shalekv.concurrency import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError
 from shalekv.settings import WriterSettings
 
@@ -126,14 +126,14 @@ class Admission:
             if writer.admitted.done():
                 continue  # it has just been cancelled, and its own task removes it
             self.queued_bytes += writer.size_bytes
-            tell(writer.admitted)
+            complete(writer.admitted)
 
     def close(self, error: ShaleError) -> None:
         """Refuse all writes from now on with `error`, those that wait included."""
         self._closed = error
         for writer in list(self._waiting):
             self._remove(writer)
-            tell(writer.admitted, error)
+            complete(writer.admitted, error)
 
     def _fits(self, size_bytes: int, kept_bytes: int) -> bool:
         # A write larger than the whole queue is admitted alone, else it never would be.

@@ -26,7 +26,7 @@ from shalekv.protocol.transaction import (
     Read,
     Transaction,
 )
-from shalekv.read.read_set import NOTHING_BELOW, ReadSet
+from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES, MemoryRun
 
 # Memory of a commit beside its entries until it is durable, measured: the commit, the pending
@@ -50,7 +50,7 @@ class Receipt:
     record: Entry | None = None  # the record that was written for its idempotency key
 
 
-Settled: TypeAlias = Callable[[Receipt | ShaleError], None]
+OnSettled: TypeAlias = Callable[[Receipt | ShaleError], None]
 
 
 def outcome_unknown(who: str) -> OutcomeUnknown:
@@ -104,7 +104,7 @@ class Commit:
         self,
         changes: Iterable[Change],
         seq: int,
-        settle: Settled,
+        settle: OnSettled,
         *,
         claim: Claim | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Commit:
         self.load: PendingLoad | None = None
         self.transaction: Transaction | None = None
         self.decision: Decision | None = None
-        self.read_set = NOTHING_BELOW
+        self.read_set = EMPTY_READ_SET
         self.range_tombstones: Sequence[Entry] = ()
         self.entries = self._entries(changes)
         self.size_bytes = changes_bytes(self.entries) + _record_bytes(claim)
@@ -130,10 +130,10 @@ class Commit:
         cls,
         transaction: Transaction,
         seq: int,
-        settle: Settled,
+        settle: OnSettled,
         *,
         size_bytes: int,
-        read_set: ReadSet = NOTHING_BELOW,
+        read_set: ReadSet = EMPTY_READ_SET,
         claim: Claim | None = None,
     ) -> Commit:
         """Build a commit of the changes that `transaction` decides on, of at most `size_bytes`.
@@ -152,7 +152,7 @@ class Commit:
         cls,
         load: PendingLoad,
         seq: int,
-        settle: Settled,
+        settle: OnSettled,
         *,
         size_bytes: int,
         claim: Claim | None = None,
@@ -224,7 +224,7 @@ class Commit:
         version (see `Base`) must not depend on when garbage is collected. The callback is released
         as well, since it refers to the commit (see `Pending`).
         """
-        self.read_set = NOTHING_BELOW
+        self.read_set = EMPTY_READ_SET
         settle, self.settle = self.settle, _ignore
         settle(outcome)
 

@@ -424,12 +424,12 @@ class WriterEngine:
     async def _reason_of(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
         return await explain_missing(missing, held, self.ownership, self.levels)
 
-    def _newest_state(self, pending_writes: PendingWrites, below: ReadSet) -> NewestState:
+    def _newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
         """The state by which a transaction is decided that follows all pending writes."""
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
         durable = view.below(group.run for group in self.watermark.landed_ahead())
         return NewestState(
-            pending_writes, durable, self.time.now_ms(), self._compare_count_max, below
+            pending_writes, durable, self.time.now_ms(), self._compare_count_max, read_set
         )
 
     def _explain_queue(self) -> str:

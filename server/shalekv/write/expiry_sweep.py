@@ -36,7 +36,7 @@ from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import VersionSet
 from shalekv.settings import WriterSettings
 from shalekv.write.admission import Admission
-from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, Receipt, Settled
+from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, OnSettled, Receipt
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.prefetch import Prefetch
@@ -310,7 +310,9 @@ class ExpirySweep:
         while True:
             asked = {each.key for each in due if not self._is_sure(each)}
             needs = Needs([*asked])
-            below = self._engine.prefetch.known(needs) or await self._engine.prefetch.fetch(needs)
+            read_set = self._engine.prefetch.known(needs) or await self._engine.prefetch.fetch(
+                needs
+            )
             # From here on no other task runs until the commit is queued.
             if all(each.key in asked or self._is_sure(each) for each in due):
                 break
@@ -325,9 +327,9 @@ class ExpirySweep:
             return False
         settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
         self._log.transact(
-            Transaction(operations), _settle(settled), size_bytes=size_bytes, below=below
+            Transaction(operations), _settle(settled), size_bytes=size_bytes, read_set=read_set
         )
-        del below  # the base that it refers to keeps memory alive
+        del read_set  # the base that it refers to keeps memory alive
         outcome = await settled
         if isinstance(outcome, ShaleError):
             try:
@@ -367,7 +369,7 @@ def _batches(due: Sequence[Expiring]) -> Iterator[Sequence[Expiring]]:
         yield batch
 
 
-def _settle(settled: asyncio.Future[Receipt | ShaleError]) -> Settled:
+def _settle(settled: asyncio.Future[Receipt | ShaleError]) -> OnSettled:
     def settle(outcome: Receipt | ShaleError) -> None:
         if not settled.done():
             settled.set_result(outcome)

@@ -38,9 +38,9 @@ from shalekv.protocol.loads import CommittedLoad
 from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.transaction import Change, DatabaseState, Transaction
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import NOTHING_BELOW, ReadSet
+from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.write.admission import Admission, FlushPolicy
-from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, outcome_unknown
+from shalekv.write.commit import Claim, Commit, Group, OnSettled, Receipt, outcome_unknown
 from shalekv.write.pending_replies import PendingReplies
 from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import WriteAheadLog
@@ -233,7 +233,7 @@ class GroupCommit:
         return self._stopped_by
 
     def submit(
-        self, changes: Iterable[Change], settle: Settled, *, claim: Claim | None = None
+        self, changes: Iterable[Change], settle: OnSettled, *, claim: Claim | None = None
     ) -> Commit:
         """Order a commit behind all others; `settle` gets its outcome.
 
@@ -246,27 +246,32 @@ class GroupCommit:
     def transact(
         self,
         transaction: Transaction,
-        settle: Settled,
+        settle: OnSettled,
         *,
         size_bytes: int,
-        below: ReadSet = NOTHING_BELOW,
+        read_set: ReadSet = EMPTY_READ_SET,
         claim: Claim | None = None,
     ) -> Commit:
         """Order a transaction behind all commits so far, as `submit`.
 
-        `size_bytes`, and with `claim` the bytes of its record, were admitted. `below` holds what
+        `size_bytes`, and with `claim` the bytes of its record, were admitted. `read_set` holds what
         the current version says of the transaction's needs. `settle` gets a receipt or the refusal
         once everything that the decision depends on is durable.
         """
         commit = Commit.of(
-            transaction, self.next_seq, settle, size_bytes=size_bytes, read_set=below, claim=claim
+            transaction,
+            self.next_seq,
+            settle,
+            size_bytes=size_bytes,
+            read_set=read_set,
+            claim=claim,
         )
-        commit.decide(self._state(self.pending_writes, below))
+        commit.decide(self._state(self.pending_writes, read_set))
         self._admission.take_more(commit.account_reply())
         return self._enqueue(commit)
 
     def ingest(
-        self, load: PendingLoad, settle: Settled, *, size_bytes: int, claim: Claim | None = None
+        self, load: PendingLoad, settle: OnSettled, *, size_bytes: int, claim: Claim | None = None
     ) -> Commit:
         """Order a load of ready-made SSTs behind all commits so far, as `submit`.
 

@@ -15,7 +15,7 @@ from shalekv.errors import KeyExpired, KeyReused, ShaleError
 from shalekv.format.records import IdempotencyRecord, client_key, decode_record
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
-from shalekv.write.commit import Claim, Commit, Receipt, Settled
+from shalekv.write.commit import Claim, Commit, OnSettled, Receipt
 
 DROPPED_AT_ONCE = 2_000  # records dropped before other tasks get to run
 UUID_BYTES = 16
@@ -32,7 +32,7 @@ class Pending:
 
     request_hash: bytes
     commit: Commit | None = None
-    waiting: list[Settled] = field(default_factory=list)
+    waiting: list[OnSettled] = field(default_factory=list)
 
     def settle(self, outcome: Receipt | ShaleError) -> None:
         """Report the outcome to all of them."""
@@ -89,7 +89,7 @@ class Idempotency:
             raise self._expired()
         return Remembered(entry.seq, found)
 
-    def begin(self, claim: Claim, settle: Settled) -> Pending:
+    def begin(self, claim: Claim, settle: OnSettled) -> Pending:
         """Register a request that is about to be submitted; its commit is settled by the result.
 
         REQUIRES: `find` has returned None, and no other task ran since.

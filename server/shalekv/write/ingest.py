@@ -64,8 +64,8 @@ from shalekv.write.commit import (
     RECORD_BYTES,
     Claim,
     Commit,
+    OnSettled,
     Receipt,
-    Settled,
 )
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
@@ -243,7 +243,7 @@ class Loads:
     async def write_batch(
         self,
         changes: Sequence[Change],
-        settle: Settled,
+        settle: OnSettled,
         *,
         size_bytes: int,
         claim: Claim | None = None,
@@ -331,7 +331,7 @@ class Loads:
             del future  # its error would keep this frame alive
         return Loaded(receipt.seq, receipt.wal_id)
 
-    def _settle(self, future: asyncio.Future[Receipt], finish: Callable[[], None]) -> Settled:
+    def _settle(self, future: asyncio.Future[Receipt], finish: Callable[[], None]) -> OnSettled:
         def settle(outcome: Receipt | ShaleError) -> None:
             finish()
             if not self._log.pending_replies.end(future):  # the caller has gone; the load remains
@@ -343,7 +343,9 @@ class Loads:
 
         return settle
 
-    async def _submit_files(self, load_id: str, infos: Sequence[SstInfo], settle: Settled) -> None:
+    async def _submit_files(
+        self, load_id: str, infos: Sequence[SstInfo], settle: OnSettled
+    ) -> None:
         self._log.check_available()
         keys_bytes = sum(len(info.first_key) + len(info.last_key) for info in infos)
         size_bytes = COMMIT_OVERHEAD_BYTES + keys_bytes + FILE_BYTES * len(infos)

@@ -32,7 +32,7 @@ class LeaseView:
     is_from_the_future: bool  # made by a clock that was ahead
 
 
-async def look_at_leases(store: CasStore) -> Sequence[LeaseView]:
+async def list_leases(store: CasStore) -> Sequence[LeaseView]:
     """List all leases of the newest manifest.
 
     Raises `ImplausibleTime` as an opening does, `DatabaseNotFound`, `CorruptObject`, `StoreError`.
@@ -46,7 +46,7 @@ async def remove_leases(
     """Remove leases of jobs: all of them in one edit, or none.
 
     Raises `InvalidRequest` for an unknown lease, for a lease that is not one of a job, and, unless
-    `is_forced`, for one that may belong to a running job. Also raises as `look_at_leases`, and
+    `is_forced`, for one that may belong to a running job. Also raises as `list_leases`, and
     `ManifestConflict`.
     """
     stored = StoredManifest(store)

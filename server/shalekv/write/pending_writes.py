@@ -13,7 +13,7 @@ from shalekv.clock import Clock
 from shalekv.protocol.entry import Entry, KeyRange
 from shalekv.protocol.range_tombstones import NONE
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import NOTHING_BELOW, ReadSet, check_cost
+from shalekv.read.read_set import EMPTY_READ_SET, ReadSet, check_cost
 from shalekv.read.scan import memory_slices
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import ReadView
@@ -124,7 +124,7 @@ class NewestState:
     durable: ReadView  # its runs hold all keys in memory that are not pending
     now_ms: int
     compare_count_max: int
-    read_set: ReadSet = NOTHING_BELOW
+    read_set: ReadSet = EMPTY_READ_SET
 
     def visible(self, key: bytes) -> Entry | None:
         """The newest version of `key` if it has a value now, else None."""

@@ -10,7 +10,7 @@ from shalekv.errors import ObjectNotFound, ShaleError
 from shalekv.protocol.entry import KeyRange
 from shalekv.protocol.transaction import Needs
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import RangeBelow, ReadSet, range_below
+from shalekv.read.read_set import RangeInLevels, ReadSet, range_in_levels
 from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import VersionSet
 from shalekv.write.group_commit import GroupCommit
@@ -65,19 +65,19 @@ class Prefetch:
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
                 found = await held.find_many(keys) if keys and not held.version.is_empty else {}
-                ranges = {each: await self._range_below(held, each) for each in needs.ranges}
+                ranges = {each: await self._range_in_levels(held, each) for each in needs.ranges}
                 record = await held.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
                 # Not `explain`, which may wait until `base`, held here, is released.
                 raise await self._reason_of(missing, held) from missing
-            below = ReadSet(base, found, ranges, record)
-            if self.is_current(below, needs):
-                return below
+            read_set = ReadSet(base, found, ranges, record)
+            if self.is_current(read_set, needs):
+                return read_set
 
-    async def _range_below(self, held: PinnedVersion, keys: KeyRange) -> RangeBelow:
+    async def _range_in_levels(self, held: PinnedVersion, keys: KeyRange) -> RangeInLevels:
         pending_writes = self._log.pending_writes
         in_memory = self._state(pending_writes, self._levels.empty_read_set).durable
-        return await range_below(
+        return await range_in_levels(
             replace(in_memory, runs=(), held=held),
             keys,
             now_ms=self._now_ms(),
@@ -96,8 +96,8 @@ class Prefetch:
         found = self._memtable.get(key)
         return found is not None and found.seq > self._levels.droppable_seq
 
-    def is_current(self, below: ReadSet, needs: Needs) -> bool:
+    def is_current(self, read_set: ReadSet, needs: Needs) -> bool:
         """Whether memory holds everything newer than the version that `below` was read from."""
-        if below.base is not self._levels.base:
+        if read_set.base is not self._levels.base:
             return not (needs.keys or needs.ranges or needs.record_key)
         return not (self._log.is_loading and (needs.keys or needs.ranges))

@@ -44,7 +44,7 @@ class TimeFound:
         return self.ahead_ms > CLOCK_JUMP_MAX_S * 1_000
 
 
-async def look_at_time(store: CasStore, jump_max_s: int) -> TimeFound:
+async def read_time(store: CasStore, jump_max_s: int) -> TimeFound:
     """Compare logical time with the store's clock, as far as the object store contains the log.
 
     Raises `ImplausibleTime` as an opening does, `DatabaseNotFound`, `CorruptObject`, `StoreError`.

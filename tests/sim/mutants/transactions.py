@@ -12,7 +12,7 @@ from shalekv.read import replay
 from shalekv.read.read_set import ReadSet
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.server.writes import Writes
-from shalekv.write.commit import Claim, Commit, Group, Receipt, Settled, WalContents
+from shalekv.write.commit import Claim, Commit, Group, OnSettled, Receipt, WalContents
 from shalekv.write.engine import WriterEngine
 from shalekv.write.group_commit import CommitQueue, GroupCommit
 from shalekv.write.idempotency import Idempotency, Pending, Remembered
@@ -49,8 +49,10 @@ def _told_at_once(self: GroupCommit) -> None:
         commit.succeed(seq=self._watermark.landed_seq, wal_id=self._watermark.wal_id)
 
 
-def _durable_state_only(self: WriterEngine, _overlay: PendingWrites, below: ReadSet) -> NewestState:
-    return _real_newest_state(self, PendingWrites(self.memtable), below)
+def _durable_state_only(
+    self: WriterEngine, _overlay: PendingWrites, read_set: ReadSet
+) -> NewestState:
+    return _real_newest_state(self, PendingWrites(self.memtable), read_set)
 
 
 def _points_only(self: PendingWrites, commit: Commit) -> None:
@@ -73,7 +75,7 @@ def _no_records(_found: object) -> list[Entry]:
     return []
 
 
-def _begin_unseen(self: Idempotency, claim: Claim, settle: Settled) -> Pending:
+def _begin_unseen(self: Idempotency, claim: Claim, settle: OnSettled) -> Pending:
 
     def remember(outcome: Receipt | ShaleError) -> None:
         if isinstance(outcome, Receipt) and outcome.record is not None:

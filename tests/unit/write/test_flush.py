@@ -79,7 +79,7 @@ def test_waits_double(longest_ms: int, seen: str, waits_ms: list[int]) -> None:
     poll = IdlePoll(1_000, longest_ms)
     waits = []
     for each in seen:
-        poll.look(each)
+        poll.observe(each)
         waits.append(poll.wait_ms)
     assert waits == waits_ms
 

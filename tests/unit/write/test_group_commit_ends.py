@@ -138,14 +138,17 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
 async def test_a_landed_commit_is_released() -> None:
     """An idle log holds no reference to the last commit, or to its read set."""
     async with running(RunningLog()) as log:
-        below = ReadSet(Base())
-        base = weakref.ref(below.base)
+        read_set = ReadSet(Base())
+        base = weakref.ref(read_set.base)
         told = Told()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         log.log.transact(
-            Transaction([Put(b"a", b"1")]), told.settle, size_bytes=TRANSACTION_BYTES, below=below
+            Transaction([Put(b"a", b"1")]),
+            told.settle,
+            size_bytes=TRANSACTION_BYTES,
+            read_set=read_set,
         )
-        del below
+        del read_set
         log.writes.append(told)
         (await log.store.arrived(1)).release()
         await told.receipt()
@@ -157,13 +160,13 @@ async def test_a_landed_commit_is_released() -> None:
 async def test_a_kept_refusal_releases_its_read_set() -> None:
     """Keeping the error of a refused transaction does not keep its read set."""
     async with running(RunningLog()) as log:
-        below = ReadSet(Base())
-        base = weakref.ref(below.base)
+        read_set = ReadSet(Base())
+        base = weakref.ref(read_set.base)
         told = Told()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         no_counter = Transaction([Put(b"a", b"1"), Add(b"a", 1)])
-        log.log.transact(no_counter, told.settle, size_bytes=TRANSACTION_BYTES, below=below)
-        del below
+        log.log.transact(no_counter, told.settle, size_bytes=TRANSACTION_BYTES, read_set=read_set)
+        del read_set
         refusal = await told.refusal()
         await quiesce()
         assert isinstance(refusal, NotACounter)

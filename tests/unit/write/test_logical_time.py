@@ -18,7 +18,7 @@ from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Idempotency
 from shalekv.write.logical_time import READING_MS, LogicalTime, first_time
 from shalekv.write.recovery import RecoveredLog
-from shalekv.write.repair_time import look_at_time
+from shalekv.write.repair_time import read_time
 from tests.kit.engine.set_clocks import ANY_JUMP, DAY_MS, ClockedDatabase, SetClock, create_at
 from tests.kit.quorum.links import InProcessLinks
 from tests.kit.quorum.log import Writing, until
@@ -246,7 +246,7 @@ async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool)
     assert damaged.time.now_ms() > expires_ms
     with pytest.raises(KeyExpired):
         keyed_write(damaged, database.store_now_ms())
-    found = await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)
+    found = await read_time(database.cas(), CLOCK_JUMP_MAX_S)
     assert found.ahead_ms == pytest.approx(10 * DAY_MS, abs=60_000)
 
     before = await database.manifest()
@@ -266,7 +266,7 @@ async def test_a_damaged_database_is_repaired(mode: WalMode, is_compacted: bool)
         await write(database, opened, links, b"after")
         await compact_store(database.another_store(), database.runtime())
         assert (await database.manifest()).logical_time_ms <= database.store_now_ms()
-    assert (await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)).ahead_ms == 0
+    assert (await read_time(database.cas(), CLOCK_JUMP_MAX_S)).ahead_ms == 0
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 10 * DAY_MS])
@@ -282,7 +282,7 @@ async def test_times_that_only_safekeepers_have_are_repaired(ahead_ms: int) -> N
         await writing.put(b"under it")
         writing.engine.close()
     database.store_ahead_ms = 0
-    looked = await look_at_time(database.cas(), CLOCK_JUMP_MAX_S)
+    looked = await read_time(database.cas(), CLOCK_JUMP_MAX_S)
     assert (looked.needs_repair, looked.is_whole) == (False, False)
 
     assert (await database.repair(links)).needs_repair == bool(ahead_ms)

@@ -13,7 +13,7 @@ from shalekv.cli.console.output import Format, format_option, print_line, print_
 from shalekv.protocol.snapshot import NEVER
 from shalekv.store.cas import CasStore
 from shalekv.wording import moment
-from shalekv.write.job_leases import LeaseView, look_at_leases, remove_leases
+from shalekv.write.job_leases import LeaseView, list_leases, remove_leases
 
 COLUMNS = ("id", "holder", "made", "expires", "state", "wal_id_min", "reserved_seq")
 LEASE_ID_BYTES = 16
@@ -58,7 +58,7 @@ def leases() -> None:
 @format_option
 def list_(*, url: str, output_format: Format) -> None:
     """Print all leases."""
-    found = read_store(url, look_at_leases)
+    found = read_store(url, list_leases)
     with printing():
         print_rows(output_format, COLUMNS, map(_row, found))
 

@@ -12,7 +12,7 @@ from shalekv.settings import CLOCK_JUMP_MAX_S
 from shalekv.store.cas import CasStore
 from shalekv.wording import moment
 from shalekv.write.quorum.links import Links
-from shalekv.write.repair_time import TimeFound, look_at_time, repair_time
+from shalekv.write.repair_time import TimeFound, read_time, repair_time
 
 _HELP = f"""Set logical time back, after a database was written under a clock that was ahead.
 
@@ -63,7 +63,7 @@ def repair_time_(*, url: str, is_confirmed: bool, jump_max_s: int, output_format
     """Print logical time and the time of the store, and set logical time back."""
 
     async def run(store: CasStore, links: Links) -> TimeFound:
-        found = await look_at_time(store, jump_max_s)
+        found = await read_time(store, jump_max_s)
         done = "nothing was done"
         if is_confirmed and (found.needs_repair or not found.is_whole):
             found = await repair_time(store, links, jump_max_s)

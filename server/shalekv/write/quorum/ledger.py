@@ -14,7 +14,7 @@ from itertools import count
 from operator import attrgetter
 
 from shalekv.clock import Clock
-from shalekv.concurrency import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import ShaleError
 from shalekv.format.wal_record import make_record
 from shalekv.protocol.fencing import WriterId, fenced
@@ -231,7 +231,7 @@ class Ledger:
         waiting, self._to_archive = self._to_archive, []
         for wanted, waiter in waiting:
             if wanted <= wal_id:
-                tell(waiter)
+                complete(waiter)
             else:
                 self._to_archive.append((wanted, waiter))
 
@@ -267,7 +267,7 @@ class Ledger:
         """Fail the calls that wait for the archive with `error`."""
         waiting, self._to_archive = self._to_archive, []
         for _, waiter in waiting:
-            tell(waiter, error)
+            complete(waiter, error)
 
     def refused(self, refusal: Refusal, by: str) -> bool:
         """Fail the log if the refusing member is promised to another writer; returns whether so."""
@@ -284,7 +284,7 @@ class Ledger:
         self.failure = error
         waiting, self._to_commit = self._to_commit, []
         for _, _, waiter in waiting:
-            tell(waiter, error)
+            complete(waiter, error)
         self.give_up_archiving(error)
         self.ended.set()
         self.archive_advanced.set()
@@ -320,7 +320,7 @@ class Ledger:
             return
         self._moved_ms = self._clock.monotonic_ms()
         while self._to_commit and self._to_commit[0][0] <= leader.committed_lsn:
-            tell(heapq.heappop(self._to_commit)[2])
+            complete(heapq.heappop(self._to_commit)[2])
         if self.archived_wal_id is not None:
             self.held.archived(self.archived_wal_id, leader.committed_lsn)
         self.commit_advanced.set()

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import structlog
 
 from shalekv.clock import NOW_MS
-from shalekv.concurrency import Waiter, new_waiter, tell
+from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import BadStructure, CorruptObject, LogFull, ShaleError, Stopping
 from shalekv.format import names
 from shalekv.format.block_frame import Codec, codec_of
@@ -409,7 +409,7 @@ class QuorumWal:
             self._current_ticket += 1
         waiter = self._waiting.get(self._current_ticket)
         if waiter is not None:
-            tell(waiter)
+            complete(waiter)
 
     async def _await_space(self) -> None:
         """Wait while too many bytes are not archived; groups that wait behind this fill the queue.
