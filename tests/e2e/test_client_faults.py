@@ -11,13 +11,13 @@ import pytest
 
 from shalekv.v1 import kv_pb2
 from shalekv_client import Client, ConditionFailed, OutcomeUnknown, RetryPolicy, SeqEquals
-from tests.kit.patience import until
 from tests.kit.processes.deaf_proxy import deaf_proxy
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import kv_stub
 from tests.kit.processes.wal_contents import wal_ids
 from tests.kit.seeds import random_of
 from tests.kit.serving.rpc import failure
+from tests.kit.timeouts import until
 
 DEADLINE_S = 200
 STOP_S = 40  # far less than the grace that a server gives to calls

@@ -22,7 +22,7 @@ from shalekv.server.writer import Writer
 from tests.kit.processes.in_process import put_at, serve_settings
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 T = TypeVar("T")
 

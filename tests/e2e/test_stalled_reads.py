@@ -11,10 +11,10 @@ from typing import TypeAlias
 from shalekv.format import names
 from shalekv.protocol.manifest import L0
 from shalekv_client import Absent, Client, ConditionFailed, NotApplied, Put, RangeEmpty, Scan
-from tests.kit.patience import until
 from tests.kit.processes.cluster import ALONE, LIFE_S, Cluster
 from tests.kit.processes.load import ONE_ATTEMPT, TIMEOUT_MS
 from tests.kit.processes.processes import Processes
+from tests.kit.timeouts import until
 
 DEADLINE_S = 200
 KEYS, PAGE = 400, 50

@@ -19,10 +19,10 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.settings import MIB
 from shalekv.v1 import admin_pb2, kv_pb2, kv_pb2_grpc
 from shalekv_client import Client
-from tests.kit.patience import patience_s
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
+from tests.kit.timeouts import patience_s
 from tests.kit.uuids import new_uuid7
 
 STALLED_MS = 1_500

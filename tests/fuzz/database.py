@@ -41,7 +41,7 @@ from shalekv.store.api import ObjectInfo, ObjectStore, StoredObject
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.backups import Place, back_up
-from tests.kit.household import CALL, Household, running
+from tests.kit.in_process_cluster import CALL, Household, running
 from tests.kit.inline_runtime import gathered
 from tests.kit.processes.in_process import real_runtime
 

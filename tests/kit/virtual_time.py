@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 P = ParamSpec("P")
 

@@ -26,9 +26,9 @@ from shalekv_client import (
     Stopping,
     Unreachable,
 )
-from tests.kit.patience import patience_s, until
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
+from tests.kit.timeouts import patience_s, until
 from tests.linearizability import porcupine
 from tests.linearizability.checker import judge, partitions
 from tests.linearizability.client import Connection

@@ -35,8 +35,8 @@ from tests.kit.inline_runtime import InlineWorkers
 from tests.sim.loop import SimLoop
 from tests.sim.nodes import Node
 from tests.sim.replicas import draw_reader
+from tests.sim.simulation import NodeClock
 from tests.sim.tiny import draw_collector, draw_compactor, draw_writer
-from tests.sim.world import NodeClock
 
 T = TypeVar("T")
 

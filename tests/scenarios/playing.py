@@ -19,9 +19,9 @@ from tests.scenarios.stage import ERROR, Stage
 from tests.sim.faults import Faults
 from tests.sim.network import Match, Plan
 from tests.sim.run import simulate
+from tests.sim.simulation import World
 from tests.sim.two_phase.records import Change, ObjectChanged
 from tests.sim.two_phase.store import TwoPhaseSimStore
-from tests.sim.world import World
 
 CREATOR = r"(?P<process>process \d+)"
 OBJECT = r"(?P<folder>manifest|wal) (?P<object_id>\d+)"

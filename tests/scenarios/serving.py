@@ -29,8 +29,8 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.write.snapshots import Snapshots
+from tests.sim.simulation import World
 from tests.sim.store import URL
-from tests.sim.world import World
 
 RoleT = TypeVar("RoleT")
 

@@ -26,8 +26,8 @@ from tests.scenarios.serving import (
     WriterProcess,
 )
 from tests.sim.network import Gate
+from tests.sim.simulation import World
 from tests.sim.trace import Line
-from tests.sim.world import World
 
 # As `tests.sim.network` notes them.
 _ARRIVAL = re.compile(

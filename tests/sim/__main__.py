@@ -35,8 +35,8 @@ from tests.sim.campaign import (
 from tests.sim.mutants.hunting import Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
 from tests.sim.options import CHAOS_STEPS, CLIENTS, EVERYTHING, Options, Trouble
+from tests.sim.reporting import ALL_LINES, Progress, explain, simulated, table
 from tests.sim.run import Failure, attempt
-from tests.sim.telling import ALL_LINES, Progress, explain, simulated, table
 from tests.sim.trace import timeline
 
 TEXT_SHOWN = 100

@@ -27,7 +27,7 @@ from tests import workers
 from tests.sim.errors import UnhandledErrors
 from tests.sim.levels import only_writers, whole_database
 from tests.sim.options import ALL, Options
-from tests.sim.quorum.world import quorum_core
+from tests.sim.quorum.schedule import quorum_core
 from tests.sim.run import Failure, Main, attempt
 from tests.sim.safekeepers.chaos import quorum_database
 from tests.sim.two_phase.judge import two_phase_database

@@ -29,9 +29,9 @@ from tests.sim.history import History
 from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
+from tests.sim.simulation import World, some_days_ms
 from tests.sim.stored import Stored
 from tests.sim.tiny import LOADING, NARROW, draw_settings, with_writer
-from tests.sim.world import World, some_days_ms
 
 # How a writer may end; others fail the run. `OutcomeUnknown`: its slot was compacted and collected
 # before it heard of its object, and a slow opener has put a fence there.

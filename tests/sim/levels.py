@@ -48,6 +48,7 @@ from tests.sim.options import Trouble
 from tests.sim.replicas import Replicas
 from tests.sim.requests import COUNTED, KEYS
 from tests.sim.serial import SerialOrder
+from tests.sim.simulation import World
 from tests.sim.snapshot_readers import (
     SnapshotReaders,
     check_i7_over_is_over,
@@ -58,7 +59,6 @@ from tests.sim.store import Applied
 from tests.sim.stored import Stored, current_manifest
 from tests.sim.tiny import draw_writer
 from tests.sim.workload import NOTHING_BESIDE, Beside, rival_writers
-from tests.sim.world import World
 
 STEPS_IN_EARNEST = 200_000  # of a search; there are few such histories
 

@@ -23,9 +23,9 @@ from tests.sim.errors import UnhandledErrors
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.options import ALL, Options
+from tests.sim.simulation import World
 from tests.sim.tasks import collect_later, collect_now
 from tests.sim.trace import KEEP_LINES, Line, timeline
-from tests.sim.world import World
 
 T = TypeVar("T")
 Main: TypeAlias = Callable[[World], Coroutine[Any, Any, T]]

@@ -35,8 +35,8 @@ from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.serial import SerialOrder
+from tests.sim.simulation import World
 from tests.sim.stored import Stored
-from tests.sim.world import World
 
 LATE_READS = 3  # of snapshots that are over
 

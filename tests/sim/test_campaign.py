@@ -32,7 +32,7 @@ from tests.sim.campaign import (
 )
 from tests.sim.mutants.hunting import Caught, Hunted, Survived, hunt_named
 from tests.sim.mutants.registry import MUTANTS
-from tests.sim.telling import Progress, explain, table
+from tests.sim.reporting import Progress, explain, table
 from tests.sim.test_found import FOUND, Checked, check
 
 BUDGET_S = float(os.environ.get("SIM_SECONDS", "158"))

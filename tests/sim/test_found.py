@@ -28,7 +28,7 @@ from tests.sim.planting import Patch, planted
 from tests.sim.run import simulate
 from tests.sim.safekeepers.chaos import SafekeeperChaos
 from tests.sim.safekeepers.cluster import QuorumCluster
-from tests.sim.world import NodeClock, World
+from tests.sim.simulation import NodeClock, World
 
 SEEDS_MAX = 20
 _SOON = (loop, "STEPS_PER_MOMENT_MAX", 100_000)  # who waits in circles is found out sooner

@@ -32,10 +32,10 @@ from tests.sim.levels import WholeRun, whole_database
 from tests.sim.requests import KEYS
 from tests.sim.run import simulate
 from tests.sim.serial import SerialOrder
+from tests.sim.simulation import World
 from tests.sim.snapshot_readers import Snapped, check_i7_over_is_over
 from tests.sim.stalls import Janitors
 from tests.sim.stored import Stored
-from tests.sim.world import World
 
 Scene: TypeAlias = Callable[[World, Cluster, Callers], Awaitable[None]]
 

@@ -26,7 +26,7 @@ from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
 from tests.kit.processes.in_process import put_at
 from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 URL = "s3://simulated/database"
 SETTLING_MS = 30 * 60_000

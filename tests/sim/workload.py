@@ -14,7 +14,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
 from tests.sim.history import Operation, Outcome
 from tests.sim.options import Trouble
-from tests.sim.world import World, some_days_ms
+from tests.sim.simulation import World, some_days_ms
 
 # Times are those at pace 1, but for the first.
 NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store

@@ -21,9 +21,9 @@ from shalekv_spark.formats import register
 from shalekv_spark.scanning.frames import release
 from shalekv_spark.scanning.pinning import pin, pinned_snapshots
 from shalekv_spark.scanning.scan import scan
-from tests.kit.patience import patience_s
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
+from tests.kit.timeouts import patience_s
 from tests.spark.conftest import SparkDatabase
 from tests.spark.scanning import BUSY, at_once, serve, write_numbers
 

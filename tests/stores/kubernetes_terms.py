@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shalekv.server.election.elector import Elector, Term
-from tests.kit.patience import until
+from tests.kit.timeouts import until
 from tests.servers.kubernetes import KubernetesApi
 from tests.stores.elections import LEASE, in_kubernetes
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shalekv.server.election.elector import Elector
-from tests.kit.patience import until
 from tests.kit.seeds import random_of
+from tests.kit.timeouts import until
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi
 from tests.stores.elections import LEASE, in_kubernetes
 from tests.stores.kubernetes_terms import (

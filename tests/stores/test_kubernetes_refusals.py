@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.errors import InvalidSetting
-from tests.kit.patience import until
+from tests.kit.timeouts import until
 from tests.servers.kubernetes import NAMESPACE, KubernetesApi, kubernetes_api
 from tests.stores.elections import LEASE, Election, in_kubernetes
 from tests.stores.kubernetes_terms import (

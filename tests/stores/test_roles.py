@@ -12,7 +12,7 @@ from shalekv.errors import Fenced, ManifestVersionExists, OutcomeUnknown
 from shalekv.server.writer import Writer
 from tests.contract import conftest as contract
 from tests.contract.opening import OpenStore, names_in
-from tests.kit.household import Household, everything, running, write_all
+from tests.kit.in_process_cluster import Household, everything, running, write_all
 from tests.kit.processes.in_process import put_at, real_runtime
 
 OPENERS = 4

@@ -11,7 +11,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "tests/e2e/test_clone.py": "looks again and again at the objects of other processes",
         "tests/e2e/test_slow_scan.py": "is a client that takes a megabyte each second",
         "tests/e2e/test_writers.py": "kills at a moment of chance",
-        "tests/kit/patience.py": "is what waits for a condition, instead of all others",
+        "tests/kit/timeouts.py": "is what waits for a condition, instead of all others",
     },
     "loose_task": {
         "server/shalekv/cli/process/lifecycle.py": "raises nothing; a group would wrap errors",

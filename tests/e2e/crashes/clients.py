@@ -28,8 +28,8 @@ from shalekv_client import (
 )
 from shalekv_client.error_table import error_of
 from tests.e2e.crashes.fleet import WITHIN_S, Fleet, Serving, now_us
-from tests.kit.patience import until
 from tests.kit.processes.stubs import kv_stub, reason_of
+from tests.kit.timeouts import until
 from tests.sim import requests
 from tests.sim.callers import told
 from tests.sim.history import (

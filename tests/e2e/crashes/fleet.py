@@ -20,12 +20,12 @@ from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.settings import StoreSettings
 from shalekv.store.local import LocalStore
 from shalekv.store.opening import open_store
-from tests.kit.patience import until
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.stalling import start_stalling
+from tests.kit.timeouts import until
 from tests.servers.proxy import INTERNAL_ERROR, Proxy
 from tests.sim.stored import Stored, gather
 

@@ -27,8 +27,8 @@ from tests.e2e.crashes.fleet import (
     events,
     is_stopped,
 )
-from tests.kit.patience import until
 from tests.kit.processes.child import Child, epoch_of
+from tests.kit.timeouts import until
 
 STOPPED_MS = (2_500, 3_500)  # leases and snapshots have expired by then, and their objects are old
 CALM_MS = (0, 400)

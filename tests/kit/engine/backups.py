@@ -23,7 +23,7 @@ from shalekv.store.api import ObjectStore, StoredObject
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
-from tests.kit.household import Household, everything, write_all
+from tests.kit.in_process_cluster import Household, everything, write_all
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.processes.in_process import real_runtime, wall_clock_ms
 

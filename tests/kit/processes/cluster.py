@@ -42,12 +42,12 @@ from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv.write.quorum.links import LinkBroken, MemberStatus
 from tests.kit.engine.loading import encoded_file
-from tests.kit.patience import patience_s
 from tests.kit.processes.child import READY_S, Child, Line
 from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stalling import STALL_S
 from tests.kit.processes.wal_contents import current_manifest, read_manifest
+from tests.kit.timeouts import patience_s
 from tests.servers.process import free_ports
 
 POLL_MS = 50

@@ -24,7 +24,6 @@ from typing import Any
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client
-from tests.kit.patience import until
 from tests.kit.processes.bucket_troubles import TroubledBucket
 from tests.kit.processes.child import Child, ChildFailed, epoch_of, event, fenced_end, is_epoch_won
 from tests.kit.processes.cluster import ALONE, COMPACT_ALL, Cluster
@@ -41,6 +40,7 @@ from tests.kit.processes.load import (
 from tests.kit.processes.processes import SERVE, Processes
 from tests.kit.processes.stalling import stalled, start_stalling
 from tests.kit.processes.wal_contents import manifest_ids, manifest_path, wal_ids, wal_path
+from tests.kit.timeouts import until
 from tests.servers.proxy import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN
 
 DEADLINE_S = 250

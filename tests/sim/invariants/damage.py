@@ -32,7 +32,7 @@ from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.requests import KEYS
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 DAMAGES = 3  # of one run
 VALUES_TRIED = 4  # the last ones: most of those before were overwritten since

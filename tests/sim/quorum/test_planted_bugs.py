@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.planting import planted
 from tests.sim.quorum.bugs import RULES, UNNUMBERED, Bug
-from tests.sim.quorum.world import World
+from tests.sim.quorum.schedule import World
 
 SEEDS_MAX = 1_500
 BUGS = {**RULES, **UNNUMBERED}

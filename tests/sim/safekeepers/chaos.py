@@ -24,7 +24,7 @@ from tests.sim.safekeepers.cluster import (
 from tests.sim.safekeepers.hosts import Machine
 from tests.sim.safekeepers.leftovers import members_are_those_named
 from tests.sim.serial import SerialOrder
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 STEPS_MS = (10.0, 300.0, 2_000.0)
 PAUSES_MS = (10.0, 1_000.0, 20_000.0)

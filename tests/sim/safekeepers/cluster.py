@@ -42,9 +42,9 @@ from tests.sim.safekeepers.hosts import DATA, URL, Machine, SimLinks, store_of
 from tests.sim.safekeepers.wires import Wires
 from tests.sim.safekeepers.witness import Named, Witness, named
 from tests.sim.serial import SerialOrder
+from tests.sim.simulation import World
 from tests.sim.stored import Stored, WalObject, current_manifest, wal_object
 from tests.sim.tiny import draw_writer
-from tests.sim.world import World
 
 LATE_US = 60_000_000  # in peace the archive is not further behind
 

@@ -12,7 +12,7 @@ from typing import TypeVar, TypeVarTuple
 
 from tests.kit.disks.crashing import CrashingDisk, File, Folder
 from tests.sim.errors import SimulationError
-from tests.sim.world import SimWorkers
+from tests.sim.simulation import SimWorkers
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -24,7 +24,7 @@ from tests.sim.nodes import Node
 from tests.sim.safekeepers.calls import SimChannel
 from tests.sim.safekeepers.disk import DiskWorkers, Fuse, MachineDisk, PowerCut
 from tests.sim.safekeepers.wires import Listener, Wires
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 URL = "memory://sim"  # of the database: safekeepers take no place with a scheme that is unknown
 DATA = Path("/data")

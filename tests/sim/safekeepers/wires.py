@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import grpc
 
     from tests.sim.loop import SimLoop
-    from tests.sim.world import World
+    from tests.sim.simulation import World
 
 ItemT = TypeVar("ItemT")
 

@@ -28,7 +28,7 @@ from shalekv.store.safekeeper_log.slots import CONTROL_NAME, SLOT_OFFSETS
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.safekeepers.hosts import DATA, Machine
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 
 class Named(NamedTuple):

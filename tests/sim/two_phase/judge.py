@@ -30,6 +30,7 @@ from shalekv.store.cas import CasStore
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.levels import whole_database
+from tests.sim.simulation import World
 from tests.sim.two_phase.records import (
     Change,
     Happening,
@@ -39,7 +40,6 @@ from tests.sim.two_phase.records import (
     Told,
 )
 from tests.sim.two_phase.store import TwoPhaseSimStore
-from tests.sim.world import World
 
 FOLDERS = (MANIFEST_FOLDER, WAL_FOLDER, LEVELS_FOLDER)
 _NOT_CREATED = frozenset({"Exists", "StoreUnavailable", "StoreRefused"})

@@ -21,7 +21,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.compaction import whole_part
 from tests.kit.inline_runtime import InlineWorkers
-from tests.kit.patience import patience_s
+from tests.kit.timeouts import patience_s
 
 # Reads the task, and prints the given reply.
 REPLIES = "import sys; sys.stdin.readline(); print(sys.argv[1])"

@@ -14,7 +14,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import SYSTEM_LEVEL, Version
 from shalekv.read.lookup import find, find_many, find_record, may_hold, may_hold_record
 from shalekv.read.sst_reader import LevelSsts
-from tests.kit.engine.trees import Levels, add_run, range_tombstone
+from tests.kit.engine.levels import Levels, add_run, range_tombstone
 
 KEYS = 5_000
 CACHE_BYTES = 38_000

@@ -15,7 +15,7 @@ from shalekv.read.sst_reader import LevelSsts
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_folder import CachedPart
 from tests.kit.disks.cache_folders import open_cache
-from tests.kit.engine.trees import Levels, range_tombstone
+from tests.kit.engine.levels import Levels, range_tombstone
 from tests.kit.samples import DATABASE_ID
 
 POINTS = [Entry(b"%03d" % key, key + 1, Kind.PUT, b"v" * 30) for key in range(100)]

@@ -25,7 +25,7 @@ from shalekv.read.source import (
 )
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings.model import KIB
-from tests.kit.engine.trees import Levels, add_run, range_tombstone
+from tests.kit.engine.levels import Levels, add_run, range_tombstone
 
 ALL = KeyRange(b"", b"")
 COUNT = 3_000

@@ -12,8 +12,8 @@ from shalekv.format.names import level_name
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.settings.model import MIB
+from tests.kit.engine.levels import Levels, range_tombstone
 from tests.kit.engine.running_log import quiesce
-from tests.kit.engine.trees import Levels, range_tombstone
 
 POINTS = [Entry(b"%03d" % key, key + 1, Kind.PUT, b"v" * 30) for key in range(100)]
 RANGES = [range_tombstone(b"%03d" % key, b"%03d" % (key + 5), 500) for key in range(0, 90, 10)]

@@ -18,7 +18,7 @@ from shalekv.read.scan import scan_slices
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import LoadedVersion, LoadPin
-from tests.kit.engine.trees import Levels, add_run
+from tests.kit.engine.levels import Levels, add_run
 from tests.kit.inline_runtime import gathered
 
 # Keys are not empty; bounds may be. There are few, so that versions, neighbours and bounds often

@@ -17,9 +17,9 @@ from shalekv.read.memory_budget import MemoryBudget, Stalls
 from shalekv.rpc.adapter import WATCHING
 from shalekv.settings import KIB, MIB, LimitSettings
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
-from tests.kit.patience import until
 from tests.kit.serving.memory_service import MemoryKv
 from tests.kit.serving.rpc import Failure, Serving, failure_of, serving
+from tests.kit.timeouts import until
 from tests.unit.rpc.sessions import DrivenSession, SocketSession, driven, operation, served_writer
 
 SCAN = kv_pb2.ScanRequest(limit=1_000_000)  # again and again the same message

@@ -33,8 +33,8 @@ from shalekv.write.snapshots import SnapshotPins
 from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.damage import sst_id
 from tests.kit.engine.databases import Database
+from tests.kit.engine.levels import Levels
 from tests.kit.engine.loading import file_of, loading
-from tests.kit.engine.trees import Levels
 from tests.kit.manifests import info
 from tests.kit.samples import put, tombstone
 from tests.kit.serving.roles import CALL, MEMORY, Serving, serving

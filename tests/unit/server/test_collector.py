@@ -16,8 +16,8 @@ from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.running_log import YieldingClock
-from tests.kit.patience import until
 from tests.kit.store import FaultyStore
+from tests.kit.timeouts import until
 
 
 def failing(error: Exception) -> FaultyStore:

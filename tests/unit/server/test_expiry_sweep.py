@@ -22,7 +22,7 @@ from tests.kit.serving.roles import (
 from tests.kit.serving.sweeping import BY_HAND, TTL_MS, check_log, compact, logged, told
 from tests.kit.states import counter
 from tests.kit.virtual_time import virtual_time, virtual_world
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 SECOND_MS = 1_000
 

@@ -26,7 +26,7 @@ from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.serving.roles import CALL, Serving, delete, delete_range, pairs, put, serving
 from tests.kit.serving.sweeping import compact
 from tests.kit.virtual_time import virtual_world
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 
 async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:

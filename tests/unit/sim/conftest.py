@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.sim.told import TOLD, Past, attempted
+from tests.unit.sim.histories import TOLD, Past, attempted
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.sim.invariants.answers import BEHIND_MS, check_i2_nothing_comes_back
 from tests.sim.serial import SerialOrder
 from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored
-from tests.unit.sim.told import KEYS, TOLD, Past, attempted
+from tests.unit.sim.histories import KEYS, TOLD, Past, attempted
 
 EXPIRED = pytest.raises(Violation, match=r"^I2: .* had expired")
 GONE = Got()

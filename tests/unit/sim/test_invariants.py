@@ -31,7 +31,7 @@ from tests.sim.snapshot_readers import (
     check_i7_what_was_promised_is_in_a_manifest,
 )
 from tests.sim.stored import Stored, WalObject
-from tests.unit.sim.told import KEYS, TOLD, Past, attempted
+from tests.unit.sim.histories import KEYS, TOLD, Past, attempted
 
 ADD = kv_pb2.Change(add=kv_pb2.AddChange(key=b"a", delta=1))
 SNAPSHOT = Snapshot(b"s" * 16, 1, 100)

@@ -11,7 +11,7 @@ from shalekv.clock import LoopClock
 from shalekv.errors import Stopping
 from tests.sim.errors import Deadlock, NodeCrashed, UnhandledErrors
 from tests.sim.run import Failure, attempt, simulate
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 sleep_ms = LoopClock().sleep_ms
 

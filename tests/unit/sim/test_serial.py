@@ -9,7 +9,7 @@ import pytest
 from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
 from tests.sim.history import Got, Refusal, Told
-from tests.unit.sim.told import TOLD, Past, attempted
+from tests.unit.sim.histories import TOLD, Past, attempted
 
 ABSENT = kv_pb2.Precondition(absent=True)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.contract.store_contract import StoreContract
 from tests.sim.faults import Faults, Span
 from tests.sim.run import simulate
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 UNEVEN = Faults(request_ms=Span(0.1, 1_000), reply_ms=Span(0.1, 1_000), page_names=900)
 

@@ -28,7 +28,7 @@ from shalekv.store.cas import CasStore
 from shalekv_spark.arrow.reading import read_from
 from shalekv_spark.place import Place
 from shalekv_spark.scanning.scan_task import ScanTask, WalSlot
-from tests.kit.engine.trees import Levels
+from tests.kit.engine.levels import Levels
 from tests.kit.inline_runtime import finish, inline_runtime
 from tests.kit.samples import DATABASE_ID, properties
 

@@ -15,7 +15,7 @@ from shalekv.watch.change_event import AppliedObject, ChangeEvent, Previous, Unr
 from shalekv.watch.feed import CommitFeed, FeedPosition
 from shalekv.watch.index import LENGTHS_MAX, RangeIndex
 from shalekv.watch.previous import ObjectPriorValues, ReplayedState, ViewBefore, read_previous
-from tests.kit.engine.trees import Levels, range_tombstone
+from tests.kit.engine.levels import Levels, range_tombstone
 
 MANY = 10_000
 EMPTY_VIEW = ReadView(0, None, ())

@@ -14,7 +14,7 @@ from shalekv.write.commit import Receipt, changes_bytes
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import OLDER, RunningLog, quiesce, running
 from tests.kit.virtual_time import virtual_world
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 
 async def test_writes_that_come_during_an_upload_share_the_next_object() -> None:

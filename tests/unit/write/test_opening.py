@@ -34,8 +34,8 @@ from tests.kit.store import FaultyStore, HeldStore
 from tests.kit.virtual_time import virtual_world
 from tests.sim.faults import Faults
 from tests.sim.network import Match
+from tests.sim.simulation import World
 from tests.sim.stored import current_manifest
-from tests.sim.world import World
 
 
 async def test_numbers_begin_far_above_all_published_ones() -> None:

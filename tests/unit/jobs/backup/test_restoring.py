@@ -31,7 +31,7 @@ from tests.kit.engine.backups import (
     scanned,
     write,
 )
-from tests.kit.household import CALL
+from tests.kit.in_process_cluster import CALL
 from tests.kit.processes.in_process import wall_clock_ms
 from tests.kit.store import MortalProcess
 

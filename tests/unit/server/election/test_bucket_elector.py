@@ -26,7 +26,7 @@ from tests.kit.store import STORE_NOW_MS, FaultyStore, Request
 from tests.kit.virtual_time import virtual_world
 from tests.sim.faults import Faults
 from tests.sim.nodes import Node
-from tests.sim.world import World
+from tests.sim.simulation import World
 
 TTL_MS = 3_000
 

@@ -18,7 +18,7 @@ from tests.sim.quorum.judge import Violation
 from tests.sim.quorum.parts import THEMES, Parts
 from tests.sim.quorum.safekeeper import Safekeeper, archive, trim
 from tests.sim.quorum.writer import Writer
-from tests.sim.world import World as SimWorld
+from tests.sim.simulation import World as SimWorld
 
 STEPS = 160
 WRITERS_MAX = 10
