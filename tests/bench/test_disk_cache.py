@@ -63,7 +63,7 @@ async def reading(
         yield reader
         reader.close()
         await running
-    await reader.leave()
+    await reader.release()
 
 
 def gets(reader: Reader, database: ColdDatabase) -> Callable[[], Awaitable[None]]:

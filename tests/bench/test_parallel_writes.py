@@ -119,6 +119,6 @@ async def measure(
             await LOADS[name](put)
             wall_s = time.perf_counter() - began_s
             writer.close()
-        await writer.leave()
+        await writer.release()
         objects = len([info async for info in store.list(WAL_FOLDER)]) - before
         return latencies_ms, wall_s, objects

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shalekv.errors import DatabaseExists, ShaleError
-from shalekv.jobs.collect import Collecting, Report
+from shalekv.jobs.collect import CollectJob, CollectReport
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
@@ -78,11 +78,11 @@ class Household:
         await compactor.run(is_once=True)
         await compactor.close()
 
-    async def collect(self) -> Report:
+    async def collect(self) -> CollectReport:
         await self.runtime.clock.sleep_ms(self.tick_ms + 10)
         settings = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
         cas = CasStore(self.store(), self.runtime, StoreSettings())
-        return await Collecting(cas, settings).collect()
+        return await CollectJob(cas, settings).collect()
 
     async def check(self) -> None:
         cas = CasStore(self.store(), self.runtime, StoreSettings())

@@ -17,7 +17,7 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.names import level_name
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_writer import encode_sst
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.runtime import Runtime
@@ -99,7 +99,7 @@ class WholeDatabase:
     def end_writer(self) -> None:
         self.writer.close()
         self.loop.run_until_complete(self._serving.pop(self._writes))
-        self._on(self._writes, self.writer.leave())
+        self._on(self._writes, self.writer.release())
         self._writes.crash()
 
     def crash_writer(self) -> None:
@@ -180,7 +180,7 @@ class WholeDatabase:
         """A collector that deletes what nobody needs, with settings drawn from `seed`."""
         settings = draw_collector(Random(seed), 1.0)
         cas = CasStore(self._store(), self._runtime(), StoreSettings())
-        self._on(self._node("collector"), Collecting(cas, settings).collect())
+        self._on(self._node("collector"), CollectJob(cas, settings).collect())
 
     def write_file(self, entries: Sequence[Entry]) -> SstInfo:
         """A file of the levels that stands ready to be loaded, as somebody else has written it."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from shalekv.errors import ShaleError
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.server.compactor import Compactor
 from shalekv.server.reader import Reader
 from shalekv.server.service import Answer, Call, ReplyT
@@ -144,14 +144,14 @@ class CompactorProcess(Jobs[Compactor]):
         self.begin_job(self.role.close())
 
 
-class CollectorProcess(Jobs[Collecting]):
+class CollectorProcess(Jobs[CollectJob]):
     """A collector, which collects when the scenario says so."""
 
     def begin_collection(self, options: Options) -> None:
         """`options`: fields of `CollectorSettings`; those of the first time hold."""
         if not self.has_opened:
             settings = CollectorSettings.model_validate({**_COLLECTOR, **options})
-            self.has_role(Collecting(self.cas(), settings))
+            self.has_role(CollectJob(self.cas(), settings))
         self.begin_job(self.role.collect())
 
 
@@ -225,7 +225,7 @@ class ServingProcess(Process[RoleT], abc.ABC):
         """Stop as a process does that is told to: nothing is lost, and nothing left behind."""
         self._kv.close()
         await asyncio.wait({self._life})
-        await self.node.run(self._kv.leave())
+        await self.node.run(self._kv.release())
 
 
 class WriterProcess(ServingProcess[Writer]):

@@ -159,7 +159,7 @@ class HeldTrees:
         while True:
             await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
             for name, writer in cluster.writers.items():
-                held = writer.engine.levels.current.base
+                held = writer.engine.levels.current.without_loads
                 if held.snapshot_id not in self._known:
                     self._look(name, held)
 

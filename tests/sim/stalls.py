@@ -18,7 +18,7 @@ from typing import TypeAlias
 from shalekv.errors import ManifestConflict, ShaleError, StoreUnavailable, Superseded
 from shalekv.format.names import LEVELS_FOLDER, MANIFEST_FOLDER, WAL_FOLDER, manifest_name, wal_name
 from shalekv.format.names import parse_manifest_name as manifest_id_of
-from shalekv.jobs.collect import Collecting, Report
+from shalekv.jobs.collect import CollectJob, CollectReport
 from shalekv.protocol.snapshot import find_snapshot, is_expired
 from shalekv.protocol.sst_table import SstTable
 from shalekv.server.collector import Collector
@@ -47,14 +47,14 @@ FINISH_MS = 1_000_000.0  # all that is due is done by then, loads of many small 
 Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 
 
-class WatchedCollecting(Collecting):
+class WatchedCollecting(CollectJob):
     """Notes what a collection has done, and fails the run where the role would only log."""
 
     def __init__(self, store: CasStore, janitors: Janitors, random: Random) -> None:
         super().__init__(store, draw_collector(random, janitors.pace))
         self._janitors = janitors
 
-    async def collect(self) -> Report:
+    async def collect(self) -> CollectReport:
         try:
             return await super().collect()
         except ENDS:

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from functools import partial
 
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.server.collector import Collector
 from shalekv.server.compactor import Compactor
 from shalekv.server.database import create_database
@@ -64,7 +64,7 @@ class Roles:
         runtime, chosen = self._runtimes[collector], CollectorSettings()
         cas = CasStore(self.stores[collector], runtime, StoreSettings())
         interval_ms = chosen.collect_interval_ms
-        collecting = Collector([Collecting(cas, chosen)], runtime.clock, interval_ms=interval_ms)
+        collecting = Collector([CollectJob(cas, chosen)], runtime.clock, interval_ms=interval_ms)
         tasks.create_task(collecting.run())
         settings = ReadSettings(database=url)
         store, runtime = self.stores[reader], self._runtimes[reader]

@@ -97,7 +97,7 @@ class Footer:
     layout: SstLayout
     checksum: int
 
-    def time_told(self, reset_wal_id: int | None) -> int:
+    def proven_time_ms(self, reset_wal_id: int | None) -> int:
         """Return the logical time that this WAL object proves to have been reached; 0: none.
 
         An object without entries proves none: nothing was decided by its time. Nor do those up to
@@ -254,7 +254,7 @@ def read_footer(
     return footer
 
 
-def told_name(place: str, tail: bytes, object_size: int) -> str:
+def name_in_footer(place: str, tail: bytes, object_size: int) -> str:
     """Return the name of the object in its footer, for files whose own names say nothing.
 
     `place` is the file that errors name; they are those of `read_footer`.

@@ -492,7 +492,7 @@ async def commit_by_opening(
     try:
         return await _ingest(engine, load_id, infos)
     finally:
-        await engine.leave()
+        await engine.release()
 
 
 async def _ingest(engine: WriterEngine, load_id: str, infos: Sequence[SstInfo]) -> Loaded:

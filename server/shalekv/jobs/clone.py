@@ -237,7 +237,7 @@ async def merge_tail(
 
 
 @dataclass(frozen=True, slots=True)
-class Cloned:
+class CloneReport:
     """The outcome of making a clone."""
 
     manifest: Manifest  # one of the first of the clone
@@ -249,7 +249,7 @@ class Cloned:
     is_of_archive: bool = False  # the parent's safekeepers may have had later commits
 
 
-class Cloning:
+class CloneJob:
     """Makes one clone of the database in `parent`, in the store `target`."""
 
     def __init__(
@@ -261,7 +261,7 @@ class Cloning:
         self._cas = CasStore(target, parent.runtime, parent.settings)
         self._levels = levels or LevelSettings()
 
-    async def run(self, snapshot_ref: str = "") -> Cloned:
+    async def run(self, snapshot_ref: str = "") -> CloneReport:
         """Clone the state of the snapshot with this name or id; "": the current state.
 
         Raises `DatabaseExists`, `DatabaseNotFound`, `SnapshotNotFound`, `InvalidRequest` for a
@@ -279,7 +279,7 @@ class Cloning:
 
     async def _make(
         self, clone_id: bytes, snapshot_ref: str, lost: Manifest | None = None
-    ) -> Cloned:
+    ) -> CloneReport:
         """Make the clone; it replaces `lost`, if there is such a manifest, whose pins are gone."""
         began_ms = await self._cas.reads.now_ms()
         own_pins = ClonePins(self._parent, clone_id)
@@ -337,7 +337,7 @@ class Cloning:
             stored = StoredManifest(self._cas)
             return await stored.edit(edit, lambda current: current.origins == made.origins)
 
-    async def _completed(self, snapshot_ref: str) -> Cloned:
+    async def _completed(self, snapshot_ref: str) -> CloneReport:
         """Complete a clone that exists, after a crash; make it again if its pins are gone.
 
         Raises `DatabaseExists`, and `OriginLost` if the clone was opened since it was made.
@@ -365,9 +365,9 @@ class Cloning:
         return DatabaseExists(f"{self._cas.url} holds a database already: clone to another URL")
 
 
-def _cloned(manifest: Manifest, own_ids: Collection[bytes], wal_objects: int) -> Cloned:
+def _cloned(manifest: Manifest, own_ids: Collection[bytes], wal_objects: int) -> CloneReport:
     own: list[int] = []
     shared: list[int] = []
     for info in manifest.leveled_ssts:
         (own if info.id in own_ids else shared).append(info.size_bytes)
-    return Cloned(manifest, len(shared), sum(shared), len(own), sum(own), wal_objects)
+    return CloneReport(manifest, len(shared), sum(shared), len(own), sum(own), wal_objects)

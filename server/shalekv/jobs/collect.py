@@ -27,7 +27,7 @@ from shalekv.protocol.retention import (
     Cutoffs,
     Folder,
     Listed,
-    Pins,
+    LiveObjects,
     Reason,
     Retention,
     RetentionVerdict,
@@ -78,7 +78,7 @@ class CollectionPlan:
     @property
     def garbage(self) -> Iterable[Listed]:
         """The objects to delete."""
-        return (each.listed for each in self.objects if each.verdict.goes)
+        return (each.listed for each in self.objects if each.verdict.may_delete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CollectReport:
     """The outcome of a collection, done or planned."""
 
     manifest_id: int  # of the manifest that the verdicts are based on
@@ -101,13 +101,13 @@ class Report:
     kept: Mapping[tuple[Folder, Reason], Amount]
 
     @classmethod
-    def on(cls, plan: CollectionPlan) -> Report:
+    def on(cls, plan: CollectionPlan) -> CollectReport:
         """Make the report of a plan that is carried out completely."""
         deleted: dict[Folder, list[int]] = {}  # sizes
         kept: dict[tuple[Folder, Reason], list[int]] = {}
         for judged in plan.objects:
             listed, verdict = judged.listed, judged.verdict
-            if verdict.goes:
+            if verdict.may_delete:
                 deleted.setdefault(listed.folder, []).append(listed.size_bytes)
             else:
                 kept.setdefault((listed.folder, verdict.reason), []).append(listed.size_bytes)
@@ -226,7 +226,7 @@ class Deleter:
 
 
 async def release_origins(
-    store: CasStore, stored: StoredManifest, manifest: Manifest, pins: Iterable[Pins]
+    store: CasStore, stored: StoredManifest, manifest: Manifest, pins: Iterable[LiveObjects]
 ) -> None:
     """Remove the snapshots in the origins of a clone that no active manifest needs any more.
 
@@ -271,7 +271,7 @@ class _Survey:
     retained: int | None  # the first WAL object that is retained; None: there is no retention
 
 
-class Collecting:
+class CollectJob:
     """Collects the garbage of one database; what never changes is read once for all runs."""
 
     def __init__(self, store: CasStore, settings: CollectorSettings) -> None:
@@ -302,7 +302,7 @@ class Collecting:
 
         return await unless_overtaken(self._store, survey)
 
-    async def collect(self) -> Report:
+    async def collect(self) -> CollectReport:
         """Delete the objects that nothing needs and that are old enough.
 
         Raises `DatabaseNotFound`; `CorruptObject` or `IllegalState` when an active manifest cannot
@@ -310,7 +310,7 @@ class Collecting:
         """
         return await unless_overtaken(self._store, self._collect)
 
-    async def _collect(self, stored: StoredManifest) -> Report:
+    async def _collect(self, stored: StoredManifest) -> CollectReport:
         # Complete interrupted creates before the listing, so that their parts are not garbage.
         await self._store.repair()
         survey = await self._survey(stored)
@@ -325,7 +325,7 @@ class Collecting:
         if plan.manifest.origins:
             pins = await self._active.pins(plan.manifest, survey.listing)
             await release_origins(self._store, stored, plan.manifest, pins)
-        return Report.on(plan)
+        return CollectReport.on(plan)
 
     async def _survey(self, stored: StoredManifest) -> _Survey:
         now_ms = await self._store.reads.now_ms()
@@ -341,7 +341,7 @@ class Collecting:
         retained = await self._retained(current, listing, cutoffs)
         expired = expire(current, now_ms / 1_000, cutoffs.cutoff_ms, retained=retained)
         judged = await self._judge(expired, listing, cutoffs)
-        garbage = (each.listed for each in judged if each.verdict.goes)
+        garbage = (each.listed for each in judged if each.verdict.may_delete)
         is_needed = is_edit_needed(current, expired, garbage)
         judging = replace(expired, manifest_id=current.manifest_id + 1) if is_needed else current
         plan = CollectionPlan(
@@ -384,7 +384,7 @@ class Collecting:
                     True  # its holder deletes it, and checks what is there when it creates it again
                 )
             gone = ObjectInfo(name, size_bytes=0, modified_ms=0)
-            return is_own_name(name) and retention().judge(as_listed(gone)).goes
+            return is_own_name(name) and retention().judge(as_listed(gone)).may_delete
 
         return is_collected
 
@@ -406,7 +406,7 @@ class Collecting:
 
 def _judged(
     manifest: Manifest,
-    pins: Sequence[Pins],
+    pins: Sequence[LiveObjects],
     cutoffs: Cutoffs,
     fences: frozenset[str],
     retained: int | None,

@@ -48,7 +48,7 @@ def level_rows(load: CommittedLoad) -> list[SstInfo]:
     return [replace(info, level=L0, min_seq=load.seq, max_seq=load.seq) for info in load.ssts]
 
 
-def load_tree(load: CommittedLoad) -> Version:
+def load_version(load: CommittedLoad) -> Version:
     """Return the load as a version of one sorted run, which can be read like any other."""
     ssts = [replace(info, level=_RUN_LEVEL) for info in level_rows(load)]
     return Version(

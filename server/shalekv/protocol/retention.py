@@ -97,7 +97,7 @@ class RetentionVerdict:
     detail: str = ""
 
     @property
-    def goes(self) -> bool:
+    def may_delete(self) -> bool:
         """Whether the object may be deleted."""
         return self.reason in _DELETABLE
 
@@ -159,7 +159,7 @@ class Cutoffs:
 
 
 @dataclass(frozen=True, slots=True)
-class Pins:
+class LiveObjects:
     """The objects that one active manifest keeps."""
 
     manifest_id: int
@@ -169,7 +169,7 @@ class Pins:
     origin_pins: frozenset[bytes] = frozenset()  # snapshots in other databases: `protocol.origins`
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Pins:
+    def of(cls, manifest: Manifest) -> LiveObjects:
         """Return the objects that a manifest keeps as long as it is active."""
         return cls(
             manifest.manifest_id,
@@ -191,7 +191,7 @@ class Retention:
     def __init__(
         self,
         manifest: Manifest,
-        pins: Iterable[Pins],
+        pins: Iterable[LiveObjects],
         cutoffs: Cutoffs,
         *,
         fences: Collection[str] = (),
@@ -261,7 +261,7 @@ def active_ids(manifest: Manifest) -> frozenset[int]:
     return frozenset((manifest.manifest_id, *(s.manifest_id for s in manifest.snapshots)))
 
 
-def first_kept_wal_id(manifest: Manifest, pins: Iterable[Pins]) -> int:
+def first_kept_wal_id(manifest: Manifest, pins: Iterable[LiveObjects]) -> int:
     """Return the first WAL object that a manifest, a snapshot or a lease keeps.
 
     Objects before it may be deleted, unless they are fences, retained or too young. Arguments and
@@ -275,7 +275,7 @@ def snapshot_label(snapshot: Snapshot) -> str:
     return snapshot.name or snapshot.id.hex()
 
 
-def _by_id(manifest: Manifest, pins: Iterable[Pins]) -> dict[int, Pins]:
+def _by_id(manifest: Manifest, pins: Iterable[LiveObjects]) -> dict[int, LiveObjects]:
     by_id = {each.manifest_id: each for each in pins}
     missing = sorted(active_ids(manifest) - by_id.keys())
     if missing:
@@ -312,7 +312,7 @@ def _kept_manifests(manifest: Manifest) -> dict[int, RetentionVerdict]:
     return kept
 
 
-def _kept_ssts(manifest: Manifest, by_id: dict[int, Pins]) -> dict[bytes, RetentionVerdict]:
+def _kept_ssts(manifest: Manifest, by_id: dict[int, LiveObjects]) -> dict[bytes, RetentionVerdict]:
     own = by_id[manifest.manifest_id]
     kept: dict[bytes, RetentionVerdict] = {}
 
@@ -341,7 +341,7 @@ class _WalHold:
     verdict: RetentionVerdict
 
 
-def _wal_holds(manifest: Manifest, by_id: dict[int, Pins]) -> tuple[_WalHold, _WalHold]:
+def _wal_holds(manifest: Manifest, by_id: dict[int, LiveObjects]) -> tuple[_WalHold, _WalHold]:
     """Return the hold of the current manifest, and the hold that keeps most."""
     own = by_id[manifest.manifest_id]
     current = _WalHold(own.first_wal_id, RetentionVerdict(Reason.NOT_BELOW_C, _c_of(own)))
@@ -358,7 +358,7 @@ def _wal_holds(manifest: Manifest, by_id: dict[int, Pins]) -> tuple[_WalHold, _W
     return current, min(others, key=lambda hold: hold.first)
 
 
-def _c_of(pins: Pins) -> str:
+def _c_of(pins: LiveObjects) -> str:
     c = "none" if pins.wal_id_last_compacted is None else str(pins.wal_id_last_compacted)
     return f"c is {c} in manifest {pins.manifest_id}"
 
@@ -490,7 +490,7 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinnedBytes:
     """A snapshot, and the bytes that it keeps and the current manifest does not.
 
     `alone_bytes` of these are kept by no other snapshot: removing this one frees them. Both are
@@ -508,7 +508,7 @@ def pinned_by_snapshots(
     *,
     now_s: float,
     wal_bytes: Mapping[int, int] | None = None,
-) -> list[Pinned]:
+) -> list[PinnedBytes]:
     """Return the unexpired snapshots of the current manifest, in its order, with their bytes.
 
     `known` has the holdings of manifests by id, `wal_bytes` the sizes of the WAL objects (None:
@@ -531,8 +531,8 @@ def pinned_by_snapshots(
 
 def _pinned_by(
     snapshot: Snapshot, beyond: Sizes | None, holders: Mapping[bytes | int, int]
-) -> Pinned:
+) -> PinnedBytes:
     if beyond is None:
-        return Pinned(snapshot, None, None)
+        return PinnedBytes(snapshot, None, None)
     alone = sum(size for key, size in beyond.items() if holders[key] == 1)
-    return Pinned(snapshot, sum(beyond.values()), alone)
+    return PinnedBytes(snapshot, sum(beyond.values()), alone)

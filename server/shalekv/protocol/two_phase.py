@@ -67,7 +67,7 @@ class SourceStatus(enum.Enum):
     THEIRS_DONE = "another's, committed"
 
 
-def standing(record: CreateRecord | None, source: str) -> SourceStatus:
+def source_status(record: CreateRecord | None, source: str) -> SourceStatus:
     """Return the status of `source` by the record of its destination (None: there is none)."""
     if record is None:
         return SourceStatus.FREE

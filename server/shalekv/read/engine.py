@@ -47,7 +47,7 @@ class ReadEngine(Protocol):
         ...
 
     @property
-    def held(self) -> PinnedVersion:
+    def pinned(self) -> PinnedVersion:
         """The levels, for reads that begin now."""
         ...
 
@@ -111,7 +111,7 @@ class ReadEngine(Protocol):
         """Poll for new commits now, and return after that, whatever the result."""
         ...
 
-    async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
+    async def explain(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
         """Return the reason why an object of a version that is read is missing.
 
         `SnapshotNotFound`: the version was not protected any more; reads that begin from now on use

@@ -36,7 +36,7 @@ async def find(ssts: LevelSsts, version: Version, key: bytes) -> Entry | None:
     sources = [*version.sources_of(key)]
     loaded: dict[bytes, OpenSst] = {}
     for at, info in enumerate(sources):
-        opened = loaded.get(info.id) or ssts.held(info)
+        opened = loaded.get(info.id) or ssts.cached(info)
         if opened is None:
             # The SSTs below are probably not in memory, either: wait once, not for each.
             loaded = await ssts.open_many(sources[at:])
@@ -70,7 +70,7 @@ def may_hold(ssts: LevelSsts, version: Version, key: bytes) -> bool:
     """Return whether `find` may find `key`, as far as memory can say."""
     hashed = key_hash(key)
     for info in version.sources_of(key):
-        opened = ssts.held(info)
+        opened = ssts.cached(info)
         if opened is None or _candidate(ssts, opened, Section.POINTS, key, hashed) is not None:
             return True
         if opened.range_tombstones.over(key) is not None:
@@ -82,7 +82,7 @@ def may_hold_record(ssts: LevelSsts, version: Version, record_key: bytes) -> boo
     """Return whether `find_record` may find the record, as far as memory can say."""
     hashed = key_hash(record_key)
     for info in version.system:
-        opened = ssts.held(info)
+        opened = ssts.cached(info)
         if opened is None:
             return True
         if _candidate(ssts, opened, Section.SYSTEM, record_key, hashed) is not None:
@@ -97,7 +97,7 @@ async def _point(
     number = _candidate(ssts, opened, section, key, hashed)
     if number is None:
         return None
-    block = ssts.held_block(opened.info.id, number, opened.index.listed_seq)
+    block = ssts.cached_block(opened.info.id, number, opened.index.listed_seq)
     if block is None:
         block = await ssts.block(opened, number)
     found = block.find(key)
@@ -264,7 +264,7 @@ async def _read(ssts: LevelSsts, searches: Sequence[_BlockSearch]) -> None:
     """Search these blocks; fetch neighbours with one request."""
     missing = []
     for count, search in enumerate(searches):
-        held = ssts.held_block(search.sst_id, search.number, search.handle.listed_seq)
+        held = ssts.cached_block(search.sst_id, search.number, search.handle.listed_seq)
         if held is None:
             missing.append(search)
         else:

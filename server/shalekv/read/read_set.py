@@ -20,7 +20,7 @@ from shalekv.read.version import ReadView
 WITNESS_COUNT = 8
 
 
-class Base:
+class VersionToken:
     """Represents one `Version`: held by what was decided by it and may be decided again.
 
     Memory keeps everything that came after that version as long as this is referred to (see
@@ -42,7 +42,7 @@ class RangeInLevels:
 class ReadSet:
     """The answers of one `Version`. REQUIRES: only what was looked up is asked for."""
 
-    base: Base | None = None  # None: nothing was looked up
+    token: VersionToken | None = None  # None: nothing was looked up
     found: Mapping[bytes, Entry] = field(default_factory=dict)
     ranges: Mapping[KeyRange, RangeInLevels] = field(default_factory=dict)
     record: Entry | None = None  # of the idempotency key

@@ -171,6 +171,6 @@ def apply_object(found: Sst, replayed: Replayed) -> None:
         replayed.land_load(load)
     replayed.records += _records(found)
     replayed.last_seq = max(replayed.last_seq, contents.max_seq)
-    reported_ms = found.footer.time_told(replayed.time_reset_wal_id)
+    reported_ms = found.footer.proven_time_ms(replayed.time_reset_wal_id)
     replayed.logical_time_ms = max(replayed.logical_time_ms, reported_ms)
     replayed.objects += 1

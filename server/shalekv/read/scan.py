@@ -56,8 +56,8 @@ class Merge:
     ) -> None:
         """Merge `keys` of `view`, in memory alone if not `with_levels`. Nothing is read yet."""
         sources: Sequence[MergeSource] = ()
-        if view.held is not None and with_levels and not keys.is_empty:
-            sources = view.held.sources(keys, reverse=reverse)
+        if view.pinned is not None and with_levels and not keys.is_empty:
+            sources = view.pinned.sources(keys, reverse=reverse)
         # Oldest first, as `merge_slice` requires: the last one of a key counts.
         self._sources: list[tuple[Cursor, MergeSource]] = [
             (Cursor(EMPTY_RUN, 0, 0, is_open=True), source) for source in sources

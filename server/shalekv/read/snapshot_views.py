@@ -183,12 +183,12 @@ class SnapshotViews:
         self._ssts.origins.learn(manifest.origins)
         replayed = await self._replay(manifest)
         memtable = replayed.memtable
-        held = PinnedVersion(version, self._ssts, snapshot.id)
+        pinned = PinnedVersion(version, self._ssts, snapshot.id)
         for load in replayed.loads:
-            held = LoadedVersion(load, memtable.aside(load.seq), held)
+            pinned = LoadedVersion(load, memtable.aside(load.seq), pinned)
         view = memtable.view(replayed.last_seq, manifest.wal_id_last_seen)
-        if not held.version.is_empty:
-            view = replace(view, held=held)
+        if not pinned.version.is_empty:
+            view = replace(view, pinned=pinned)
         now_ms = max(snapshot.created_ms, replayed.logical_time_ms)
         return Sized(OpenView(view, now_ms), max(memtable.size_bytes, self._least_bytes))
 

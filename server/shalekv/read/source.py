@@ -55,7 +55,7 @@ class MergeSource(Protocol):
         ...
 
 
-class TreeSource:
+class LevelSource:
     """One SST of L0, or one sorted run, between two keys."""
 
     def __init__(
@@ -185,9 +185,9 @@ class TreeSource:
         return _run(blocks, self._keys, fetched.opened.info.max_seq)
 
 
-def tree_sources(
+def level_sources(
     ssts: LevelSsts, version: Version, keys: KeyRange, *, reverse: bool
-) -> list[TreeSource]:
+) -> list[LevelSource]:
     """Return what a scan of `keys` has to merge in these levels, from oldest to newest.
 
     Nothing is read before the first `next`.
@@ -197,9 +197,9 @@ def tree_sources(
     for run in reversed(version.runs):
         infos = run.overlapping(keys)
         if infos:
-            sources.append(TreeSource(ssts, infos[::order], keys, reverse=reverse))
+            sources.append(LevelSource(ssts, infos[::order], keys, reverse=reverse))
     sources += [
-        TreeSource(ssts, [info], keys, reverse=reverse)
+        LevelSource(ssts, [info], keys, reverse=reverse)
         for info in reversed(version.l0)
         if overlaps(info, keys)
     ]

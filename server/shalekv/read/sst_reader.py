@@ -294,7 +294,7 @@ class LevelSsts:
             disk=None if self.disk is None else self.disk.counters,
         )
 
-    def held(self, info: SstInfo) -> OpenSst | None:
+    def cached(self, info: SstInfo) -> OpenSst | None:
         """Return what `metadata` returns with the filter, if it is in memory."""
         return self._metadata.find(_key(info))
 
@@ -331,7 +331,7 @@ class LevelSsts:
         await in_parallel(work, min(max(missing_count, 1), OPENED_AT_ONCE))
         return opened
 
-    def held_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
+    def cached_block(self, sst_id: bytes, number: int, listed_seq: int = 0) -> Block | None:
         """Return what `block` returns if it is in memory; `listed_seq` is that of its index."""
         return self._blocks.find((sst_id, number, listed_seq))
 

@@ -19,7 +19,7 @@ from shalekv.protocol.manifest import Version
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read import lookup
 from shalekv.read.sorted_runs import MemoryRun
-from shalekv.read.source import MergeSource, tree_sources
+from shalekv.read.source import MergeSource, level_sources
 from shalekv.read.sst_reader import LevelSsts
 
 
@@ -44,7 +44,7 @@ class PinnedVersion:
         self.snapshot_id = snapshot_id
 
     @property
-    def base(self) -> PinnedVersion:
+    def without_loads(self) -> PinnedVersion:
         """The version of a manifest that this one is built on, to which the snapshot belongs."""
         return self
 
@@ -77,7 +77,7 @@ class PinnedVersion:
 
     def sources(self, keys: KeyRange, *, reverse: bool) -> Sequence[MergeSource]:
         """Return the sources that a scan merges, oldest first."""
-        return tree_sources(self.ssts, self.version, keys, reverse=reverse)
+        return level_sources(self.ssts, self.version, keys, reverse=reverse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class ReadView:
     wal_id: int | None  # the last WAL object that it contains
     runs: tuple[MemoryRun, ...]  # oldest first
     range_tombstones: RangeTombstones = NONE  # those in memory
-    held: PinnedVersion | None = None  # None: the levels are empty
+    pinned: PinnedVersion | None = None  # None: the levels are empty
 
     def get(self, key: bytes) -> Entry | None:
         """Return the newest version of `key` in memory; it may be a tombstone or expired.
@@ -119,9 +119,9 @@ class ReadView:
             return self
         return replace(self, range_tombstones=self.range_tombstones.with_added(tombstones))
 
-    def above(self, held: PinnedVersion) -> ReadView:
-        """Return this state with `held` as the levels below the runs."""
-        return replace(self, held=held)
+    def above(self, pinned: PinnedVersion) -> ReadView:
+        """Return this state with `pinned` as the levels below the runs."""
+        return replace(self, pinned=pinned)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -29,15 +29,15 @@ import structlog
 
 from shalekv.errors import ShaleError
 from shalekv.protocol.entry import Entry, KeyRange
-from shalekv.protocol.loads import CommittedLoad, level_rows, load_tree
+from shalekv.protocol.loads import CommittedLoad, level_rows, load_version
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.snapshot import find_snapshot, has_snapshot, maintain_snapshots
 from shalekv.read import lookup
 from shalekv.read.memtable import Memtable
-from shalekv.read.read_set import Base, ReadSet
+from shalekv.read.read_set import ReadSet, VersionToken
 from shalekv.read.sorted_runs import EMPTY_RUN, MemoryRun, entries_bytes
-from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, entries_in, tree_sources
+from shalekv.read.source import WINDOW_ROWS, MergeSource, MergeWindow, entries_in, level_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.watermark import Watermark
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 SNAPSHOT_ID_BYTES = 16
 RENEWED_PARTS = 3  # a snapshot is renewed when a third of its life is over
-LEAVE_TIMEOUT_MS = 10_000.0  # for the edit with which an ending process removes its snapshots
+RELEASE_TIMEOUT_MS = 10_000.0  # for the edit with which an ending process removes its snapshots
 WAIT_MS = 5  # between two polls for something that takes some milliseconds
 # A snapshot lives for whole seconds, and for a little less by a clock that runs ahead.
 UNSURE_MS, UNSURE_PARTS = 1_000, 100
@@ -83,7 +83,7 @@ class LoadedVersion(PinnedVersion):
     ) -> None:
         """Put `load` above `memory`, and both above `below`.
 
-        `memory` is everything that is older than the load and not in `below`; `memory.held` is not
+        `memory` is everything that is older than the load and not in `below`; its `pinned` is not
         used. REQUIRES: snapshots keep the files of the load: that of `below`, or that of `pin`.
         """
         # The shape, for callers that count SSTs or ask whether there are any.
@@ -93,12 +93,12 @@ class LoadedVersion(PinnedVersion):
         self.memory = memory
         self.below = below
         self.pin = pin
-        self.run = load_tree(load)
+        self.run = load_version(load)
 
     @property
-    def base(self) -> PinnedVersion:
+    def without_loads(self) -> PinnedVersion:
         """The lowest version: that of a manifest, to which the snapshot belongs."""
-        return self.below.base
+        return self.below.without_loads
 
     @property
     def snapshot_ids(self) -> Sequence[bytes]:
@@ -153,7 +153,7 @@ class LoadedVersion(PinnedVersion):
         return [
             *self.below.sources(keys, reverse=reverse),
             *memory_sources(self.memory, keys, reverse=reverse),
-            *tree_sources(self.ssts, self.run, keys, reverse=reverse),
+            *level_sources(self.ssts, self.run, keys, reverse=reverse),
         ]
 
 
@@ -227,7 +227,7 @@ class VersionSet:
         self,
         store: CasStore,
         manifest: PinManifest,
-        held: PinnedVersion,
+        pinned: PinnedVersion,
         *,
         loads: Sequence[CommittedLoad],
         memtable: Memtable,
@@ -239,7 +239,7 @@ class VersionSet:
         protected_since_ms: float | None = None,
         believed_ms: Callable[[int, float], int] = lambda reported_ms, _took_ms: reported_ms,
     ) -> None:
-        """Begin with `held`: the version of the current manifest, which has its snapshot.
+        """Begin with `pinned`: the version of the current manifest, which has its snapshot.
 
         `loads` are those that were replayed; for each of them the memtable has set aside what is
         older. `on_compacted` drops what is in memory up to a sequence number.
@@ -264,7 +264,7 @@ class VersionSet:
         self._believed_ms = believed_ms
         # By the ids of their snapshots: versions and pins of loads that may still be read.
         self._older: dict[bytes, weakref.ref[PinnedVersion] | weakref.ref[LoadPin]] = {}
-        self._older_bases: list[weakref.ref[Base]] = []
+        self._older_tokens: list[weakref.ref[VersionToken]] = []
         self._table = manifest.current.leveled_ssts
         now_ms = self._clock.monotonic_ms()
         self._renewed_ms = now_ms if protected_since_ms is None else protected_since_ms
@@ -272,14 +272,16 @@ class VersionSet:
         self._installed = asyncio.Event()
         self._memtable = memtable
         self._loads: list[tuple[CommittedLoad, LoadPin | None]] = [(load, None) for load in loads]
-        self.current = self._with_loads(held)  # the version that new reads use
+        self.current = self._with_loads(pinned)  # the version that new reads use
         self.lost_count = 0  # how often it was found unprotected, and replaced
         # Memory may drop entries up to this sequence number at any moment, since the current
         # version has them: transactions read those from the version. 0: memory drops nothing until
         # the version changes.
-        self.droppable_seq = held.version.last_seq
-        self.base = Base()  # held by what rests on the current version and may be decided again
-        self.empty_read_set = ReadSet(self.base)  # for lookups of which the levels have nothing
+        self.droppable_seq = pinned.version.last_seq
+        self.token = (
+            VersionToken()
+        )  # held by what rests on the current version and may be decided again
+        self.empty_read_set = ReadSet(self.token)  # for lookups of which the levels have nothing
 
     @property
     def ssts(self) -> LevelSsts:
@@ -320,7 +322,7 @@ class VersionSet:
         self._loads.append((load, pin))
         self._memtable.set_aside(load.seq)
         self.current = LoadedVersion(load, self._memtable.aside(load.seq), self.current, pin)
-        self._move_base()
+        self._renew_token()
 
     async def keep(self) -> None:
         """Follow the manifest that was seen last; edit it if a snapshot is needed or free.
@@ -338,13 +340,13 @@ class VersionSet:
         async with self._edit_lock:
             await self._keep(is_forced=True)
 
-    async def leave(self, held: PinnedVersion) -> None:
-        """Replace `held`, of which objects are gone, if it is still the current version.
+    async def replace_lost(self, pinned: PinnedVersion) -> None:
+        """Replace `pinned`, of which objects are gone, if it is still the current version.
 
         REQUIRES: `jump` was given. Raises as `keep`.
         """
         async with self._edit_lock:
-            await self._keep(is_forced=held.base is self.current.base)
+            await self._keep(is_forced=pinned.without_loads is self.current.without_loads)
 
     async def _keep(self, *, is_forced: bool = False) -> None:
         seen = self._manifest.current
@@ -377,26 +379,26 @@ class VersionSet:
         They hold less then, but nothing else.
         """
         if self._loads:
-            self.current = self._with_loads(self.current.base)
+            self.current = self._with_loads(self.current.without_loads)
 
     async def drop_compacted(self) -> None:
         """Drop from memory what the current version holds as well, until cancelled."""
         while True:
             version = self.current.version
-            older = tuple(self._older_bases)
-            while any(base() is not None for base in older):
+            older = tuple(self._older_tokens)
+            while any(token() is not None for token in older):
                 await self._clock.sleep_ms(WAIT_MS)
-            self._older_bases = [base for base in self._older_bases if base() is not None]
+            self._older_tokens = [token for token in self._older_tokens if token() is not None]
             await self._on_compacted(version.last_seq)
             if not self._installed.is_set():
                 self.droppable_seq = 0
             await self._installed.wait()
             self._installed.clear()
 
-    def protects(self, held: PinnedVersion) -> bool:
+    def protects(self, pinned: PinnedVersion) -> bool:
         """Return whether the manifest that was seen last has all snapshots of that version."""
         manifest = self._manifest.current
-        return all(has_snapshot(manifest, each) for each in held.snapshot_ids)
+        return all(has_snapshot(manifest, each) for each in pinned.snapshot_ids)
 
     async def close(self, timeout_ms: float) -> None:
         """Remove all snapshots of this process. REQUIRES: nothing is read from now on.
@@ -476,29 +478,29 @@ class VersionSet:
                 break
             await self._clock.sleep_ms(WAIT_MS)
         if self.current.snapshot_id != NO_SNAPSHOT:
-            self._older[self.current.snapshot_id] = weakref.ref(self.current.base)
+            self._older[self.current.snapshot_id] = weakref.ref(self.current.without_loads)
         self._table = manifest.leveled_ssts
         self.ssts.origins.learn(manifest.origins)
         self.current = self._with_loads(PinnedVersion(version, self.ssts, snapshot_id))
         self.droppable_seq = version.last_seq
-        self._move_base()
+        self._renew_token()
         self._installed.set()
         log.debug(
             "levels read", manifest_id=version.manifest_id, wal_id_last_compacted=version.wal_id
         )
 
-    def _with_loads(self, held: PinnedVersion) -> PinnedVersion:
+    def _with_loads(self, pinned: PinnedVersion) -> PinnedVersion:
         """Return a version of a manifest with the loads above it that it does not hold."""
-        self._loads = [pair for pair in self._loads if pair[0].seq > held.version.last_seq]
+        self._loads = [pair for pair in self._loads if pair[0].seq > pinned.version.last_seq]
         for load, pin in self._loads:
-            held = LoadedVersion(load, self._memtable.aside(load.seq), held, pin)
-        return held
+            pinned = LoadedVersion(load, self._memtable.aside(load.seq), pinned, pin)
+        return pinned
 
-    def _move_base(self) -> None:
+    def _renew_token(self) -> None:
         """Let what is decided from now on rest on another version."""
-        self._older_bases.append(weakref.ref(self.base))
-        self.base = Base()
-        self.empty_read_set = ReadSet(self.base)
+        self._older_tokens.append(weakref.ref(self.token))
+        self.token = VersionToken()
+        self.empty_read_set = ReadSet(self.token)
 
 
 def _with_seen(manifest: Manifest, wal_id: int | None) -> Manifest:

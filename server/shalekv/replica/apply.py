@@ -212,7 +212,7 @@ class LogApplier:
         replayed.records.clear()  # only a writer answers repeated writes
         load = replayed.loads.pop() if replayed.loads else None
         self._advance(position)
-        recorded_ms = found.footer.time_told(replayed.time_reset_wal_id)
+        recorded_ms = found.footer.proven_time_ms(replayed.time_reset_wal_id)
         self.written_ms = max(self.written_ms, recorded_ms)
         if found.properties.writer_epoch > self.epoch:
             self.epoch = found.properties.writer_epoch

@@ -26,11 +26,11 @@ from shalekv.protocol.manifest import Version
 from shalekv.read.replay import Replayed, apply_in_order
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, VersionSet
+from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
 from shalekv.replica.apply import ArchiveCursor, LogApplier
 from shalekv.replica.follow import Follower, TailedReplica
 from shalekv.replica.join import JoinedReplica
-from shalekv.replica.tail import Tailing
+from shalekv.replica.tail import TailReader
 from shalekv.settings import LimitSettings, ReaderSettings
 from shalekv.store.cas import CasStore
 from shalekv.watch.feed import CommitFeed
@@ -129,14 +129,14 @@ class ReaderEngine:
             protected_since_ms=joined.protected_since_ms,
         )
 
-    def _tailing(self, links: Links) -> Tailing:
+    def _tailing(self, links: Links) -> TailReader:
         replica = TailedReplica(
             self.applier,
             self.follower,
             database_id=self.manifest.current.database_id,
             poll_archive=self._manifest_asked.set,
         )
-        return Tailing(links, self.manifest, self._clock, self._settings, replica)
+        return TailReader(links, self.manifest, self._clock, self._settings, replica)
 
     @property
     def database_id(self) -> bytes:
@@ -144,7 +144,7 @@ class ReaderEngine:
         return self.manifest.current.database_id
 
     @property
-    def held(self) -> PinnedVersion:
+    def pinned(self) -> PinnedVersion:
         """The levels that a new read uses."""
         return self.levels.current
 
@@ -224,19 +224,19 @@ class ReaderEngine:
         self.check_serving()
         await self.follower.poll_now()
 
-    async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
+    async def explain(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
         """Find out why an object of a version that is being read is missing."""
         try:
             await self.manifest.refresh()
-            is_protected = bool(held.snapshot_id) and self.levels.protects(held)
+            is_protected = bool(pinned.snapshot_id) and self.levels.protects(pinned)
             if not is_protected:
-                await self.levels.leave(held)
+                await self.levels.replace_lost(pinned)
         except ShaleError as error:
             return error
         if is_protected:
             return missing
         return SnapshotNotFound(
-            f"{missing.name} is gone: the levels of manifest {held.version.manifest_id} are not "
+            f"{missing.name} is gone: the levels of manifest {pinned.version.manifest_id} are not "
             "protected any more, since this reader was stopped for long, or reads without a "
             "snapshot. Read again, from the beginning"
         )
@@ -312,7 +312,7 @@ class ReaderEngine:
         if failure is not None:
             raise failure
 
-    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+    async def release(self, timeout_ms: float = RELEASE_TIMEOUT_MS) -> None:
         """Remove the snapshots of this process, as `VersionSet.close`.
 
         REQUIRES: no reads are in progress.
@@ -361,9 +361,9 @@ class ReaderEngine:
         self._closed.set()
 
     def _view(self) -> ReadView:
-        held = self.levels.current
+        pinned = self.levels.current
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
-        return view if held.version.is_empty else view.above(held)
+        return view if pinned.version.is_empty else view.above(pinned)
 
     def _jump(self, version: Version) -> None:
         """Continue behind a newer version than what was applied: the log up to it may be gone."""

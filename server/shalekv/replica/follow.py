@@ -36,7 +36,7 @@ from shalekv.read.memtable import Memtable
 from shalekv.read.replay import read_slot
 from shalekv.read.version_set import VersionSet
 from shalekv.replica.apply import LogApplier
-from shalekv.replica.tail import Tailing
+from shalekv.replica.tail import TailReader
 from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -81,7 +81,7 @@ class Follower:
         self._applier = applier
         self._settings = settings
         self._store_time = StoreTime(store, settings.manifest_interval_ms)
-        self.tailing: Tailing | None = None  # set by the engine if it can reach safekeepers
+        self.tailing: TailReader | None = None  # set by the engine if it can reach safekeepers
         self._pacing = IdlePoll(
             settings.poll_interval_ms, settings.poll_interval_idle_ms, unchanged_max=EMPTY_POLLS
         )

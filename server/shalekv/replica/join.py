@@ -103,4 +103,4 @@ async def _last_writer(
     found = await read_slot(store, c, manifest.database_id)
     if isinstance(found, ShaleError):
         return manifest.writer_epoch, 0  # a restored copy may have no log at all
-    return found.properties.writer_epoch, found.footer.time_told(manifest.time_reset_wal_id)
+    return found.properties.writer_epoch, found.footer.proven_time_ms(manifest.time_reset_wal_id)

@@ -86,14 +86,14 @@ class _CurrentTail:
     member_id: bytes
     address: str
     scope: asyncio.Timeout  # its expiry ends the tail
-    is_left: bool = False
+    is_abandoned: bool = False
 
 
 class TailEnded(Exception):
     """A tail is abandoned. The text says why; the log continues elsewhere."""
 
 
-class Tailing:
+class TailReader:
     """Reads tails for one replica."""
 
     def __init__(
@@ -171,14 +171,14 @@ class Tailing:
     def _judge(self, configuration: Configuration, asked: MemberAnswers) -> None:
         """Leave a tail from which nothing more can be expected."""
         current = self._current
-        if current is None or current.is_left or current.scope.expired():
+        if current is None or current.is_abandoned or current.scope.expired():
             return
         if current.member_id not in {member.id for member in configuration.everyone}:
-            self._leave(current, "it is no member any more")
+            self._abandon(current, "it is no member any more")
         elif current.member_id in asked.silent:
-            self._leave(current, "it does not answer")
+            self._abandon(current, "it does not answer")
         elif self._is_late(furthest_commit(asked.answers)):
-            self._leave(current, "it lags behind the others")
+            self._abandon(current, "it lags behind the others")
 
     def _is_late(self, committed_lsn: int) -> bool:
         """Whether, for an interval, the tail has not reported a commit that others knew of."""
@@ -189,10 +189,10 @@ class Tailing:
             self._due = committed_lsn, now_ms
         return self._due is not None and now_ms - self._due[1] >= self._settings.poll_interval_ms
 
-    def _leave(self, current: _CurrentTail, problem: str) -> None:
+    def _abandon(self, current: _CurrentTail, problem: str) -> None:
         log.info("leaving a tail", address=current.address, problem=problem)
         self.is_live = False
-        current.is_left = True
+        current.is_abandoned = True
         current.scope.reschedule(0)  # a time in the past
 
     def _settle_proofs(self) -> None:
@@ -284,7 +284,7 @@ class Tailing:
     def _begin_piece(self, member_id: bytes, piece: TailPiece) -> None:
         current = self._current
         assert current is not None
-        if current.is_left or current.scope.expired():
+        if current.is_abandoned or current.scope.expired():
             return  # its records are applied nevertheless
         if not self.is_live:
             log.info("tailing", address=current.address)

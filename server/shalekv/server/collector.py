@@ -10,7 +10,7 @@ from structlog.contextvars import bound_contextvars
 
 from shalekv.clock import Clock
 from shalekv.errors import ShaleError, StoreBroken
-from shalekv.jobs.collect import Collecting, Report
+from shalekv.jobs.collect import CollectJob, CollectReport
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ class Collector:
     A collection that fails with any exception is logged, and repeated when the next one is due.
     """
 
-    def __init__(self, databases: Sequence[Collecting], clock: Clock, *, interval_ms: int) -> None:
+    def __init__(self, databases: Sequence[CollectJob], clock: Clock, *, interval_ms: int) -> None:
         """REQUIRES: `databases` is not empty; each has a store of its own."""
         self._databases = databases
         self._clock = clock
@@ -36,11 +36,11 @@ class Collector:
             loops = [tasks.create_task(self._repeat(each)) for each in self._databases]
         raise loops[0].result()
 
-    async def run_once(self) -> Sequence[Report | Exception]:
+    async def run_once(self) -> Sequence[CollectReport | Exception]:
         """Collect each database once, and return its report or its error."""
         return [await self._collect(each) for each in self._databases]
 
-    async def _repeat(self, database: Collecting) -> StoreBroken:
+    async def _repeat(self, database: CollectJob) -> StoreBroken:
         """Collect until the store is broken; returns that error, so that the other loops go on."""
         while True:
             outcome = await self._collect(database)
@@ -50,11 +50,11 @@ class Collector:
                 return outcome
             await self._clock.sleep_ms(self._interval_ms)
 
-    async def _collect(self, database: Collecting) -> Report | Exception:
+    async def _collect(self, database: CollectJob) -> CollectReport | Exception:
         with bound_contextvars(url=database.url):
             return await self._collected(database)
 
-    async def _collected(self, database: Collecting) -> Report | Exception:
+    async def _collected(self, database: CollectJob) -> CollectReport | Exception:
         began_ms, sent_before = self._clock.monotonic_ms(), database.sent.total
         database_log = log.bind(url=database.url)
         try:

@@ -289,7 +289,7 @@ class Compactor:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactedPlace:
+class CompactionTarget:
     """Store of one database to compact, and the workers for its merges."""
 
     store: ObjectStore
@@ -302,7 +302,7 @@ class Compactors:
 
     def __init__(
         self,
-        places: Sequence[CompactedPlace],
+        places: Sequence[CompactionTarget],
         settings: CompactSettings,
         *,
         hurry: asyncio.Event | None = None,
@@ -349,7 +349,7 @@ class _Database:
 
     def __init__(
         self,
-        place: CompactedPlace,
+        place: CompactionTarget,
         settings: CompactSettings,
         slots: MergeSlots,
         hurry: asyncio.Event,

@@ -113,9 +113,9 @@ class SnapshotReads:
         view = opened.view
         known = {key: view.get(key) for key in keys}
         not_in_memory = [key for key, entry in known.items() if entry is None]
-        if view.held is not None and not_in_memory:
+        if view.pinned is not None and not_in_memory:
             try:
-                known.update(await view.held.find_many(not_in_memory))
+                known.update(await view.pinned.find_many(not_in_memory))
             except ObjectNotFound as missing:
                 raise await self._views.explain(missing, request_header.snapshot_id) from missing
         return make_reply(known.get, self.header(view), opened.now_ms)

@@ -8,7 +8,7 @@ from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
 from shalekv.protocol.manifest import Manifest
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS
+from shalekv.read.version_set import RELEASE_TIMEOUT_MS
 from shalekv.replica.engine import ReaderEngine
 from shalekv.replica.join import join
 from shalekv.runtime import Runtime
@@ -32,7 +32,7 @@ from shalekv.store.disk_cache import open_disk_cache
 from shalekv.store.manifests import StoredManifest
 from shalekv.watch.stream import Watches
 from shalekv.write.quorum.links import Links
-from shalekv.write.snapshots import SnapshotPins
+from shalekv.write.snapshots import SnapshotUsage
 
 log = structlog.get_logger()
 
@@ -93,7 +93,7 @@ class Reader:
         watches = watches_of(engine, cas, settings.watches, kv.header)
         use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
-        pins = SnapshotPins(cas)
+        pins = SnapshotUsage(cas)
         admin = ReaderAdmin(
             engine,
             settings.reader,
@@ -123,12 +123,12 @@ class Reader:
         """Wait until this reader has ended; return the error behind it, None after `close`."""
         return await self.engine.ended()
 
-    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+    async def release(self, timeout_ms: float = RELEASE_TIMEOUT_MS) -> None:
         """Delete the snapshots that protect reads.
 
         REQUIRES: `run` has returned, and no read is running.
         """
-        await self.engine.leave(timeout_ms)
+        await self.engine.release(timeout_ms)
 
     def close(self) -> None:
         """Stop following; `run` returns."""
@@ -154,7 +154,7 @@ async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> R
             await engine.load(joined.last_wal_id, asked_ms=asked_ms)
         except ShaleError as error:
             if engine is not None and not isinstance(error, StoreUnavailable):
-                await engine.leave()
+                await engine.release()
             if not attempts_left or not isinstance(error, ObjectNotFound):
                 raise
             log.warning("joining again: what was read is gone", problem=str(error))

@@ -185,7 +185,7 @@ class ReaderAdmin:
     def _reader_status(self) -> admin_pb2.ReaderStatus:
         engine, follower = self._engine, self._engine.follower
         tailing = follower.tailing
-        own = find_snapshot(engine.manifest.current, engine.held.snapshot_id)
+        own = find_snapshot(engine.manifest.current, engine.pinned.snapshot_id)
         return admin_pb2.ReaderStatus(
             state=self._state(),
             next_wal_id=follower.next_wal_id,

@@ -196,19 +196,19 @@ class Reads:
         keys, make_reply, staleness_ms, call = read
         header = self._header(seq, wal_id)
         header.staleness_ms = staleness_ms
-        held = self._engine.held
-        if held.version.is_empty:
+        pinned = self._engine.pinned
+        if pinned.version.is_empty:
             return make_reply(in_memory, header, self._engine.time.now_ms())
         known = {key: in_memory(key) for key in keys}
-        missing = [key for key, entry in known.items() if entry is None and held.may_hold(key)]
+        missing = [key for key, entry in known.items() if entry is None and pinned.may_hold(key)]
         if not missing:
             return make_reply(known.get, header, self._engine.time.now_ms())
         finish = partial(self._reply_now, make_reply, header)
-        return self._read_levels(held, missing, known, finish, retry, call)
+        return self._read_levels(pinned, missing, known, finish, retry, call)
 
     async def _read_levels(
         self,
-        held: PinnedVersion,
+        pinned: PinnedVersion,
         keys: Sequence[bytes],
         known: dict[bytes, Entry | None],
         finish: Callable[[Lookup], ReadReplyT],
@@ -216,9 +216,9 @@ class Reads:
         call: Call,
     ) -> ReadReplyT:
         try:
-            known.update(await self._in_time(held.find_many(keys), call))
+            known.update(await self._in_time(pinned.find_many(keys), call))
         except ObjectNotFound as missing:
-            reason = await self._engine.explain(missing, held)
+            reason = await self._engine.explain(missing, pinned)
             if retry is None or not isinstance(reason, SnapshotNotFound):
                 raise reason from missing
             return await retry()

@@ -511,11 +511,11 @@ class Scans:
 
     def _ahead(self, opened: OpenView) -> AbstractAsyncContextManager[Share | None]:
         """Hold memory for blocks of the levels; stalled scans are ended to free some."""
-        held = opened.view.held
-        if held is None:
+        pinned = opened.view.pinned
+        if pinned is None:
             return nullcontext()
         wait_ms = self._limits.result_wait_ms
-        return held.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=wait_ms, stalls=self._stalls)
+        return pinned.ssts.ahead.held(SCAN_AHEAD_BYTES, wait_ms=wait_ms, stalls=self._stalls)
 
     async def _slices(
         self, opened: OpenView, keys: KeyRange, *, reverse: bool
@@ -529,9 +529,9 @@ class Scans:
                 async for entries in slices:
                     yield entries
         except ObjectNotFound as missing:
-            if view.held is None:
+            if view.pinned is None:
                 raise
-            raise await self._engine.explain(missing, view.held) from missing
+            raise await self._engine.explain(missing, view.pinned) from missing
 
     async def _open(self, level: LevelValue, staleness_ms: int) -> OpenView:
         """Open the newest view of the level; `staleness_ms` is that of the state at this moment."""

@@ -26,7 +26,7 @@ from shalekv.protocol.manifest import (
     space_amplification,
     total_bytes,
 )
-from shalekv.protocol.retention import Pinned
+from shalekv.protocol.retention import PinnedBytes
 from shalekv.protocol.sst_table import SstTable
 from shalekv.read.engine import ReadEngine, Time
 from shalekv.read.sst_reader import LevelSsts
@@ -39,7 +39,7 @@ from shalekv.store.api import RequestKind
 from shalekv.store.counting import Count, Operation
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.watch.stream import Watches
-from shalekv.write.snapshots import SnapshotPins
+from shalekv.write.snapshots import SnapshotUsage
 from shalekv.write.wal import MemberReport, QuorumReport
 
 PINS_TIMEOUT_MS = 1_000  # a store that does not answer must not delay a status by more
@@ -141,7 +141,7 @@ class MemoryUse:
 
 def measure_reads(memory: MemoryUse, engine: ReadEngine, scans: Scans, watches: Watches) -> None:
     """Register measures of the parts that the writer and readers have in common."""
-    levels = engine.held.ssts
+    levels = engine.pinned.ssts
     memory.measure("block_cache_bytes", lambda: levels.counters.block_held_bytes)
     memory.measure("metadata_cache_bytes", lambda: levels.counters.metadata_held_bytes)
     memory.measure("read_in_flight_bytes", lambda: levels.counters.in_flight_bytes)
@@ -263,7 +263,7 @@ class LevelsReport:
         self,
         engine: ReportedEngine,
         compactor: CompactorSettings,
-        pins: SnapshotPins,
+        pins: SnapshotUsage,
         requests: RequestCounts,
     ) -> None:
         """Create the report.
@@ -376,7 +376,7 @@ def request_statuses(requests: RequestCounts) -> Iterator[admin_pb2.StoreRequest
         )
 
 
-def snapshot_status(pinned: Pinned) -> admin_pb2.SnapshotStatus:
+def snapshot_status(pinned: PinnedBytes) -> admin_pb2.SnapshotStatus:
     """Describe a snapshot and the bytes that it pins."""
     snapshot = pinned.snapshot
     return admin_pb2.SnapshotStatus(

@@ -36,7 +36,7 @@ def watches_of(
         ),
         settings,
         store.runtime.clock,
-        hold=lambda: engine.held,
+        hold=lambda: engine.pinned,
         header=header,
         now_ms=engine.time.now_ms,
         watched_range=watched_range,

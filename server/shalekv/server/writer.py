@@ -6,7 +6,7 @@ import structlog
 
 from shalekv.clock import Clock
 from shalekv.errors import ShaleError
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS
+from shalekv.read.version_set import RELEASE_TIMEOUT_MS
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.status import (
@@ -31,7 +31,7 @@ from shalekv.wording import Trouble
 from shalekv.write.engine import WriterEngine
 from shalekv.write.opening import open_log
 from shalekv.write.quorum.links import Links
-from shalekv.write.snapshots import SnapshotPins
+from shalekv.write.snapshots import SnapshotUsage
 
 log = structlog.get_logger()
 
@@ -108,7 +108,7 @@ class Writer:
         kv = WriterKv(engine, settings.limits, runtime, counting.reads)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         memory = _memory_use(settings, engine, kv, watches)
-        pins, requests = SnapshotPins(cas), counting.counts_by_folder
+        pins, requests = SnapshotUsage(cas), counting.counts_by_folder
         admin = WriterAdmin(
             engine,
             writer_settings,
@@ -142,12 +142,12 @@ class Writer:
         finally:
             self.kv.scans.views.close()
 
-    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+    async def release(self, timeout_ms: float = RELEASE_TIMEOUT_MS) -> None:
         """Close the log, and delete the snapshots that protect reads.
 
         REQUIRES: `run` has returned, and no read is running.
         """
-        await self.engine.leave(timeout_ms)
+        await self.engine.release(timeout_ms)
 
     async def ended(self) -> ShaleError | None:
         """Wait until no more writes are accepted; return the error behind it, None after `close`.

@@ -114,19 +114,19 @@ class _Begun(Generic[ReplyT]):
 
 
 class _UnpinnedReadSet:
-    """Read set of a write that waits for admission; it does not keep its base alive.
+    """Read set of a write that waits for admission; it does not hold its version token.
 
-    A full memtable shrinks only when nothing refers to an older base, so a write that waits for
+    A full memtable shrinks only when no older version token is held, so a write that waits for
     the memtable to shrink must not hold one.
     """
 
     def __init__(self, read_set: ReadSet) -> None:
-        self._read_set = replace(read_set, base=None)
-        self._base = weakref.ref(read_set.base) if read_set.base is not None else None
+        self._read_set = replace(read_set, token=None)
+        self._token = weakref.ref(read_set.token) if read_set.token is not None else None
 
     def pinned(self) -> ReadSet:
-        """Return the read set, pinned again; without a base, and so outdated, if that is gone."""
-        return replace(self._read_set, base=self._base() if self._base is not None else None)
+        """Return the read set, with its token; without one, and so outdated, if it is gone."""
+        return replace(self._read_set, token=self._token() if self._token is not None else None)
 
 
 class Writes:

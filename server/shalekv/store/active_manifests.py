@@ -15,7 +15,7 @@ from shalekv.format import names
 from shalekv.format.coding import crc32c
 from shalekv.format.manifest import decode_manifest
 from shalekv.protocol.manifest import Manifest
-from shalekv.protocol.retention import Folder, Listed, Pins, active_ids
+from shalekv.protocol.retention import Folder, Listed, LiveObjects, active_ids
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 
@@ -31,9 +31,9 @@ class ActiveManifests:
     def __init__(self, store: CasStore) -> None:
         """Start empty."""
         self._store = store
-        self._known: dict[Listed, Pins] = {}
+        self._known: dict[Listed, LiveObjects] = {}
 
-    async def pins(self, manifest: Manifest, listing: Iterable[Listed]) -> list[Pins]:
+    async def pins(self, manifest: Manifest, listing: Iterable[Listed]) -> list[LiveObjects]:
         """Return the pins of all manifests that are active when `manifest` is current.
 
         `listing` is a list of the store: a manifest whose object was replaced is read again.
@@ -54,13 +54,13 @@ class ActiveManifests:
             while unread:
                 manifest_id = unread.pop()
                 pinned, _ = await read_pinned(self._store, manifest, manifest_id)
-                pins = Pins.of(pinned)
+                pins = LiveObjects.of(pinned)
                 found[manifest_id] = pins
                 if manifest_id in listed:
                     self._known[listed[manifest_id]] = pins
 
         await in_parallel(read, min(READS_MAX, len(unread)))
-        return [Pins.of(manifest), *found.values()]
+        return [LiveObjects.of(manifest), *found.values()]
 
 
 async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> tuple[Manifest, int]:

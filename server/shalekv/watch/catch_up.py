@@ -213,7 +213,7 @@ class _WalPass:
     def __init__(
         self,
         watches: Sequence[CatchUpWatch],
-        held: PinnedVersion | None,
+        pinned: PinnedVersion | None,
         history: History,
         clock: Clock,
     ) -> None:
@@ -224,8 +224,8 @@ class _WalPass:
         for watch in watches:
             if not watch.is_over:
                 self._subscriptions.add(watch)
-        self._held = held  # to the end of the pass: it keeps the SSTs of loads
-        base = None if held is None else held.base
+        self._pinned = pinned  # to the end of the pass: it keeps the SSTs of loads
+        base = None if pinned is None else pinned.without_loads
         wal_id = None if base is None else base.version.wal_id
         self._levels_end = 0 if wal_id is None else wal_id + 1
         self._replayed = ReplayedState(base, size_bytes_max=REPLAYED_BYTES_MAX)
@@ -322,6 +322,8 @@ class _WalPass:
         if topic.watchers_with_previous:
             replayed = self._replayed
             previous: list[Previous] = [replayed.previous(entry.key) for entry in entries]
-            event = ChangeEvent(load.seq, load.wal_id, entries, previous, replayed.held, more=more)
+            event = ChangeEvent(
+                load.seq, load.wal_id, entries, previous, replayed.pinned, more=more
+            )
             await self._publish_event((*topic.watchers_with_previous,), event)
             replayed.add_later(entries)

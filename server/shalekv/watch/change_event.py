@@ -44,7 +44,7 @@ class ChangeEvent:
     wal_id: int
     changes: Sequence[Entry]  # range deletes first, clipped to the range; both kinds by key
     previous: list[Previous] | None = None  # one for each change; None: not requested
-    held: PinnedVersion | None = None  # the levels to read for what is `UNREAD`
+    pinned: PinnedVersion | None = None  # the levels to read for what is `UNREAD`
     more: bool = False  # another part of the commit follows
     size_bytes: int = field(init=False)
     encoded: bytes | None = None  # the encoded commit, cached by its first use

@@ -17,11 +17,11 @@ from shalekv.format.footer import Footer, read_footer
 from shalekv.format.records import decode_load
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry, KeyRange
-from shalekv.protocol.loads import CommittedLoad, load_tree
+from shalekv.protocol.loads import CommittedLoad, load_version
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.origins import FIRST_SLOT, first_write_id
 from shalekv.read.replay import read_slot
-from shalekv.read.source import tree_sources
+from shalekv.read.source import level_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.store.cas import CasStore
 from shalekv.watch.change_event import AppliedObject
@@ -52,7 +52,7 @@ async def load_parts(
 
     Raises `CorruptObject`, `ObjectNotFound` and `StoreUnavailable`.
     """
-    for source in tree_sources(ssts, load_tree(load), keys, reverse=False):
+    for source in level_sources(ssts, load_version(load), keys, reverse=False):
         while (window := await source.next()) is not None:
             if window.run.entries:
                 yield window.run.entries

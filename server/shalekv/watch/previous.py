@@ -18,7 +18,7 @@ class PriorState(Protocol):
     """The state of the database before a WAL object."""
 
     @property
-    def held(self) -> PinnedVersion | None:
+    def pinned(self) -> PinnedVersion | None:
         """The levels to read for what is `UNREAD`."""
         ...
 
@@ -33,21 +33,23 @@ class ViewBefore:
     def __init__(self, view: ReadView) -> None:
         """`view` is that of the prefix just before the object was applied."""
         self._view = view
-        self.held = view.held
+        self.pinned = view.pinned
 
     def previous(self, key: bytes) -> Previous:
         """Return the newest version of `key`, as far as memory determines it; reads nothing."""
         found = self._view.get(key)
-        held = self.held
-        if held is None:
+        pinned = self.pinned
+        if pinned is None:
             return found
         # A delete that the levels hold as well: memory may have dropped a newer put already.
         is_stale = (
-            found is not None and found.kind is not Kind.PUT and found.seq <= held.version.last_seq
+            found is not None
+            and found.kind is not Kind.PUT
+            and found.seq <= pinned.version.last_seq
         )
         if found is not None and not is_stale:
             return found
-        return Unresolved.UNREAD if held.may_hold(key) else None
+        return Unresolved.UNREAD if pinned.may_hold(key) else None
 
 
 class ReplayedState:
@@ -68,23 +70,23 @@ class ReplayedState:
         self._size_bytes_max = size_bytes_max
         self._pending: list[Entry] = []
         self._pending_bytes = 0
-        self.held: PinnedVersion | None = None
+        self.pinned: PinnedVersion | None = None
 
     def use_base(self) -> None:
         """Read keys that were not replayed from the base.
 
         REQUIRES: the replay has reached the end of the base, and began at or before it.
         """
-        self.held, self._base = self._base, None
+        self.pinned, self._base = self._base, None
 
     def previous(self, key: bytes) -> Previous:
         """Return the newest version of `key`."""
         found = self._tombstones.latest(key, self._known.get(key))
         if found is not None:
             return found
-        if self.held is None:
+        if self.pinned is None:
             return Unresolved.UNKNOWN
-        return Unresolved.UNREAD if self.held.may_hold(key) else None
+        return Unresolved.UNREAD if self.pinned.may_hold(key) else None
 
     def add(self, changes: Iterable[Entry]) -> None:
         """Replay the changes of the next commit, range deletes first."""
@@ -124,7 +126,7 @@ class ReplayedState:
 
     def _forget(self) -> None:
         self._known, self._tombstones, self._size_bytes = {}, NONE, 0
-        self._base = self.held = None
+        self._base = self.pinned = None
 
 
 class ObjectPriorValues:
@@ -167,17 +169,17 @@ async def read_previous(events: Sequence[ChangeEvent]) -> None:
     """
     wanted: dict[PinnedVersion, set[bytes]] = {}
     for event in events:
-        if event.held is not None:
-            wanted.setdefault(event.held, set()).update(_unread_keys(event))
+        if event.pinned is not None:
+            wanted.setdefault(event.pinned, set()).update(_unread_keys(event))
     found: dict[PinnedVersion, dict[bytes, Entry] | None] = {}
-    for held, keys in wanted.items():
+    for pinned, keys in wanted.items():
         try:
-            found[held] = await held.find_many([*keys])
+            found[pinned] = await pinned.find_many([*keys])
         except StoreError:
-            found[held] = None
+            found[pinned] = None
     for event in events:
-        if event.held is not None:
-            _fill(event, found.get(event.held))
+        if event.pinned is not None:
+            _fill(event, found.get(event.pinned))
 
 
 def _unread_keys(event: ChangeEvent) -> list[bytes]:
@@ -193,4 +195,4 @@ def _fill(event: ChangeEvent, found: dict[bytes, Entry] | None) -> None:
         else previous
         for entry, previous in zip(event.changes, event.previous or (), strict=True)
     ]
-    event.held = None
+    event.pinned = None

@@ -171,7 +171,7 @@ class WatchQueue:
         unread = [
             each.event
             for each in islice(self._queued, READ_AHEAD_COMMITS)
-            if isinstance(each.event, ChangeEvent) and each.event.held is not None
+            if isinstance(each.event, ChangeEvent) and each.event.pinned is not None
         ]
         await read_previous(unread)
 
@@ -186,7 +186,7 @@ class WatchQueue:
 
 
 def _is_unread(reply: _QueuedReply) -> bool:
-    return isinstance(reply.event, ChangeEvent) and reply.event.held is not None
+    return isinstance(reply.event, ChangeEvent) and reply.event.pinned is not None
 
 
 def commit_replies(

@@ -171,7 +171,7 @@ def _event_with_previous(
     prior: PriorState,
 ) -> ChangeEvent:
     previous: list[Previous] = [None if at < 0 else values.previous(at) for _, at in changes]
-    return ChangeEvent(seq, wal_id, [entry for entry, _ in changes], previous, prior.held)
+    return ChangeEvent(seq, wal_id, [entry for entry, _ in changes], previous, prior.pinned)
 
 
 def _clipped(tombstone: Entry, keys: KeyRange) -> Entry:

@@ -27,7 +27,7 @@ from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import ReadSet
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, VersionSet
+from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.manifests import FencedManifest
 from shalekv.watch.change_event import AppliedObject
@@ -190,23 +190,23 @@ async def limit_shutdown(
 
 
 async def explain_missing(
-    missing: ObjectNotFound, held: PinnedVersion, ownership: Ownership, levels: VersionSet
+    missing: ObjectNotFound, pinned: PinnedVersion, ownership: Ownership, levels: VersionSet
 ) -> ShaleError:
     """Find out why an object of the levels is missing.
 
-    Returns `SnapshotNotFound` when nothing protects `held` any more; else `missing`, or the error
+    Returns `SnapshotNotFound` when nothing protects `pinned` any more; else `missing`, or the error
     that ends this writer.
     """
     try:
         await ownership.confirm()
     except ShaleError as error:
         return error
-    if levels.protects(held):
+    if levels.protects(pinned):
         return missing
     return SnapshotNotFound(
         f"{missing.name} is gone: the snapshot that protected the levels of manifest "
-        f"{held.version.manifest_id} has expired, because this process was stopped for long. Read "
-        "again, from the beginning"
+        f"{pinned.version.manifest_id} has expired, because this process was stopped for long. "
+        "Read again, from the beginning"
     )
 
 
@@ -320,7 +320,7 @@ class WriterEngine:
         return self.manifest.current.database_id
 
     @property
-    def held(self) -> PinnedVersion:
+    def pinned(self) -> PinnedVersion:
         """The levels that a new read uses."""
         return self.levels.current
 
@@ -388,9 +388,9 @@ class WriterEngine:
         return view.below([*landed_ahead, *not_durable])
 
     def _view(self, seq: int) -> ReadView:
-        held = self.levels.current
+        pinned = self.levels.current
         view = self.memtable.view(seq, self.watermark.wal_id)
-        return view if held.version.is_empty else view.above(held)
+        return view if pinned.version.is_empty else view.above(pinned)
 
     async def confirm(self) -> None:
         """Confirm, by a request that is sent after this call, that no other writer has taken over.
@@ -407,13 +407,13 @@ class WriterEngine:
     async def catch_up(self) -> None:
         """Return at once: a writer is never behind."""
 
-    async def explain(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
+    async def explain(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
         """Find out why an object of a version that is being read is missing.
 
         Either this process was stopped until its snapshot had expired: then new reads use a new
         version, unless another writer has taken over. Or a protected object was deleted.
         """
-        reason = await self._reason_of(missing, held)
+        reason = await self._reason_of(missing, pinned)
         if isinstance(reason, SnapshotNotFound):
             try:
                 await self.levels.keep()
@@ -421,8 +421,8 @@ class WriterEngine:
                 return error
         return reason
 
-    async def _reason_of(self, missing: ObjectNotFound, held: PinnedVersion) -> ShaleError:
-        return await explain_missing(missing, held, self.ownership, self.levels)
+    async def _reason_of(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
+        return await explain_missing(missing, pinned, self.ownership, self.levels)
 
     def _newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
         """The state by which a transaction is decided that follows all pending writes."""
@@ -481,7 +481,7 @@ class WriterEngine:
         except ShaleError as error:
             self.log.stop(error)
 
-    async def leave(self, timeout_ms: float = LEAVE_TIMEOUT_MS) -> None:
+    async def release(self, timeout_ms: float = RELEASE_TIMEOUT_MS) -> None:
         """Remove the snapshots of this process, as `VersionSet.close`.
 
         REQUIRES: no reads are in progress.

@@ -94,8 +94,10 @@ class ExpiryScan:
         through_seq, now_ms = self._values.through_seq, self._now_ms()
         done: set[bytes] = set()
         while True:
-            held = self._levels.current.base  # anew for each SST: an old version keeps garbage
-            infos = [*ssts(held.version)]
+            pinned = (
+                self._levels.current.without_loads
+            )  # anew for each SST: an old version keeps garbage
+            infos = [*ssts(pinned.version)]
             self._seen = {i.id: self._seen[i.id] for i in infos if i.id in self._seen}
             info = next(
                 (i for i in infos if i.id not in done and self._is_due(i, through_seq, now_ms)),
@@ -106,7 +108,7 @@ class ExpiryScan:
             done.add(info.id)
             due_ms = NEVER_MS
             try:
-                async with aclosing(self._read(held, info)) as blocks:
+                async with aclosing(self._read(pinned, info)) as blocks:
                     async for columns in blocks:
                         keys, next_ms = _expired(columns, through_seq, now_ms)
                         due_ms = min(due_ms, next_ms)
@@ -127,10 +129,10 @@ class ExpiryScan:
             return True
         return seen.due_ms <= now_ms
 
-    async def _read(self, held: PinnedVersion, info: SstInfo) -> AsyncGenerator[Columns, None]:
-        opened = await held.ssts.metadata(info)  # with the filter, since found keys are looked up
+    async def _read(self, pinned: PinnedVersion, info: SstInfo) -> AsyncGenerator[Columns, None]:
+        opened = await pinned.ssts.metadata(info)  # with the filter, since found keys are looked up
         for numbers in _groups(opened):
-            fetched = await held.ssts.fetch(opened, numbers, keep=True)
+            fetched = await pinned.ssts.fetch(opened, numbers, keep=True)
             for number in numbers:
                 yield fetched.block(number).columns()
                 await self._clock.sleep_ms(0)

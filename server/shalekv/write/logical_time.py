@@ -178,7 +178,7 @@ async def last_time_ms(store: CasStore, manifest: Manifest) -> int:
         found = await read_slot(store, wal_id, manifest.database_id)
         if isinstance(found, ShaleError):
             continue  # the replay reports the damage
-        recorded_ms = found.footer.time_told(manifest.time_reset_wal_id)
+        recorded_ms = found.footer.proven_time_ms(manifest.time_reset_wal_id)
         if recorded_ms:
             return max(recorded_ms, manifest.logical_time_ms)
     return manifest.logical_time_ms

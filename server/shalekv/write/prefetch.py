@@ -46,13 +46,13 @@ class Prefetch:
         """The answers to `needs`, if they are known without reading the levels; else None."""
         if self._log.is_loading and (needs.keys or needs.ranges):
             return None
-        held = self._levels.current
-        if needs.record_key and held.may_hold_record(needs.record_key):
+        pinned = self._levels.current
+        if needs.record_key and pinned.may_hold_record(needs.record_key):
             return None
-        if not held.version.is_empty:
+        if not pinned.version.is_empty:
             if needs.ranges:
                 return None
-            if any(not self._is_kept(key) and held.may_hold(key) for key in needs.keys):
+            if any(not self._is_kept(key) and pinned.may_hold(key) for key in needs.keys):
                 return None
         return self._levels.empty_read_set
 
@@ -61,24 +61,24 @@ class Prefetch:
         while True:
             if needs.keys or needs.ranges:
                 await self._log.wait_loaded()  # a load is found in the levels once it has landed
-            held, base = self._levels.current, self._levels.base
+            pinned, token = self._levels.current, self._levels.token
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
-                found = await held.find_many(keys) if keys and not held.version.is_empty else {}
-                ranges = {each: await self._range_in_levels(held, each) for each in needs.ranges}
-                record = await held.find_record(needs.record_key) if needs.record_key else None
+                found = await pinned.find_many(keys) if keys and not pinned.version.is_empty else {}
+                ranges = {each: await self._range_in_levels(pinned, each) for each in needs.ranges}
+                record = await pinned.find_record(needs.record_key) if needs.record_key else None
             except ObjectNotFound as missing:
-                # Not `explain`, which may wait until `base`, held here, is released.
-                raise await self._reason_of(missing, held) from missing
-            read_set = ReadSet(base, found, ranges, record)
+                # Not `explain`, which may wait until `token`, held here, is released.
+                raise await self._reason_of(missing, pinned) from missing
+            read_set = ReadSet(token, found, ranges, record)
             if self.is_current(read_set, needs):
                 return read_set
 
-    async def _range_in_levels(self, held: PinnedVersion, keys: KeyRange) -> RangeInLevels:
+    async def _range_in_levels(self, pinned: PinnedVersion, keys: KeyRange) -> RangeInLevels:
         pending_writes = self._log.pending_writes
         in_memory = self._state(pending_writes, self._levels.empty_read_set).durable
         return await range_in_levels(
-            replace(in_memory, runs=(), held=held),
+            replace(in_memory, runs=(), pinned=pinned),
             keys,
             now_ms=self._now_ms(),
             is_shadowed=self._is_kept,
@@ -87,8 +87,8 @@ class Prefetch:
         )
 
     def _is_kept(self, key: bytes) -> bool:
-        """Whether memory has a version of `key`, and keeps it while decisions rest on the present
-        base.
+        """Whether memory has a version of `key`, and keeps it as long as the present token
+        is pinned.
 
         Versions that are not durable do not count: their commits may be decided again, and not
         write the key then.
@@ -98,6 +98,6 @@ class Prefetch:
 
     def is_current(self, read_set: ReadSet, needs: Needs) -> bool:
         """Whether memory holds everything newer than the version that `below` was read from."""
-        if read_set.base is not self._levels.base:
+        if read_set.token is not self._levels.token:
             return not (needs.keys or needs.ranges or needs.record_key)
         return not (self._log.is_loading and (needs.keys or needs.ranges))

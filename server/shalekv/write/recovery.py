@@ -150,12 +150,12 @@ async def serve_replayed(
         first_seq=log.first_seq,
     )
     loads = [load.load_id for load in replayed.loads]
-    held = await _serve_levels(
+    pinned = await _serve_levels(
         store, manifest, settings, log.time, cache, disk, finish=finish, loads=loads
     )
     return RecoveredLog(
         store=store,
-        version=held,
+        version=pinned,
         manifest=manifest,
         wal=log.slots,
         memtable=replayed.memtable,

@@ -1,7 +1,7 @@
 """Named snapshots: created, renewed, shared and removed by edits of the manifest.
 
 An edit that finds its snapshot gone fails: what the snapshot protected may be deleted (rule F3).
-All times are by the store's clock. `SnapshotPins` finds out what snapshots keep from being deleted,
+All times are by the store's clock. `SnapshotUsage` finds out how many bytes snapshots keep,
 `SnapshotSeqs` the sequence number that each reads at.
 """
 
@@ -29,7 +29,7 @@ from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.origins import is_pin
-from shalekv.protocol.retention import Holdings, Pinned, pinned_by_snapshots
+from shalekv.protocol.retention import Holdings, PinnedBytes, pinned_by_snapshots
 from shalekv.protocol.snapshot import (
     NEVER,
     create_snapshot,
@@ -65,7 +65,7 @@ class SnapshotView:
 
     snapshot: Snapshot
     manifest: Manifest | None
-    pinned: Pinned | None
+    pinned: PinnedBytes | None
 
 
 class _ManifestChanged(Exception):
@@ -354,7 +354,7 @@ def _found(manifest: Manifest, snapshot_id: bytes) -> Snapshot:
     return found
 
 
-class SnapshotPins:
+class SnapshotUsage:
     """Finds out what snapshots keep from being deleted, as far as their manifests can be read.
 
     Reads each manifest that a snapshot names once, when first needed.
@@ -364,11 +364,11 @@ class SnapshotPins:
         self._store = store
         self._known: dict[int, Holdings] = {}
 
-    def known(self, current: Manifest, now_s: float) -> list[Pinned]:
+    def known(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
         """What is known so far, without reading anything."""
         return pinned_by_snapshots(current, self._known, now_s=now_s)
 
-    async def pinned(self, current: Manifest, now_s: float) -> list[Pinned]:
+    async def pinned(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
         """What the unexpired snapshots of the current manifest keep, WAL objects left out.
 
         `now_s` is by the store's clock. Snapshots whose manifest cannot be read are left out.

@@ -10,7 +10,7 @@ from shalekv.format.block_frame import Codec, compressed, compressor, plain
 from shalekv.format.coding import Piece
 from shalekv.format.columns import Section, columns_of, read_section
 from shalekv.format.filter import build_filter, parse_filter
-from shalekv.format.footer import Footer, needed_tail, read_footer, told_name, unseal
+from shalekv.format.footer import Footer, name_in_footer, needed_tail, read_footer, unseal
 from shalekv.format.index import BlockHandle, BlockIndex, encode_index, parse_index
 from shalekv.format.records import load_entry
 from shalekv.format.sst import (
@@ -82,7 +82,7 @@ SIZE_BYTES = 9_000 + len(FOOTERS[0])  # the parts of an object begin at multiple
 
 def _footer(data: bytes) -> object:
     """A footer at the end of an object of a size that is known."""
-    told = told_name("a file", data, SIZE_BYTES)
+    told = name_in_footer("a file", data, SIZE_BYTES)
     piece, _ = unseal(WAL_NAME, data, SIZE_BYTES)
     return told, piece, read_footer(WAL_NAME, data, SIZE_BYTES, database_id=None)
 
@@ -181,7 +181,7 @@ def _section_of(data: bytes) -> object:
 DECODERS = (
     Decoder(
         name="footer",
-        covers=(read_footer, told_name, unseal),
+        covers=(read_footer, name_in_footer, unseal),
         decode=_footer,
         samples=[*map(_resized, FOOTERS)],
         reseal=resealed_footer,

@@ -18,7 +18,7 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.manifest import decode_manifest
 from shalekv.format.sst import open_sst
 from shalekv.format.sst_writer import encode_sst
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.lease import (
     RANDOM_BYTES,
@@ -86,9 +86,9 @@ class CollectedDatabase:
         runtime = yielding_runtime(self.random.getrandbits(64))
         return CasStore(store or self.store, runtime, StoreSettings())
 
-    def collecting(self, store: ObjectStore | None = None, **settings: Any) -> Collecting:
+    def collecting(self, store: ObjectStore | None = None, **settings: Any) -> CollectJob:
         ages = {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0} | settings
-        return Collecting(self.cas(store), CollectorSettings.model_validate(ages))
+        return CollectJob(self.cas(store), CollectorSettings.model_validate(ages))
 
     def consumers(self, store: ObjectStore | None = None, *, ttl_s: int = TTL_S) -> ConsumerLeases:
         cas = self.cas(store)

@@ -86,7 +86,7 @@ async def write(database: CollectedDatabase, **pairs: bytes) -> int:
     engine.log.submit(changes, told.settle)
     engine.close()
     await engine.run(stop_grace_ms=NEVER_MS)
-    await engine.leave()
+    await engine.release()
     return (await told.receipt()).seq
 
 
@@ -104,7 +104,7 @@ async def look(database: CollectedDatabase) -> Found:
     slices = await gathered(
         scan_slices(view, start=b"", end=b"", reverse=False, now_ms=database.now_ms)
     )
-    await engine.leave()
+    await engine.release()
     read = {each.key: (each.value, each.seq) for entries in slices for each in entries}
     return Found(read, [each.load_id for each in opened.loads])
 

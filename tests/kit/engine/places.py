@@ -12,8 +12,8 @@ from typing import Any
 from shalekv.errors import SnapshotNotFound
 from shalekv.format import names
 from shalekv.format.manifest import encode_manifest
-from shalekv.jobs.clone import Cloned, Cloning
-from shalekv.jobs.collect import Collecting, Report
+from shalekv.jobs.clone import CloneJob, CloneReport
+from shalekv.jobs.collect import CollectJob, CollectReport
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import Finding
 from shalekv.protocol.manifest import Manifest, Snapshot
@@ -80,7 +80,7 @@ class Place:
                     answer = writer.kv.write(kv_pb2.WriteRequest(changes=changes), Call())
                     if not isinstance(answer, kv_pb2.WriteReply):
                         await answer
-            await writer.leave()
+            await writer.release()
 
     async def rows(self) -> list[Row]:
         """All that a writer reads which opens it now."""
@@ -88,7 +88,7 @@ class Place:
             async with running(self.store, serve_settings(), runtime) as writer:
                 view = await writer.engine.committed_view()
                 found = await _scanned(view, writer.engine.time.now_ms())
-            await writer.leave()
+            await writer.release()
             return found
 
     async def rows_at(self, snapshot_id: bytes) -> list[Row] | None:
@@ -99,7 +99,7 @@ class Place:
                 with suppress(SnapshotNotFound):
                     opened = await writer.engine.snapshots.open(snapshot_id)
                     found = await _scanned(opened.view, opened.now_ms)
-            await writer.leave()
+            await writer.release()
         return found
 
     async def open(self) -> None:
@@ -119,17 +119,17 @@ class Place:
             await running_one.run(is_once=True)
             await running_one.close()
 
-    async def collect(self, *, ahead_ms: int = 2 * HOUR_MS) -> Report:
+    async def collect(self, *, ahead_ms: int = 2 * HOUR_MS) -> CollectReport:
         """A collector deletes what is not needed so much later, however young it is."""
         ages = {"collect_age_s": 0, "foreign_age_s": 0, "wal_retention_s": 0}
         settings = CollectorSettings.model_validate(ages)
         with real_runtime(seed=self.seed()) as runtime:
             cas = self.cas(runtime, self.store_at(ahead_ms))
-            return await Collecting(cas, settings).collect()
+            return await CollectJob(cas, settings).collect()
 
-    async def clone_to(self, target: Place, called: str = "") -> Cloned:
+    async def clone_to(self, target: Place, called: str = "") -> CloneReport:
         with real_runtime(seed=self.seed()) as runtime:
-            return await Cloning(self.cas(runtime), target.store).run(called)
+            return await CloneJob(self.cas(runtime), target.store).run(called)
 
     async def snapshot(self, name: str) -> Snapshot:
         with real_runtime(seed=self.seed()) as runtime:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from shalekv.clock import LoopClock
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.read.scan import scan_slices
@@ -102,7 +102,7 @@ class ReplicatedDatabase(Database):
             {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0}
         )
         cas = CasStore(self.another_store(), self.local_runtime(), StoreSettings())
-        await Collecting(cas, settings).collect()
+        await CollectJob(cas, settings).collect()
 
     async def take_over(self, *, k: int = 1) -> None:
         """Another writer has opened the database; its fences are for the test to write."""
@@ -140,7 +140,7 @@ async def running(engine: ReaderEngine) -> AsyncIterator[ReaderEngine]:
 async def get(engine: ReaderEngine, key: bytes) -> bytes | None:
     entry = engine.committed(key)
     if entry is None:
-        entry = await engine.held.find(key)
+        entry = await engine.pinned.find(key)
     return None if entry is None else entry.value
 
 

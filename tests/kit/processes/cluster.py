@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from shalekv.clock import LoopClock
 from shalekv.format.names import level_name
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.jobs.fsck.check import Fsck
 from shalekv.protocol.audit import FindingKind
 from shalekv.protocol.entry import Entry
@@ -200,7 +200,7 @@ class Cluster:
         """Collect whatever has been needless for a moment; again, as long as something is there."""
         settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
         async with self.store() as store, asyncio.timeout(patience_s(STALL_S)):
-            collecting = Collecting(store, settings)
+            collecting = CollectJob(store, settings)
             await collecting.collect()
             while is_there():
                 await LoopClock().sleep_ms(50)  # ages and lives are times of the store

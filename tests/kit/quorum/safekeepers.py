@@ -204,7 +204,7 @@ async def running_node(
                     running.cancel()
     finally:
         sync_workers.close()
-        await node.leave()
+        await node.release()
         workers.close()
 
 

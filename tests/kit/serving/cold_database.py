@@ -129,4 +129,4 @@ async def _put(writer: Writer, count: int) -> None:
                 await answer
         writer.close()
         await running
-    await writer.leave()
+    await writer.release()

@@ -11,7 +11,7 @@ from shalekv.format.columns import Columns
 from shalekv.format.filter import Filter
 from shalekv.jobs import collect
 from shalekv.jobs.backup import create
-from shalekv.jobs.collect import Collecting, Fences
+from shalekv.jobs.collect import CollectJob, Fences
 from shalekv.jobs.fsck import check
 from shalekv.jobs.fsck.objects import Active, NamedSst
 from shalekv.protocol import retention
@@ -20,7 +20,7 @@ from shalekv.protocol.compaction import publish
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.range_tombstones import RangeTombstones
-from shalekv.protocol.retention import Listed, Pins, Reason, RetentionVerdict, expire
+from shalekv.protocol.retention import Listed, LiveObjects, Reason, RetentionVerdict, expire
 from shalekv.protocol.snapshot import NEVER, find_snapshot
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import sst_reader
@@ -117,7 +117,7 @@ async def _created_is_landed(self: StoredManifest, edited: Manifest, _landed: La
 
 
 async def _publish_nothing(
-    _self: Collecting, stored: StoredManifest, survey: collect._Survey
+    _self: CollectJob, stored: StoredManifest, survey: collect._Survey
 ) -> Manifest:
     return expire(
         stored.current, survey.now_ms / 1_000, survey.cutoffs.cutoff_ms, retained=survey.retained
@@ -136,7 +136,7 @@ def _young_is_old(listed: Listed, cutoff_ms: int, going: Reason) -> RetentionVer
     return _real_unless_young(listed, cutoff_ms + 1, going)
 
 
-def _behind_c(self: Pins) -> int:
+def _behind_c(self: LiveObjects) -> int:
     return 0 if self.wal_id_last_compacted is None else self.wal_id_last_compacted + 1
 
 
@@ -178,7 +178,7 @@ def _named_at_all(_scope: object, active: Active) -> Iterable[NamedSst]:
 COLLECTION = (
     mutant("skip F1", (Fences, "among", _no_fences)),
     mutant("skip F2", (StoredManifest, "_has_landed", _created_is_landed), hint=6),
-    mutant("skip F3", (Collecting, "_publish", _publish_nothing), hint=3),
+    mutant("skip F3", (CollectJob, "_publish", _publish_nothing), hint=3),
     mutant(
         "<= for < in collection: leases",
         (expiry, "is_lease_expired", _lease_expired_at_once),
@@ -189,7 +189,7 @@ COLLECTION = (
         (expiry, "is_expired", _snapshot_expired_at_once),
         hint=11,
     ),
-    mutant("<= for < in collection: slots", (Pins, "first_wal_id", property(_behind_c))),
+    mutant("<= for < in collection: slots", (LiveObjects, "first_wal_id", property(_behind_c))),
     mutant("<= for < in collection: ages", (retention, "_unless_young", _young_is_old), hint=1),
     mutant("the collector ignores leases", (retention, "protects", _no_lease_protects), hint=5),
     mutant("the collector ignores snapshots", (retention, "_pinned", _nothing_pinned)),

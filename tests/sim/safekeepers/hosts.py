@@ -195,7 +195,7 @@ class Machine(Listener):
         self.methods = None
         await sync_workers.run(_nothing)
         try:
-            await safekeeper.leave()
+            await safekeeper.release()
         except PowerCut:
             self._cut_short(node)
         self._world.loop.call_soon(self._bury, node, context=self._world.loop.root.context)

@@ -21,7 +21,7 @@ from shalekv.format.names import (
     parse_temporary_name,
     parse_wal_name,
 )
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.snapshot import active_manifest_ids
 from shalekv.protocol.two_phase import CreateRecord
@@ -236,7 +236,7 @@ async def _collect_all(world: World) -> None:
         node.crash()
     sweeper = world.node("sweeper")
     runtime, settings = world.runtime_for(sweeper), StoreSettings()
-    collecting = Collecting(
+    collecting = CollectJob(
         CasStore(world.store_for(sweeper), runtime, settings),
         CollectorSettings(collect_age_s=0, foreign_age_s=FOREIGN_AGE_S, wal_retention_s=0),
     )

@@ -19,7 +19,7 @@ from shalekv.protocol.loads import (
     find_load,
     is_pending,
     level_rows,
-    load_tree,
+    load_version,
     register_load,
     with_committed,
 )
@@ -188,7 +188,7 @@ def test_the_commit_gives_the_number() -> None:
     rows = level_rows(load)
     assert {(row.level, row.min_seq, row.max_seq) for row in rows} == {(L0, 70, 70)}
     assert [replace(row, min_seq=0, max_seq=0) for row in rows] == [*load.ssts]
-    version = load_tree(load)
+    version = load_version(load)
     read = [each for run in version.runs for each in run.ssts]
     assert [replace(each, level=0, min_seq=0, max_seq=0) for each in read] == [*load.ssts]
     assert {each.max_seq for run in version.runs for each in run.ssts} == {70}

@@ -23,7 +23,7 @@ from shalekv.protocol.origins import (
     needed_pins,
     spent_pins,
 )
-from shalekv.protocol.retention import Holdings, Pins, Retention
+from shalekv.protocol.retention import Holdings, LiveObjects, Retention
 from shalekv.protocol.snapshot import NEVER, share_snapshot
 from shalekv.protocol.sst_table import SstInfo
 from tests.kit.retention import CUTOFFS, manifest_object, manifest_of, sst, sst_id, wal_object
@@ -133,11 +133,11 @@ def test_a_pin_keeps_ssts_and_no_log() -> None:
     for ssts_only in (False, True):
         pin = Snapshot(PIN, 4, NEVER, ssts_only=ssts_only)
         current = manifest_of(9, 5, 2, snapshots=(pin,))
-        retention = Retention(current, [Pins.of(older), Pins.of(current)], CUTOFFS)
-        assert retention.judge(wal_object(3)).goes is ssts_only
-        assert not retention.judge(wal_object(5)).goes
-        assert not retention.judge(sst(1)).goes
-        assert not retention.judge(manifest_object(4)).goes
+        retention = Retention(current, [LiveObjects.of(older), LiveObjects.of(current)], CUTOFFS)
+        assert retention.judge(wal_object(3)).may_delete is ssts_only
+        assert not retention.judge(wal_object(5)).may_delete
+        assert not retention.judge(sst(1)).may_delete
+        assert not retention.judge(manifest_object(4)).may_delete
 
 
 def test_what_is_elsewhere_is_not_kept_here() -> None:

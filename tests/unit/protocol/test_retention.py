@@ -13,7 +13,7 @@ from shalekv.protocol.retention import (
     Cutoffs,
     Folder,
     Listed,
-    Pins,
+    LiveObjects,
     Reason,
     Retention,
     first_kept_wal_id,
@@ -42,7 +42,7 @@ def judge(
     cutoffs: Cutoffs = CUTOFFS,
     fences: Sequence[str] = (),
 ) -> tuple[Reason, str]:
-    pins = [Pins.of(each) for each in (current, *older)]
+    pins = [LiveObjects.of(each) for each in (current, *older)]
     verdict = Retention(current, pins, cutoffs, fences=fences).judge(listed)
     return verdict.reason, verdict.detail
 
@@ -130,7 +130,7 @@ def test_labels_and_first_kept_slot() -> None:
     """A snapshot without a name is named by its id; the first kept WAL object is the least c."""
     unnamed = replace(PINNING, snapshots=(snapshot_of(4, ""),))
     assert judge(manifest_object(4), unnamed, OLDER)[1] == f"{'04' * 16} of manifest 4"
-    assert first_kept_wal_id(PINNING, [Pins.of(PINNING), Pins.of(OLDER)]) == 2
+    assert first_kept_wal_id(PINNING, [LiveObjects.of(PINNING), LiveObjects.of(OLDER)]) == 2
 
 
 @pytest.mark.parametrize("is_current", [True, False])

@@ -10,7 +10,7 @@ from shalekv.errors import CorruptObject
 from shalekv.format.names import level_name
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.read.lookup import find, find_many
-from shalekv.read.source import KEPT_BLOCKS_MAX, tree_sources
+from shalekv.read.source import KEPT_BLOCKS_MAX, level_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.disk_cache_folder import CachedPart
@@ -75,7 +75,7 @@ async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
 
     async def scan() -> int:
         rows = 0
-        for source in tree_sources(ssts, levels.tree(), ALL, reverse=False):
+        for source in level_sources(ssts, levels.tree(), ALL, reverse=False):
             while (window := await source.next()) is not None:
                 rows += len(window.run.keys)
         return rows

@@ -19,9 +19,9 @@ from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.read.source import (
     KEPT_BLOCKS_MAX,
     WINDOW_ROWS,
+    LevelSource,
     MergeWindow,
-    TreeSource,
-    tree_sources,
+    level_sources,
 )
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings.model import KIB
@@ -73,14 +73,16 @@ async def drain(
     """Return all visible versions of a range, reading the sources one after the other."""
     newest: dict[bytes, Entry] = {}
     tombstones = NONE
-    for source in tree_sources(ssts, version, keys, reverse=reverse):
+    for source in level_sources(ssts, version, keys, reverse=reverse):
         while (window := await source.next()) is not None:
             newest |= zip(window.run.keys, window.run.entries, strict=True)
             tombstones = tombstones.with_added(window.range_tombstones)
     return {key: entry for key, entry in newest.items() if not tombstones.hides(entry)}
 
 
-async def windows(source: TreeSource, hidden: RangeTombstones = NONE) -> AsyncIterator[MergeWindow]:
+async def windows(
+    source: LevelSource, hidden: RangeTombstones = NONE
+) -> AsyncIterator[MergeWindow]:
     while (window := await source.next(hidden)) is not None:
         yield window
 
@@ -143,9 +145,9 @@ async def test_a_long_scan_leaves_the_cache_alone() -> None:
     for number in hot:
         await ssts.block(opened, number)
     assert len(await drain(ssts, version)) == 400
-    assert all(ssts.held_block(opened.info.id, number) is not None for number in hot)
+    assert all(ssts.cached_block(opened.info.id, number) is not None for number in hot)
     assert ssts.counters.block_evictions == 0
-    kept = [number for number in range(100) if ssts.held_block(opened.info.id, number)]
+    kept = [number for number in range(100) if ssts.cached_block(opened.info.id, number)]
     assert len(kept) < 2 * KEPT_BLOCKS_MAX
 
 
@@ -173,7 +175,7 @@ async def test_what_is_hidden_whole_is_not_read(*, reverse: bool) -> None:
     add_run(levels, 3, entries_of(range(4_000), 1), cuts=cuts, block_bytes=1_000)
     ssts, version = levels.open(read_ahead_bytes_max=4 * KIB), levels.tree()
     hidden = RangeTombstones().with_added([range_tombstone(key_of(500), key_of(3_500), 5)])
-    (source,) = tree_sources(ssts, version, ALL, reverse=reverse)
+    (source,) = level_sources(ssts, version, ALL, reverse=reverse)
     keys = [key async for window in windows(source, hidden) for key in window.run.keys]
     assert {key_of(number) for number in (*range(500), *range(3_500, 4_000))} <= {*keys}
     opened = {name for name, _, _ in levels.store.reads}
@@ -187,7 +189,7 @@ async def test_windows_are_short() -> None:
     levels = Levels()
     levels.add(1, entries_of(range(9_000), 1, value_bytes=0), block_bytes=1_000)
     ssts, version = levels.open(), levels.tree()
-    (source,) = tree_sources(ssts, version, ALL, reverse=False)
+    (source,) = level_sources(ssts, version, ALL, reverse=False)
     rows = [len(window.run.keys) async for window in windows(source)]
     assert sum(rows) == 9_000
     assert max(rows) <= WINDOW_ROWS
@@ -200,7 +202,7 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
     levels = Levels()
     levels.add(0, entries_of(range(200), 1), [range_tombstone(b"a", b"b", 2)], block_bytes=100)
     ssts, version = levels.open(block_cache_bytes=0), levels.tree()
-    (source,) = tree_sources(ssts, version, ALL, reverse=reverse)
+    (source,) = level_sources(ssts, version, ALL, reverse=reverse)
     await ssts.metadata(levels.infos[0])
     received: list[MergeWindow] = []
     while True:
@@ -230,7 +232,7 @@ async def test_a_scan_does_not_hold_filters() -> None:
     levels = wide()
     ssts, version = levels.open(), levels.tree()
     assert (await ssts.metadata(levels.infos[0])).filter is not None
-    (source,) = tree_sources(ssts, version, ALL, reverse=False)
+    (source,) = level_sources(ssts, version, ALL, reverse=False)
     await source.next()
     assert source.opened is not None
     assert source.opened.filter is None

@@ -92,7 +92,7 @@ async def test_neighbours_come_with_one_request(codec: Codec) -> None:
     assert await ssts.blocks(opened, range(1, 6), keep=False) == expected[1:6]
     start, end = opened.index[2].offset, opened.index[4].offset + opened.index[4].length
     assert levels.store.reads == [(level_name(info.id), start, end - start)]
-    assert [ssts.held_block(info.id, number) is None for number in range(7)] == [
+    assert [ssts.cached_block(info.id, number) is None for number in range(7)] == [
         number not in (1, 5) for number in range(7)
     ]
     assert await ssts.blocks(opened, range(7), keep=True) == expected[:7]

@@ -241,7 +241,7 @@ def test_a_version_below_lives_as_long_as_the_load_above_it() -> None:
     assert held.pin is not None
     below = held.below
     assert isinstance(below, LoadedVersion)
-    assert held.base is below.base is below.below
+    assert held.without_loads is below.without_loads is below.below
     assert held.snapshot_id == below.below.snapshot_id
     assert not held.version.is_empty
     assert below.below.version.is_empty

@@ -11,7 +11,7 @@ from shalekv.protocol.snapshot import find_snapshot, has_snapshot, remove_snapsh
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read.read_set import ReadSet
 from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.read.version_set import LEAVE_TIMEOUT_MS, LoadPin, VersionSet
+from shalekv.read.version_set import RELEASE_TIMEOUT_MS, LoadPin, VersionSet
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings
@@ -127,7 +127,7 @@ async def test_snapshot_of_an_old_version_goes_with_its_last_reader() -> None:
     pinned = await PinnedDatabase.opened()
     old = pinned.version_set.current
     old_id = old.snapshot_id
-    views = [ReadView(1, 0, (), held=old) for _ in range(2)]
+    views = [ReadView(1, 0, (), pinned=old) for _ in range(2)]
     del old
     for number in (1, 2):
         await pinned.compact(number, slot=pinned.slot)
@@ -209,13 +209,13 @@ async def test_memory_is_dropped_when_nothing_rests_on_an_older_version() -> Non
     dropping = asyncio.create_task(version_set.drop_compacted())
     await quiesce()
     assert pinned.dropped == [0]
-    decided = [ReadSet(version_set.base), version_set.empty_read_set]
+    decided = [ReadSet(version_set.token), version_set.empty_read_set]
     for number in (1, 2):
         await pinned.compact(number, slot=pinned.slot, seq=60 + number)
         await pinned.keep()
-        assert version_set.base is not decided[0].base
+        assert version_set.token is not decided[0].token
         assert version_set.droppable_seq == 60 + number
-    newest = ReadSet(version_set.base)
+    newest = ReadSet(version_set.token)
     while decided:
         await quiesce()
         assert pinned.dropped == [0]
@@ -223,7 +223,7 @@ async def test_memory_is_dropped_when_nothing_rests_on_an_older_version() -> Non
     await quiesce()
     assert pinned.dropped[-1] == 62
     assert version_set.droppable_seq == 0
-    assert newest.base is version_set.base  # it holds back nothing: this version has all
+    assert newest.token is version_set.token  # it holds back nothing: this version has all
     dropping.cancel()
 
 
@@ -233,7 +233,7 @@ async def test_close_removes_all_that_is_ours() -> None:
     old = pinned.version_set.current
     await pinned.compact(1, slot=pinned.slot)
     assert has_snapshot(await pinned.keep(), old.snapshot_id)
-    await pinned.version_set.close(LEAVE_TIMEOUT_MS)
+    await pinned.version_set.close(RELEASE_TIMEOUT_MS)
     assert (await pinned.database.manifest()).snapshots == (FOREIGN,)
 
 

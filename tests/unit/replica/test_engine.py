@@ -91,19 +91,19 @@ async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
     await database.compact()
     await database.put(a=b"2")
     engine = await database.join()
-    first = engine.held.snapshot_id
+    first = engine.pinned.snapshot_id
     await pass_s(TTL_S + 1)
     await database.edit(lambda m: replace(m, snapshots=()))
     await engine.manifest.refresh()
     await engine.levels.keep()
     assert (engine.watermark.seq, await get(engine, b"a")) == (2, b"2")
-    assert engine.held.snapshot_id != first
-    assert find_snapshot(await database.manifest(), engine.held.snapshot_id)
+    assert engine.pinned.snapshot_id != first
+    assert find_snapshot(await database.manifest(), engine.pinned.snapshot_id)
     async with running(engine):
         await database.put(b=b"1")
         await engine.catch_up()
         assert await scan(engine) == [(b"a", b"2"), (b"b", b"1")]
-    await engine.leave()
+    await engine.release()
     assert (await database.manifest()).snapshots == ()
 
 
@@ -114,7 +114,7 @@ async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -
     await database.put(a=b"1")
     await database.compact()
     engine = await database.join(snapshot="none")
-    held = engine.held
+    held = engine.pinned
     await database.put(a=b"2")
     await database.compact()
     await database.collect()
@@ -123,9 +123,9 @@ async def test_lost_tree_is_left_although_more_is_compacted_than_was_applied() -
     reason = await engine.explain(missing.value, held)
     assert isinstance(reason, SnapshotNotFound)
     assert await get(engine, b"a") == b"2"
-    newer = engine.held
+    newer = engine.pinned
     await engine.explain(missing.value, held)
-    assert engine.held is newer  # which was not lost
+    assert engine.pinned is newer  # which was not lost
 
 
 @virtual_time(seed=1)

@@ -29,7 +29,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.write.engine import WriterEngine
-from shalekv.write.snapshots import SnapshotPins
+from shalekv.write.snapshots import SnapshotUsage
 from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.damage import sst_id
 from tests.kit.engine.databases import Database
@@ -139,7 +139,7 @@ async def report_of(database: Database) -> tuple[LevelsReport, WriterEngine]:
     opened = await database.open(counting)
     settings = WriterSettings.model_validate({"flush_interval_ms": 0})
     engine = WriterEngine(opened, settings, LoopClock())
-    pins = SnapshotPins(CasStore(counting, database.runtime(), StoreSettings()))
+    pins = SnapshotUsage(CasStore(counting, database.runtime(), StoreSettings()))
     return LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder), engine
 
 

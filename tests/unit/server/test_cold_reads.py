@@ -76,7 +76,7 @@ async def process(
                 yield opened, store
             finally:
                 opened.close()
-        await opened.leave()
+        await opened.release()
 
 
 async def _opened(

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
-from shalekv.jobs.collect import Report
+from shalekv.jobs.collect import CollectReport
 from shalekv.server.collector import Collector
 from shalekv.settings import StoreSettings
 from shalekv.store.counting import CountingStore, Operation
@@ -50,7 +50,11 @@ async def test_one_failing_database_does_not_stop_the_others() -> None:
     databases = [first.collecting(), missing.collecting(), second.collecting()]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     outcomes = await role.run_once()
-    assert [type(outcome) for outcome in outcomes] == [Report, DatabaseNotFound, Report]
+    assert [type(outcome) for outcome in outcomes] == [
+        CollectReport,
+        DatabaseNotFound,
+        CollectReport,
+    ]
     for database in (first, second):
         assert database.names() == await database.needed()
 

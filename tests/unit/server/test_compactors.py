@@ -26,7 +26,7 @@ from shalekv.server.compactor import (
     CLOSE_S,
     MERGES_MAX,
     RETRY_MS_MAX,
-    CompactedPlace,
+    CompactionTarget,
     Compactor,
     Compactors,
 )
@@ -80,7 +80,7 @@ def compactors(
 ) -> Compactors:
     chosen = runtime()
     places = [
-        CompactedPlace(store, chosen, parts(CasStore(store, chosen, settings.store)))
+        CompactionTarget(store, chosen, parts(CasStore(store, chosen, settings.store)))
         for store in stores
     ]
     return Compactors(places, settings)

@@ -18,7 +18,7 @@ import pytest
 from shalekv.errors import IllegalState, InvalidRequest, InvalidSetting, LeaseLost, OutcomeUnknown
 from shalekv.format.names import level_name
 from shalekv.jobs.bulk_load import LoadJob
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.lease import without_lease
 from shalekv.protocol.manifest import Manifest
 from shalekv.protocol.sst_table import SstInfo
@@ -50,7 +50,7 @@ async def collected(store: CasStore) -> set[str]:
     begun_ms = await store.reads.now_ms()
     while await store.reads.now_ms() <= begun_ms:  # what is as new as its list is too new for it
         pass
-    await Collecting(store, NOTHING_IS_SPARED).collect()
+    await CollectJob(store, NOTHING_IS_SPARED).collect()
     return await files(store)
 
 

@@ -221,7 +221,7 @@ async def read(previous: Previous, held: PinnedVersion) -> Previous:
     commit = ChangeEvent(100, 1, [Entry(b"k", 100, Kind.PUT)], [previous], held)
     await read_previous([commit])
     assert commit.previous is not None
-    assert commit.held is None
+    assert commit.pinned is None
     return commit.previous[0]
 
 

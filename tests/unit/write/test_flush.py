@@ -16,7 +16,7 @@ from shalekv.cli.commands.admin_stats import (
     price_list,
 )
 from shalekv.concurrency import IdlePoll
-from shalekv.protocol.two_phase import CreateRecord, Destination, SourceStatus, standing
+from shalekv.protocol.two_phase import CreateRecord, Destination, SourceStatus, source_status
 from shalekv.write.admission import FlushPolicy
 
 POLICY = FlushPolicy(max_parallel_writes=2, interval_ms=50.0, flush_bytes=1_000)
@@ -99,7 +99,7 @@ HERE = Destination("s3://bucket/here", "wal/1")
 )
 def test_status_of_a_source(record: CreateRecord | None, expected: SourceStatus) -> None:
     """A source is in the record or is not, and the record is open or done."""
-    assert standing(record, "ours") is expected
+    assert source_status(record, "ours") is expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from shalekv.errors import (
     StoreBroken,
 )
 from shalekv.protocol.transaction import Add, Put, Transaction
-from shalekv.read.read_set import Base, ReadSet
+from shalekv.read.read_set import ReadSet, VersionToken
 from shalekv.write.commit import Receipt
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import (
@@ -138,8 +138,8 @@ async def test_error_of_a_stopped_log_does_not_grow() -> None:
 async def test_a_landed_commit_is_released() -> None:
     """An idle log holds no reference to the last commit, or to its read set."""
     async with running(RunningLog()) as log:
-        read_set = ReadSet(Base())
-        base = weakref.ref(read_set.base)
+        read_set = ReadSet(VersionToken())
+        token = weakref.ref(read_set.token)
         told = Told()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         log.log.transact(
@@ -154,14 +154,14 @@ async def test_a_landed_commit_is_released() -> None:
         await told.receipt()
         log.store.held.clear()
         await quiesce()
-        assert base() is None
+        assert token() is None
 
 
 async def test_a_kept_refusal_releases_its_read_set() -> None:
     """Keeping the error of a refused transaction does not keep its read set."""
     async with running(RunningLog()) as log:
-        read_set = ReadSet(Base())
-        base = weakref.ref(read_set.base)
+        read_set = ReadSet(VersionToken())
+        token = weakref.ref(read_set.token)
         told = Told()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         no_counter = Transaction([Put(b"a", b"1"), Add(b"a", 1)])
@@ -170,4 +170,4 @@ async def test_a_kept_refusal_releases_its_read_set() -> None:
         refusal = await told.refusal()
         await quiesce()
         assert isinstance(refusal, NotACounter)
-        assert base() is None
+        assert token() is None

@@ -63,7 +63,7 @@ class ScanTask:
     database_id: bytes
     keys: KeyRange
     # Each is a run of SSTs by key; SSTs without a key in `keys` are not read. Loads that are only
-    # in the WAL are among them, see `shalekv.protocol.loads.load_tree`.
+    # in the WAL are among them, see `shalekv.protocol.loads.load_version`.
     sources: Sequence[Sequence[SstInfo]]
     seq: int  # newer versions are not part of the state
     now_ms: int  # logical time: values that expire then or before have expired

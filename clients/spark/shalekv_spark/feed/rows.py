@@ -21,9 +21,9 @@ from shalekv.errors import IllegalState, ObjectNotFound, ShaleError
 from shalekv.format.columns import NO_ROWS, Columns, Section, columns_of
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry, KeyRange, Kind
-from shalekv.protocol.loads import load_tree
+from shalekv.protocol.loads import load_version
 from shalekv.read.replay import loads_of, read_slot
-from shalekv.read.source import tree_sources
+from shalekv.read.source import level_sources
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
@@ -174,7 +174,7 @@ async def _load_rows(
     load = part.load
     ssts = LevelSsts(store, database_id=part.database_id, settings=_LOAD_CACHE)
     try:
-        for source in tree_sources(ssts, load_tree(load), keys, reverse=False):
+        for source in level_sources(ssts, load_version(load), keys, reverse=False):
             while (window := await source.next()) is not None:
                 if not window.run.entries:
                     continue

@@ -16,7 +16,7 @@ from shalekv.errors import (
     ObjectNotFound,
     SnapshotNotFound,
 )
-from shalekv.protocol.loads import load_tree
+from shalekv.protocol.loads import load_version
 from shalekv.protocol.manifest import Manifest, Snapshot, SortedRun, Version
 from shalekv.protocol.snapshot import find_snapshot, is_expired
 from shalekv.protocol.sst_table import SstInfo
@@ -133,7 +133,7 @@ async def open_view(
     # it until now.
     await _living(store, stored, pin)
     runs = [SortedRun.of(info.level, [info]) for info in tree.l0]
-    loads = [run for load in reversed(tail.loads) for run in load_tree(load).runs]
+    loads = [run for load in reversed(tail.loads) for run in load_version(load).runs]
     now_ms = max(snapshot.created_ms, tail.logical_time_ms)
     return VisibleState(pin, manifest, [*loads, *runs, *tree.runs], tail, now_ms)
 

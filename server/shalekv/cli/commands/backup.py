@@ -42,8 +42,8 @@ from shalekv.jobs.backup.copy import (
     DEFAULT_BYTES_MAX,
     DEFAULT_PARALLEL,
     BackupVerification,
-    Copying,
     CopyLimits,
+    CopyProgress,
     Damage,
     damaged_backups,
 )
@@ -205,7 +205,7 @@ def with_both(
 
 
 @contextmanager
-def copy_progress(what: str, copying: Copying) -> Iterator[None]:
+def copy_progress(what: str, copying: CopyProgress) -> Iterator[None]:
     """Show the progress on a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -228,7 +228,7 @@ def record_of_backup(backup: Backup) -> Record:
     }
 
 
-def record_of_copying(copying: Copying) -> Record:
+def record_of_copying(copying: CopyProgress) -> Record:
     """The objects that were copied, or already present, as a record."""
     return {
         "copied_objects": copying.objects_copied,

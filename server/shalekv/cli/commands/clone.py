@@ -14,7 +14,7 @@ from shalekv.cli.console.output import (
     print_record,
     printing,
 )
-from shalekv.jobs.clone import Cloned, Cloning
+from shalekv.jobs.clone import CloneJob, CloneReport
 from shalekv.store.cas import CasStore
 from shalekv.store.opening import open_store
 from shalekv.wording import counted
@@ -68,10 +68,10 @@ _OF_ARCHIVE = (
 def clone(*, url: str, to_url: str, snapshot: str, output_format: Format | None) -> None:
     """Create the clone, and print what it shares."""
 
-    async def make(parent: CasStore) -> Cloned:
+    async def make(parent: CasStore) -> CloneReport:
         target = open_store(to_url, parent.runtime, parent.settings)
         try:
-            return await Cloning(parent, target).run(snapshot)
+            return await CloneJob(parent, target).run(snapshot)
         finally:
             await target.close()
 
@@ -85,7 +85,7 @@ def clone(*, url: str, to_url: str, snapshot: str, output_format: Format | None)
             print_record(output_format, _record(cloned, url=url, to_url=to_url))
 
 
-def _summary(cloned: Cloned) -> str:
+def _summary(cloned: CloneReport) -> str:
     return (
         f"{cloned.manifest.database_id.hex()}: shares {counted(cloned.shared_ssts, 'SST')} "
         f"({cloned.shared_bytes:,} bytes), has {counted(cloned.own_ssts, 'SST')} of its own "
@@ -93,7 +93,7 @@ def _summary(cloned: Cloned) -> str:
     )
 
 
-def _record(cloned: Cloned, *, url: str, to_url: str) -> Record:
+def _record(cloned: CloneReport, *, url: str, to_url: str) -> Record:
     manifest = cloned.manifest
     return {
         "url": to_url,

@@ -23,7 +23,7 @@ from shalekv.cli.process.shutdown import StopRequest, parent_pipe
 from shalekv.cli.process.supervisor import reporting_to_parent
 from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError
-from shalekv.jobs.collect import Collecting, CollectionPlan, Report
+from shalekv.jobs.collect import CollectionPlan, CollectJob, CollectReport
 from shalekv.server.collector import Collector
 from shalekv.settings import CollectSettings
 from shalekv.store.cas import CasStore
@@ -125,7 +125,7 @@ async def _run(
 
 async def _collect_once(
     database_urls: Sequence[str], settings: CollectSettings
-) -> Sequence[Report | Exception]:
+) -> Sequence[CollectReport | Exception]:
     async with _databases(database_urls, settings) as (databases, clock):
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
         return await role.run_once()
@@ -147,10 +147,10 @@ async def _plans(
 @asynccontextmanager
 async def _databases(
     database_urls: Sequence[str], settings: CollectSettings
-) -> AsyncIterator[tuple[list[Collecting], MachineClock]]:
+) -> AsyncIterator[tuple[list[CollectJob], MachineClock]]:
     async with open_databases(database_urls, settings.store) as opened:
         stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]
-        yield [Collecting(store, settings.collector) for store in stores], MachineClock()
+        yield [CollectJob(store, settings.collector) for store in stores], MachineClock()
 
 
 def _print_plans(
@@ -181,7 +181,7 @@ def _rows(
                 listed.name,
                 listed.size_bytes,
                 modified.isoformat(timespec="milliseconds"),
-                "goes" if verdict.goes else "stays",
+                "goes" if verdict.may_delete else "stays",
                 verdict.reason.value,
                 verdict.detail,
             )
@@ -191,7 +191,7 @@ def _rows(
 def _summary(plan: CollectionPlan | ShaleError) -> str:
     if isinstance(plan, ShaleError):
         return f"Error: {plan}"
-    report = Report.on(plan)
+    report = CollectReport.on(plan)
     return (
         f"{report.deleted_objects} of {len(plan.objects)} objects would go "
         f"({report.deleted_bytes} bytes); expired: {report.dropped_snapshots} snapshots, "

@@ -30,7 +30,7 @@ from shalekv.cli.process.supervisor import reporting_to_parent
 from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.runtime import Runtime
-from shalekv.server.compactor import CompactedPlace, Compactors
+from shalekv.server.compactor import CompactionTarget, Compactors
 from shalekv.settings import CompactSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -236,6 +236,6 @@ async def _once(role: Compactors) -> None:
             raise failure
 
 
-def _place(store: ObjectStore, runtime: Runtime, settings: CompactSettings) -> CompactedPlace:
+def _place(store: ObjectStore, runtime: Runtime, settings: CompactSettings) -> CompactionTarget:
     cas = CasStore(store, runtime, settings.store)
-    return CompactedPlace(store, runtime, ProcessParts(cas, settings))
+    return CompactionTarget(store, runtime, ProcessParts(cas, settings))

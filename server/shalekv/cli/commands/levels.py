@@ -35,7 +35,7 @@ from shalekv.protocol.manifest import (
     total_bytes,
 )
 from shalekv.protocol.origins import unpacked
-from shalekv.protocol.retention import Holdings, Pinned, pinned_by_snapshots
+from shalekv.protocol.retention import Holdings, PinnedBytes, pinned_by_snapshots
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -77,7 +77,7 @@ class LevelsFound:
     manifest: Manifest
     ssts: Sequence[SstInfo]
     wal_bytes: dict[int, int]  # sizes of WAL objects that are not compacted, by id
-    pinned: Sequence[Pinned]
+    pinned: Sequence[PinnedBytes]
     unnamed: dict[str, int]  # sizes of orphans, by name
 
 
@@ -174,7 +174,7 @@ def _level_row(
     )
 
 
-def _snapshot_row(pinned: Pinned) -> tuple[str | int | None, ...]:
+def _snapshot_row(pinned: PinnedBytes) -> tuple[str | int | None, ...]:
     snapshot = pinned.snapshot
     return (
         snapshot.name or snapshot.id.hex(),

@@ -103,7 +103,7 @@ async def keep_logs(settings: SafekeepSettings, announce: Callable[[str], None])
                 await run_role(node, server, stop, settings.server.shutdown_grace_ms)
             finally:
                 await sync_workers.run(_nothing)  # wait for the syncs that are queued
-                await node.leave()
+                await node.release()
     _log.info("stopped")
 
 

@@ -29,7 +29,7 @@ from shalekv.cli.console.output import (
 from shalekv.errors import DatabaseNotFound, ObjectNotFound
 from shalekv.format.columns import SECTIONS, Section
 from shalekv.format.filter import LINE_BYTES, Filter
-from shalekv.format.footer import Footer, needed_tail, read_footer, told_name
+from shalekv.format.footer import Footer, name_in_footer, needed_tail, read_footer
 from shalekv.format.index import BlockIndex
 from shalekv.format.names import (
     MAX_ID,
@@ -222,7 +222,7 @@ async def _open(
     needed = needed_tail(place, tail, size_bytes)
     if tail_bytes < needed <= size_bytes:
         tail = await read(size_bytes - needed, needed)
-    name = name or told_name(place, tail, size_bytes)
+    name = name or name_in_footer(place, tail, size_bytes)
     footer = read_footer(name, tail, size_bytes, database_id=None)
     layout = footer.layout
     key_filter = open_filter(footer, await read(layout.filter_offset, layout.filter_len))

@@ -25,7 +25,7 @@ from rich.text import Text
 from shalekv.cli.console.units import size
 
 if TYPE_CHECKING:
-    from shalekv.jobs.backup.copy import Copying
+    from shalekv.jobs.backup.copy import CopyProgress
     from shalekv.jobs.fsck.objects import CheckProgress
 
 
@@ -63,7 +63,7 @@ def rows_bar(written: _Rows) -> Iterator[None]:
 
 
 class _CopyColumn(ProgressColumn):
-    def __init__(self, copying: Copying) -> None:
+    def __init__(self, copying: CopyProgress) -> None:
         super().__init__()
         self._copying = copying
 
@@ -80,7 +80,7 @@ class _CopyColumn(ProgressColumn):
 
 
 @contextmanager
-def copying_bar(what: str, copying: Copying) -> Iterator[None]:
+def copying_bar(what: str, copying: CopyProgress) -> Iterator[None]:
     """Show the progress of a copy of objects."""
     columns = (_CopyColumn(copying), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -88,7 +88,7 @@ class ServerRole(Protocol):
         """State of reads and writes; None for a role that serves neither."""
         ...
 
-    async def leave(self, timeout_ms: float) -> None:
+    async def release(self, timeout_ms: float) -> None:
         """Release what protects reads. REQUIRES: `run` has returned, and nothing reads."""
         ...
 
@@ -184,7 +184,7 @@ async def run_role(role: ServerRole, server: Server, stop: StopRequest, grace_ms
     await server.stop()
     if failure is not None:
         raise failure
-    await role.leave(stop.remaining_ms(grace_ms))
+    await role.release(stop.remaining_ms(grace_ms))
 
 
 def shutting_down() -> Stopping:

@@ -325,7 +325,7 @@ class _Term:
         if failure is not None:
             raise failure
         await self._end_lease(is_released=True)  # before the children end, which may take a while
-        await writer.leave(self._shutdown.remaining_ms(grace_ms))
+        await writer.release(self._shutdown.remaining_ms(grace_ms))
 
     def _refusal(self) -> Stopping:
         return shutting_down() if self._stop.requested.is_set() else self._standby.refusal()

@@ -72,7 +72,7 @@ class CopyLimits:
 
 
 @dataclass(slots=True)
-class Copying:
+class CopyProgress:
     """Progress of copying, and the totals as far as they are known."""
 
     objects_total: int = 0
@@ -132,7 +132,7 @@ class BackupVerification:
         """Read nothing yet."""
         self._repository = repository
         self._limits = limits or CopyLimits()
-        self.progress = Copying()
+        self.progress = CopyProgress()
 
     async def run(self, backup_ids: Sequence[str]) -> list[Damage]:
         """Verify backups; return all damage by name. Raises `BackupNotFound` and `StoreError`."""

@@ -18,7 +18,7 @@ from shalekv.format.backup import Backup, BackupMark, Copy, LevelCopy, MarkPurpo
 from shalekv.format.footer import Footer, needed_tail, read_footer
 from shalekv.format.manifest import decode_manifest, encode_manifest
 from shalekv.format.names import WAL_FOLDER, level_name, manifest_name, parse_wal_name, wal_name
-from shalekv.jobs.backup.copy import Copying, CopyLimits, for_each, level_copy, wal_copy
+from shalekv.jobs.backup.copy import CopyLimits, CopyProgress, for_each, level_copy, wal_copy
 from shalekv.jobs.backup.plan import needed_slots, needed_ssts
 from shalekv.jobs.backup.repository import Repository
 from shalekv.protocol.fencing import WalListing
@@ -102,7 +102,7 @@ class LogCopier:
         source: CasStore,
         repository: Repository,
         existing: Mapping[Copy, int],
-        progress: Copying,
+        progress: CopyProgress,
     ) -> None:
         """`existing` are the copies in the repository, with their sizes."""
         self._source = source
@@ -152,7 +152,7 @@ class LogCopier:
             [(copied[wal_id], sizes[wal_id]) for wal_id in slots],
             frozenset(load_ids),
             max((footer.contents.max_seq for footer in footers.values()), default=0),
-            max((footer.time_told(reset_wal_id) for footer in footers.values()), default=0),
+            max((footer.proven_time_ms(reset_wal_id) for footer in footers.values()), default=0),
         )
 
     async def _sizes(self, slots: range) -> dict[int, int]:
@@ -251,7 +251,7 @@ class BackupCreation:
         self._repository = repository
         self._limits = limits or CopyLimits()
         self._ttl_ms = ttl_ms
-        self.progress = Copying()
+        self.progress = CopyProgress()
 
     async def run(self) -> Backup:
         """Make and return the backup. Its copies are verified before they are written.

@@ -22,7 +22,7 @@ from shalekv.format.names import (
     parse_manifest_name,
     parse_wal_name,
 )
-from shalekv.jobs.backup.copy import Copying, CopyLimits, check_copy, for_each
+from shalekv.jobs.backup.copy import CopyLimits, CopyProgress, check_copy, for_each
 from shalekv.jobs.backup.plan import check_whole, restored_manifest, wal_copies
 from shalekv.jobs.backup.repository import Repository
 from shalekv.protocol.manifest import Manifest
@@ -51,7 +51,7 @@ class Restoration:
         self._target = target
         self._prove = prove
         self._limits = limits or CopyLimits()
-        self.progress = Copying()
+        self.progress = CopyProgress()
 
     async def run(self, backup: Backup) -> Manifest:
         """Restore the backup; return the manifest. All copies are verified before they are written.

@@ -67,7 +67,7 @@ class _MergedSlots:
         self.range_tombstones += found.range_tombstones()
         self.loads += loads_of(found)
         self.last_seq = max(self.last_seq, contents.max_seq)
-        time_ms = found.footer.time_told(self.time_reset_wal_id)
+        time_ms = found.footer.proven_time_ms(self.time_reset_wal_id)
         self.logical_time_ms = max(self.logical_time_ms, time_ms)
         self.slots += 1
         self.entries += contents.entry_count

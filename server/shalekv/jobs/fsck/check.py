@@ -45,7 +45,7 @@ from shalekv.protocol.origins import is_pin, needed_pins
 from shalekv.protocol.range_tombstones import NONE, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read.origins import OriginPins, Origins
-from shalekv.read.source import TreeSource
+from shalekv.read.source import LevelSource
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.settings import CacheSettings
 from shalekv.store.cas import CasStore
@@ -61,7 +61,7 @@ class _Source:
 
     rank: int
     run: SortedRun
-    reader: TreeSource
+    reader: LevelSource
     tombstones: RangeTombstones = NONE
     entries: list[Entry] = field(default_factory=list)
     at: int = 0
@@ -105,8 +105,8 @@ async def check_order(scope: Scope, manifest: Manifest) -> AsyncIterator[Finding
         yield Finding(name, FindingKind.STALE_VERSION, problem + more)
 
 
-def _reader(ssts: LevelSsts, infos: Sequence[SstInfo]) -> TreeSource:
-    return TreeSource(ssts, infos, _ALL_KEYS, reverse=False)
+def _reader(ssts: LevelSsts, infos: Sequence[SstInfo]) -> LevelSource:
+    return LevelSource(ssts, infos, _ALL_KEYS, reverse=False)
 
 
 async def _merge(scope: Scope, sources: list[_Source], found: dict[str, tuple[str, int]]) -> None:

@@ -114,7 +114,7 @@ class Node:
         self._tasks: asyncio.TaskGroup | None = None
         self._closed = asyncio.Event()
         self._failure: ShaleError | None = None
-        self._has_left = False
+        self._is_released = False
 
     @classmethod
     async def open(
@@ -261,12 +261,12 @@ class Node:
     def readiness(self) -> None:
         """Return None: a safekeeper serves neither reads nor writes of clients."""
 
-    async def leave(self, timeout_ms: float = 0.0) -> None:
+    async def release(self, timeout_ms: float = 0.0) -> None:
         """Close all files. REQUIRES: `run` has returned, or never began."""
         del timeout_ms  # nothing here waits
-        if self._has_left:
+        if self._is_released:
             return
-        self._has_left = True
+        self._is_released = True
         for hosted in self._hosted.values():
             hosted.member.log.close()
             await hosted.store.close()

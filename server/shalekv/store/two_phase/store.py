@@ -33,7 +33,7 @@ from shalekv.errors import InvalidRequest, ObjectNotFound, StoreRefused, StoreUn
 from shalekv.format.coding import crc32c
 from shalekv.format.names import UUID_BYTES, parse_temporary_name, temporary_name
 from shalekv.protocol.manifest import CasMode
-from shalekv.protocol.two_phase import CreateRecord, Destination, SourceStatus, standing
+from shalekv.protocol.two_phase import CreateRecord, Destination, SourceStatus, source_status
 from shalekv.runtime import Runtime
 from shalekv.store.api import (
     NO_METADATA,
@@ -170,7 +170,7 @@ class SourceDeleter:
         destination = Destination(self._plain.url, parsed.destination)
         for _ in range(ATTEMPTS_MAX):
             record = await self._records.find(destination)
-            match standing(record, source):
+            match source_status(record, source):
                 case SourceStatus.OURS_DONE | SourceStatus.THEIRS_DONE:
                     return None
             completion = Completion.DEAD
@@ -368,7 +368,7 @@ class TwoPhaseCreate:
             found = await self._records.find(self._destination)
         except (StoreUnavailable, StoreRefused) as error:
             return _Undecided(f"{cause}; {error}")
-        is_ours = standing(found, own.source) in {SourceStatus.OURS, SourceStatus.OURS_DONE}
+        is_ours = source_status(found, own.source) in {SourceStatus.OURS, SourceStatus.OURS_DONE}
         return None if is_ours else _Undecided(cause)
 
     async def _help_rival(self, record: CreateRecord | None) -> Exists | _Retry:
@@ -409,7 +409,7 @@ class TwoPhaseCreate:
         try:
             found = await self._records.find(own.destination)
             is_there = await self._completer.is_there(own.destination)
-            match standing(found, own.source):
+            match source_status(found, own.source):
                 case SourceStatus.OURS_DONE if is_there:
                     return Created()
                 case SourceStatus.OURS if not is_there:
@@ -426,7 +426,7 @@ class TwoPhaseCreate:
         """
         try:
             found = await self._records.find(own.destination)
-            is_done = standing(found, own.source) is SourceStatus.OURS_DONE
+            is_done = source_status(found, own.source) is SourceStatus.OURS_DONE
             if is_done and await self._completer.is_there(own.destination):
                 return Created()
         except (StoreUnavailable, StoreRefused) as error:

@@ -293,7 +293,7 @@ def _latest_ms(fetched: FetchedTail, manifest: Manifest) -> int:
         if record.payload:
             name = names.wal_name(record.wal_id)
             sst = open_sst(name, record.payload, database_id=manifest.database_id)
-            recorded_ms = sst.footer.time_told(manifest.time_reset_wal_id)
+            recorded_ms = sst.footer.proven_time_ms(manifest.time_reset_wal_id)
             if recorded_ms:
                 return recorded_ms
     return 0

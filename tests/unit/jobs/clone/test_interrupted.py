@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.errors import DatabaseExists, DatabaseNotFound, InvalidRequest, OriginLost
 from shalekv.format import names
-from shalekv.jobs.clone import Cloned, Cloning
+from shalekv.jobs.clone import CloneJob, CloneReport
 from shalekv.protocol.audit import FindingKind
 from shalekv.protocol.manifest import Snapshot
 from shalekv.protocol.origins import is_fixed, is_pin, needed_pins
@@ -26,7 +26,7 @@ async def _crash(at: int, parent: Place, target: Place) -> bool:
     process = MortalProcess(at)
     with real_runtime(seed=at) as runtime:
         source = parent.cas(runtime, process.store(parent.store))
-        return not await process.run(Cloning(source, process.store(target.store)).run())
+        return not await process.run(CloneJob(source, process.store(target.store)).run())
 
 
 async def _assert_whole(clone: Place, parent: Place, expected: list[Row]) -> None:
@@ -90,7 +90,7 @@ async def test_the_parent_goes_on_meanwhile(first: int) -> None:
 
     with real_runtime(seed=first) as runtime:
         source = parent.cas(runtime, FaultyStore(parent.store, before=go_on))
-        await Cloning(source, FaultyStore(clone.store, before=go_on)).run()
+        await CloneJob(source, FaultyStore(clone.store, before=go_on)).run()
     assert requests > first + 6
     values = {value for _, value, _ in await clone.rows()}
     overwritten = {value for _, value, _ in before}
@@ -106,7 +106,7 @@ async def _unfinished(parent: Place, target: Place, pinned: Place | None = None)
             raise Died
 
     with real_runtime(seed=target.seed()) as runtime:
-        cloning = Cloning(parent.cas(runtime), FaultyStore(target.store, after=after))
+        cloning = CloneJob(parent.cas(runtime), FaultyStore(target.store, after=after))
         with pytest.raises(Died):
             await cloning.run()
     pin = await _pin(target, pinned or parent)
@@ -189,7 +189,7 @@ async def test_of_two_that_make_a_lost_clone_again_one_does() -> None:
             await parent.clone_to(clone)
 
     with real_runtime() as runtime, pytest.raises(DatabaseExists):
-        await Cloning(parent.cas(runtime), FaultyStore(clone.store, before=before)).run()
+        await CloneJob(parent.cas(runtime), FaultyStore(clone.store, before=before)).run()
     await _assert_whole(clone, parent, await parent.rows())
 
 
@@ -255,8 +255,8 @@ async def test_two_may_make_the_same_clone() -> None:
     outcomes = await asyncio.gather(
         *(parent.clone_to(clone) for _ in range(4)), return_exceptions=True
     )
-    assert {type(each) for each in outcomes} <= {Cloned, DatabaseExists}
-    assert any(isinstance(each, Cloned) for each in outcomes)
+    assert {type(each) for each in outcomes} <= {CloneReport, DatabaseExists}
+    assert any(isinstance(each, CloneReport) for each in outcomes)
     await _assert_whole(clone, parent, expected)
     others = [pin for pin in await parent.pins() if pin.id != (await _pin(clone, parent)).id]
     assert all(pin.snapshot_expire_time_s != NEVER for pin in others)

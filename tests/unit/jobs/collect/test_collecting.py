@@ -212,7 +212,7 @@ def kept(plan: CollectionPlan) -> dict[int, tuple[Reason, str]]:
         for each in plan.objects
         if each.listed.folder is Folder.WAL
         and each.listed.number is not None
-        and not each.verdict.goes
+        and not each.verdict.may_delete
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from shalekv.errors import LeaseLost
 from shalekv.format import names
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from tests.kit.engine.collection import TTL_S, CollectedDatabase
 from tests.kit.store import (
     FaultyStore,
@@ -159,7 +159,7 @@ async def test_killed_collector_leaves_a_correct_database() -> None:
 
     async def run(process: MortalProcess) -> None:
         database = original.copy()
-        collecting: Collecting = database.collecting(process.store(database.store), **COLLECTION)
+        collecting: CollectJob = database.collecting(process.store(database.store), **COLLECTION)
         await process.run(collecting.collect())
         await database.check_reachable()
         await database.collecting().collect()

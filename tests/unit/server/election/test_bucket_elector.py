@@ -10,7 +10,7 @@ import pytest
 
 from shalekv.format.election import encode_lease
 from shalekv.format.names import ELECTION_FOLDER, election_name, parse_election_name
-from shalekv.jobs.collect import Collecting
+from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.lease import KEPT, ElectionLease
 from shalekv.server.database import create_database
 from shalekv.server.election.bucket import BucketElector, BucketLease
@@ -260,7 +260,7 @@ async def test_records_of_leases_do_not_pile_up() -> None:
     crashed = MemoryStore(lambda: bucket.now_ms, objects=bucket.objects)
     await crashed.delete(left[:3])
     bucket.now_ms += OLD_MS
-    await Collecting(bucket.cas(), CollectorSettings(wal_retention_s=0)).collect()
+    await CollectJob(bucket.cas(), CollectorSettings(wal_retention_s=0)).collect()
     assert bucket.leases() == left[3:]
     assert len(bucket.table) == records_before + len(left[3:])
     assert await lease.renew() is None
