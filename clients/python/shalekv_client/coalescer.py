@@ -16,7 +16,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from heapq import heappop, heappush
-from itertools import count
 from typing import TypeAlias, TypeVar
 
 from shalekv_client.closing import abandoned, client_closed
@@ -98,6 +97,44 @@ class Deadlines:
             self._set_timer()
 
 
+class _Backoff:
+    """The delay before a session is opened again: longer after each failure in a row."""
+
+    def __init__(self, open_again: Callable[[], None]) -> None:
+        self._open_again = open_again
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends_at_s = 0.0
+        self._failures = 0
+        self.last_failure = ""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it is too early to open a session."""
+        return asyncio.get_running_loop().time() < self._ends_at_s
+
+    def failed(self, reason: ShaleKVError, *, has_answered: bool) -> None:
+        """Begin the delay after a failure; a session that has answered is the first to fail."""
+        self._failures = 1 if has_answered else self._failures + 1
+        chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
+        longest_s = min(REOPEN_MAX_S, REOPEN_INITIAL_S * 2.0 ** (self._failures - 1))
+        self._ends_at_s = asyncio.get_running_loop().time() + longest_s * (0.5 + 0.5 * chance)
+        self.last_failure = reason.details.message
+
+    def open_when_over(self) -> None:
+        """Call `open_again` once, at the end of the delay."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(self._ends_at_s, self._on_timer)
+
+    def close(self) -> None:
+        """Call `open_again` no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._open_again()
+
+
 class SessionAbsent(Unimplemented):
     """The server has no sessions; nothing was applied. Send the operation in a unary call."""
 
@@ -126,16 +163,11 @@ class Coalescer:
         self._open_call = open_call
         self._address = address
         self._stream_age_s = stream_age_s
-        self._loop = asyncio.get_running_loop()
         self._outbox = outbox
-        self._numbers = count(1)
         self._deadlines = Deadlines(self._expire)
         self._stream: Stream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reopening: asyncio.TimerHandle | None = None
-        self._reopen_at_s = 0.0
-        self._failures = 0  # in a row, counted anew with each stream that has answered
-        self._last_failure = ""
+        self._backoff = _Backoff(self._open_if_needed)
         self._absent_until_s = 0.0
         self._is_closed = False
 
@@ -144,7 +176,8 @@ class Coalescer:
 
         Large operations are not: all others would have to wait for them.
         """
-        has_sessions = not self._absent_until_s or self._loop.time() >= self._absent_until_s
+        now_s = asyncio.get_running_loop().time()
+        has_sessions = not self._absent_until_s or now_s >= self._absent_until_s
         size_bytes = operation.size_bytes + OVERHEAD_BYTES
         return has_sessions and size_bytes <= self._outbox.message_bytes_max
 
@@ -156,16 +189,13 @@ class Coalescer:
         """
         if self._is_closed:
             raise client_closed(self._address)
-        if self._failures and self._stream is None and not self._is_alone():
-            self._refuse_while_failing()
-        size_bytes = operation.size_bytes + OVERHEAD_BYTES
-        future: asyncio.Future[ResultT] = self._loop.create_future()
-        due_s = self._loop.time() + timeout_ms / 1_000
-        pending = Pending(next(self._numbers), operation, future, size_bytes, timeout_ms, due_s)
+        if self._stream is None and self._backoff.is_on and not self._is_alone():
+            raise self._not_sent()
+        pending = self._outbox.submit(operation, timeout_ms)
         bucket = self._deadlines.add(pending, timeout_ms)
-        self._outbox.add(pending)
         if self._stream is None:
             self._open()
+        future: asyncio.Future[ResultT] = pending.future
         try:
             return await future
         finally:
@@ -177,8 +207,7 @@ class Coalescer:
         """End the session; unanswered operations fail."""
         self._is_closed = True
         self._deadlines.close()
-        if self._reopening is not None:
-            self._reopening.cancel()
+        self._backoff.close()
         for pending in self._outbox.clear():
             pending.fail(client_closed(self._address))
         for task in self._tasks:
@@ -188,22 +217,21 @@ class Coalescer:
     def _open(self) -> None:
         if self._stream is not None or self._is_closed:
             return
-        if self._loop.time() < self._reopen_at_s:
-            if self._reopening is None:
-                self._reopening = self._loop.call_at(self._reopen_at_s, self._reopen)
+        if self._backoff.is_on:
+            self._backoff.open_when_over()
             return
         stream = self._stream = Stream(self._open_call(), self._outbox, self._address, self._note)
-        task = self._loop.create_task(self._run(stream))
+        task = asyncio.get_running_loop().create_task(self._run(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _reopen(self) -> None:
-        self._reopening = None
+    def _open_if_needed(self) -> None:
         if self._outbox:
             self._open()
 
     async def _run(self, stream: Stream) -> None:
-        retirement = self._loop.call_later(self._stream_age_s, self._retire, stream)
+        loop = asyncio.get_running_loop()
+        retirement = loop.call_later(self._stream_age_s, self._retire, stream)
         reason: ShaleKVError | None = None
         try:
             reason = await stream.run()
@@ -222,14 +250,12 @@ class Coalescer:
             self._outbox.shrink()
             reason = ConnectionLost(reason.details)
         if isinstance(reason, Unimplemented) and not stream.has_answered:
-            self._absent_until_s = self._loop.time() + ABSENT_S
+            self._absent_until_s = asyncio.get_running_loop().time() + ABSENT_S
             reason = SessionAbsent(reason.details)
             for pending in self._outbox.clear():
                 pending.fail(reason)
         elif stream is self._stream:
-            self._failures = 1 if stream.has_answered else self._failures + 1
-            self._reopen_at_s = self._loop.time() + _backoff_s(self._failures)
-            self._last_failure = reason.details.message
+            self._backoff.failed(reason, has_answered=stream.has_answered)
             if not self._is_alone():
                 for pending in self._outbox.clear():
                     pending.fail(self._not_sent())
@@ -239,15 +265,10 @@ class Coalescer:
     def _replace(self, stream: Stream) -> None:
         if stream is self._stream:
             self._stream = None
-            if self._outbox:
-                self._open()
-
-    def _refuse_while_failing(self) -> None:
-        if self._loop.time() < self._reopen_at_s:
-            raise self._not_sent()
+            self._open_if_needed()
 
     def _not_sent(self) -> NotSent:
-        message = f"not sent: the last session ended with: {self._last_failure}"
+        message = f"not sent: the last session ended with: {self._backoff.last_failure}"
         return NotSent(ErrorDetails(self._address, "UNAVAILABLE", message))
 
     def _expire(self, pending: Pending) -> None:
@@ -257,8 +278,8 @@ class Coalescer:
             pending.fail(DeadlineExceeded(details))
             return
         message = f"could not be sent within {pending.timeout_ms:.0f} ms"
-        if self._stream is None and self._last_failure:
-            message += f"; the last session ended with: {self._last_failure}"
+        if self._stream is None and self._backoff.last_failure:
+            message += f"; the last session ended with: {self._backoff.last_failure}"
         pending.fail(DeadlinePassed(ErrorDetails(self._address, "DEADLINE_EXCEEDED", message)))
 
 
@@ -270,9 +291,3 @@ def _is_about_messages(reason: ShaleKVError) -> bool:
     """
     is_bare = not reason.reason
     return isinstance(reason, InvalidRequest) or (is_bare and reason.code == "RESOURCE_EXHAUSTED")
-
-
-def _backoff_s(failures: int) -> float:
-    chance = random.random()  # noqa: S311 (it spreads clients; nothing is kept secret)
-    longest_s = min(REOPEN_MAX_S, REOPEN_INITIAL_S * 2.0 ** (failures - 1))
-    return longest_s * (0.5 + 0.5 * chance)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from itertools import count
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from shalekv_client import operations
@@ -30,7 +29,6 @@ from shalekv_client.stream import (
     OVERHEAD_BYTES,
     REFUSALS,
     Outbox,
-    Pending,
     SessionCall,
     Stream,
 )
@@ -104,10 +102,8 @@ class Session(AsyncCloseable):
         self._bytes_max = bytes_max
         self._silence_ms = silence_ms
         self._message_bytes_max = message_bytes_max
-        self._loop = asyncio.get_running_loop()
         target_bytes = min(MESSAGE_BYTES_MAX, message_bytes_max)
         self._outbox = Outbox(bytes_max=bytes_max, message_bytes_max=target_bytes)
-        self._numbers = count(1)
         self._stream: Stream | None = None
         self._task: asyncio.Task[None] | None = None
         self._silence_timer: asyncio.TimerHandle | None = None
@@ -128,20 +124,20 @@ class Session(AsyncCloseable):
         """Queue an operation. Raises `NotSent` when the session is closed."""
         if self._is_closed:
             raise self.closed()
-        future: asyncio.Future[ResultT] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
         size_bytes = operation.size_bytes + OVERHEAD_BYTES
-        pending = Pending(next(self._numbers), operation, future, size_bytes)
         refusal = self._failure
         if size_bytes > self._message_bytes_max:
             refusal = too_large(
                 self._address, operation.method, size_bytes, self._message_bytes_max
             )
         if refusal is not None:
-            pending.fail(refusal)
-            return future
-        self._outbox.add(pending)
+            refused: asyncio.Future[ResultT] = loop.create_future()
+            refused.set_exception(refusal.again())
+            return refused
+        future: asyncio.Future[ResultT] = self._outbox.submit(operation).future
         if self._task is None:
-            self._task = self._loop.create_task(self._run())
+            self._task = loop.create_task(self._run())
         return future
 
     def closed(self) -> NotSent:
@@ -208,15 +204,14 @@ class Session(AsyncCloseable):
 
     def _check_silence(self, stream: Stream) -> None:
         """End the session if nothing has come for the timeout while answers are due."""
+        loop = asyncio.get_running_loop()
         silence_s = self._silence_ms / 1000.0
-        quiet_s = self._loop.time() - stream.alive_at_s if stream.is_waiting else 0.0
+        quiet_s = loop.time() - stream.alive_at_s if stream.is_waiting else 0.0
         if quiet_s >= silence_s and self._task is not None:
             self._silence = silence(self._address, self._silence_ms)
             self._task.cancel()
         else:
-            self._silence_timer = self._loop.call_later(
-                silence_s - quiet_s, self._check_silence, stream
-            )
+            self._silence_timer = loop.call_later(silence_s - quiet_s, self._check_silence, stream)
 
     def _not_sent(self, message: str) -> NotSent:
         return NotSent(ErrorDetails(self._address, "CANCELLED", message))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import count
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -68,6 +69,7 @@ class Pending:
 
 
 Message: TypeAlias = list[Pending]
+ResultT = TypeVar("ResultT")
 
 
 class Outbox:
@@ -96,6 +98,7 @@ class Outbox:
         self._unanswered_bytes = 0
         self._work = asyncio.Event()
         self._waiters: list[asyncio.Future[None]] = []  # until fewer bytes are held
+        self._numbers = count(1)
 
     def __len__(self) -> int:
         """Return the number of operations that wait to be sent."""
@@ -111,8 +114,22 @@ class Outbox:
         """Bytes of all unanswered operations, sent or not."""
         return self._queued_bytes + self._unanswered_bytes
 
+    def submit(self, operation: Operation[ResultT], timeout_ms: float = 0.0) -> Pending:
+        """Queue an operation that is to be answered within `timeout_ms`; 0: there is no limit."""
+        loop = asyncio.get_running_loop()
+        pending = Pending(
+            next(self._numbers),
+            operation,
+            loop.create_future(),
+            operation.size_bytes + OVERHEAD_BYTES,
+            timeout_ms,
+            loop.time() + timeout_ms / 1_000 if timeout_ms else 0.0,
+        )
+        self.add(pending)
+        return pending
+
     def add(self, pending: Pending) -> None:
-        """Queue an operation."""
+        """Queue an operation that has a number."""
         self._queue[pending.number] = pending
         self._queued_bytes += pending.size_bytes
         self._work.set()

@@ -107,6 +107,50 @@ def _change(change: kv_pb2.WatchChange) -> WatchChange:
     )
 
 
+class _EventQueue:
+    """The events of one watch that wait to be taken."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._events: deque[WatchEvent] = deque()
+        self.held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: WatchEvent) -> bool:
+        """Add an event; return whether more events may be added. Progress replaces progress."""
+        last = self._events[-1] if self._events else None
+        if isinstance(event, WatchProgress) and isinstance(last, WatchProgress):
+            self._events[-1] = event
+            return True
+        self._events.append(event)
+        self.held_bytes += event.size_bytes
+        return self.held_bytes <= self._bytes_max
+
+    def take(self) -> WatchEvent:
+        """Remove and return the oldest event."""
+        event = self._events.popleft()
+        self.held_bytes -= event.size_bytes
+        return event
+
+    def clear(self) -> None:
+        """Drop all events."""
+        self._events.clear()
+        self.held_bytes = 0
+
+    @property
+    def is_half_free(self) -> bool:
+        """Whether a watch that was parked should continue."""
+        return self.held_bytes <= self._bytes_max // 2
+
+
+class _State(enum.Enum):
+    NEW = enum.auto()
+    BEGUN = enum.auto()  # it is open, or its owner tries to open it
+    CLOSED = enum.auto()  # by its user
+
+
 class Watches(Protocol):
     """The owner of watches, which opens them: `shalekv_client.watch_stream.WatchMultiplexer`."""
 
@@ -158,15 +202,12 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
         self.attempts = 0  # to open it that have failed, in a row
         self._watches = watches
         self._create = create
-        self._buffered_bytes_max = buffered_bytes_max
         self._undelivered_seq = create.start_seq  # the first undelivered commit; 0: not known
         self._untaken_seq = create.start_seq  # the first commit that was not taken; 0: not known
-        self._events: deque[WatchEvent] = deque()
-        self._held_bytes = 0
+        self._events = _EventQueue(buffered_bytes_max)
         self._changed = asyncio.Event()
         self._failure: ShaleKVError | None = None
-        self._is_begun = False
-        self._is_closed = False
+        self._state = _State.NEW
 
     @property
     def next_seq(self) -> int:
@@ -179,7 +220,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
     @property
     def is_over(self) -> bool:
         """Whether the watch is closed or has failed."""
-        return self._is_closed or self._failure is not None
+        return self._state is _State.CLOSED or self._failure is not None
 
     async def opened(self) -> int:
         """Wait until the watch is open; return the first sequence number that it covers."""
@@ -204,7 +245,7 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
         """Return the next event. Events that came before an error are returned before it."""
         self._begin()
         while not self._events:
-            if self._is_closed:
+            if self._state is _State.CLOSED:
                 raise StopAsyncIteration
             self._check()
             await self._wait()
@@ -238,10 +279,10 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
 
     async def aclose(self) -> None:
         """Close the watch; events that were not taken are dropped. A second call does nothing."""
-        if self._is_closed:
+        if self._state is _State.CLOSED:
             return
-        was_open = self._is_begun and self._failure is None
-        self._is_closed = True
+        was_open = self._state is _State.BEGUN and self._failure is None
+        self._state = _State.CLOSED
         self._events.clear()
         self._changed.set()
         if was_open:
@@ -265,20 +306,14 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
                 self._untaken_seq = seq
         self._changed.set()
 
-    def tell(self, event: WatchEvent) -> bool:
+    def deliver(self, event: WatchEvent) -> bool:
         """Keep `event` until it is taken; return whether more events may be delivered."""
         is_progress = isinstance(event, WatchProgress)  # may repeat the last sequence number
         if event.seq + is_progress < self._undelivered_seq or self.is_over:
             return True  # delivered before, by another server
         self._undelivered_seq = event.seq + 1
-        last = self._events[-1] if self._events else None
-        if is_progress and isinstance(last, WatchProgress):
-            self._events[-1] = event
-            return True
-        self._events.append(event)
-        self._held_bytes += event.size_bytes
         self._changed.set()
-        return self._held_bytes <= self._buffered_bytes_max
+        return self._events.put(event)
 
     def fail(self, reason: ShaleKVError) -> None:
         """End the watch with the error `reason`."""
@@ -287,18 +322,17 @@ class Watch(AsyncCloseable, AsyncIterator[WatchEvent]):
             self._changed.set()
 
     def _take(self) -> WatchEvent:
-        event = self._events.popleft()
-        self._held_bytes -= event.size_bytes
+        event = self._events.take()
         self._untaken_seq = event.seq + 1
-        if self.is_parked and self._held_bytes <= self._buffered_bytes_max // 2:
+        if self.is_parked and self._events.is_half_free:
             self.is_parked = False
             if not self.is_over:
                 self._watches.go_on(self)
         return event
 
     def _begin(self) -> None:
-        if not self._is_begun and not self._is_closed:
-            self._is_begun = True
+        if self._state is _State.NEW:
+            self._state = _State.BEGUN
             self._watches.begin(self)
 
     def _check(self) -> None:

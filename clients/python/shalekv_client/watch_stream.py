@@ -58,6 +58,69 @@ _TRANSIENT = (Cancelled, ConnectionLost, DeadlineExceeded, Fenced, Unreachable)
 OpenCall: TypeAlias = Callable[[ShaleKVError | None], Awaitable[tuple[str, WatchCall, OnHeader]]]
 
 
+class _Requests:
+    """The requests that wait to be written to one call.
+
+    Acknowledgements wait apart: of several of one watch, only the last is written, and all other
+    requests are written before them.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[kv_pb2.WatchRequest] = deque()
+        self._to_ack: dict[int, Watch] = {}
+        self._changed = asyncio.Event()
+        self.is_ending = False  # the call ends when all requests are written
+        self.is_sent = False  # all requests were written, and no more can be
+
+    def open(self, request: kv_pb2.WatchRequest) -> None:
+        """Add a request that opens a watch: the call goes on."""
+        self.is_ending = False
+        self._put(request)
+
+    def ack(self, number: int, watch: Watch) -> None:
+        """Add an acknowledgement of the watch with this id."""
+        self._to_ack[number] = watch
+        self._changed.set()
+
+    def cancel(self, number: int) -> None:
+        """Add a request that closes the watch with this id, after its last acknowledgement."""
+        if number in self._to_ack:
+            self._queue.append(self._take_ack(number))
+        self._put(kv_pb2.WatchRequest(cancel=kv_pb2.WatchCancel(watch_id=number)))
+
+    def forget(self, number: int) -> None:
+        """Drop the acknowledgement of the watch with this id, which the server has closed."""
+        self._to_ack.pop(number, None)
+
+    def end(self) -> None:
+        """End the call when all requests are written, unless a watch is opened before."""
+        self.is_ending = True
+        self._changed.set()
+
+    async def write_to(self, call: WatchCall) -> None:
+        """Write the requests to `call` until it is ended. Raises as writing does."""
+        while True:
+            if self._queue:
+                await call.write(self._queue.popleft())
+            elif self._to_ack:
+                await call.write(self._take_ack(next(iter(self._to_ack))))
+            elif self.is_ending:
+                self.is_sent = True
+                await call.done_writing()
+                return
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _put(self, request: kv_pb2.WatchRequest) -> None:
+        self._queue.append(request)
+        self._changed.set()
+
+    def _take_ack(self, number: int) -> kv_pb2.WatchRequest:
+        seq = self._to_ack.pop(number).acked_seq
+        return kv_pb2.WatchRequest(ack=kv_pb2.WatchAck(watch_id=number, seq=seq))
+
+
 class WatchStream:
     """One KV.Watch call with its open watches. A watch gets a new id whenever it is opened."""
 
@@ -85,11 +148,7 @@ class WatchStream:
         self._numbers_of: dict[Watch, int] = {}
         self._parts: dict[int, list[WatchChange]] = {}  # of a commit in several messages
         self._closing: dict[int, asyncio.Future[None]] = {}
-        self._requests: deque[kv_pb2.WatchRequest] = deque()
-        self._to_ack: dict[Watch, None] = {}
-        self._changed = asyncio.Event()
-        self._is_ending = False
-        self._is_sent = False  # all requests were sent, and no more can be
+        self._requests = _Requests()
         self._ending: Ending | None = None
         call.add_done_callback(self._note_ending)
 
@@ -98,21 +157,20 @@ class WatchStream:
 
         Does nothing once this call can send nothing more: the next call opens the watch.
         """
-        if watch in self._numbers_of or self._is_sent:
+        if watch in self._numbers_of or self._requests.is_sent:
             return
-        self._is_ending = False
         number = next(self._numbers)
         self._watches[number] = watch
         self._numbers_of[watch] = number
-        self._send(watch.request(number))
+        self._requests.open(watch.request(number))
         if watch.acked_seq:
             self.ack(watch)
 
     def ack(self, watch: Watch) -> None:
         """Send the acknowledgement of `watch`; of several at once, only the last."""
-        if watch in self._numbers_of:
-            self._to_ack[watch] = None
-            self._changed.set()
+        number = self._numbers_of.get(watch)
+        if number is not None:
+            self._requests.ack(number, watch)
 
     def close(self, watch: Watch) -> asyncio.Future[None] | None:
         """Close `watch`; return a future that completes when the server has closed it.
@@ -122,10 +180,8 @@ class WatchStream:
         number = self._numbers_of.get(watch)
         if number is None:
             return None
-        if watch in self._to_ack:
-            self._requests.append(self._ack(watch))
+        self._requests.cancel(number)
         self._forget(number)
-        self._send(kv_pb2.WatchRequest(cancel=kv_pb2.WatchCancel(watch_id=number)))
         closed = self._closing[number] = asyncio.get_running_loop().create_future()
         return closed
 
@@ -134,8 +190,7 @@ class WatchStream:
 
         REQUIRES: no watch is open.
         """
-        self._is_ending = True
-        self._changed.set()
+        self._requests.end()
 
     async def run(self) -> ShaleKVError | None:
         """Write and read until the call is over; return the reason. None: `end` was called."""
@@ -151,36 +206,15 @@ class WatchStream:
                 if not closed.done():
                     closed.set_result(None)
 
-    def _send(self, request: kv_pb2.WatchRequest) -> None:
-        self._requests.append(request)
-        self._changed.set()
-
-    def _ack(self, watch: Watch) -> kv_pb2.WatchRequest:
-        number = self._numbers_of[watch]
-        return kv_pb2.WatchRequest(ack=kv_pb2.WatchAck(watch_id=number, seq=watch.acked_seq))
-
     def _forget(self, number: int) -> None:
         watch = self._watches.pop(number)
         del self._numbers_of[watch]
         self._parts.pop(number, None)
-        self._to_ack.pop(watch, None)
+        self._requests.forget(number)
 
     async def _write(self) -> None:
         try:
-            while True:
-                if self._requests:
-                    await self._call.write(self._requests.popleft())
-                elif self._to_ack:
-                    watch = next(iter(self._to_ack))
-                    del self._to_ack[watch]
-                    await self._call.write(self._ack(watch))
-                elif self._is_ending:
-                    self._is_sent = True
-                    await self._call.done_writing()
-                    return
-                else:
-                    self._changed.clear()
-                    await self._changed.wait()
+            await self._requests.write_to(self._call)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the call is over: `_read` learns why
 
@@ -200,7 +234,7 @@ class WatchStream:
                 raise
             # Closing the client would cancel the task: here only the connection was closed.
             return self._lost("the connection was closed")
-        if self._is_ending:
+        if self._requests.is_ending:
             return None
         return self._lost("the server has ended the stream of watches")
 
@@ -218,7 +252,7 @@ class WatchStream:
         elif event == "opened_at_seq":
             watch.note_opened(reply.opened_at_seq)
         elif event == "progress_seq":
-            self._tell(watch, WatchProgress(reply.progress_seq))
+            self._deliver(watch, WatchProgress(reply.progress_seq))
         elif event == "commit":
             self._on_commit(watch, number, reply.commit)
         elif event == "closed":
@@ -231,10 +265,10 @@ class WatchStream:
         if commit.more:
             self._parts[number] = changes
         else:
-            self._tell(watch, WatchCommit(commit.seq, commit.wal_id, tuple(changes)))
+            self._deliver(watch, WatchCommit(commit.seq, commit.wal_id, tuple(changes)))
 
-    def _tell(self, watch: Watch, event: WatchCommit | WatchProgress) -> None:
-        if not watch.tell(event):
+    def _deliver(self, watch: Watch, event: WatchCommit | WatchProgress) -> None:
+        if not watch.deliver(event):
             watch.is_parked = True
             self.close(watch)
 

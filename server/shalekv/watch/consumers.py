@@ -158,6 +158,10 @@ class WatchConsumer:
         self._is_holding = False
         self.name = name
 
+    async def find_lease(self) -> Lease | None:
+        """Return its lease in the newest manifest, expired or not; None: it has none."""
+        return await self._leases.find(self.name)
+
     async def hold(self, wal_id: int) -> None:
         """Keep the WAL from this object on. Raises as `ConsumerLeases.hold`."""
         self._acked_wal_id = max(self._acked_wal_id, wal_id)

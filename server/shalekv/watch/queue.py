@@ -7,6 +7,7 @@ before they add one.
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
@@ -41,6 +42,12 @@ class _QueuedReply(NamedTuple):
     size_bytes: int
 
 
+class _QueueState(enum.Enum):
+    OPEN = enum.auto()
+    ENDED = enum.auto()  # what is queued is still sent
+    CLOSED = enum.auto()  # the client has gone
+
+
 class WatchQueue:
     """The queued replies of one stream."""
 
@@ -63,10 +70,14 @@ class WatchQueue:
         self._space_freed = asyncio.Event()
         self._changed = asyncio.Event()
         self._untaken_since_ms: float | None = None
-        self._is_ended = False
+        self._state = _QueueState.OPEN
         self._ended_by: ShaleError | None = None
-        self.is_closed = False
         self.held_bytes = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the client has gone: nothing more is queued."""
+        return self._state is _QueueState.CLOSED
 
     def has_space(self, size_bytes: int) -> bool:
         """Whether a reply of that size fits: always if the queue is empty."""
@@ -117,9 +128,9 @@ class WatchQueue:
         return first
 
     def end(self, error: ShaleError | None) -> None:
-        """Accept the end: `replies` ends, or raises `error`, once all replies were taken."""
-        if not self._is_ended:
-            self._is_ended = True
+        """End the queue: `replies` ends, or raises `error`, once all replies were taken."""
+        if self._state is _QueueState.OPEN:
+            self._state = _QueueState.ENDED
             self._ended_by = error
             self._changed.set()
 
@@ -127,7 +138,7 @@ class WatchQueue:
         """Drop everything, since the client has gone."""
         self._queued.clear()
         self._hold(-self.held_bytes)
-        self.is_closed = True
+        self._state = _QueueState.CLOSED
         self._space_freed.set()
         self._changed.set()
 
@@ -138,7 +149,7 @@ class WatchQueue:
             if not self._queued:
                 if self._ended_by is not None:
                     raise self._ended_by.with_traceback(None)  # else it would grow with each stream
-                if self._is_ended or self.is_closed:
+                if self._state is not _QueueState.OPEN:
                     return
                 await self._changed.wait()
                 continue

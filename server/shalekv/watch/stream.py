@@ -47,24 +47,85 @@ Describe: TypeAlias = Callable[[BaseException], kv_pb2.OperationError]
 log = structlog.get_logger()
 
 
+class OpenConsumers:
+    """The consumers of the open watches of one process; each has one watch."""
+
+    def __init__(
+        self,
+        leases: ConsumerLeases | None,
+        feed: CommitFeed,
+        history: History,
+        clock: Clock,
+        lease_ttl_s: int,
+    ) -> None:
+        """Without `leases`, no watch can have a consumer."""
+        self._leases = leases
+        self._feed = feed
+        self._history = history
+        self._clock = clock
+        self._lease_ttl_s = lease_ttl_s
+        self._names: set[str] = set()
+
+    def take(self, name: str) -> WatchConsumer:
+        """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
+        if self._leases is None:
+            raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
+        if name in self._names:
+            problem = f"another watch of this server is open for the consumer {name!r}"
+            raise InvalidRequest("create.consumer", problem)
+        consumer = WatchConsumer(self._leases, name, self._lease_ttl_s, self._clock)
+        self._names.add(name)
+        return consumer
+
+    def release(self, consumer: WatchConsumer) -> None:
+        """Let another watch take the consumer of this name."""
+        self._names.discard(consumer.name)
+
+    async def begin(self, consumer: WatchConsumer, start_seq: int) -> int:
+        """Secure the lease of a consumer; return the commit at which its watch begins.
+
+        The lease keeps the WAL from that commit on: from `start_seq`, or, if that is 0, from what
+        the lease keeps already. Returns 0 to begin at the next commit. Raises `WalCollected`,
+        `WalUnprotected`, and what leases and history raise.
+        """
+        try:
+            return await self._begin(consumer, start_seq)
+        except ObjectNotFound as missing:
+            raise await self._history.why_missing(missing, start_seq) from None
+
+    async def _begin(self, consumer: WatchConsumer, start_seq: int) -> int:
+        found = await consumer.find_lease()
+        position = self._feed.position
+        end_wal_id = 0 if position.wal_id is None else position.wal_id + 1
+        wal_id = position.next_wal_id
+        if start_seq:
+            if position.wal_id is not None and start_seq <= position.seq:
+                wal_id = await self._history.locate(start_seq, position.wal_id)
+        elif found is not None and found.wal_id_min is not None:
+            wal_id = min(found.wal_id_min, position.next_wal_id)
+            first_seq = await self._history.first_seq(range(wal_id, end_wal_id))
+            start_seq = first_seq or position.seq + 1
+        await consumer.hold(wal_id)
+        return start_seq
+
+
 class WatchRegistry:
     """The open watches of one process: where their commits come from, bounds, consumers, counts."""
 
     def __init__(
         self,
         feed: CommitFeed,
-        history: History,
         catch_up: CatchUp,
-        leases: ConsumerLeases | None,
+        consumers: OpenConsumers,
         settings: WatchSettings,
         clock: Clock,
         watched_range: WatchedRange,
     ) -> None:
-        """Without `leases`, no watch can have a consumer."""
+        """Begin without watches."""
         self.watched_range = watched_range
         self.feed = feed
-        self.history = history
         self.catch_up = catch_up
+        self.consumers = consumers
         self.settings = settings
         self.clock = clock
         self.budget = MemoryBudget(settings.watch_bytes_max)
@@ -72,8 +133,6 @@ class WatchRegistry:
         self.watch_count = 0
         self.commits_published = 0
         self.cut_count = 0
-        self._leases = leases
-        self._consumers: set[str] = set()
 
     def check_count(self) -> None:
         """Raise `Overloaded` if no more watches may be opened."""
@@ -83,50 +142,6 @@ class WatchRegistry:
                 "some, or ask another server"
             )
             raise Overloaded(message, retry_after_ms=RETRY_AFTER_MS)
-
-    def take_consumer(self, name: str) -> WatchConsumer:
-        """Take the consumer of this name. Raises `InvalidRequest` if another open watch has it."""
-        if self._leases is None:
-            raise InvalidRequest("create.consumer", "this server keeps no leases for consumers")
-        if name in self._consumers:
-            problem = f"another watch of this server is open for the consumer {name!r}"
-            raise InvalidRequest("create.consumer", problem)
-        consumer = WatchConsumer(self._leases, name, self.settings.consumer_lease_ttl_s, self.clock)
-        self._consumers.add(name)
-        return consumer
-
-    def release_consumer(self, consumer: WatchConsumer) -> None:
-        """Let another watch take the consumer of this name."""
-        self._consumers.discard(consumer.name)
-
-    async def begin_consumer(self, watch: Watch) -> int:
-        """Secure the lease of a watch with a consumer; return the commit at which the watch begins.
-
-        The lease keeps the WAL from that commit on; 0 means to begin at the next commit. Raises
-        `WalCollected`, `WalUnprotected`, and what leases and history raise.
-        """
-        try:
-            return await self._begin_consumer(watch)
-        except ObjectNotFound as missing:
-            raise await self.history.why_missing(missing, watch.next_seq) from None
-
-    async def _begin_consumer(self, watch: Watch) -> int:
-        consumer, leases = watch.consumer, self._leases
-        assert consumer is not None
-        assert leases is not None
-        found = await leases.find(consumer.name)
-        position = self.feed.position
-        end_wal_id = 0 if position.wal_id is None else position.wal_id + 1
-        start_seq, wal_id = watch.next_seq, position.next_wal_id
-        if start_seq:
-            if position.wal_id is not None and start_seq <= position.seq:
-                wal_id = await self.history.locate(start_seq, position.wal_id)
-        elif found is not None and found.wal_id_min is not None:
-            wal_id = min(found.wal_id_min, position.next_wal_id)
-            first_seq = await self.history.first_seq(range(wal_id, end_wal_id))
-            start_seq = first_seq or position.seq + 1
-        await consumer.hold(wal_id)
-        return start_seq
 
 
 class StreamTasks:
@@ -372,7 +387,7 @@ class WatchStream:
         if watch.consumer is None:
             self._open(watch)
         else:
-            self._tasks.start(self._open_for_consumer(watch))
+            self._tasks.start(self._open_for_consumer(watch, watch.consumer))
 
     def _watch(self, create: kv_pb2.WatchCreate) -> Watch:
         keys = self._registry.watched_range(create)
@@ -383,7 +398,7 @@ class WatchStream:
             keys,
             wants_previous=create.previous_value,
             next_seq=create.start_seq,
-            consumer=self._registry.take_consumer(create.consumer) if create.consumer else None,
+            consumer=self._registry.consumers.take(create.consumer) if create.consumer else None,
         )
 
     def _cancel(self, watch_id: int) -> None:
@@ -415,10 +430,10 @@ class WatchStream:
         feed.join(watch)
         watch.state = WatchState.FOLLOWING
 
-    async def _open_for_consumer(self, watch: Watch) -> None:
+    async def _open_for_consumer(self, watch: Watch, consumer: WatchConsumer) -> None:
         """Secure the lease first, then open the watch at what the lease keeps."""
         try:
-            watch.next_seq = await self._registry.begin_consumer(watch)
+            watch.next_seq = await self._registry.consumers.begin(consumer, watch.next_seq)
         except ShaleError as error:
             self.close_watch(watch, error)
         if not watch.is_over:
@@ -437,7 +452,7 @@ class WatchStream:
         self._registry.watch_count -= 1
         del self._watches[watch.watch_id]
         if watch.consumer is not None:
-            self._registry.release_consumer(watch.consumer)
+            self._registry.consumers.release(watch.consumer)
             self._leaving[watch.consumer] = None
             self._tasks.start(self._leave(watch.consumer))  # or `leave`, at the end of the stream
 
@@ -480,9 +495,8 @@ class Watches:
         self._now_ms = now_ms
         self._feed = feed
         catch_up = CatchUp(feed, history, hold, clock)
-        self._registry = WatchRegistry(
-            feed, history, catch_up, leases, settings, clock, watched_range
-        )
+        consumers = OpenConsumers(leases, feed, history, clock, settings.consumer_lease_ttl_s)
+        self._registry = WatchRegistry(feed, catch_up, consumers, settings, clock, watched_range)
 
     @property
     def held_bytes(self) -> int:

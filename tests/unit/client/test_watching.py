@@ -171,7 +171,7 @@ async def test_one_that_nobody_reads_is_parked_and_holds_nobody_up() -> None:
         numbers = [await history.put(b"k", value=bytes(500)) for _ in range(30)]
         assert [seq for seq, _ in await commits(busy, 30)] == numbers
         assert idle.is_parked
-        assert idle._held_bytes < 6_000  # noqa: SLF001 - a bound shows nowhere else
+        assert idle._events.held_bytes < 6_000  # noqa: SLF001 - a bound shows nowhere else
         assert [seq for seq, _ in await commits(idle, 30)] == numbers
         assert len(server.creates) > 2
         assert server.streams == 1

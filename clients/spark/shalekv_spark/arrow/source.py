@@ -198,7 +198,6 @@ class _Group:
     def __init__(self, handles: _Handles, starts: Positions, data: bytes, listed_seq: int) -> None:
         self._handles = handles
         self._view = memoryview(data)
-        self._words = np.frombuffer(data, "<u4")
         self._starts = starts
         self._listed_seq = listed_seq
         lengths = np.append(starts[1:], len(data)) - starts
@@ -211,15 +210,23 @@ class _Group:
         _demand((_padded(HEADER_BYTES + raw_len) == lengths).all())
         self._expiry_at = _COLUMNS_AT + 8 * np.where(self._has(HAS_SEQS), self._rows, 1)
         self._key_offsets_at = self._expiry_at + 8 * np.where(self._has(HAS_EXPIRY), self._rows, 0)
-        self._value_offsets_at = self._key_offsets_at + 4 * (self._rows + 1)
-        self._kinds_at = self._value_offsets_at + 4 * (self._rows + 1)
         keys_at = self._kinds_at + np.where(self._has(HAS_KINDS), self._rows, 0)
         _demand((keys_at <= lengths).all())
         self._key_bytes = self._word(starts + self._value_offsets_at - 4)
         self._value_bytes = self._word(starts + self._kinds_at - 4)
         self._keys_at = starts + keys_at
-        self._values_at = self._keys_at + self._key_bytes
-        _demand((self._values_at + self._value_bytes == starts + HEADER_BYTES + raw_len).all())
+        ends = self._keys_at + self._key_bytes + self._value_bytes
+        _demand((ends == starts + HEADER_BYTES + raw_len).all())
+
+    @property
+    def _value_offsets_at(self) -> Positions:
+        at: Positions = self._key_offsets_at + 4 * (self._rows + 1)
+        return at
+
+    @property
+    def _kinds_at(self) -> Positions:
+        at: Positions = self._value_offsets_at + 4 * (self._rows + 1)
+        return at
 
     def rows(self, *, with_values: bool) -> Rows:
         """Return all rows, checked for their order and the rules of the section."""
@@ -233,11 +240,12 @@ class _Group:
         _check_order(keys, seqs)
         values = None
         if with_values:
-            values = _binary(value_offsets, self._joined(self._values_at, self._value_bytes))
+            values_at = self._keys_at + self._key_bytes
+            values = _binary(value_offsets, self._joined(values_at, self._value_bytes))
         return Rows(keys, values, seqs, kinds, self._expiry())
 
     def _word(self, at: Positions) -> Positions:
-        words: Positions = self._words[at >> 2].astype(np.int64)
+        words: Positions = np.frombuffer(self._view, "<u4")[at >> 2].astype(np.int64)
         return words
 
     def _has(self, flag: int) -> npt.NDArray[np.bool_]:
