@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from shalekv.protocol.entry import Entry, KeyRange, Kind
-from shalekv.protocol.expiring import BUCKET_MS, VALUE_BYTES, Expiring, ExpiringValues
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.retention import Folder, Listed, expire, has_expired, is_edit_needed
 from shalekv.protocol.snapshot import NEVER
 from shalekv.protocol.transaction import Add, Change, Expire, Get, Put, Transaction
+from shalekv.write.expiry_sweep import BUCKET_MS, VALUE_BYTES, Expiring, ExpiringValues
 from tests.kit.states import NOW_MS, DictState, entry_of, state_of
 
 UNLIMITED = 1 << 30
