@@ -25,9 +25,9 @@ from shalekv.settings import (
     DatabaseSettings,
     DiskCacheSettings,
     LevelSettings,
-    ReadSettings,
-    ServeSettings,
+    ReaderConfig,
     UrlSettings,
+    WriterConfig,
 )
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import kv_pb2
@@ -52,7 +52,7 @@ STORE, DISK, MEMORY = "store", "disk cache", "memory cache"
 async def reading(
     store: ObjectStore, runtime: Runtime, *, block_cache_bytes: int = 0, disk: str = ""
 ) -> AsyncIterator[Reader]:
-    settings = ReadSettings(
+    settings = ReaderConfig(
         database=UrlSettings(url=URL),
         cache=CacheSettings(block_cache_bytes=block_cache_bytes),
         disk_cache=DiskCacheSettings(disk_cache_path=disk),
@@ -83,7 +83,7 @@ async def compare(path: Path) -> None:
     late = at_each("get_range", "", partial(LoopClock().sleep_ms, DELAY_MS))
     store = FaultyStore(memory_store(), before=late)
     with real_runtime(threads=8) as runtime:
-        serve = ServeSettings(
+        serve = WriterConfig(
             database=DatabaseSettings(url=URL),
             levels=LevelSettings(sst_bytes=DATABASE_BYTES // 8),
         )

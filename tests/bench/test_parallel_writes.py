@@ -22,7 +22,7 @@ from shalekv.format.names import WAL_FOLDER
 from shalekv.server.database import create_database
 from shalekv.server.service import Call
 from shalekv.server.writer import Writer
-from shalekv.settings import DatabaseSettings, ServeSettings, StoreSettings, WriterSettings
+from shalekv.settings import DatabaseSettings, StoreSettings, WriterConfig, WriterSettings
 from shalekv.v1 import kv_pb2
 from tests.bench.interleaved import load
 from tests.bench.sizes import sized
@@ -98,7 +98,7 @@ async def measure(
     latencies_ms: list[float] = []
     with real_runtime() as runtime:
         await create_database(store, runtime, StoreSettings())
-        settings = ServeSettings(
+        settings = WriterConfig(
             database=DatabaseSettings(url="memory://bench"),
             writer=WriterSettings(max_parallel_writes=in_flight, flush_interval_ms=spacing_ms),
         )

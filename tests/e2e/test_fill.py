@@ -14,7 +14,7 @@ import pytest
 from shalekv.protocol.compaction.outcome import Amplification, Setup
 from shalekv.protocol.compaction.simulate import predict
 from shalekv.protocol.compaction.workload import KeyOrder, Workload
-from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, ServeSettings
+from shalekv.settings import GIB, MIB, DatabaseSettings, MemorySettings, WriterConfig
 from shalekv.settings.budget import with_memory_shares
 from tests.e2e.filling import Filling
 from tests.e2e.footprint import Footprint, tree_bytes
@@ -49,8 +49,8 @@ class Fill:
             delete_share=0.1,
         )
 
-    def settings(self, url: str) -> ServeSettings:
-        settings = ServeSettings(
+    def settings(self, url: str) -> WriterConfig:
+        settings = WriterConfig(
             database=DatabaseSettings(url=url),
             memory=MemorySettings(memory_bytes=self.memory_bytes),
         )
@@ -147,7 +147,7 @@ def check_memory(what: str, server: Child, idle_bytes: int, fill: Fill) -> None:
     assert peak_bytes <= idle_bytes + budget_bytes
 
 
-def check_amplification(measured: Measured, fill: Fill, settings: ServeSettings) -> None:
+def check_amplification(measured: Measured, fill: Fill, settings: WriterConfig) -> None:
     """It is what the simulator foretells of the same workload at the same speeds."""
     foretold = predicted(fill, settings, measured)
     say(f"{measured.merged_bytes_per_s / 1e6:.0f} MB/s merged")
@@ -157,7 +157,7 @@ def check_amplification(measured: Measured, fill: Fill, settings: ServeSettings)
     assert abs(measured.space / foretold.space - 1) <= TOLERANCE
 
 
-def predicted(fill: Fill, settings: ServeSettings, measured: Measured) -> Amplification:
+def predicted(fill: Fill, settings: WriterConfig, measured: Measured) -> Amplification:
     setup = Setup(
         compactor=settings.compactor,
         levels=settings.levels,

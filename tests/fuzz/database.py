@@ -32,8 +32,8 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.server.compactor import Compactor
 from shalekv.server.writer import Writer
 from shalekv.settings import (
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelCodec,
     LevelSettings,
 )
@@ -164,7 +164,7 @@ async def snapshot(writer: Writer, name: str) -> bytes:
 async def compact(roles: Household, codec: LevelCodec, *, l0_trigger_count: int = 1) -> None:
     """Merge what there is into SSTs with this codec."""
     levels = LevelSettings(sst_bytes=64 * KIB, block_bytes=KIB, codec=codec, filter_bits=10)
-    settings = CompactSettings(
+    settings = CompactorConfig(
         levels=levels,
         compactor=CompactorSettings(
             wal_trigger_count=1,

@@ -23,8 +23,8 @@ from shalekv.protocol.origins import foreign_ids, is_pin, pin_name
 from shalekv.server.compactor import Compactor
 from shalekv.settings import (
     KIB,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelSettings,
     StoreSettings,
 )
@@ -180,7 +180,7 @@ def row(entry: Entry) -> dict[str, Any]:
 
 
 async def compact(store: ObjectStore, *, seed: int) -> None:
-    settings = CompactSettings(
+    settings = CompactorConfig(
         levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
         compactor=CompactorSettings(
             wal_trigger_age_ms=0, wal_trigger_count=1, l0_trigger_count=1, base_level_bytes=64 * KIB

@@ -18,8 +18,8 @@ from shalekv.server.service import Call
 from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelSettings,
     StoreSettings,
 )
@@ -71,7 +71,7 @@ class Household:
             writer.close()
 
     async def compact(self) -> None:
-        settings = CompactSettings(levels=SMALL_LEVELS, compactor=EAGER)
+        settings = CompactorConfig(levels=SMALL_LEVELS, compactor=EAGER)
         compactor = await Compactor.open(
             self.store(), settings=settings, runtime=self.runtime, hurry=asyncio.Event()
         )

@@ -34,8 +34,8 @@ from shalekv.server.writer import Writer
 from shalekv.settings import (
     DatabaseSettings,
     LimitSettings,
-    ServeSettings,
     StoreSettings,
+    WriterConfig,
     WriterSettings,
 )
 from shalekv.store.memory import MemoryObjects
@@ -143,7 +143,7 @@ class WriterMachine(RuleBasedStateMachine):
     def open(self, k: int) -> None:
         store = HeldStore(self.objects, now_ms=self.now_ms)
         store.is_holding = False
-        serve = ServeSettings(
+        serve = WriterConfig(
             database=DatabaseSettings(url="memory://model"),
             writer=WriterSettings(
                 max_parallel_writes=k,

@@ -15,14 +15,14 @@ from shalekv.server.service import Answer, Call, ReplyT
 from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     DatabaseSettings,
+    ReaderConfig,
     ReaderSettings,
-    ReadSettings,
-    ServeSettings,
     StoreSettings,
     UrlSettings,
+    WriterConfig,
     WriterSettings,
 )
 from shalekv.store.api import ObjectStore
@@ -119,7 +119,7 @@ class CompactorProcess(Jobs[Compactor]):
 
     def begin_open(self, options: Options) -> None:
         compactor = CompactorSettings.model_validate({**_COMPACTOR, **options})
-        settings = CompactSettings(compactor=compactor)
+        settings = CompactorConfig(compactor=compactor)
         self.begin_job(self._open(settings))
 
     async def opened(self) -> Compactor:
@@ -127,7 +127,7 @@ class CompactorProcess(Jobs[Compactor]):
         await self.done()
         return role
 
-    async def _open(self, settings: CompactSettings) -> None:
+    async def _open(self, settings: CompactorConfig) -> None:
         role = await Compactor.open(
             self.world.store_for(self.node),
             settings=settings,
@@ -233,11 +233,11 @@ class WriterProcess(ServingProcess[Writer]):
 
     def begin_open(self, options: Options) -> None:
         writer = WriterSettings.model_validate({**_WRITER, **options})
-        settings = ServeSettings(database=DatabaseSettings(url=URL), writer=writer)
+        settings = WriterConfig(database=DatabaseSettings(url=URL), writer=writer)
         self.is_told = False
         self.begin(self._live(settings))
 
-    async def _live(self, settings: ServeSettings) -> None:
+    async def _live(self, settings: WriterConfig) -> None:
         writer = await Writer.open(
             self.world.store_for(self.node),
             settings=settings,
@@ -252,11 +252,11 @@ class ReaderProcess(ServingProcess[Reader]):
 
     def begin_open(self, options: Options) -> None:
         reader = ReaderSettings.model_validate({**_READER, **options})
-        settings = ReadSettings(database=UrlSettings(url=URL), reader=reader)
+        settings = ReaderConfig(database=UrlSettings(url=URL), reader=reader)
         self.is_told = False
         self.begin(self._live(settings))
 
-    async def _live(self, settings: ReadSettings) -> None:
+    async def _live(self, settings: ReaderConfig) -> None:
         reader = await Reader.open(
             self.world.store_for(self.node),
             settings=settings,

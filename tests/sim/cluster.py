@@ -22,7 +22,7 @@ from shalekv.errors import (
 from shalekv.format.names import WAL_FOLDER
 from shalekv.server.database import create_database
 from shalekv.server.writer import Writer
-from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
+from shalekv.settings import StoreSettings, WriterConfig, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.write.quorum.links import Links
 from tests.sim.history import History
@@ -48,7 +48,7 @@ def is_narrow(seed: int) -> bool:
     return Random(f"{seed}/narrow").random() < NARROW_SHARE
 
 
-Draw: TypeAlias = Callable[[Random], ServeSettings]
+Draw: TypeAlias = Callable[[Random], WriterConfig]
 
 
 class Cluster:
@@ -90,14 +90,14 @@ class Cluster:
         """A new client of the store for a writer or a replica."""
         return self.world.store_for(node)
 
-    def links_for(self, node: Node, settings: ServeSettings | None = None) -> Links | None:  # noqa: ARG002
+    def links_for(self, node: Node, settings: WriterConfig | None = None) -> Links | None:  # noqa: ARG002
         """The way of a process to the safekeepers; None: there are none."""
         return None
 
     def stored(self) -> Stored:
         return Stored.read(self.world.store)
 
-    def start_writer(self, name: str, settings: ServeSettings) -> None:
+    def start_writer(self, name: str, settings: WriterConfig) -> None:
         """Open the database on node `name`, which must not run a writer."""
         self.avoided.discard(name)
         if is_narrow(self.world.seed) and name not in ROOMY:
@@ -120,7 +120,7 @@ class Cluster:
         if told_ms:
             self.world.note(f"{name} is told a time that is {told_ms} ms ahead")
 
-    async def start_slow_opener(self, settings: ServeSettings, one_way_ms: float) -> str:
+    async def start_slow_opener(self, settings: WriterConfig, one_way_ms: float) -> str:
         """Start a writer that wins an epoch and then does not look at the WAL until it is let go.
 
         If a newer writer serves by then, it finds the first free slot there, `one_way_ms` from the
@@ -152,7 +152,7 @@ class Cluster:
         """Hold WAL objects of a writer when they arrive at the store: so many, or all."""
         return self.world.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer), times=times)
 
-    async def let_serve(self, name: str, settings: ServeSettings) -> None:
+    async def let_serve(self, name: str, settings: WriterConfig) -> None:
         """See to it that the writer of that name serves, unless chaos is stronger."""
         for _ in range(LET_SERVE_ATTEMPTS):
             if name not in self.running:
@@ -176,7 +176,7 @@ class Cluster:
         if not self.writers:
             self.serving.clear()
 
-    async def _serve(self, node: Node, settings: ServeSettings) -> None:
+    async def _serve(self, node: Node, settings: WriterConfig) -> None:
         try:
             ending = await self._open_and_run(node, settings)
         except self.ends as error:
@@ -186,7 +186,7 @@ class Cluster:
         # A process that has ended is gone; a node cannot do that to itself.
         self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
 
-    async def _open_and_run(self, node: Node, settings: ServeSettings) -> str:
+    async def _open_and_run(self, node: Node, settings: WriterConfig) -> str:
         runtime, store = self.world.runtime_for(node), self.store_for(node)
         links = self.links_for(node, settings)
         try:

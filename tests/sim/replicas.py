@@ -28,8 +28,8 @@ from shalekv.server.service import Call
 from shalekv.settings import (
     CacheSettings,
     LimitSettings,
+    ReaderConfig,
     ReaderSettings,
-    ReadSettings,
     SnapshotChoice,
     UrlSettings,
 )
@@ -120,7 +120,7 @@ class Replicas:
         self._running[name] = (node, None)
         node.start(self._serve(name, node, settings))
 
-    async def _serve(self, name: str, node: Node, settings: ReadSettings) -> None:
+    async def _serve(self, name: str, node: Node, settings: ReaderConfig) -> None:
         store, runtime = self._cluster.store_for(node), self._world.runtime_for(node)
         links = self._cluster.links_for(node)
         try:
@@ -194,7 +194,7 @@ class Replicas:
         )
 
 
-def draw_reader(random: Random, pace: float) -> ReadSettings:
+def draw_reader(random: Random, pace: float) -> ReaderConfig:
     """Settings of a reader that looks often, and whose snapshots are soon over."""
     ttl_s = max(2, int(random.choice(LIVES_S) * pace))
     poll_ms = max(1, int(random.choice([10, 100, 1_000]) * pace))
@@ -211,6 +211,6 @@ def draw_reader(random: Random, pace: float) -> ReadSettings:
         update={"block_cache_bytes": 0, "metadata_cache_bytes": random.choice([0, 1 << 20])}
     )
     limits = LimitSettings().model_copy(update={"scan_message_bytes": random.choice([1, 1 << 20])})
-    return ReadSettings(
+    return ReaderConfig(
         database=UrlSettings(url="memory://sim"), reader=reader, cache=cache, limits=limits
     )

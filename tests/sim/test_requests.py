@@ -15,12 +15,12 @@ from shalekv.server.reader import Reader
 from shalekv.server.writer import Writer
 from shalekv.settings import (
     CollectorSettings,
-    CompactSettings,
+    CompactorConfig,
     DatabaseSettings,
-    ReadSettings,
-    ServeSettings,
+    ReaderConfig,
     StoreSettings,
     UrlSettings,
+    WriterConfig,
 )
 from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
@@ -45,7 +45,7 @@ class Roles:
         self._runtimes = {role: world.runtime_for(role) for role in ROLES}
 
     async def start_writer(self, tasks: asyncio.TaskGroup) -> Writer:
-        settings = ServeSettings(database=DatabaseSettings(url=URL))
+        settings = WriterConfig(database=DatabaseSettings(url=URL))
         store, runtime = self.stores["writer"], self._runtimes["writer"]
         await create_database(store, runtime, settings.store)
         writer = await Writer.open(store, settings=settings, runtime=runtime)
@@ -56,7 +56,7 @@ class Roles:
         url, (compactor, collector, reader) = UrlSettings(url=URL), ROLES[1:]
         compacting = await Compactor.open(
             self.stores[compactor],
-            settings=CompactSettings(),
+            settings=CompactorConfig(),
             runtime=self._runtimes[compactor],
             hurry=asyncio.Event(),
         )
@@ -66,7 +66,7 @@ class Roles:
         interval_ms = chosen.collect_interval_ms
         collecting = Collector([CollectJob(cas, chosen)], runtime.clock, interval_ms=interval_ms)
         tasks.create_task(collecting.run())
-        settings = ReadSettings(database=url)
+        settings = ReaderConfig(database=url)
         store, runtime = self.stores[reader], self._runtimes[reader]
         reading = await Reader.open(store, settings=settings, runtime=runtime)
         tasks.create_task(reading.run())
@@ -132,7 +132,7 @@ def test_opening_lists_pages_and_not_objects() -> None:
                 await put_at(first, b"%d" % number, b"value")
             first.close()
         store, runtime = world.store_for("second"), world.runtime_for("second")
-        settings = ServeSettings(database=DatabaseSettings(url=URL))
+        settings = WriterConfig(database=DatabaseSettings(url=URL))
         second = await Writer.open(store, settings=settings, runtime=runtime)
         assert second.engine.memtable.key_count == objects
         return Counter(store.sent.by_kind)

@@ -9,12 +9,12 @@ from random import Random
 from shalekv.settings import (
     CacheSettings,
     CollectorSettings,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     DatabaseSettings,
     LevelCodec,
     LevelSettings,
-    ServeSettings,
+    WriterConfig,
     WriterSettings,
 )
 
@@ -28,9 +28,9 @@ LOADING = {
 }
 
 
-def draw_settings(random: Random) -> ServeSettings:
+def draw_settings(random: Random) -> WriterConfig:
     """The settings of one opening: they differ from one to the next."""
-    return ServeSettings(
+    return WriterConfig(
         database=DatabaseSettings(url="memory://sim"),
         writer=WriterSettings(
             max_parallel_writes=random.choice([1, 2, 4, 4]),
@@ -41,12 +41,12 @@ def draw_settings(random: Random) -> ServeSettings:
     )
 
 
-def with_writer(settings: ServeSettings, update: Mapping[str, int]) -> ServeSettings:
+def with_writer(settings: WriterConfig, update: Mapping[str, int]) -> WriterConfig:
     """The same with other settings of the writer, `NARROW` or `LOADING`."""
     return settings.model_copy(update={"writer": settings.writer.model_copy(update=update)})
 
 
-def draw_writer(random: Random) -> ServeSettings:
+def draw_writer(random: Random) -> WriterConfig:
     """Those of a writer that keeps little in memory and reads the levels all the time."""
     drawn = draw_settings(random)
     writer = drawn.writer.model_copy(
@@ -67,7 +67,7 @@ def draw_writer(random: Random) -> ServeSettings:
     return drawn.model_copy(update={"writer": writer, "cache": cache, "limits": limits})
 
 
-def draw_compactor(random: Random, pace: float) -> CompactSettings:
+def draw_compactor(random: Random, pace: float) -> CompactorConfig:
     levels = LevelSettings().model_copy(
         update={
             "sst_bytes": random.choice([40, 200, 10_000]),
@@ -93,7 +93,7 @@ def draw_compactor(random: Random, pace: float) -> CompactSettings:
             "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
         }
     )
-    return CompactSettings(levels=levels, compactor=compactor)
+    return CompactorConfig(levels=levels, compactor=compactor)
 
 
 def draw_collector(random: Random, pace: float) -> CollectorSettings:

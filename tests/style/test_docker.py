@@ -14,7 +14,7 @@ import pytest
 from shalekv.cli.console.configuration import ADDRESS_VARIABLE, CONFIG_VARIABLE, load_settings
 from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.main import shalekv
-from shalekv.settings import CasChoice, EverySetting, ReadSettings, ServerSettings, ServeSettings
+from shalekv.settings import AnyConfig, CasChoice, ReaderConfig, ServerSettings, WriterConfig
 from shalekv.store.url import BucketUrl, parse_url
 from tests.kit.compose_file import (
     COMPOSE,
@@ -68,7 +68,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_variables_are_settings(name: str) -> None:
     """Every variable of a container is a setting, or one of those that S3 clients read."""
-    known = {setting.variable for setting in settings_of(EverySetting)}
+    known = {setting.variable for setting in settings_of(AnyConfig)}
     known |= {CONFIG_VARIABLE, ADDRESS_VARIABLE}
     given = OURS[name].text["environment"]
     assert [v for v in given if v not in known and not OF_S3.fullmatch(v)] == []
@@ -84,11 +84,11 @@ def test_arguments_and_variables_are_valid(name: str, monkeypatch: pytest.Monkey
     assert python == "python"
     assert (DOCKER / script.removeprefix(SCRIPTS)).is_file()
     flags = parsed(command).params if command else {}
-    known = {setting.name: flags.get(setting.name) for setting in settings_of(EverySetting)}
+    known = {setting.name: flags.get(setting.name) for setting in settings_of(AnyConfig)}
     if name in READERS:
-        settings: ReadSettings | ServeSettings = load_settings(known, None, ReadSettings)
+        settings: ReaderConfig | WriterConfig = load_settings(known, None, ReaderConfig)
     else:
-        settings = load_settings(known, None, ServeSettings)
+        settings = load_settings(known, None, WriterConfig)
     assert isinstance(parse_url(settings.database.url), BucketUrl)
     is_two_phase = "two-phase" in OURS[name].profiles
     assert (settings.store.cas is CasChoice.TWO_PHASE) == is_two_phase

@@ -11,7 +11,7 @@ from shalekv.cli.commands.serve import serve
 from shalekv.cli.process.lifecycle import serving_settings
 from shalekv.server.election.elector import KubernetesPlace, parse_place
 from shalekv.server.election.kubernetes import API_VERSION, METHODS
-from shalekv.settings import ServeSettings
+from shalekv.settings import WriterConfig
 from tests.style.sources import ROOT
 
 PAGE = (ROOT / "server" / "docs" / "failover.md").read_text(encoding="utf-8")
@@ -28,14 +28,14 @@ def pod_spec() -> Any:
     return manifest()["StatefulSet", "shalekv"]["spec"]["template"]["spec"]
 
 
-def settings_of(container: Any) -> ServeSettings:
+def settings_of(container: Any) -> WriterConfig:
     """What `shalekv serve` makes of the arguments of the container."""
     command, *arguments = (each.replace("$(POD_NAME)", POD) for each in container["args"])
     assert command == serve.name
     context = serve.make_context("serve", arguments)
     values = {each["name"]: each.get("value") for each in container["env"]}
     url = {"url": values["SHALEKV_DATABASE__URL"]}
-    return serving_settings({**context.params, **url}, None, ServeSettings)
+    return serving_settings({**context.params, **url}, None, WriterConfig)
 
 
 def test_the_role_allows_what_the_elector_does_and_no_more() -> None:

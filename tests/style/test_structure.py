@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 from tests.style.imports import cycles, importers, modules
 
@@ -18,6 +19,12 @@ LISTS = frozenset({"server/shalekv/cli/commands"})
 
 # Small modules that their only neighbour imports late, since their own imports are slow.
 DEFERRED: Mapping[str, str] = {}
+
+# Pairs that users import by these names.
+PUBLIC_PAIRS = frozenset({("ReadStatus", "ReaderStatus")})
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")
+_AGENT_OR_ACTION = re.compile("(ing|er|or|e)$")
+WORD_CHARS_MIN = 3  # of what an ending leaves
 
 
 def test_no_module_is_a_fragment() -> None:
@@ -60,6 +67,43 @@ def test_classes_have_few_attributes() -> None:
         if count > ATTRIBUTES_MAX
     ]
     assert large == []
+
+
+def test_names_of_classes_differ_by_more_than_an_ending() -> None:
+    """No two names of two words or more differ in -ing, -er or -or alone."""
+    names = {
+        node.name.lstrip("_")
+        for module in modules().values()
+        for node in ast.walk(module.source.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert set(similar(names)) - PUBLIC_PAIRS == set()
+
+
+def test_similar_names_are_found() -> None:
+    """Names are similar if one of their words has another ending, and no other word differs."""
+    assert list(similar(["ServeSettings", "ServerSettings"])) == [
+        ("ServeSettings", "ServerSettings")
+    ]
+    assert list(similar(["ArchiveSettings", "ArchivingSettings", "ArchiveUrlSettings"])) == [
+        ("ArchiveSettings", "ArchivingSettings")
+    ]
+    assert list(similar(["Read", "Reader", "WriterConfig", "WriterSettings"])) == []
+
+
+def similar(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """The names of at least two words that agree but for the endings of their words."""
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name in sorted(names):
+        words = _WORD.findall(name)
+        if len(words) > 1:
+            alike[tuple(map(_without_ending, words))].append(name)
+    yield from (tuple(each) for each in alike.values() if len(each) > 1)
+
+
+def _without_ending(word: str) -> str:
+    short = _AGENT_OR_ACTION.sub("", word)
+    return short if len(short) >= WORD_CHARS_MIN else word
 
 
 def attribute_counts(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ from shalekv.cli.console.lazy_commands import LazyCommands
 from shalekv.cli.console.settings_flags import Setting, groups_of
 from shalekv.cli.main import COMMANDS, shalekv
 from shalekv.rpc.status import errors_page
-from shalekv.settings import EverySetting
+from shalekv.settings import AnyConfig
 
 _FOLDER = Path(__file__).parents[2] / "docs"
 
@@ -100,7 +100,7 @@ def _help(heading: str, name: str, command: click.Command) -> str:
 
 
 def _groups() -> Iterator[str]:
-    for group in groups_of(EverySetting):
+    for group in groups_of(AnyConfig):
         yield f"\n## [{group.name}]\n\n{group.title}\n"
         for setting in group.settings:
             yield _entry(setting)

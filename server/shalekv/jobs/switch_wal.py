@@ -40,7 +40,7 @@ from shalekv.protocol.membership import (
 )
 from shalekv.protocol.proposer import enter_quorum, leave_quorum
 from shalekv.protocol.snapshot import remove_snapshots
-from shalekv.settings import CompactSettings, WriterSettings
+from shalekv.settings import CompactorConfig, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.opening import open_log
@@ -188,7 +188,7 @@ def _settings() -> WriterSettings:
 
 async def _compact(store: CasStore) -> None:
     """Compact the whole log, even if a compactor is started again and again meanwhile."""
-    settings = CompactSettings()
+    settings = CompactorConfig()
     for attempt in range(1, COMPACTIONS_MAX):
         try:
             await merge_tail(store, settings, holder="switch")

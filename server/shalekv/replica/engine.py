@@ -58,7 +58,7 @@ class ReplicaTime:
         return self._replayed.logical_time_ms
 
 
-class ReaderEngine:
+class ReplicaEngine:
     """The state of a database as one replica sees it: implements `ReadEngine`."""
 
     def __init__(

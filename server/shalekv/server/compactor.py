@@ -48,7 +48,7 @@ from shalekv.protocol.compaction.policy import CompactionState, LeveledPolicy
 from shalekv.protocol.compaction.publish import CompactorId, reservations
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.runtime import Runtime
-from shalekv.settings import CompactSettings
+from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest
@@ -73,7 +73,7 @@ class Compactor:
         store: CasStore,
         manifest: CompactedManifest,
         leases: CompactorLeases,
-        settings: CompactSettings,
+        settings: CompactorConfig,
         *,
         hurry: asyncio.Event,
         parts: PartRunner,
@@ -105,7 +105,7 @@ class Compactor:
         cls,
         store: ObjectStore,
         *,
-        settings: CompactSettings,
+        settings: CompactorConfig,
         runtime: Runtime,
         hurry: asyncio.Event,
         parts: PartRunner | None = None,
@@ -303,7 +303,7 @@ class Compactors:
     def __init__(
         self,
         places: Sequence[CompactionTarget],
-        settings: CompactSettings,
+        settings: CompactorConfig,
         *,
         hurry: asyncio.Event | None = None,
         holder: str = "compactor",
@@ -350,7 +350,7 @@ class _Database:
     def __init__(
         self,
         place: CompactionTarget,
-        settings: CompactSettings,
+        settings: CompactorConfig,
         slots: MergeSlots,
         hurry: asyncio.Event,
         holder: str,
@@ -444,7 +444,7 @@ async def _close(compactor: Compactor) -> None:
         log.debug("leases are left to expire", problem=str(error))
 
 
-def _with_shared_rate(settings: CompactSettings) -> CompactSettings:
+def _with_shared_rate(settings: CompactorConfig) -> CompactorConfig:
     """Divide `compaction_rate_bytes`, the limit of the process, among its concurrent merges."""
     shared = -(-settings.compactor.compaction_rate_bytes // MERGES_MAX)  # 0 stays 0: no limit
     update = {"compaction_rate_bytes": shared}

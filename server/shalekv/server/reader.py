@@ -9,7 +9,7 @@ from shalekv.errors import ObjectNotFound, ShaleError, StoreUnavailable
 from shalekv.protocol.manifest import Manifest
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.replica.join import join
 from shalekv.runtime import Runtime
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
@@ -23,7 +23,7 @@ from shalekv.server.status import (
     measure_reads,
 )
 from shalekv.server.watches import watches_of
-from shalekv.settings import CompactorSettings, ReadSettings
+from shalekv.settings import CompactorSettings, ReaderConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -46,7 +46,7 @@ class Reader:
 
     def __init__(
         self,
-        engine: ReaderEngine,
+        engine: ReplicaEngine,
         kv: ReaderKv,
         admin: ReaderAdmin,
         watches: Watches,
@@ -64,7 +64,7 @@ class Reader:
         cls,
         store: ObjectStore,
         *,
-        settings: ReadSettings,
+        settings: ReaderConfig,
         runtime: Runtime,
         links: Links | None = None,
     ) -> Reader:
@@ -135,7 +135,7 @@ class Reader:
         self.engine.close()
 
 
-async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> ReaderEngine:
+async def _join(cas: CasStore, settings: ReaderConfig, links: Links | None) -> ReplicaEngine:
     """Create an engine that has applied the log as far as it goes."""
     stored = StoredManifest(cas)
     # Fails first where there is no database: some stores write an object to learn their time.
@@ -150,7 +150,7 @@ async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> R
         engine = None
         try:
             joined = await join(cas, stored, settings.reader, open_ssts)
-            engine = ReaderEngine(cas, joined, settings.reader, settings.limits, links)
+            engine = ReplicaEngine(cas, joined, settings.reader, settings.limits, links)
             await engine.load(joined.last_wal_id, asked_ms=asked_ms)
         except ShaleError as error:
             if engine is not None and not isinstance(error, StoreUnavailable):
@@ -164,7 +164,7 @@ async def _join(cas: CasStore, settings: ReadSettings, links: Links | None) -> R
 
 
 def _memory_use(
-    settings: ReadSettings, engine: ReaderEngine, kv: ReaderKv, watches: Watches
+    settings: ReaderConfig, engine: ReplicaEngine, kv: ReaderKv, watches: Watches
 ) -> MemoryUse:
     memory = MemoryUse(memory_budget(settings))
     memory.measure("reader_memtable_bytes_max", lambda: engine.memory_bytes)

@@ -1,4 +1,4 @@
-"""Services of a reader: `shalekv.v1.KV` and `shalekv.v1.Admin` on a `ReaderEngine`.
+"""Services of a reader: `shalekv.v1.KV` and `shalekv.v1.Admin` on a `ReplicaEngine`.
 
 Writes and loads are refused with `NotTheWriter`.
 """
@@ -11,7 +11,7 @@ from functools import partial
 import shalekv
 from shalekv.clock import Clock
 from shalekv.protocol.snapshot import find_snapshot
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.runtime import Runtime
 from shalekv.server import requests
 from shalekv.server.readiness import Readiness
@@ -29,10 +29,10 @@ _State = admin_pb2.ReaderStatus.State
 
 
 class ReaderKv:
-    """Implements `server.service.KvService` on a `ReaderEngine`."""
+    """Implements `server.service.KvService` on a `ReplicaEngine`."""
 
     def __init__(
-        self, engine: ReaderEngine, limits: LimitSettings, runtime: Runtime, store: Reachability
+        self, engine: ReplicaEngine, limits: LimitSettings, runtime: Runtime, store: Reachability
     ) -> None:
         """Create the service. The engine must be running for the replies to show newer state.
 
@@ -93,7 +93,7 @@ class ReaderKv:
         raise self._engine.refusal("a transaction")
 
 
-def reader_header(engine: ReaderEngine, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
+def reader_header(engine: ReplicaEngine, seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
     """Make the header of a reply of a reader."""
     return kv_pb2.ReplyHeader(
         database_id=engine.database_id,
@@ -106,11 +106,11 @@ def reader_header(engine: ReaderEngine, seq: int, wal_id: int | None) -> kv_pb2.
 
 
 class ReaderAdmin:
-    """Implements `server.service.AdminService` on a `ReaderEngine`."""
+    """Implements `server.service.AdminService` on a `ReplicaEngine`."""
 
     def __init__(  # noqa: PLR0913 - a status describes all of these
         self,
-        engine: ReaderEngine,
+        engine: ReplicaEngine,
         settings: ReaderSettings,
         clock: Clock,
         memory: MemoryUse,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shalekv.errors import InvalidRequest
 from shalekv.protocol.entry import KeyRange
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.server import requests
 from shalekv.server.service import MakeHeader
 from shalekv.settings import WatchSettings
@@ -19,7 +19,7 @@ _REFUSED = ("min_seq", "max_staleness_ms", "snapshot_id", "read_level")
 
 
 def watches_of(
-    engine: WriterEngine | ReaderEngine,
+    engine: WriterEngine | ReplicaEngine,
     store: CasStore,
     settings: WatchSettings,
     header: MakeHeader,

@@ -19,7 +19,7 @@ from shalekv.server.status import (
 )
 from shalekv.server.watches import watches_of
 from shalekv.server.writer_service import WriterAdmin, WriterKv
-from shalekv.settings import ServeSettings, StoreSettings, WriterSettings
+from shalekv.settings import StoreSettings, WriterConfig, WriterSettings
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -66,7 +66,7 @@ class Writer:
         cls,
         store: ObjectStore,
         *,
-        settings: ServeSettings,
+        settings: WriterConfig,
         runtime: Runtime,
         advertise: str = "",
         since_epoch: int | None = None,
@@ -175,7 +175,7 @@ def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
 
 
 def _memory_use(
-    settings: ServeSettings, engine: WriterEngine, kv: WriterKv, watches: Watches
+    settings: WriterConfig, engine: WriterEngine, kv: WriterKv, watches: Watches
 ) -> MemoryUse:
     memory = MemoryUse(memory_budget(settings))
     memory.measure("memtable_bytes_max", lambda: engine.memory_bytes)

@@ -1,9 +1,9 @@
 """All settings, as models with units, limits and defaults.
 
-Each model belongs to one component, which takes it as an argument. Only
-`shalekv.cli.console.configuration` reads flags, the environment and files; the reference in
-server/docs/settings.md is generated from these models. No two groups have a field of the same name,
-since each field is a flag.
+`XSettings` is a group of settings of one component, which takes it as an argument; `XConfig` is all
+groups of one command. Only `shalekv.cli.console.configuration` reads flags, the environment and
+files; the reference in server/docs/settings.md is generated from these models. No two groups have a
+field of the same name, since each field is a flag.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ __all__ = [
     "KIB",
     "MIB",
     "STREAM_MESSAGE_BYTES_MAX",
-    "ArchiveSettings",
+    "AnyConfig",
+    "ArchiveUrlSettings",
     "ArchivingSettings",
     "CacheSettings",
     "CasChoice",
     "ChildrenSettings",
-    "CollectSettings",
+    "CollectorConfig",
     "CollectorSettings",
-    "CompactSettings",
+    "CompactorConfig",
     "CompactorSettings",
     "DatabaseSettings",
     "DiskCacheSettings",
     "ElectionSettings",
     "EndpointSettings",
-    "EverySetting",
     "LevelCodec",
     "LevelSettings",
     "LimitSettings",
@@ -78,13 +78,12 @@ __all__ = [
     "MemorySettings",
     "ProcessSettings",
     "QuorumSettings",
-    "ReadSettings",
+    "ReaderConfig",
     "ReaderSettings",
-    "SafekeepSettings",
+    "SafekeeperConfig",
     "SafekeeperServerSettings",
     "SafekeeperSettings",
     "SafekeeperTransport",
-    "ServeSettings",
     "ServerSettings",
     "Settings",
     "SnapshotChoice",
@@ -94,6 +93,7 @@ __all__ = [
     "WalChoice",
     "WalCodec",
     "WatchSettings",
+    "WriterConfig",
     "WriterSettings",
 ]
 
@@ -151,8 +151,8 @@ class DatabaseSettings(UrlSettings):
         return self
 
 
-class ServeSettings(Settings):
-    """The settings of `shalekv serve`, including those of its compactor and collector."""
+class WriterConfig(Settings):
+    """All settings of `shalekv serve`, including those of its compactor and collector."""
 
     database: DatabaseSettings
     server: ServerSettings = Field(default_factory=ServerSettings)
@@ -171,8 +171,8 @@ class ServeSettings(Settings):
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
-class ReadSettings(Settings):
-    """The settings of `shalekv reader`."""
+class ReaderConfig(Settings):
+    """All settings of `shalekv reader`."""
 
     database: UrlSettings
     server: ServerSettings = Field(default_factory=ServerSettings)
@@ -185,7 +185,7 @@ class ReadSettings(Settings):
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
-class ArchiveSettings(Settings):
+class ArchiveUrlSettings(Settings):
     """The place of the databases of a safekeeper."""
 
     url: str = Field(
@@ -195,17 +195,17 @@ class ArchiveSettings(Settings):
     )
 
 
-class SafekeepSettings(Settings):
-    """The settings of `shalekv safekeeper`."""
+class SafekeeperConfig(Settings):
+    """All settings of `shalekv safekeeper`."""
 
-    database: ArchiveSettings
+    database: ArchiveUrlSettings
     server: SafekeeperServerSettings = Field(default_factory=SafekeeperServerSettings)
     safekeeper: SafekeeperSettings = Field(default_factory=SafekeeperSettings)
     archiving: ArchivingSettings = Field(default_factory=ArchivingSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
-class EverySetting(ServeSettings):
+class AnyConfig(WriterConfig):
     """The settings of all roles, which one file or one environment may contain together."""
 
     reader: ReaderSettings = Field(default_factory=ReaderSettings)
@@ -213,8 +213,8 @@ class EverySetting(ServeSettings):
     archiving: ArchivingSettings = Field(default_factory=ArchivingSettings)
 
 
-class CompactSettings(Settings):
-    """The settings of `shalekv compactor`, except its databases."""
+class CompactorConfig(Settings):
+    """All settings of `shalekv compactor`, except its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     levels: LevelSettings = Field(default_factory=LevelSettings)
@@ -222,8 +222,8 @@ class CompactSettings(Settings):
     store: StoreSettings = Field(default_factory=StoreSettings)
 
 
-class CollectSettings(Settings):
-    """The settings of `shalekv collector`, except its databases."""
+class CollectorConfig(Settings):
+    """All settings of `shalekv collector`, except its databases."""
 
     server: ProcessSettings = Field(default_factory=ProcessSettings)
     collector: CollectorSettings = Field(default_factory=CollectorSettings)

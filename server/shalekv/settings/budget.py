@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from shalekv.settings import GIB, KIB, MIB, ReadSettings, ServeSettings, Settings
+from shalekv.settings import GIB, KIB, MIB, ReaderConfig, Settings, WriterConfig
 
-ServingSettings: TypeAlias = ServeSettings | ReadSettings
-ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
+ServingSettings: TypeAlias = WriterConfig | ReaderConfig
+ServingT = TypeVar("ServingT", WriterConfig, ReaderConfig)
 
 
 class _Share(NamedTuple):

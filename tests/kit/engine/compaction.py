@@ -24,8 +24,8 @@ from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Manifest, SortedRun, Ver
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.server.database import create_database
 from shalekv.settings import (
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelCodec,
     LevelSettings,
     StoreSettings,
@@ -52,7 +52,7 @@ def small_settings(
     record_kept_s: int = 1,
     expired_kept_s: int = 0,
     **compactor_settings: int,
-) -> CompactSettings:
+) -> CompactorConfig:
     """Settings far below what is allowed: few entries fill many blocks and SSTs."""
     levels = LevelSettings.model_construct(
         sst_bytes=sst_bytes, block_bytes=block_bytes, codec=LevelCodec.LZ4, filter_bits=10
@@ -68,7 +68,7 @@ def small_settings(
             **compactor_settings,
         }
     )
-    return CompactSettings.model_construct(
+    return CompactorConfig.model_construct(
         levels=levels,
         compactor=compactor,
         store=StoreSettings(),
@@ -99,7 +99,7 @@ class CompactedDatabase:
     clock: HandClock
     cas: CasStore
     stored: StoredManifest
-    settings: CompactSettings
+    settings: CompactorConfig
     compactions: Compactions
     parts: SplitParts
     written: list[list[Entry]] = field(default_factory=list)  # by slot
@@ -108,7 +108,7 @@ class CompactedDatabase:
 
     @classmethod
     async def begun(
-        cls, settings: CompactSettings | None = None, seed: int = 1
+        cls, settings: CompactorConfig | None = None, seed: int = 1
     ) -> CompactedDatabase:
         """A new database, whose compactor has claimed its epoch."""
         settings = settings or small_settings()

@@ -25,8 +25,8 @@ from shalekv.server.service import Call
 from shalekv.settings import (
     KIB,
     CollectorSettings,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelSettings,
     StoreSettings,
 )
@@ -108,7 +108,7 @@ class Place:
     async def compact(self, **settings: Any) -> None:
         """A compactor merges all that is there, in small SSTs, and goes."""
         compactor = {"wal_trigger_age_ms": 0, "wal_trigger_count": 1, "l0_trigger_count": 1}
-        chosen = CompactSettings(
+        chosen = CompactorConfig(
             levels=LevelSettings(sst_bytes=64 * KIB, block_bytes=1 * KIB),
             compactor=CompactorSettings.model_validate(compactor | settings),
         )

@@ -14,7 +14,7 @@ from shalekv.protocol.fencing import WriterId
 from shalekv.protocol.manifest import Manifest
 from shalekv.read.scan import scan_slices
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.replica.join import join
 from shalekv.runtime import Runtime
 from shalekv.settings import (
@@ -112,7 +112,7 @@ class ReplicatedDatabase(Database):
             lambda m: replace(m, writer_epoch=epoch, max_parallel_writes=k, fence_width=k)
         )
 
-    async def join(self, store: ObjectStore | None = None, **settings: Any) -> ReaderEngine:
+    async def join(self, store: ObjectStore | None = None, **settings: Any) -> ReplicaEngine:
         """A replica that has loaded what is there, and does nothing yet."""
         reader = ReaderSettings.model_validate(BY_HAND | settings)
         cas = CasStore(store or self.another_store(), self.local_runtime(), StoreSettings())
@@ -122,13 +122,13 @@ class ReplicatedDatabase(Database):
 
         asked_ms = cas.runtime.clock.monotonic_ms()
         joined = await join(cas, StoredManifest(cas), reader, open_ssts)
-        engine = ReaderEngine(cas, joined, reader, LimitSettings(), self.links)
+        engine = ReplicaEngine(cas, joined, reader, LimitSettings(), self.links)
         await engine.load(joined.last_wal_id, asked_ms=asked_ms)
         return engine
 
 
 @asynccontextmanager
-async def running(engine: ReaderEngine) -> AsyncIterator[ReaderEngine]:
+async def running(engine: ReplicaEngine) -> AsyncIterator[ReplicaEngine]:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(engine.run())
         try:
@@ -137,18 +137,18 @@ async def running(engine: ReaderEngine) -> AsyncIterator[ReaderEngine]:
             engine.close()
 
 
-async def get(engine: ReaderEngine, key: bytes) -> bytes | None:
+async def get(engine: ReplicaEngine, key: bytes) -> bytes | None:
     entry = engine.committed(key)
     if entry is None:
         entry = await engine.pinned.find(key)
     return None if entry is None else entry.value
 
 
-async def scan(engine: ReaderEngine | WriterEngine) -> list[tuple[bytes, bytes]]:
+async def scan(engine: ReplicaEngine | WriterEngine) -> list[tuple[bytes, bytes]]:
     view = await engine.committed_view()
     slices = scan_slices(view, start=b"", end=b"", reverse=False, now_ms=engine.time.now_ms())
     return pairs([entry for part in await gathered(slices) for entry in part])
 
 
-async def all_shown(engine: ReaderEngine) -> dict[bytes, bytes]:
+async def all_shown(engine: ReplicaEngine) -> dict[bytes, bytes]:
     return dict(await scan(engine))

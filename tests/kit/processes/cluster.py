@@ -32,8 +32,8 @@ from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.settings import (
     CollectorSettings,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelSettings,
     StoreSettings,
 )
@@ -185,7 +185,7 @@ class Cluster:
         for name, value in zip(flags[::2], flags[1::2], strict=True):
             given[name.removeprefix("--").replace("-", "_")] = value
         levels = {name: given.pop(name) for name in LevelSettings.model_fields if name in given}
-        settings = CompactSettings(
+        settings = CompactorConfig(
             levels=LevelSettings.model_validate(levels),
             compactor=CompactorSettings.model_validate(given),
             store=self._settings,

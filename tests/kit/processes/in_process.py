@@ -22,7 +22,7 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.database import create_database
 from shalekv.server.service import Call
 from shalekv.server.writer import Writer
-from shalekv.settings import ServeSettings
+from shalekv.settings import WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.v1 import kv_pb2
@@ -45,11 +45,11 @@ class Served:
         return self.server.listen
 
 
-def serve_settings(**groups: Group) -> ServeSettings:
+def serve_settings(**groups: Group) -> WriterConfig:
     """Settings that differ from the defaults in what `groups` names; the port is a free one."""
     server = {"listen": "127.0.0.1:0"} | dict(groups.get("server", {}))
     database = {"url": "memory://test"}  # the store itself is an argument of what runs
-    return ServeSettings.model_validate({"database": database} | groups | {"server": server})
+    return WriterConfig.model_validate({"database": database} | groups | {"server": server})
 
 
 def memory_store(objects: MemoryObjects | None = None) -> MemoryStore:
@@ -70,7 +70,7 @@ def real_runtime(*, threads: int = 4, seed: int = SEED) -> Iterator[Runtime]:
         workers.close()
 
 
-async def open_writer(store: ObjectStore, settings: ServeSettings, runtime: Runtime) -> Writer:
+async def open_writer(store: ObjectStore, settings: WriterConfig, runtime: Runtime) -> Writer:
     """Open the database in `store`, which is made if there is none."""
     async with asyncio.timeout(OPEN_DEADLINE_S):
         with suppress(DatabaseExists):
@@ -80,7 +80,7 @@ async def open_writer(store: ObjectStore, settings: ServeSettings, runtime: Runt
 
 @asynccontextmanager
 async def running(
-    store: ObjectStore, settings: ServeSettings, runtime: Runtime
+    store: ObjectStore, settings: WriterConfig, runtime: Runtime
 ) -> AsyncIterator[Writer]:
     """An open writer that runs, and is closed in order at the end."""
     writer = await open_writer(store, settings, runtime)

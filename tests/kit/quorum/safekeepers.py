@@ -35,7 +35,7 @@ from shalekv.rpc.server import Server
 from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.server.safekeeper.node import Node
 from shalekv.server.safekeeper.service import SafekeeperService
-from shalekv.settings import SafekeepSettings
+from shalekv.settings import SafekeeperConfig
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
 from shalekv.write.quorum.links import DatabasePlace, Link
 
@@ -158,8 +158,8 @@ def last_of(records: Iterable[Record]) -> LogEnd:
     return [*records][-1].mark
 
 
-def safekeeper_settings(folder: Path, **changes: Any) -> SafekeepSettings:
-    return SafekeepSettings.model_validate(
+def safekeeper_settings(folder: Path, **changes: Any) -> SafekeeperConfig:
+    return SafekeeperConfig.model_validate(
         {
             "database": {"url": f"file://{folder}/archive"},
             "server": {"listen": "127.0.0.1:0"},
@@ -172,7 +172,7 @@ def safekeeper_settings(folder: Path, **changes: Any) -> SafekeepSettings:
 
 @asynccontextmanager
 async def running_node(
-    settings: SafekeepSettings,
+    settings: SafekeeperConfig,
     *,
     filesystem: FileSystem = REAL_FILE_SYSTEM,
     settles: bool = True,

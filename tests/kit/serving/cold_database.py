@@ -21,7 +21,7 @@ from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.runtime import Runtime
 from shalekv.server.service import Call
 from shalekv.server.writer import Writer
-from shalekv.settings import MIB, LevelSettings, ServeSettings
+from shalekv.settings import MIB, LevelSettings, WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
@@ -64,7 +64,7 @@ def key_of(number: int) -> bytes:
 async def write_cold_database(
     store: ObjectStore,
     runtime: Runtime,
-    settings: ServeSettings,
+    settings: WriterConfig,
     *,
     total_bytes: int,
     value_bytes: int,

@@ -11,7 +11,7 @@ from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry, Kind
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
-from shalekv.settings import CompactorSettings, CompactSettings, LevelSettings
+from shalekv.settings import CompactorConfig, CompactorSettings, LevelSettings
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.databases import Database
 from tests.kit.serving.roles import NEVER_POLLED
@@ -75,7 +75,7 @@ async def compact(database: Database, **settings: Any) -> None:
 async def compact_store(store: ObjectStore, runtime: Runtime, **settings: Any) -> None:
     """Merge all that is in the WAL of a store into the levels; settings are the compactor's."""
     chosen = {"wal_trigger_count": 1, "wal_trigger_age_ms": 0, "l0_trigger_count": 2} | settings
-    compact_settings = CompactSettings(
+    compact_settings = CompactorConfig(
         levels=LevelSettings(sst_bytes=65_536, block_bytes=1_024),
         compactor=CompactorSettings.model_validate(chosen),
     )

@@ -22,8 +22,8 @@ from shalekv.server.reader import Reader
 from shalekv.server.service import Call
 from shalekv.settings import (
     CacheSettings,
+    ReaderConfig,
     ReaderSettings,
-    ReadSettings,
     SnapshotChoice,
     UrlSettings,
 )
@@ -175,7 +175,7 @@ async def copy_of(objects: Objects, clock_ms: Callable[[], int]) -> MemoryStore:
 
 async def _read_all(store: MemoryStore, runtime: Runtime) -> Answers:
     cache = CacheSettings().model_copy(update={"block_cache_bytes": 0, "metadata_cache_bytes": 0})
-    settings = ReadSettings(
+    settings = ReaderConfig(
         database=UrlSettings(url="memory://sim"),
         reader=ReaderSettings(snapshot=SnapshotChoice.NONE),
         cache=cache,

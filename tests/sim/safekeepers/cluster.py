@@ -20,14 +20,14 @@ from shalekv.protocol.membership import Configuration
 from shalekv.protocol.quorum_records import Record
 from shalekv.server.database import Quorum, create_database
 from shalekv.settings import (
-    ArchiveSettings,
+    ArchiveUrlSettings,
     ArchivingSettings,
     QuorumSettings,
+    SafekeeperConfig,
     SafekeeperSettings,
     SafekeeperTransport,
-    SafekeepSettings,
-    ServeSettings,
     StoreSettings,
+    WriterConfig,
 )
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
@@ -129,7 +129,7 @@ MUCH_BYTES = 1 << 30
 RETIRE_MS = (2_000, 20_000)
 
 
-def draw_safekeeper(random: Random, pace: float) -> SafekeepSettings:
+def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
     """Those of a node with small files, that looks often at what is archived."""
     safekeeper = SafekeeperSettings().model_copy(
         update={
@@ -156,12 +156,12 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeepSettings:
             "archive_read_bytes": random.choice([500, MUCH_BYTES]),
         }
     )
-    return SafekeepSettings(
-        database=ArchiveSettings(url=URL), safekeeper=safekeeper, archiving=archiving
+    return SafekeeperConfig(
+        database=ArchiveUrlSettings(url=URL), safekeeper=safekeeper, archiving=archiving
     )
 
 
-def draw_quorum_writer(random: Random) -> ServeSettings:
+def draw_quorum_writer(random: Random) -> WriterConfig:
     drawn = draw_writer(random)
     quorum = QuorumSettings().model_copy(
         update={
@@ -298,7 +298,7 @@ class QuorumCluster(Cluster):
         """A new client of the store, under the URL that safekeepers know."""
         return store_of(self.world, node)
 
-    def links_for(self, node: Node, settings: ServeSettings | None = None) -> SimLinks:
+    def links_for(self, node: Node, settings: WriterConfig | None = None) -> SimLinks:
         quorum = None if settings is None else settings.quorum
         timeout_ms = CONNECT_MS if quorum is None else quorum.safekeeper_connect_timeout_ms
         return SimLinks(self.wires, node, connect_timeout_ms=timeout_ms)

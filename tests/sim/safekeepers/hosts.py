@@ -17,7 +17,7 @@ from shalekv.runtime import Runtime
 from shalekv.server.safekeeper.node import Node as Safekeeper
 from shalekv.server.safekeeper.propose import ProposeStream
 from shalekv.server.safekeeper.service import SafekeeperService
-from shalekv.settings import SafekeepSettings, StoreSettings
+from shalekv.settings import SafekeeperConfig, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import safekeeper_pb2 as wire
 from tests.sim.nodes import Node
@@ -111,7 +111,7 @@ class Machine(Listener):
         ids = (status.member_id for status in self.safekeeper.status().members)
         return [Member(member_id, self.address) for member_id in ids]
 
-    def start(self, settings: SafekeepSettings) -> None:
+    def start(self, settings: SafekeeperConfig) -> None:
         """Begin a process. REQUIRES: none runs."""
         self.is_powered = True
         self._wires.power_is_back(self)
@@ -172,7 +172,7 @@ class Machine(Listener):
         self._world.loop.befallen["crashes"] += 1
         self._gone(is_kill=self._is_kill)
 
-    async def _run(self, node: Node, settings: SafekeepSettings) -> None:
+    async def _run(self, node: Node, settings: SafekeeperConfig) -> None:
         workers, sync_workers = self._workers(node, 2), self._workers(node, 1)
         random = self._world.random_for(f"{node.label}/runtime")
         runtime = Runtime(self._world.clock_of(node), random, workers)

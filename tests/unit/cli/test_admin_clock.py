@@ -18,7 +18,7 @@ from shalekv.cli.process.lifecycle import open_runtime
 from shalekv.clock import LAPSED_CLOCK
 from shalekv.protocol.lease import new_lease_id
 from shalekv.protocol.manifest import Lease
-from shalekv.settings import ReadSettings
+from shalekv.settings import ReaderConfig
 from tests.kit.engine.collection import CollectedDatabase, save
 
 DAY_S = 86_400
@@ -101,7 +101,7 @@ def test_leases_of_a_wrong_clock_are_removed(url: str) -> None:
 async def test_time_lapses_while_a_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock includes suspension, and so do staleness, expiry of snapshots, logical time."""
     real, hour_ms = time.clock_gettime_ns, 3_600_000
-    async with open_runtime(ReadSettings.model_validate({"database": {"url": "file:///db"}})) as on:
+    async with open_runtime(ReaderConfig.model_validate({"database": {"url": "file:///db"}})) as on:
         before_ms = on.clock.monotonic_ms()
         suspended_ns = {LAPSED_CLOCK: hour_ms * 1_000_000}
         monkeypatch.setattr(

@@ -23,15 +23,15 @@ from shalekv.runtime import Runtime, ThreadWorkers
 from shalekv.settings import (
     CasChoice,
     ChildrenSettings,
-    CollectSettings,
+    CollectorConfig,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     DatabaseSettings,
     LevelCodec,
     LevelSettings,
     ServerSettings,
-    ServeSettings,
     StoreSettings,
+    WriterConfig,
 )
 
 QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=50)
@@ -198,7 +198,7 @@ async def test_a_compactor_is_hurried(output: ChildOutput) -> None:
     await run_beside(enough, output, OBEDIENT, LONG_GRACE, is_pressed=True)
 
 
-SETTINGS = ServeSettings(
+SETTINGS = WriterConfig(
     database=DatabaseSettings(url="file:///there", create=True),
     server=ServerSettings.model_validate({"listen": "127.0.0.1:1", "log_format": "json"}),
     levels=LevelSettings(codec=LevelCodec.ZSTD, sst_bytes=1 << 20),
@@ -211,7 +211,7 @@ def test_children_get_the_settings_of_their_server() -> None:
     commands = {command.role: list(command.argv) for command in child_commands(SETTINGS)}
     assert list(commands) == ["compactor", "collector"]
 
-    def read_back(role: str, model: type[CompactSettings | CollectSettings]) -> object:
+    def read_back(role: str, model: type[CompactorConfig | CollectorConfig]) -> object:
         given: dict[str, object] = {}
 
         @click.command
@@ -228,14 +228,14 @@ def test_children_get_the_settings_of_their_server() -> None:
         assert given.pop("parent_pipe") is True
         return load_settings(given, None, model)
 
-    assert read_back("compactor", CompactSettings) == CompactSettings.model_validate(
+    assert read_back("compactor", CompactorConfig) == CompactorConfig.model_validate(
         {
             "server": {"log_format": "json"},
             "levels": SETTINGS.levels,
             "compactor": SETTINGS.compactor,
         }
     )
-    assert read_back("collector", CollectSettings) == CollectSettings.model_validate(
+    assert read_back("collector", CollectorConfig) == CollectorConfig.model_validate(
         {"server": {"log_format": "json"}}
     )
 

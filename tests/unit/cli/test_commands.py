@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from shalekv.cli.console.exit_codes import MEANING
 from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.main import COMMANDS, shalekv
-from shalekv.settings import ServeSettings
+from shalekv.settings import WriterConfig
 
 OF_CLIENTS = (
     "get put delete add txn scan load dump watch bench status top health completion admin".split()
@@ -52,12 +52,12 @@ def test_help_of_serve_names_every_setting_and_exit_code() -> None:
     text = help_of("serve")
     assert all(f"{code.value:>3}  {meaning}" in text for code, meaning in MEANING.items())
     words = " ".join(text.split())
-    for setting in settings_of(ServeSettings):
+    for setting in settings_of(WriterConfig):
         assert setting.flag in words
         assert setting.variable in words
         assert setting.field.is_required() or f"[default: {setting.default};" in words
         assert setting.choices or setting.limits in words
-    assert all(f"[{group}]" in words for group in ServeSettings.model_fields)
+    assert all(f"[{group}]" in words for group in WriterConfig.model_fields)
 
 
 def loaded_by(*modules: str) -> list[str]:

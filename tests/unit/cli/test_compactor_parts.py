@@ -15,7 +15,7 @@ from shalekv.clock import LoopClock
 from shalekv.errors import PartFailed, ShaleError, StoreUnavailable
 from shalekv.jobs.compact.parts import PartResult
 from shalekv.runtime import Runtime
-from shalekv.settings import CompactSettings, StoreSettings
+from shalekv.settings import CompactorConfig, StoreSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
@@ -44,7 +44,7 @@ def parts(reply: PartReply, program: str = REPLIES) -> tuple[ProcessParts, CasSt
     """A runner whose processes all give this reply, and the store whose requests it counts."""
     runtime = Runtime(LoopClock(), Random(0), InlineWorkers())
     store = CasStore(MemoryStore(lambda: 0), runtime, StoreSettings())
-    settings = CompactSettings()
+    settings = CompactorConfig()
     return ProcessParts(
         store, settings, [sys.executable, "-c", program, reply.model_dump_json()]
     ), store

@@ -12,7 +12,7 @@ from shalekv.cli.console import connection
 from shalekv.cli.console.configuration import ADDRESS_VARIABLE, load_settings
 from shalekv.cli.console.settings_flags import settings_of
 from shalekv.errors import InvalidSetting
-from shalekv.settings import ServeSettings
+from shalekv.settings import WriterConfig
 
 URL = {"url": "memory://trial"}
 
@@ -32,7 +32,7 @@ def _file(folder: Path, text: str) -> Path:
 
 def _problem(flags: dict[str, Any], file: Path | None = None) -> str:
     with pytest.raises(InvalidSetting) as raised:
-        load_settings(flags, file, ServeSettings)
+        load_settings(flags, file, WriterConfig)
     return str(raised.value)
 
 
@@ -53,7 +53,7 @@ def test_flag_beats_environment_beats_file_beats_default(
     )
     monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "3")
     monkeypatch.setenv("SHALEKV_WRITER__FLUSH_INTERVAL_MS", "33")
-    settings = load_settings({"max_parallel_writes": "4", "flush_bytes": None}, file, ServeSettings)
+    settings = load_settings({"max_parallel_writes": "4", "flush_bytes": None}, file, WriterConfig)
     assert settings.database.url == "memory://file"
     assert settings.writer.max_parallel_writes == 4
     assert settings.writer.flush_interval_ms == 33
@@ -61,7 +61,7 @@ def test_flag_beats_environment_beats_file_beats_default(
     assert settings.writer.queue_wait_ms == 1_000
 
 
-@pytest.mark.parametrize("setting", list(settings_of(ServeSettings)), ids=lambda s: s.toml_key)
+@pytest.mark.parametrize("setting", list(settings_of(WriterConfig)), ids=lambda s: s.toml_key)
 def test_every_setting_has_three_names(
     setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,11 +79,11 @@ def test_every_setting_has_three_names(
         flags["wal"] = "quorum"  # which they belong to
     if setting.name == "fence_poll_ms":
         flags["open_timeout_ms"] = text  # which bounds it
-    by_flag = load_settings(flags | {setting.name: text}, None, ServeSettings)
+    by_flag = load_settings(flags | {setting.name: text}, None, WriterConfig)
     file = _file(tmp_path, f"[{setting.group}]\n{setting.name} = {toml}")
-    by_file = load_settings(flags, file, ServeSettings)
+    by_file = load_settings(flags, file, WriterConfig)
     monkeypatch.setenv(setting.variable, text)
-    by_variable = load_settings(flags, None, ServeSettings)
+    by_variable = load_settings(flags, None, WriterConfig)
     assert by_flag == by_variable == by_file
     assert str(getattr(getattr(by_flag, setting.group), setting.name)).lower() == text
 
@@ -91,7 +91,7 @@ def test_every_setting_has_three_names(
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty variable, as container tools leave it, does not set anything."""
     monkeypatch.setenv("SHALEKV_WRITER__MAX_PARALLEL_WRITES", "")
-    assert load_settings(URL, None, ServeSettings).writer.max_parallel_writes == 1
+    assert load_settings(URL, None, WriterConfig).writer.max_parallel_writes == 1
 
 
 def test_a_rule_of_a_group_names_the_setting_concerned() -> None:
@@ -104,4 +104,4 @@ def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) 
     """SHALEKV_ADDR is not refused as an unknown setting."""
     assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
-    assert load_settings(URL, None, ServeSettings).database.url == URL["url"]
+    assert load_settings(URL, None, WriterConfig).database.url == URL["url"]

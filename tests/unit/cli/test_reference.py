@@ -14,7 +14,7 @@ from shalekv.cli.console.exit_codes import MEANING, ExitCode, exit_code_of, exit
 from shalekv.cli.console.settings_flags import settings_of
 from shalekv.cli.reference import PAGES, write_pages
 from shalekv.rpc.status import TABLE
-from shalekv.settings import ServeSettings
+from shalekv.settings import WriterConfig
 
 DOCS = Path(__file__).parents[3] / "server" / "docs"
 
@@ -35,7 +35,7 @@ def test_the_command_writes_every_page(tmp_path: Path) -> None:
 def test_pages_are_complete() -> None:
     """The pages have every setting with all of its names, and every reason of errors."""
     settings, errors = PAGES["settings.md"](), PAGES["errors.md"]()
-    for setting in settings_of(ServeSettings):
+    for setting in settings_of(WriterConfig):
         for name in (setting.flag, setting.variable, setting.toml_key):
             assert f"`{name}" in settings
     for kind in TABLE:
@@ -44,7 +44,7 @@ def test_pages_are_complete() -> None:
 
 def test_secrets_are_marked() -> None:
     """The reference and --help warn against giving a secret as a flag."""
-    secrets = [setting for setting in settings_of(ServeSettings) if setting.is_secret]
+    secrets = [setting for setting in settings_of(WriterConfig) if setting.is_secret]
     assert [setting.toml_key for setting in secrets] == ["store.records_url"]
     _, entry = PAGES["settings.md"]().split("\n### records_url\n")
     assert "| secret | " in entry.split("\n### ")[0]

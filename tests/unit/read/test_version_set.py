@@ -14,7 +14,7 @@ from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS, LoadPin, VersionSet
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
-from shalekv.settings import CompactorSettings, CompactSettings, StoreSettings
+from shalekv.settings import CompactorConfig, CompactorSettings, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -242,7 +242,7 @@ DEADLINE_S = 60
 
 async def compact(store: ObjectStore, runtime: Runtime) -> None:
     """Compact what is in the log, and publish it."""
-    settings = CompactSettings(compactor=CompactorSettings(wal_trigger_age_ms=0))
+    settings = CompactorConfig(compactor=CompactorSettings(wal_trigger_age_ms=0))
     hurry = asyncio.Event()
     compactor = await Compactor.open(store, settings=settings, runtime=runtime, hurry=hurry)
     await compactor.run(is_once=True)

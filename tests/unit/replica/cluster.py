@@ -24,7 +24,7 @@ from shalekv.protocol.quorum_records import (
     Vote,
     VoteRequest,
 )
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
@@ -241,6 +241,6 @@ async def steps(until: Callable[[], bool]) -> int:
     raise AssertionError(f"not within {STEPS_MAX} steps")
 
 
-async def shown(engine: ReaderEngine, seq: int) -> None:
+async def shown(engine: ReplicaEngine, seq: int) -> None:
     """The replica shows this commit, and no newer one, without advancing time."""
     await steps(lambda: engine.watermark.seq == seq)

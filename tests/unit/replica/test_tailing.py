@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shalekv.format.sst import Sst
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.server.reader_service import reader_header
 from shalekv.server.watches import watches_of
 from shalekv.settings import MIB, StoreSettings, WatchSettings
@@ -22,12 +22,12 @@ from tests.kit.virtual_time import virtual_time
 from tests.unit.replica.cluster import QuorumCluster, shown, steps
 
 
-async def tailing(engine: ReaderEngine) -> None:
+async def tailing(engine: ReplicaEngine) -> None:
     await steps(lambda: engine.is_pushed)
 
 
 @asynccontextmanager
-async def tailed(**settings: Any) -> AsyncIterator[tuple[QuorumCluster, ReaderEngine]]:
+async def tailed(**settings: Any) -> AsyncIterator[tuple[QuorumCluster, ReplicaEngine]]:
     """A new database and a replica of it that follows a live tail."""
     cluster = await QuorumCluster.opened()
     engine = await cluster.join(**settings)
@@ -300,7 +300,7 @@ READS_MAX = 20  # reads of the log until the feed serves a watch
 
 @asynccontextmanager
 async def watching(
-    cluster: QuorumCluster, engine: ReaderEngine, **fields: Any
+    cluster: QuorumCluster, engine: ReplicaEngine, **fields: Any
 ) -> AsyncIterator[WatchClient]:
     cas = CasStore(cluster.another_store(), cluster.local_runtime(), StoreSettings())
 

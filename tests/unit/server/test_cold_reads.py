@@ -17,7 +17,7 @@ from shalekv.settings import (
     CacheSettings,
     DiskCacheSettings,
     LevelSettings,
-    ReadSettings,
+    ReaderConfig,
     UrlSettings,
 )
 from shalekv.store.counting import Count, CountingStore, Operation
@@ -90,7 +90,7 @@ async def _opened(
         caches = {"cache": cache.model_dump(), "disk_cache": disk_cache.model_dump()}
         return await Writer.open(store, settings=serve_settings(**caches), runtime=runtime)
     url = UrlSettings(url="file:///cold")
-    settings = ReadSettings(database=url, cache=cache, disk_cache=disk_cache)
+    settings = ReaderConfig(database=url, cache=cache, disk_cache=disk_cache)
     return await Reader.open(store, settings=settings, runtime=runtime)
 
 

@@ -13,7 +13,7 @@ from shalekv.errors import ObjectNotFound, ShaleError, StoreRefused, Superseded
 from shalekv.format import names
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.server.compactor import Compactor
-from shalekv.settings import CompactSettings
+from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectStore
 from tests.kit.engine.compaction import (
     CompactedDatabase,
@@ -31,7 +31,7 @@ KEYS = [b"k%03d" % n for n in range(200)]
 EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_000}
 
 
-def eager_settings(**more: int) -> CompactSettings:
+def eager_settings(**more: int) -> CompactorConfig:
     return small_settings(sst_bytes=600, record_kept_s=86_400, **EAGER | more)
 
 
@@ -51,7 +51,7 @@ async def written(seed: int = 3, slots: int = 12) -> CompactedDatabase:
 async def opened(
     database: CompactedDatabase,
     store: ObjectStore | None = None,
-    settings: CompactSettings | None = None,
+    settings: CompactorConfig | None = None,
     hurry: asyncio.Event | None = None,
     seed: int = 11,
 ) -> Compactor:

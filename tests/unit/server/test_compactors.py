@@ -30,7 +30,7 @@ from shalekv.server.compactor import (
     Compactor,
     Compactors,
 )
-from shalekv.settings import CompactSettings
+from shalekv.settings import CompactorConfig
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.compaction import CompactedDatabase, put, small_settings
@@ -75,7 +75,7 @@ def runtime(seed: int = 1) -> Runtime:
 
 def compactors(
     stores: Sequence[FaultyStore],
-    settings: CompactSettings = EAGER,
+    settings: CompactorConfig = EAGER,
     parts: Callable[[CasStore], OwnProcessParts] = OwnProcessParts,
 ) -> Compactors:
     chosen = runtime()

@@ -23,7 +23,7 @@ from shalekv.errors import (
 from shalekv.format import names
 from shalekv.server.reader import JOINS_MAX, Reader
 from shalekv.server.service import Call
-from shalekv.settings import CacheSettings, ReaderSettings, ReadSettings, UrlSettings
+from shalekv.settings import CacheSettings, ReaderConfig, ReaderSettings, UrlSettings
 from shalekv.store.api import ObjectStore
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.replica import BY_HAND, ReplicatedDatabase, pass_s
@@ -51,7 +51,7 @@ async def opened(
     clock: Clock | None = None,
     **settings: Any,
 ) -> Reader:
-    read = ReadSettings(
+    read = ReaderConfig(
         database=UrlSettings(url="memory://replica"),
         cache=NO_CACHE,
         reader=ReaderSettings.model_validate(BY_HAND | settings),

@@ -12,7 +12,7 @@ import pytest
 from shalekv.errors import PageExpired
 from shalekv.server import scans
 from shalekv.server.writer import Writer
-from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, ServeSettings
+from shalekv.settings import KIB, MIB, DatabaseSettings, LimitSettings, WriterConfig
 from shalekv.v1 import kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.inline_runtime import gathered
@@ -53,7 +53,7 @@ async def test_scan_without_a_limit_keeps_no_view() -> None:
 async def test_writer_that_ends_drops_its_views() -> None:
     """A writer that has ended keeps no views and no timers."""
     database = await Database.created()
-    settings = ServeSettings(database=DatabaseSettings(url="memory://test"))
+    settings = WriterConfig(database=DatabaseSettings(url="memory://test"))
     writer = await Writer.open(database.store, settings=settings, runtime=database.runtime())
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run())

@@ -18,7 +18,7 @@ from shalekv.runtime import Runtime
 from shalekv.server.reader import Reader
 from shalekv.server.scans import ENDED_TTL_MS
 from shalekv.server.snapshots import SnapshotAdmin
-from shalekv.settings import LimitSettings, ReadSettings, UrlSettings
+from shalekv.settings import LimitSettings, ReaderConfig, UrlSettings
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
@@ -75,7 +75,7 @@ TTL_S = 3_600
 
 @asynccontextmanager
 async def replica(database: Database, limits: LimitSettings | None = None) -> AsyncIterator[Reader]:
-    settings = ReadSettings(
+    settings = ReaderConfig(
         database=UrlSettings(url="memory://test"), limits=limits or LimitSettings()
     )
     runtime = Runtime(LoopClock(), database.runtime().random, InlineWorkers())

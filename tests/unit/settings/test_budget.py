@@ -11,9 +11,9 @@ from shalekv.settings import (
     GIB,
     KIB,
     MIB,
-    EverySetting,
-    ReadSettings,
-    ServeSettings,
+    AnyConfig,
+    ReaderConfig,
+    WriterConfig,
     WriterSettings,
 )
 from shalekv.settings.budget import FROM_THE_BUDGET, memory_budget, with_memory_shares
@@ -21,9 +21,9 @@ from shalekv.settings.budget import FROM_THE_BUDGET, memory_budget, with_memory_
 Groups = Mapping[str, Any]
 
 
-def given(memory_bytes: int = 512 * MIB, **groups: Any) -> ServeSettings:
+def given(memory_bytes: int = 512 * MIB, **groups: Any) -> WriterConfig:
     memory = {"memory_bytes": memory_bytes}
-    return ServeSettings.model_validate(
+    return WriterConfig.model_validate(
         {"database": {"url": "memory://x"}, "memory": memory, **groups}
     )
 
@@ -34,7 +34,7 @@ def test_the_defaults_are_the_shares_of_the_default_budget() -> None:
     for its memtable.
     """
     plain = {"database": {"url": "memory://x"}}
-    writer, reader = ServeSettings.model_validate(plain), ReadSettings.model_validate(plain)
+    writer, reader = WriterConfig.model_validate(plain), ReaderConfig.model_validate(plain)
     assert with_memory_shares(writer) == writer
     assert with_memory_shares(reader) == reader
     for settings in (writer, reader):
@@ -48,7 +48,7 @@ def test_the_parts_are_the_budget(memory_bytes: int) -> None:
     settings = with_memory_shares(given(memory_bytes))
     budget = memory_budget(settings)
     assert memory_bytes - len(budget.parts) < budget.sum_bytes <= memory_bytes
-    ServeSettings.model_validate(settings.model_dump())
+    WriterConfig.model_validate(settings.model_dump())
 
 
 @pytest.mark.parametrize("memory_bytes", [16 * MIB, 512 * MIB, 64 * GIB])
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(groups: Groups, message: str) -> None:
 
 def test_all_names_are_settings() -> None:
     """The names of all shares and derived settings are settings that exist."""
-    settings = EverySetting.model_validate({"database": {"url": "memory://x"}})
+    settings = AnyConfig.model_validate({"database": {"url": "memory://x"}})
     for group, name in FROM_THE_BUDGET:
         assert isinstance(getattr(getattr(settings, group), name), int)
 

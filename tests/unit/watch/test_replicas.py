@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shalekv.protocol.lease import find_wal_lease
-from shalekv.replica.engine import ReaderEngine
+from shalekv.replica.engine import ReplicaEngine
 from shalekv.server.watches import watches_of
 from shalekv.settings import StoreSettings, WatchSettings
 from shalekv.store.cas import CasStore
@@ -26,7 +26,7 @@ def header(seq: int, wal_id: int | None) -> kv_pb2.ReplyHeader:
 
 @asynccontextmanager
 async def watching(
-    database: ReplicatedDatabase, engine: ReaderEngine
+    database: ReplicatedDatabase, engine: ReplicaEngine
 ) -> AsyncIterator[WatchClient]:
     cas = CasStore(database.another_store(), database.local_runtime(), StoreSettings())
     watches = watches_of(engine, cas, WatchSettings.model_validate(TIMELESS), header)

@@ -21,8 +21,8 @@ from shalekv.jobs.compact.run import merge_tail
 from shalekv.protocol.entry import KeyRange
 from shalekv.settings import (
     MIB,
+    CompactorConfig,
     CompactorSettings,
-    CompactSettings,
     LevelSettings,
 )
 from shalekv.store.cas import CasStore
@@ -76,7 +76,7 @@ def compact(  # noqa: PLR0913 - all are keywords
     error of the store while publishing), and the files that were written are left to the collector.
     """
     place = Place.of(url, store)
-    settings = CompactSettings(
+    settings = CompactorConfig(
         levels=settings_of(LevelSettings, levels, prefix="levels."),
         compactor=settings_of(CompactorSettings, compactor, prefix="compactor."),
         store=place.settings,
@@ -97,7 +97,7 @@ def compact(  # noqa: PLR0913 - all are keywords
 
 
 async def _compacted(
-    store: CasStore, request: RangeRequest, parts: SparkParts, wal: CompactSettings | None
+    store: CasStore, request: RangeRequest, parts: SparkParts, wal: CompactorConfig | None
 ) -> CompactionReport:
     """Run the job. `wal`: settings for merging the WAL tail first; None: it is not merged."""
     if wal is not None:
@@ -105,7 +105,7 @@ async def _compacted(
     return await run_range(store, request, parts)
 
 
-def _limits(settings: CompactSettings, part_bytes: int, parallel_count: int) -> PartLimits:
+def _limits(settings: CompactorConfig, part_bytes: int, parallel_count: int) -> PartLimits:
     if part_bytes < 1:
         raise InvalidSetting(f"partition_bytes: expected 1 or more, found {part_bytes}")
     return PartLimits(

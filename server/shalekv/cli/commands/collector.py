@@ -25,7 +25,7 @@ from shalekv.clock import MachineClock
 from shalekv.errors import InvalidSetting, ShaleError
 from shalekv.jobs.collect import CollectionPlan, CollectJob, CollectReport
 from shalekv.server.collector import Collector
-from shalekv.settings import CollectSettings
+from shalekv.settings import CollectorConfig
 from shalekv.store.cas import CasStore
 
 DRY_COLUMNS = ("name", "size_bytes", "modified", "fate", "reason", "detail")
@@ -52,11 +52,11 @@ Settings are found as for `shalekv serve`.
 
 
 class _CollectCommand(SettingsCommand):
-    model = CollectSettings
+    model = CollectorConfig
 
 
 @click.command(cls=_CollectCommand, help=_HELP, epilog=exit_codes_text())
-@settings_flags(CollectSettings)
+@settings_flags(CollectorConfig)
 @urls_option
 @click.option("--once", is_flag=True, help="Collect each database once, and end.")
 @click.option(
@@ -90,7 +90,7 @@ def collector(
 ) -> None:
     """Read the settings, collect, and exit with a documented code."""
     try:
-        settings = load_settings(flags, config, CollectSettings)
+        settings = load_settings(flags, config, CollectorConfig)
         database_urls = chosen_urls(urls, config)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
@@ -105,7 +105,7 @@ def collector(
 
 
 async def _run(
-    database_urls: Sequence[str], settings: CollectSettings, *, with_parent: bool
+    database_urls: Sequence[str], settings: CollectorConfig, *, with_parent: bool
 ) -> None:
     """Collect until a signal requests a stop, or the parent ends."""
     log = structlog.get_logger(__name__)
@@ -124,7 +124,7 @@ async def _run(
 
 
 async def _collect_once(
-    database_urls: Sequence[str], settings: CollectSettings
+    database_urls: Sequence[str], settings: CollectorConfig
 ) -> Sequence[CollectReport | Exception]:
     async with _databases(database_urls, settings) as (databases, clock):
         role = Collector(databases, clock, interval_ms=settings.collector.collect_interval_ms)
@@ -132,7 +132,7 @@ async def _collect_once(
 
 
 async def _plans(
-    database_urls: Sequence[str], settings: CollectSettings
+    database_urls: Sequence[str], settings: CollectorConfig
 ) -> list[CollectionPlan | ShaleError]:
     plans: list[CollectionPlan | ShaleError] = []
     async with _databases(database_urls, settings) as (databases, _):
@@ -146,7 +146,7 @@ async def _plans(
 
 @asynccontextmanager
 async def _databases(
-    database_urls: Sequence[str], settings: CollectSettings
+    database_urls: Sequence[str], settings: CollectorConfig
 ) -> AsyncIterator[tuple[list[CollectJob], MachineClock]]:
     async with open_databases(database_urls, settings.store) as opened:
         stores = [CasStore(store, runtime, settings.store) for store, runtime in opened]

@@ -31,7 +31,7 @@ from shalekv.errors import InvalidSetting, PartFailed, ShaleError, StoreUnavaila
 from shalekv.jobs.compact.parts import MergePart, OwnProcessParts, PartResult
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import CompactionTarget, Compactors
-from shalekv.settings import CompactSettings
+from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 
@@ -69,7 +69,7 @@ class ProcessParts:
     is_parallel = True
 
     def __init__(
-        self, store: CasStore, settings: CompactSettings, command: Sequence[str] = COMMAND
+        self, store: CasStore, settings: CompactorConfig, command: Sequence[str] = COMMAND
     ) -> None:
         """`command` starts a process with the interface of `shalekv.cli.process.merge_part`."""
         self._store = store
@@ -169,11 +169,11 @@ async def _converse(process: Process, task: PartTask, is_lifted: Callable[[], bo
 
 
 class _CompactorCommand(SettingsCommand):
-    model = CompactSettings
+    model = CompactorConfig
 
 
 @click.command(cls=_CompactorCommand, help=_HELP, epilog=exit_codes_text())
-@settings_flags(CompactSettings)
+@settings_flags(CompactorConfig)
 @urls_option
 @click.option("--once", is_flag=True, help="Run the merges that are due now, and end.")
 @click.option(
@@ -195,7 +195,7 @@ def compactor(
 ) -> None:
     """Read the settings, compact, and exit with a documented code."""
     try:
-        settings = load_settings(flags, config, CompactSettings)
+        settings = load_settings(flags, config, CompactorConfig)
         database_urls = chosen_urls(urls, config)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
@@ -207,7 +207,7 @@ def compactor(
 
 
 async def _compact(
-    urls: Sequence[str], settings: CompactSettings, *, is_once: bool, has_parent_pipe: bool
+    urls: Sequence[str], settings: CompactorConfig, *, is_once: bool, has_parent_pipe: bool
 ) -> None:
     """Compact until a signal or the parent requests a stop, or once if `is_once`.
 
@@ -236,6 +236,6 @@ async def _once(role: Compactors) -> None:
             raise failure
 
 
-def _place(store: ObjectStore, runtime: Runtime, settings: CompactSettings) -> CompactionTarget:
+def _place(store: ObjectStore, runtime: Runtime, settings: CompactorConfig) -> CompactionTarget:
     cas = CasStore(store, runtime, settings.store)
     return CompactionTarget(store, runtime, ProcessParts(cas, settings))

@@ -26,7 +26,7 @@ from shalekv.cli.process.lifecycle import (
 from shalekv.cli.process.shutdown import StopRequest
 from shalekv.errors import InvalidSetting
 from shalekv.server.reader import Reader
-from shalekv.settings import ReadSettings
+from shalekv.settings import ReaderConfig
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ The value of a setting is the first of:
 """
 
 
-async def read_database(settings: ReadSettings, announce: Callable[[str], None]) -> None:
+async def read_database(settings: ReaderConfig, announce: Callable[[str], None]) -> None:
     """Serve reads until a signal requests a stop; `announce` is called with HOST:PORT.
 
     Raises:
@@ -78,11 +78,11 @@ async def read_database(settings: ReadSettings, announce: Callable[[str], None])
 
 
 class _ReaderCommand(SettingsCommand):
-    model = ReadSettings
+    model = ReaderConfig
 
 
 @click.command(cls=_ReaderCommand, help=_HELP, epilog=exit_codes_text())
-@settings_flags(ReadSettings)
+@settings_flags(ReaderConfig)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -92,7 +92,7 @@ class _ReaderCommand(SettingsCommand):
 def reader(config: Path | None, **flags: Any) -> None:
     """Read the settings, serve, and exit with a documented code."""
     try:
-        settings = serving_settings(flags, config, ReadSettings)
+        settings = serving_settings(flags, config, ReaderConfig)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     sys.exit(run_server(settings, read_database, _greet))

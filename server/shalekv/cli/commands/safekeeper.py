@@ -32,7 +32,7 @@ from shalekv.rpc.server import Server
 from shalekv.runtime import WorkerThread
 from shalekv.server.safekeeper.node import Node
 from shalekv.server.safekeeper.service import SafekeeperService
-from shalekv.settings import SafekeeperServerSettings, SafekeepSettings
+from shalekv.settings import SafekeeperConfig, SafekeeperServerSettings
 
 # Streams of writers and replicas last as long as both ends. gRPC takes this value as "never".
 _NEVER_MS = 2**31 - 1
@@ -77,7 +77,7 @@ MEMBERS: CommandTable = {
 }
 
 
-async def keep_logs(settings: SafekeepSettings, announce: Callable[[str], None]) -> None:
+async def keep_logs(settings: SafekeeperConfig, announce: Callable[[str], None]) -> None:
     """Serve until a signal requests a stop; `announce` is called with HOST:PORT.
 
     Raises:
@@ -128,7 +128,7 @@ def _nothing() -> None:
 
 
 class _SafekeeperCommand(SettingsCommand, LazyCommands):
-    model = SafekeepSettings
+    model = SafekeeperConfig
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the settings, then the commands."""
@@ -144,7 +144,7 @@ class _SafekeeperCommand(SettingsCommand, LazyCommands):
     help=_HELP,
     epilog=exit_codes_text(),
 )
-@settings_flags(SafekeepSettings)
+@settings_flags(SafekeeperConfig)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -157,7 +157,7 @@ def safekeeper(context: click.Context, /, *, config: Path | None, **flags: Any) 
     if context.invoked_subcommand is not None:
         return
     try:
-        settings = load_settings(flags, config, SafekeepSettings)
+        settings = load_settings(flags, config, SafekeeperConfig)
         refuse_exposure(settings.server)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None

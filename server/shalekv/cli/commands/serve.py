@@ -16,7 +16,7 @@ from shalekv.cli.console.settings_flags import SettingsCommand, settings_flags
 from shalekv.cli.process.lifecycle import run_server, serving_settings
 from shalekv.cli.process.writer import serve_database
 from shalekv.errors import InvalidSetting
-from shalekv.settings import ServeSettings
+from shalekv.settings import WriterConfig
 
 KEY = "greeting"
 VALUE = "hello"
@@ -76,11 +76,11 @@ def _near(path: str) -> str:
 
 
 class _ServeCommand(SettingsCommand):
-    model = ServeSettings
+    model = WriterConfig
 
 
 @click.command(cls=_ServeCommand, help=_HELP, epilog=exit_codes_text())
-@settings_flags(ServeSettings)
+@settings_flags(WriterConfig)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -90,14 +90,14 @@ class _ServeCommand(SettingsCommand):
 def serve(config: Path | None, **flags: Any) -> None:
     """Read the settings, serve, and exit with a documented code."""
     try:
-        settings = serving_settings(flags, config, ServeSettings)
+        settings = serving_settings(flags, config, WriterConfig)
         _refuse_elected_once(settings)
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from None
     sys.exit(run_server(settings, serve_database, _greet))
 
 
-def _refuse_elected_once(settings: ServeSettings) -> None:
+def _refuse_elected_once(settings: WriterConfig) -> None:
     if settings.writer.open_once and settings.election.elect:
         raise InvalidSetting(
             "--open-once cannot be used with --elect: an elected server opens the database once "

@@ -31,7 +31,7 @@ from shalekv.cli.console.settings_flags import (
     settings_of,
 )
 from shalekv.errors import InvalidSetting
-from shalekv.settings import EverySetting, Settings
+from shalekv.settings import AnyConfig, Settings
 
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 # Read by the commands that talk to a server. `serve` must not refuse it as an unknown setting.
@@ -42,7 +42,7 @@ _Key = tuple[str, str]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-class _Sources(EverySetting, BaseSettings):
+class _Sources(AnyConfig, BaseSettings):
     """The names of all settings, for the sources of pydantic-settings."""
 
     model_config = SettingsConfigDict(
@@ -57,7 +57,7 @@ def load_settings(flags: Mapping[str, Any], file: Path | None, model: type[Setti
     maps the name of each setting to a value, or None. Raises `InvalidSetting`, which names every
     wrong setting by its flag, variable or key.
     """
-    known = list(settings_of(EverySetting))
+    known = list(settings_of(AnyConfig))
     _refuse_unknown_variables(known)
     if file is not None:
         _refuse_unknown_keys(known, _read_toml(file), file)
@@ -93,7 +93,7 @@ def settings_in_file(file: Path, model: type[SettingsT]) -> SettingsT:
     For a command with a second store: flags and environment configure the first one. Raises as
     `load_settings`.
     """
-    known = list(settings_of(EverySetting))
+    known = list(settings_of(AnyConfig))
     values = _read_toml(file)
     _refuse_unknown_keys(known, values, file)
     needed = {setting.group for setting in settings_of(model)}

@@ -146,12 +146,12 @@ class FlagGroup:
 
 
 def groups_of(model: type[Settings]) -> list[FlagGroup]:
-    """The groups of a model such as `ServeSettings`, in its order."""
+    """The groups of a model such as `WriterConfig`, in its order."""
     return [_group(name, field) for name, field in model.model_fields.items()]
 
 
 def settings_of(model: type[Settings]) -> Iterator[Setting]:
-    """All settings of a model such as `ServeSettings`."""
+    """All settings of a model such as `WriterConfig`."""
     for group in groups_of(model):
         yield from group.settings
 

@@ -40,9 +40,9 @@ from shalekv.settings import (
     EndpointSettings,
     LogFormat,
     QuorumSettings,
-    ReadSettings,
-    SafekeepSettings,
-    ServeSettings,
+    ReaderConfig,
+    SafekeeperConfig,
+    WriterConfig,
 )
 from shalekv.settings.budget import with_memory_shares
 from shalekv.store.api import ObjectStore
@@ -53,8 +53,8 @@ from shalekv.wording import Trouble
 FAILED_GRACE_MS = 1_000
 READINESS_POLL_MS = 500
 
-ServingT = TypeVar("ServingT", ServeSettings, ReadSettings)
-ListeningT = TypeVar("ListeningT", ServeSettings, ReadSettings, SafekeepSettings)
+ServingT = TypeVar("ServingT", WriterConfig, ReaderConfig)
+ListeningT = TypeVar("ListeningT", WriterConfig, ReaderConfig, SafekeeperConfig)
 Serve = Callable[[ListeningT, Callable[[str], None]], Coroutine[Any, Any, None]]
 
 _log = structlog.get_logger(__name__)
@@ -114,7 +114,7 @@ class DatabaseRole(ServerRole, Protocol):
 
 @asynccontextmanager
 async def open_runtime(
-    settings: ServeSettings | ReadSettings | SafekeepSettings,
+    settings: WriterConfig | ReaderConfig | SafekeeperConfig,
 ) -> AsyncIterator[Runtime]:
     """The runtime of a serving process; collects garbage when memory has grown, until closed."""
     clock, workers = MachineClock(), ThreadWorkers(settings.store.threads)
@@ -130,7 +130,7 @@ async def open_runtime(
 
 @asynccontextmanager
 async def open_database(
-    settings: ServeSettings | ReadSettings, runtime: Runtime
+    settings: WriterConfig | ReaderConfig, runtime: Runtime
 ) -> AsyncIterator[ObjectStore]:
     """Open the store of the database, and close it at the end."""
     store = open_store(settings.database.url, runtime, settings.store)
@@ -151,7 +151,7 @@ async def open_links(settings: QuorumSettings | None = None) -> AsyncIterator[Gr
         await links.close()
 
 
-def bind(settings: ServeSettings | ReadSettings, runtime: Runtime) -> Server:
+def bind(settings: WriterConfig | ReaderConfig, runtime: Runtime) -> Server:
     """Create a server bound to its port. Raises `InvalidSetting`, and `OSError` if it is in use."""
     return bind_port(lambda: Server(settings.server, runtime, limits=settings.limits))
 

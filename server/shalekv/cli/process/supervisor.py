@@ -41,10 +41,10 @@ from shalekv.runtime import Runtime
 from shalekv.server.status import ProcessUse
 from shalekv.settings import (
     ChildrenSettings,
-    CollectSettings,
-    CompactSettings,
-    ServeSettings,
+    CollectorConfig,
+    CompactorConfig,
     Settings,
+    WriterConfig,
 )
 from shalekv.store.api import RequestCounts, RequestKind
 
@@ -207,7 +207,7 @@ class ChildCommand:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def child_commands(settings: ServeSettings) -> list[ChildCommand]:
+def child_commands(settings: WriterConfig) -> list[ChildCommand]:
     """The commands of the children that `settings` ask for.
 
     Each gets its settings as flags, and secrets in its environment.
@@ -219,15 +219,15 @@ def child_commands(settings: ServeSettings) -> list[ChildCommand]:
         _log.info("no compactor and no collector: no other process can read memory://")
         return []
     models: Mapping[str, tuple[bool, type[Settings]]] = {
-        COMPACTOR: (wanted.with_compactor, CompactSettings),
-        "collector": (wanted.with_collector, CollectSettings),
+        COMPACTOR: (wanted.with_compactor, CompactorConfig),
+        "collector": (wanted.with_collector, CollectorConfig),
     }
     return [
         _command(role, settings, model) for role, (is_wanted, model) in models.items() if is_wanted
     ]
 
 
-def _command(role: str, settings: ServeSettings, model: type[Settings]) -> ChildCommand:
+def _command(role: str, settings: WriterConfig, model: type[Settings]) -> ChildCommand:
     flags = ["--parent-pipe", "--url", settings.database.url]
     secrets = {}
     for setting in settings_of(model):

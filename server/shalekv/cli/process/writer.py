@@ -56,7 +56,7 @@ from shalekv.server.database import (
 from shalekv.server.election.elector import Elector, Term
 from shalekv.server.election.opening import open_elector
 from shalekv.server.writer import Writer
-from shalekv.settings import ServeSettings, WalChoice
+from shalekv.settings import WalChoice, WriterConfig
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.retry import RefusalPolicy
@@ -77,7 +77,7 @@ _log = structlog.get_logger(__name__)
 class WriterContext:
     """The parts of a process that outlive a writer: one process may open several in turn."""
 
-    settings: ServeSettings
+    settings: WriterConfig
     runtime: Runtime
     store: ObjectStore
     links: Links  # to the safekeepers, if the database has any
@@ -152,7 +152,7 @@ def child_supervisor(context: WriterContext, writer: Writer) -> ChildSupervisor:
     return children
 
 
-async def serve_database(settings: ServeSettings, announce: Callable[[str], None]) -> None:
+async def serve_database(settings: WriterConfig, announce: Callable[[str], None]) -> None:
     """Serve until a signal requests a stop; `announce` is called with HOST:PORT.
 
     Raises:

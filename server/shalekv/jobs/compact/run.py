@@ -33,7 +33,7 @@ from shalekv.protocol.compaction.jobs import (
 from shalekv.protocol.compaction.publish import check_not_reserved, is_published, publish
 from shalekv.protocol.lease import with_lease, without_lease
 from shalekv.protocol.manifest import Manifest, Version
-from shalekv.settings import CompactSettings
+from shalekv.settings import CompactorConfig
 from shalekv.store.api import ObjectInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest
@@ -81,7 +81,7 @@ class Compactions:
         store: CasStore,
         manifest: CompactedManifest,
         leases: CompactorLeases,
-        settings: CompactSettings,
+        settings: CompactorConfig,
         parts: PartRunner,
         slots: MergeSlots | None = None,
     ) -> None:
@@ -220,7 +220,7 @@ def _log_fields(result: Result) -> dict[str, object]:
     return inputs | {"outputs": len(result.outputs)}
 
 
-async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str) -> int:
+async def merge_tail(store: CasStore, settings: CompactorConfig, *, holder: str) -> int:
     """Become the compactor, and merge all WAL objects that exist now; return their number.
 
     A running compactor is superseded, and ends. Raises `Superseded` when another takes over,
@@ -235,7 +235,7 @@ async def merge_tail(store: CasStore, settings: CompactSettings, *, holder: str)
 
 
 async def _merge(
-    store: CasStore, manifest: CompactedManifest, leases: CompactorLeases, settings: CompactSettings
+    store: CasStore, manifest: CompactedManifest, leases: CompactorLeases, settings: CompactorConfig
 ) -> int:
     compactions = Compactions(store, manifest, leases, settings, OwnProcessParts(store))
     current = await manifest.refresh()

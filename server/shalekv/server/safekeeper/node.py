@@ -40,7 +40,7 @@ from shalekv.server.safekeeper.membership_status import (
     check_database,
 )
 from shalekv.server.safekeeper.relaying import Relays
-from shalekv.settings import SafekeepSettings, StoreSettings
+from shalekv.settings import SafekeeperConfig, StoreSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.files import REAL_FILE_SYSTEM, FileSystem
@@ -95,7 +95,7 @@ class Node:
         self,
         folder: DataFolder,
         syncer: Syncer,
-        settings: SafekeepSettings,
+        settings: SafekeeperConfig,
         runtime: Runtime,
         relays: Relays,
         sync_workers: Workers,
@@ -119,7 +119,7 @@ class Node:
     @classmethod
     async def open(
         cls,
-        settings: SafekeepSettings,
+        settings: SafekeeperConfig,
         runtime: Runtime,
         *,
         sync_workers: Workers,
@@ -396,7 +396,7 @@ class Node:
             await self._discard(hosted)
 
 
-def _open_folder(settings: SafekeepSettings, filesystem: FileSystem) -> DataFolder:
+def _open_folder(settings: SafekeeperConfig, filesystem: FileSystem) -> DataFolder:
     path = Path(settings.safekeeper.data).absolute()
     return DataFolder.open(
         path,
@@ -407,7 +407,7 @@ def _open_folder(settings: SafekeepSettings, filesystem: FileSystem) -> DataFold
 
 
 async def _check_archive(
-    settings: SafekeepSettings, runtime: Runtime, open_store: OpenStore
+    settings: SafekeeperConfig, runtime: Runtime, open_store: OpenStore
 ) -> None:
     """Raise an error if the bucket is missing or refuses access, before members depend on it.
 

@@ -18,7 +18,7 @@ from shalekv.jobs.compact.range_job import (
 from shalekv.protocol.compaction.jobs import Job, MergeJob, WalJob
 from shalekv.protocol.entry import Entry, KeyRange, Kind
 from shalekv.protocol.manifest import L0, SYSTEM_LEVEL, Version
-from shalekv.settings import CompactSettings
+from shalekv.settings import CompactorConfig
 from tests.kit.engine.compaction import STORE_NOW_MS, CompactedDatabase, merge_job, random_entry
 from tests.kit.engine.naive_merge import Versions, answers
 
@@ -83,7 +83,7 @@ def random_commit(random: Random, count: int, now_ms: int) -> list[list[Entry]]:
     return [[*entries.values()]] if entries else []
 
 
-async def filled(slots: int = 8, limits: CompactSettings | None = None) -> CompactedDatabase:
+async def filled(slots: int = 8, limits: CompactorConfig | None = None) -> CompactedDatabase:
     """Create a database with changes in L0 and in two levels below."""
     database, random = await CompactedDatabase.begun(limits), Random(1)
     for slot in range(slots):

@@ -42,7 +42,7 @@ from shalekv.protocol.quorum_records import (
 )
 from shalekv.server.safekeeper.member import LocalMember
 from shalekv.server.safekeeper.node import Node
-from shalekv.settings import SafekeepSettings
+from shalekv.settings import SafekeeperConfig
 from shalekv.store.local import LocalStore
 from shalekv.write.quorum.links import DatabasePlace
 from tests.kit.disks.failing import FailingFileSystem
@@ -127,7 +127,7 @@ def health_of(node: Node) -> LogHealth:
     return node.find(DATABASE_ID).state.health
 
 
-def damage(settings: SafekeepSettings, record: Record) -> None:
+def damage(settings: SafekeeperConfig, record: Record) -> None:
     """Change a byte of a record on the disk."""
     folder = Path(settings.safekeeper.data) / DATABASE_ID.hex()
     for path in folder.iterdir():
@@ -180,7 +180,7 @@ async def test_one_process_for_a_folder(tmp_path: Path) -> None:
                 pass
 
 
-def folders_in(settings: SafekeepSettings) -> set[str]:
+def folders_in(settings: SafekeeperConfig) -> set[str]:
     return {path.name for path in Path(settings.safekeeper.data).iterdir() if path.is_dir()}
 
 
@@ -264,7 +264,7 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
         assert held_by(node) == set()
 
 
-async def until_kept(settings: SafekeepSettings, names: set[str]) -> None:
+async def until_kept(settings: SafekeeperConfig, names: set[str]) -> None:
     """Wait until exactly these folders exist."""
     async with asyncio.timeout(DEADLINE_S):
         while folders_in(settings) != names:  # noqa: ASYNC110 - it is seen there alone
