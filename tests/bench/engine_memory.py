@@ -29,7 +29,7 @@ from tests.kit.processes.in_process import real_runtime, running, serve_settings
 KEY_BYTES = 16
 VALUE_BYTES = 100
 SETTLE_EVERY = 10_000  # entries between two waits for all to be durable
-MERGING_TURNS = sized(
+MERGING_ROUNDS = sized(
     10_000, 100
 )  # of the event loop, after which all runs that are due are merged
 
@@ -75,7 +75,7 @@ async def measure(entries: int, batch: int) -> None:
                 if begin % SETTLE_EVERY == 0:
                     await engine.watermark.wait_for(engine.log.next_seq - 1)
             await engine.watermark.wait_for(engine.log.next_seq - 1)
-            for _ in range(MERGING_TURNS):
+            for _ in range(MERGING_ROUNDS):
                 await asyncio.sleep(0)
             gc.collect()
             grown = resident_bytes() - before

@@ -24,7 +24,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.local import LocalStore
 from shalekv.store.manifests import StoredManifest
 from tests.kit.engine.compaction import CompactedDatabase, put, small_settings
-from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.engine.naive_merge import NaiveLevels, answers
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.processes.child import EXIT_S, Child, Line
 from tests.kit.processes.processes import SHALEKV, Processes, environment
@@ -66,7 +66,7 @@ async def check(database: CompactedDatabase, path: Path) -> Manifest:
     runtime = Runtime(LoopClock(), SystemRandom(), InlineWorkers())
     store = LocalStore(path, runtime)
     manifest = await StoredManifest(CasStore(store, runtime, StoreSettings())).refresh()
-    naive = await NaiveTree.read(store, manifest)
+    naive = await NaiveLevels.read(store, manifest)
     now_ms = manifest.logical_time_ms
     assert naive.answers(KEYS, now_ms) == answers(database.compacted(manifest), KEYS, now_ms)
     return manifest

@@ -24,7 +24,7 @@ from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
 
 SLACK_BYTES = 64 * MIB  # of memory, beside what the process takes idle, and its budget
-LOOK_COUNT = 500  # operations between two looks at the files
+CHECK_EVERY_COUNT = 500  # operations between two looks at the files
 L0_FULL = 3  # times `l0_trigger_count`, where the policy adds nothing to L0
 SPACE_MAX = 2.0  # bytes that are needed for a byte of keys and values, while writing
 DISK_MAX = 6  # ... and those that wait for the collector: without it they are more than 8
@@ -84,7 +84,7 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     began_s = time.monotonic()
     space_max = 0.0
     async for count in filling.write(server.listen):
-        if not count % LOOK_COUNT:
+        if not count % CHECK_EVERY_COUNT:
             footprint.look()
             if filling.live_bytes(count) > filling.live_bytes() // 2:
                 space_max = max(space_max, footprint.needed_bytes / filling.live_bytes(count))

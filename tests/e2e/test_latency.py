@@ -22,7 +22,7 @@ from shalekv.server.writer import Writer
 from tests.kit.processes.in_process import put_at, serve_settings
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 T = TypeVar("T")
 
@@ -34,37 +34,37 @@ POLL_MS = 5_000.0
 
 
 @asynccontextmanager
-async def writing(world: World, name: str, **settings: int) -> AsyncIterator[Writer]:
-    """A writer of the database of this world, which is closed in order at the end."""
-    writer = await opened(world, name, **settings)
+async def writing(sim: Simulation, name: str, **settings: int) -> AsyncIterator[Writer]:
+    """Open a writer of the simulated database; close it in order at the end."""
+    writer = await opened(sim, name, **settings)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run())
         yield writer
         writer.close()
 
 
-async def opened(world: World, name: str, **settings: int) -> Writer:
+async def opened(sim: Simulation, name: str, **settings: int) -> Writer:
     """A writer that has opened the database and does not run yet."""
-    runtime = world.runtime_for(name)
+    runtime = sim.runtime_for(name)
     return await Writer.open(
-        world.store_for(name), settings=serve_settings(writer=settings), runtime=runtime
+        sim.store_for(name), settings=serve_settings(writer=settings), runtime=runtime
     )
 
 
-async def create(world: World) -> None:
+async def create(sim: Simulation) -> None:
     await create_database(
-        world.store_for("creator"), world.runtime_for("creator"), serve_settings().store
+        sim.store_for("creator"), sim.runtime_for("creator"), serve_settings().store
     )
 
 
-async def put_ms(world: World, writer: Writer, key: bytes) -> float:
-    began_ms = world.now_ms
+async def put_ms(sim: Simulation, writer: Writer, key: bytes) -> float:
+    began_ms = sim.now_ms
     await put_at(writer, key, b"value")
-    return round(world.now_ms - began_ms, 3)
+    return round(sim.now_ms - began_ms, 3)
 
 
-def wal_objects(world: World) -> int:
-    return len(world.store.names(names.WAL_FOLDER))
+def wal_objects(sim: Simulation) -> int:
+    return len(sim.store.names(names.WAL_FOLDER))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -72,17 +72,17 @@ def wal_objects(world: World) -> int:
 def test_lone_put(seed: int, in_flight: int) -> None:
     """A put that finds the log idle takes one round trip, and one create."""
 
-    async def main(world: World) -> list[float]:
-        await create(world)
+    async def main(sim: Simulation) -> list[float]:
+        await create(sim)
         async with writing(
-            world, "writer", max_parallel_writes=in_flight, flush_interval_ms=50
+            sim, "writer", max_parallel_writes=in_flight, flush_interval_ms=50
         ) as writer:
-            before = wal_objects(world)
+            before = wal_objects(sim)
             took_ms = []
             for number in range(LONE_PUTS):
-                took_ms.append(await put_ms(world, writer, b"%d" % number))
-                await world.sleep_ms(200)
-            assert wal_objects(world) - before == LONE_PUTS
+                took_ms.append(await put_ms(sim, writer, b"%d" % number))
+                await sim.sleep_ms(200)
+            assert wal_objects(sim) - before == LONE_PUTS
             return took_ms
 
     round_trips = [took_ms / ROUND_TRIP_MS for took_ms in run(seed, main)]
@@ -96,22 +96,22 @@ def test_many_clients(seed: int) -> None:
     round trips; a group commit costs one create, and never are more than 4 under way.
     """
 
-    async def main(world: World) -> list[float]:
-        await create(world)
+    async def main(sim: Simulation) -> list[float]:
+        await create(sim)
         took_ms: list[float] = []
-        async with writing(world, "writer", max_parallel_writes=4, flush_interval_ms=10) as writer:
-            before = wal_objects(world)
+        async with writing(sim, "writer", max_parallel_writes=4, flush_interval_ms=10) as writer:
+            before = wal_objects(sim)
 
             async def client(name: int) -> None:
                 for number in range(PUTS_EACH):
-                    took_ms.append(await put_ms(world, writer, b"%d/%d" % (name, number)))
+                    took_ms.append(await put_ms(sim, writer, b"%d/%d" % (name, number)))
                     assert writer.engine.log.objects_in_flight <= 4
 
             async with asyncio.TaskGroup() as clients:
                 for name in range(CLIENTS):
                     clients.create_task(client(name))
             groups = writer.engine.log.objects_written
-            assert wal_objects(world) - before == groups
+            assert wal_objects(sim) - before == groups
             assert groups < CLIENTS * PUTS_EACH / 8
         return took_ms
 
@@ -128,21 +128,21 @@ def test_idle_writer_notices_within_one_poll(seed: int) -> None:
     and for the two requests that the look takes.
     """
 
-    async def main(world: World) -> float:
-        await create(world)
-        idle = await opened(world, "idle", fence_poll_ms=int(POLL_MS))
+    async def main(sim: Simulation) -> float:
+        await create(sim)
+        idle = await opened(sim, "idle", fence_poll_ms=int(POLL_MS))
         running = asyncio.create_task(idle.run())
-        await world.sleep_ms(world.rng.uniform(0, 3 * POLL_MS))
-        taken_over = asyncio.create_task(opened(world, "rival"))
+        await sim.sleep_ms(sim.rng.uniform(0, 3 * POLL_MS))
+        taken_over = asyncio.create_task(opened(sim, "rival"))
         with pytest.raises(Fenced):
             await running
-        noticed_ms = world.now_ms
+        noticed_ms = sim.now_ms
         await taken_over
-        won_us = next(a.at_us for a in world.store.log if a.name == names.manifest_name(3))
+        won_us = next(a.at_us for a in sim.store.log if a.name == names.manifest_name(3))
         return noticed_ms - won_us / 1000
 
     assert run(seed, main) <= POLL_MS * 1.001 + 2.5 * ROUND_TRIP_MS
 
 
-def run(seed: int, main: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+def run(seed: int, main: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
     return simulate(seed, main, faults=Faults.none(round_trip_ms=ROUND_TRIP_MS)).value

@@ -22,7 +22,7 @@ from shalekv_client import Client
 from tests.kit.processes.cluster import ALONE, Cluster
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stubs import admin_stub, kv_stub, reason_of
-from tests.kit.timeouts import patience_s
+from tests.kit.timeouts import scaled_timeout_s
 from tests.kit.uuids import new_uuid7
 
 STALLED_MS = 1_500
@@ -123,7 +123,7 @@ async def test_unread_scans_give_way(
         began_s = time.monotonic()
         scans = [stub.Scan(kv_pb2.ScanRequest(), timeout=CALL_S) for stub in others]
         assert await asyncio.gather(*map(rest_of, scans)) == [len(KEYS)] * 2
-        assert time.monotonic() - began_s < patience_s(WAIT_MS / 2_000)
+        assert time.monotonic() - began_s < scaled_timeout_s(WAIT_MS / 2_000)
         hurry.set()
         assert await slow == len(KEYS)
         outcomes = await asyncio.gather(*map(outcome_of, unread))
@@ -132,7 +132,7 @@ async def test_unread_scans_give_way(
         keys += [entry.key async for entry in resumable]
         assert keys == KEYS
 
-    async with asyncio.timeout(patience_s(CALL_S)):
+    async with asyncio.timeout(scaled_timeout_s(CALL_S)):
         while await used_bytes(server.listen):
             await LoopClock().sleep_ms(POLL_MS)
     assert await server.stop() == 0, server.report()

@@ -57,7 +57,7 @@ class ReplacesAndSaysSo(Careful):
         return outcome
 
 
-class LooksThenWrites(Careful):
+class HeadThenPut(Careful):
     """Keeps conditions, but lets others in between the look and the write."""
 
     async def create(
@@ -186,6 +186,6 @@ LosesMetadata = gets(lambda found: replace(found, metadata=NO_METADATA))  # as s
 ChangesMetadata = gets(
     lambda found: replace(found, metadata={key: f"{v}0" for key, v in found.metadata.items()})
 )
-TellsNoTime = tells(lambda _: None)
+HasNoClock = tells(lambda _: None)
 StepsBack = tells(lambda look: NOW_MS - HOUR_MS if look == 2 else NOW_MS)
 GoesBack = tells(lambda look: NOW_MS - look * HOUR_MS)

@@ -14,7 +14,7 @@ _QUICK_S = 0.025  # what `_work` takes on a machine that has nothing else to do
 _POLL_S = 0.02
 
 
-def patience_s(seconds: float) -> float:
+def scaled_timeout_s(seconds: float) -> float:
     """`seconds` of a quiet machine, scaled by the load of this one: 1 to 20 times as long."""
     began_s = time.perf_counter()
     _work()
@@ -25,7 +25,7 @@ def patience_s(seconds: float) -> float:
 
 async def until(condition: Callable[[], object], what: str, *, within_s: float = 30) -> None:
     """Wait until `condition()` is true; AssertionError with `what` when patience is at its end."""
-    end_s = time.monotonic() + patience_s(within_s)
+    end_s = time.monotonic() + scaled_timeout_s(within_s)
     while not condition():
         assert time.monotonic() < end_s, f"waited in vain for {what}"
         await asyncio.sleep(_POLL_S)

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from tests.sim.faults import Faults
 from tests.sim.run import simulate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 P = ParamSpec("P")
 
@@ -30,18 +30,18 @@ def virtual_time(
     return decorated
 
 
-def virtual_world(
+def with_simulation(
     orders: int = 1, *, seed: int = 0, faults: Faults | None = None
-) -> Callable[[Callable[Concatenate[World, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
-    """Run a test in virtual time, as `virtual_time` does; its first argument is the world."""
+) -> Callable[[Callable[Concatenate[Simulation, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Run a test in virtual time, as `virtual_time` does; its first argument is the simulation."""
 
     def decorated(
-        test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]],
+        test: Callable[Concatenate[Simulation, P], Coroutine[Any, Any, None]],
     ) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             for each in range(seed, seed + orders):
-                simulate(each, lambda world: test(world, *args, **kwargs), faults=faults)
+                simulate(each, lambda sim: test(sim, *args, **kwargs), faults=faults)
 
         _, *others = inspect.signature(test).parameters.values()
         run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from shalekv_client import (
 )
 from tests.kit.processes.processes import Processes
 from tests.kit.seeds import random_of
-from tests.kit.timeouts import patience_s, until
+from tests.kit.timeouts import scaled_timeout_s, until
 from tests.linearizability import porcupine
 from tests.linearizability.checker import judge, partitions
 from tests.linearizability.client import Connection
@@ -65,7 +65,7 @@ class Board:
             self._changed.notify_all()
 
     async def newer_than(self, version: int) -> None:
-        async with asyncio.timeout(patience_s(60)), self._changed:
+        async with asyncio.timeout(scaled_timeout_s(60)), self._changed:
             await self._changed.wait_for(lambda: self.version > version)
 
 
@@ -120,7 +120,7 @@ class Caller:
         if self._random.random() < ECHO_SHARE:
             await self.ask_again()
         key = self._keys.next()
-        async with asyncio.timeout(patience_s(60)):
+        async with asyncio.timeout(scaled_timeout_s(60)):
             reply = await self._send_until_known(operation, key)
         branch = operation.then if reply.succeeded else operation.otherwise or ()
         if not reply.not_a_counter and any(not isinstance(each, Get) for each in branch):
@@ -239,7 +239,7 @@ class Campaign:
         async with asyncio.TaskGroup() as tasks:
             for number in range(len(callers)):
                 tasks.create_task(client(number))
-        async with asyncio.timeout(patience_s(60)):
+        async with asyncio.timeout(scaled_timeout_s(60)):
             for operation in done.workload.last_reads():
                 while not await self._call(2, callers[2], operation, done):
                     pass  # the server has changed

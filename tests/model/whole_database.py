@@ -225,9 +225,9 @@ class WholeDatabase:
         return found
 
     async def _called(
-        self, service: Any, method: str, request: Any, patience_ms: float | None = None
+        self, service: Any, method: str, request: Any, timeout_ms: float | None = None
     ) -> Any:
-        deadline_ms = None if patience_ms is None else self.clock.monotonic_ms() + patience_ms
+        deadline_ms = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
         call: Callable[[Any, Call], Any] = getattr(service, method)
         answer = call(request, Call(peer="model", deadline_ms=deadline_ms))
         is_there = not (asyncio.iscoroutine(answer) or asyncio.isfuture(answer))

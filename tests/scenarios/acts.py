@@ -54,31 +54,31 @@ async def begins_to_scan(stage: Stage, process: str) -> None:
 
 @sentence(rf"pause {PROCESS}")
 async def pause(stage: Stage, process: str) -> None:
-    stage.world.pause(stage.process(process).node)
+    stage.sim.pause(stage.process(process).node)
 
 
 @sentence(rf"resume {PROCESS}")
 async def resume(stage: Stage, process: str) -> None:
-    stage.world.resume(stage.process(process).node)
+    stage.sim.resume(stage.process(process).node)
 
 
 @sentence(rf"crash {PROCESS}")
 async def crash(stage: Stage, process: str) -> None:
     """The process is gone; what it has sent is on its way."""
-    stage.world.crash(stage.process(process).node)
+    stage.sim.crash(stage.process(process).node)
 
 
 @sentence(r"(?P<seconds>\d+) s pass")
 async def time_passes(stage: Stage, seconds: str) -> None:
     """Everybody has time to do what they want to do."""
-    await stage.world.sleep_ms(int(seconds) * 1000.0)
+    await stage.sim.sleep_ms(int(seconds) * 1000.0)
 
 
 @sentence(r"count time and slots from here")
 async def count_from_here(stage: Stage) -> None:
     """The next slot is slot 0, the next create in the WAL has time 0; so far there are fences."""
     assert not any(sst.footer.contents.entry_count for sst in stage.wal())
-    stage.first_slot = len(stage.world.store.names(names.WAL_FOLDER))
+    stage.first_slot = len(stage.sim.store.names(names.WAL_FOLDER))
     stage.first_attempt = stage.told_attempts = len(stage.attempts.of("wal"))
 
 
@@ -88,13 +88,13 @@ async def count_from_here(stage: Stage) -> None:
 @sentence(rf"hold (?P<request>{REQUEST})")
 async def hold(stage: Stage, request: str, **which: str | None) -> None:
     """When the request arrives at the store, it is kept there."""
-    stage.gates[request] = stage.world.store.hold(_match(stage, **which))
+    stage.gates[request] = stage.sim.store.hold(_match(stage, **which))
 
 
 @sentence(rf"hold (?P<reply>the reply to {REQUEST})")
 async def hold_reply(stage: Stage, reply: str, **which: str | None) -> None:
     """When the request arrives it is applied, and the reply is kept at the store."""
-    stage.gates[reply] = stage.world.store.hold_reply(_match(stage, **which))
+    stage.gates[reply] = stage.sim.store.hold_reply(_match(stage, **which))
 
 
 @sentence(r"release (?P<request>.+)")
@@ -109,7 +109,7 @@ async def release(stage: Stage, request: str) -> None:
 async def lose(stage: Stage, **which: str | None) -> None:
     """The request is never applied, and its sender hears nothing."""
     match = _match(stage, **which)
-    stage.world.store.lose_request(match)
+    stage.sim.store.lose_request(match)
     _expect_fault(stage, match, "lost on its way")
 
 
@@ -117,7 +117,7 @@ async def lose(stage: Stage, **which: str | None) -> None:
 async def lose_reply(stage: Stage, **which: str | None) -> None:
     """The request is applied, and its sender hears nothing."""
     match = _match(stage, **which)
-    stage.world.store.lose_reply(match)
+    stage.sim.store.lose_reply(match)
     _expect_fault(stage, match, "(reply lost)")
 
 
@@ -125,7 +125,7 @@ async def lose_reply(stage: Stage, **which: str | None) -> None:
 async def delay(stage: Stage, late: str, **which: str | None) -> None:
     """The sender hears nothing and gives up, and so much later the request arrives."""
     late_ms = float(late)
-    store = stage.world.store
+    store = stage.sim.store
     store.faults = replace(store.faults, late_ms=Span(late_ms, late_ms))
     match = _match(stage, **which)
     store.delay(match)
@@ -176,15 +176,15 @@ async def compacts(stage: Stage, last: str) -> None:
 async def deletes(stage: Stage, folder: str, first: str, last: str) -> None:
     name_of = stage.wal_name if folder == "wal" else names.manifest_name
     doomed = [name_of(object_id) for object_id in range(int(first), int(last) + 1)]
-    node = stage.world.node("collector")
-    await node.run(stage.world.store_for(node).delete(doomed))
+    node = stage.sim.node("collector")
+    await node.run(stage.sim.store_for(node).delete(doomed))
 
 
 @sentence(rf"a stranger of epoch (?P<epoch>\d+) fills wal (?P<slot>\d+)(?: with {PUT})?")
 async def stranger_fills(stage: Stage, epoch: str, slot: str, put: str | None) -> None:
     """An object appears that no writer of this scenario has written: the store broke its word."""
-    node = stage.world.node("stranger")
-    random = stage.world.runtime_for(node).random
+    node = stage.sim.node("stranger")
+    random = stage.sim.runtime_for(node).random
     properties = SstProperties(
         name=stage.wal_name(int(slot)),
         database_id=stage.manifest(0).database_id,
@@ -195,14 +195,14 @@ async def stranger_fills(stage: Stage, epoch: str, slot: str, put: str | None) -
     key, _, value = (put or "").encode().partition(b"=")
     entries = [Entry(key, 1 << 40, Kind.PUT, value)] if put else []
     data = encode_wal(properties, WalContents(entries), 64 * 1024)
-    store = stage.world.store_for(node)
+    store = stage.sim.store_for(node)
     await node.run(store.create(properties.name, data, {EPOCH_METADATA: epoch}))
 
 
 async def _edit_manifest(stage: Stage, edit: Edit) -> None:
     """By the shipped code, on a node of its own."""
-    world = stage.world
-    node = world.node("compactor")
-    store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+    sim = stage.sim
+    node = sim.node("compactor")
+    store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
     before = stage.manifest_ids()[-1]
     await node.run(StoredManifest(store).edit(edit, lambda m: m.manifest_id > before))

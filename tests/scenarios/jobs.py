@@ -176,5 +176,5 @@ async def cannot_read(stage: Stage, process: str, name: str, error: str) -> None
 async def polls_for(stage: Stage, process: str, slot: str) -> None:
     """For some time, this is the only object of the WAL that the reader asks for."""
     since = len(stage.attempts.at_store())
-    await stage.world.sleep_ms(POLLS_S * 1_000)
+    await stage.sim.sleep_ms(POLLS_S * 1_000)
     assert {*stage.asked_for(process, "get", since)} == {f"wal/{int(slot):020d}.sst"}

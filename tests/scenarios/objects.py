@@ -88,7 +88,7 @@ async def wal_contents(stage: Stage, rows: list[str]) -> None:
 
 async def _contents_row(stage: Stage, sst: Sst) -> str:
     name = sst.properties.name
-    stored = await stage.world.store_for("reader").get(name)
+    stored = await stage.sim.store_for("reader").get(name)
     epoch = sst.properties.writer_epoch
     # Objects carry the epoch as user metadata as well (seed 000, "Attributes").
     assert stored.metadata == {"writer_epoch": str(epoch)}
@@ -297,10 +297,10 @@ async def stays_and_goes(stage: Stage, rows: list[str]) -> None:
 
 
 def _fates(stage: Stage, folder: str) -> list[str]:
-    log = stage.world.store.log
+    log = stage.sim.store.log
     since = stage.told_changes.get(folder, 0)
     stage.told_changes[folder] = len(log)
-    there = stage.world.store.names(folder)
+    there = stage.sim.store.names(folder)
     gone = {entry.name for entry in log[since:] if entry.operation == "delete"}
     first = stage.wal_name(0)
     found = [
@@ -334,5 +334,5 @@ def _pair(entry: Entry) -> str:
 @sentence(r"somebody leaves (?P<name>(?:manifest|wal|levels)/\S+)")
 async def leaves(stage: Stage, name: str) -> None:
     """An object appears that is none of a database."""
-    node = stage.world.node("somebody")
-    await node.run(stage.world.store_for(node).create(name, b"not ours"))
+    node = stage.sim.node("somebody")
+    await node.run(stage.sim.store_for(node).create(name, b"not ours"))

@@ -19,7 +19,7 @@ from tests.scenarios.stage import ERROR, Stage
 from tests.sim.faults import Faults
 from tests.sim.network import Match, Plan
 from tests.sim.run import simulate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.two_phase.records import Change, ObjectChanged
 from tests.sim.two_phase.store import TwoPhaseSimStore
 
@@ -41,14 +41,14 @@ class ScriptedStores(TwoPhaseSimStore):
         self._plain.delete(self.node, (name,))
 
 
-def install(world: World) -> None:
-    """Have the world's objects in a store that has no conditional writes."""
-    random = world.random_for("two phases")
-    world.store = ScriptedStores(world.loop, random, world.store.faults, world.runtime_for)
+def install(sim: Simulation) -> None:
+    """Keep the simulation's objects in a store that has no conditional writes."""
+    random = sim.random_for("two phases")
+    sim.store = ScriptedStores(sim.loop, random, sim.store.faults, sim.runtime_for)
 
 
 def stores(stage: Stage) -> ScriptedStores:
-    found = stage.world.store
+    found = stage.sim.store
     assert isinstance(found, ScriptedStores), "this scenario is played on a store with conditions"
     return found
 
@@ -203,13 +203,13 @@ def play(scenario: Scenario, seed: int, *, limit_s: float = LIMIT_S) -> None:
     """
     first = scenario.steps[0].text
 
-    async def main(world: World) -> None:
+    async def main(sim: Simulation) -> None:
         if first.startswith(NO_CONDITIONS):
-            install(world)
-        stage = Stage(world)
+            install(sim)
+        stage = Stage(sim)
         if not first.endswith(NO_DATABASE):
-            creator = world.node("creator")
-            store, runtime = world.store_for(creator), world.runtime_for(creator)
+            creator = sim.node("creator")
+            store, runtime = sim.store_for(creator), sim.runtime_for(creator)
             await creator.run(create_database(store, runtime, StoreSettings()))
         stage.told_manifests = len(stage.attempts.of("manifest"))
         await carry_out(stage, scenario)

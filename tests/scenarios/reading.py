@@ -120,17 +120,17 @@ async def carry_out(stage: Stage, scenario: Scenario) -> None:
     for step in scenario.steps:
         try:
             await _step(stage, step)
-            await stage.world.sleep_ms(1)
+            await stage.sim.sleep_ms(1)
         except BaseException as error:
             error.add_note(f"tests/scenarios/{scenario.file}:{step.line}: {step.text}")
             raise
     if stage.faults:  # who hears nothing may give up while its request is under way
-        await stage.world.sleep_ms(1_000)
+        await stage.sim.sleep_ms(1_000)
     stage.check_all_is_told()
 
 
 async def _step(stage: Stage, step: Step) -> None:
-    stage.world.note(step.text)
+    stage.sim.note(step.text)
     if step.rows:
         (act,) = [act for pattern, act in _TABLES if pattern.match(step.text)]
         await act(stage, list(step.rows))

@@ -29,7 +29,7 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.v1 import kv_pb2
 from shalekv.write.snapshots import Snapshots
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.store import URL
 
 RoleT = TypeVar("RoleT")
@@ -45,12 +45,12 @@ _COLLECTOR = {"collect_age_s": 0, "wal_retention_s": 0}
 class Process(Generic[RoleT]):
     """One process: it opens a role once, and then lives until it ends, or is made to."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
+    def __init__(self, sim: Simulation, name: str) -> None:
+        self.sim = sim
         self.name = name
-        self.node = world.node(name)
+        self.node = sim.node(name)
         self.is_told = True  # whether the scenario has said how what it does, or did, ended
-        self._role: asyncio.Future[RoleT] = world.loop.create_future()
+        self._role: asyncio.Future[RoleT] = sim.loop.create_future()
         self._life: asyncio.Task[Any]
 
     def begin(self, life: Coroutine[Any, Any, object]) -> None:
@@ -92,8 +92,8 @@ class Process(Generic[RoleT]):
         return self._life.exception() if self.has_ended else None
 
     def cas(self) -> CasStore:
-        world = self.world
-        return CasStore(world.store_for(self.node), world.runtime_for(self.node), StoreSettings())
+        sim = self.sim
+        return CasStore(sim.store_for(self.node), sim.runtime_for(self.node), StoreSettings())
 
 
 class Jobs(Process[RoleT]):
@@ -129,9 +129,9 @@ class CompactorProcess(Jobs[Compactor]):
 
     async def _open(self, settings: CompactorConfig) -> None:
         role = await Compactor.open(
-            self.world.store_for(self.node),
+            self.sim.store_for(self.node),
             settings=settings,
-            runtime=self.world.runtime_for(self.node),
+            runtime=self.sim.runtime_for(self.node),
             hurry=asyncio.Event(),
             holder=self.name,
         )
@@ -158,18 +158,18 @@ class CollectorProcess(Jobs[CollectJob]):
 class ClientProcess(Jobs[Snapshots]):
     """Somebody who makes snapshots."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, sim: Simulation, name: str) -> None:
+        super().__init__(sim, name)
         self.has_role(Snapshots(self.cas()))
 
 
 class CreatorProcess(Jobs[ObjectStore]):
     """A process that does nothing but create, delete and recover."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, sim: Simulation, name: str) -> None:
+        super().__init__(sim, name)
         self.told = ""  # of its last create
-        self.has_role(world.store_for(self.node))
+        self.has_role(sim.store_for(self.node))
 
     async def create(self, name: str) -> None:
         """Create the object, whose contents tell whose it is."""
@@ -239,9 +239,9 @@ class WriterProcess(ServingProcess[Writer]):
 
     async def _live(self, settings: WriterConfig) -> None:
         writer = await Writer.open(
-            self.world.store_for(self.node),
+            self.sim.store_for(self.node),
             settings=settings,
-            runtime=self.world.runtime_for(self.node),
+            runtime=self.sim.runtime_for(self.node),
         )
         self.has_role(writer)
         await writer.run()
@@ -258,9 +258,9 @@ class ReaderProcess(ServingProcess[Reader]):
 
     async def _live(self, settings: ReaderConfig) -> None:
         reader = await Reader.open(
-            self.world.store_for(self.node),
+            self.sim.store_for(self.node),
             settings=settings,
-            runtime=self.world.runtime_for(self.node),
+            runtime=self.sim.runtime_for(self.node),
         )
         self.has_role(reader)
         await reader.run()

@@ -1,4 +1,4 @@
-"""The stage of one scenario: the world, its processes and their puts, and what is held where."""
+"""State of one scenario: the simulation, its processes, their puts, and held requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.scenarios.serving import (
     WriterProcess,
 )
 from tests.sim.network import Gate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.trace import Line
 
 # As `tests.sim.network` notes them.
@@ -57,10 +57,10 @@ class Attempt:
 class Attempts:
     """All attempts of one run."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, sim: Simulation) -> None:
         """REQUIRES: nothing was sent yet."""
-        self._world = world
-        world.loop.trace.keep_all_events()
+        self._sim = sim
+        sim.loop.trace.keep_all_events()
 
     def of(self, folder: str) -> list[Attempt]:
         return [attempt for attempt in self._all() if attempt.folder == folder]
@@ -75,12 +75,12 @@ class Attempts:
 
     @property
     def _lines(self) -> list[Line]:
-        return self._world.loop.trace.events
+        return self._sim.loop.trace.events
 
     def _all(self) -> list[Attempt]:
         created = (
             entry
-            for entry in self._world.store.log
+            for entry in self._sim.store.log
             if entry.operation == "create" and entry.name.startswith(_FOLDERS)
         )
         epochs: dict[str, int] = {}  # of each sender
@@ -130,10 +130,10 @@ ERROR = r"(?P<error>[A-Z]\w+)"
 class Stage:
     """What sentences act on and speak of. Slots are those of the scenario: see `first_slot`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, sim: Simulation) -> None:
         """REQUIRES: nothing was sent yet."""
-        self.world = world
-        self.attempts = Attempts(world)
+        self.sim = sim
+        self.attempts = Attempts(sim)
         self.processes: dict[str, Process[Any]] = {}
         self.puts: dict[str, Put] = {}  # by "key=value"
         self.snapshots: dict[str, bytes] = {}  # ids by name
@@ -163,14 +163,14 @@ class Stage:
     def jobs(self, name: str) -> Jobs[Any]:
         """A process that does jobs; collectors and clients need not be opened."""
         if name not in self.processes and not name.startswith("compactor"):
-            self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.world, name)
+            self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.sim, name)
         process = self.processes[name]
         assert isinstance(process, Jobs)
         return process
 
     def begin(self, name: str, options: str | None) -> None:
         assert name not in self.processes, f"{name} opened before"
-        process = self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.world, name)
+        process = self.processes[name] = KINDS[name.split(maxsplit=1)[0]](self.sim, name)
         assert isinstance(process, ServingProcess | CompactorProcess)
         process.begin_open(read_options(options))
 
@@ -179,7 +179,7 @@ class Stage:
 
     def level_names(self) -> list[str]:
         """All objects that were ever in the levels, by the order of their creation."""
-        log = self.world.store.log
+        log = self.sim.store.log
         created = [entry.name for entry in log if entry.operation == "create"]
         return [name for name in dict.fromkeys(created) if name.startswith(names.LEVELS_FOLDER)]
 
@@ -193,7 +193,7 @@ class Stage:
         return name
 
     def wal(self) -> list[Sst]:
-        found = self.world.store.names(names.WAL_FOLDER)
+        found = self.sim.store.names(names.WAL_FOLDER)
         ours = [name for name in found if names.parse_wal_name(name) is not None]
         return [open_sst(name, self.data(name), database_id=None) for name in ours]
 
@@ -202,7 +202,7 @@ class Stage:
         return decode_manifest(name, self.data(name))
 
     def manifest_ids(self) -> list[int]:
-        found = map(names.parse_manifest_name, self.world.store.names(names.MANIFEST_FOLDER))
+        found = map(names.parse_manifest_name, self.sim.store.names(names.MANIFEST_FOLDER))
         return [manifest_id for manifest_id in found if manifest_id is not None]
 
     def current(self) -> Manifest:
@@ -231,7 +231,7 @@ class Stage:
             assert self.attempts.has_fault(request, fault), f"no {request} was {fault}"
 
     def data(self, name: str) -> bytes:
-        data = self.world.store.data(name)
+        data = self.sim.store.data(name)
         assert data is not None, f"{name} is not there"
         return data
 

@@ -100,7 +100,7 @@ class Calls:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._sim = cluster.sim
         self._history = cluster.history
         self.known: dict[bytes, Got] = {}  # the newest that any client has seen of each key
 
@@ -108,7 +108,7 @@ class Calls:
         writer = self._cluster.writers.get(name)
         if writer is None:
             return
-        attempt = Attempt(writer.epoch, self._world.loop.now_us)
+        attempt = Attempt(writer.epoch, self._sim.loop.now_us)
         operation.attempts.append(attempt)
         method = _METHODS[type(operation.request)](writer.kv)
         try:
@@ -125,17 +125,17 @@ class Calls:
             attempt.answer = Refusal(error.reason, getattr(error, "found_seq", None))
         else:
             self._take_down(operation, attempt, reply)
-        attempt.replied_us = self._world.loop.now_us
+        attempt.replied_us = self._sim.loop.now_us
 
     async def get(self, key: bytes, level: kv_pb2.ReadLevel.ValueType, name: str) -> None:
-        writer, invoked_us = self._cluster.writers.get(name), self._world.loop.now_us
+        writer, invoked_us = self._cluster.writers.get(name), self._sim.loop.now_us
         if writer is None:
             return
         request = kv_pb2.GetRequest(key=key, header=kv_pb2.RequestHeader(read_level=level))
         kv = writer.kv
         reply = await self._answer(name, lambda: kv.get(request, Call()))
         if reply is not None:
-            got, now_us = _got(reply), self._world.loop.now_us
+            got, now_us = _got(reply), self._sim.loop.now_us
             self._see(key, got)
             is_linearizable = level == kv_pb2.READ_LEVEL_LINEARIZABLE
             self._history.reads.append(
@@ -145,14 +145,14 @@ class Calls:
             )
 
     async def scan(self, name: str) -> None:
-        writer, invoked_us = self._cluster.writers.get(name), self._world.loop.now_us
+        writer, invoked_us = self._cluster.writers.get(name), self._sim.loop.now_us
         if writer is None:
             return
         kv = writer.kv
         found = await self._answer(name, lambda: _scanned(kv))
         if found is not None:
             seq, entries = found
-            now_us = self._world.loop.now_us
+            now_us = self._sim.loop.now_us
             self._history.scans.append(ScanOp(writer.epoch, invoked_us, now_us, seq, entries))
 
     def _take_down(self, operation: Operation, attempt: Attempt, reply: Any) -> None:
@@ -188,7 +188,7 @@ class Calls:
             finally:
                 del answer  # its error would hold this frame
 
-        return await self._world.node(name).run(run())
+        return await self._sim.node(name).run(run())
 
 
 def told(reply: Any) -> Told:
@@ -239,15 +239,15 @@ class Callers:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._sim = cluster.sim
         self._operations = cluster.history.operations
         self._calls = Calls(cluster)
-        self._ttl_share = cluster.world.random_for("expiry").choice(TTL_SHARES)
+        self._ttl_share = cluster.sim.random_for("expiry").choice(TTL_SHARES)
 
     async def client(self, number: int) -> None:
-        random = self._world.random_for(f"client {number}")
+        random = self._sim.random_for(f"client {number}")
         while True:
-            await self._world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self._cluster.pace)
+            await self._sim.sleep_ms(random.choice([0.0, 20.0, 1_000.0]) * self._cluster.pace)
             name = await self._any_writer(random)
             async with asyncio.TaskGroup() as tasks:  # what is asked at once may commit at once
                 for _ in range(random.choice([1, 2, 4])):
@@ -337,7 +337,7 @@ class Callers:
             is_settled = any(attempt.outcome in SETTLED for attempt in operation.attempts)
             if not operation.key or random.random() < (0.9 if is_settled else 0.1):
                 return
-            await self._world.sleep_ms(random.choice([0.0, 20.0, 1_000.0]))
+            await self._sim.sleep_ms(random.choice([0.0, 20.0, 1_000.0]))
             name = await self._any_writer(random)
 
     async def _attempt_twice(self, operation: Operation, name: str, random: Random) -> None:
@@ -350,7 +350,7 @@ class Callers:
         cluster = self._cluster
         while not (names := [name for name in cluster.writers if name not in cluster.avoided]):
             await cluster.serving.wait()
-            await self._world.sleep_ms(100.0 * cluster.pace)
+            await self._sim.sleep_ms(100.0 * cluster.pace)
         if random.random() < 0.6:
             return max(names, key=lambda name: cluster.writers[name].epoch)
         return random.choice(names)
@@ -360,7 +360,7 @@ class Callers:
         number = len(self._operations) + 1
         operation = Operation(number, draw(number))
         if random is not None and random.random() < 0.75:
-            key = bytearray(self._world.store.clock_ms().to_bytes(6, "big") + random.randbytes(10))
+            key = bytearray(self._sim.store.clock_ms().to_bytes(6, "big") + random.randbytes(10))
             key[6], key[8] = 0x70 | key[6] & 0xF, 0x80 | key[8] & 0x3F  # a UUID of version 7
             operation.request.header.idempotency_key = bytes(key)
         self._operations.append(operation)

@@ -29,7 +29,7 @@ from tests.sim.history import History
 from tests.sim.network import Gate, Match
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
-from tests.sim.simulation import World, some_days_ms
+from tests.sim.simulation import Simulation, some_days_ms
 from tests.sim.stored import Stored
 from tests.sim.tiny import LOADING, NARROW, draw_settings, with_writer
 
@@ -59,9 +59,9 @@ class Cluster:
 
     ends: tuple[type[ShaleError], ...] = ENDS
 
-    def __init__(self, world: World, draw: Draw = draw_settings) -> None:
+    def __init__(self, sim: Simulation, draw: Draw = draw_settings) -> None:
         """No writer runs yet; `draw` draws the settings of each opening."""
-        self.world = world
+        self.sim = sim
         self.draw = draw
         self.history = History()
         self.running: dict[str, Node] = {}  # processes that open or serve
@@ -74,51 +74,51 @@ class Cluster:
         self.is_undisturbed = False  # nobody takes over, whatever chaos draws
         self.beside: list[Callable[[], None]] = []  # each ends something that goes on beside
         self._slow_count = 0
-        self._wrong_times = world.random_for("wrong times")
+        self._wrong_times = sim.random_for("wrong times")
 
     @property
     def pace(self) -> float:
-        """How long things take in this world: openings and writes wait for the store."""
-        return max(0.25, math.sqrt(self.world.store.faults.request_ms.high_ms) / 7)
+        """Factor for durations: openings and writes take as long as the store makes them wait."""
+        return max(0.25, math.sqrt(self.sim.store.faults.request_ms.high_ms) / 7)
 
     async def found(self) -> None:
-        admin = self.world.node("admin")
-        runtime = self.world.runtime_for(admin)
+        admin = self.sim.node("admin")
+        runtime = self.sim.runtime_for(admin)
         await admin.run(create_database(self.store_for(admin), runtime, StoreSettings()))
 
     def store_for(self, node: Node) -> ObjectStore:
         """A new client of the store for a writer or a replica."""
-        return self.world.store_for(node)
+        return self.sim.store_for(node)
 
     def links_for(self, node: Node, settings: WriterConfig | None = None) -> Links | None:  # noqa: ARG002
         """The way of a process to the safekeepers; None: there are none."""
         return None
 
     def stored(self) -> Stored:
-        return Stored.read(self.world.store)
+        return Stored.read(self.sim.store)
 
     def start_writer(self, name: str, settings: WriterConfig) -> None:
         """Open the database on node `name`, which must not run a writer."""
         self.avoided.discard(name)
-        if is_narrow(self.world.seed) and name not in ROOMY:
+        if is_narrow(self.sim.seed) and name not in ROOMY:
             settings = with_writer(settings, NARROW)
         if self.has_loads:
             settings = with_writer(settings, LOADING)
         self._draw_time(name)
         self.settings[name] = settings.writer
-        node = self.running[name] = self.world.node(name)
+        node = self.running[name] = self.sim.node(name)
         node.start(self._serve(node, settings))
 
     def _draw_time(self, name: str) -> None:
         """What the store tells this opening, and its machine: one of them may be days off."""
         off_ms, which = some_days_ms(self._wrong_times), self._wrong_times.random()
-        if name in ROOMY or not self.world.options.has(Trouble.CLOCKS):
+        if name in ROOMY or not self.sim.options.has(Trouble.CLOCKS):
             return
         told_ms = off_ms if which < WRONG_SHARE else 0
-        self.world.store.mislead(name, told_ms)
-        self.world.clock_of(name).wall_ahead_ms = off_ms if which > 1 - WRONG_SHARE else 0
+        self.sim.store.mislead(name, told_ms)
+        self.sim.clock_of(name).wall_ahead_ms = off_ms if which > 1 - WRONG_SHARE else 0
         if told_ms:
-            self.world.note(f"{name} is told a time that is {told_ms} ms ahead")
+            self.sim.note(f"{name} is told a time that is {told_ms} ms ahead")
 
     async def start_slow_opener(self, settings: WriterConfig, one_way_ms: float) -> str:
         """Start a writer that wins an epoch and then does not look at the WAL until it is let go.
@@ -128,15 +128,15 @@ class Cluster:
         """
         self._slow_count += 1
         name = f"slow{self._slow_count}"
-        self.world.store.place_near(name, one_way_ms)
-        gate = self.world.store.hold(Match("list", f"{WAL_FOLDER}*", node=name), times=None)
+        self.sim.store.place_near(name, one_way_ms)
+        gate = self.sim.store.hold(Match("list", f"{WAL_FOLDER}*", node=name), times=None)
         self.start_writer(name, settings)
         self.slow_openers[name] = gate
         await self.reached(gate)
         return name
 
     def let_go(self, name: str) -> None:
-        self.world.note(f"{name} goes on to fence")
+        self.sim.note(f"{name} goes on to fence")
         self.slow_openers.pop(name).release()
 
     async def reached(self, gate: Gate) -> None:
@@ -150,7 +150,7 @@ class Cluster:
 
     def hold_objects(self, writer: str, *, times: int | None = None) -> Gate:
         """Hold WAL objects of a writer when they arrive at the store: so many, or all."""
-        return self.world.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer), times=times)
+        return self.sim.store.hold(Match("create", f"{WAL_FOLDER}*", node=writer), times=times)
 
     async def let_serve(self, name: str, settings: WriterConfig) -> None:
         """See to it that the writer of that name serves, unless chaos is stronger."""
@@ -163,7 +163,7 @@ class Cluster:
                     while name in self.running:
                         if name in self.writers:
                             return
-                        await self.world.sleep_ms(40.0 * self.pace)
+                        await self.sim.sleep_ms(40.0 * self.pace)
 
     def crash(self, name: str) -> None:
         self.running[name].crash()
@@ -182,12 +182,12 @@ class Cluster:
         except self.ends as error:
             ending = error.reason
         self.history.endings.append(ending)
-        self.world.note(f"{node.label} ends: {ending}")
+        self.sim.note(f"{node.label} ends: {ending}")
         # A process that has ended is gone; a node cannot do that to itself.
-        self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
+        self.sim.loop.call_soon(self._bury, node, context=self.sim.loop.root.context)
 
     async def _open_and_run(self, node: Node, settings: WriterConfig) -> str:
-        runtime, store = self.world.runtime_for(node), self.store_for(node)
+        runtime, store = self.sim.runtime_for(node), self.store_for(node)
         links = self.links_for(node, settings)
         try:
             writer = await Writer.open(store, settings=settings, runtime=runtime, links=links)

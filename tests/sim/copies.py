@@ -56,29 +56,29 @@ class Copies:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._sim = cluster.sim
         self._repository = MemoryObjects()
         self._snapped: list[Snapped] = []  # of what was restored
         self._problems: list[str] = []
 
     async def chaos(self, cluster: Cluster) -> None:
         """Back up and check until cancelled, most of the time while a file is on its way."""
-        world, random = self._world, self._world.random_for("copies")
+        sim, random = self._sim, self._sim.random_for("copies")
         while True:
-            await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
+            await sim.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
             drawn = random.random()
             crash_s = random.choice(CRASHES_MS) * random.random() * cluster.pace / 1_000
-            if not world.options.has(Trouble.READERS):
+            if not sim.options.has(Trouble.READERS):
                 continue
-            node = world.node("copier")
-            if random.random() < CRASH_SHARE and world.options.has(Trouble.CRASHES):
-                world.loop.call_later(crash_s, node.crash, context=world.loop.root.context)
-            gate = world.store.hold(WRITTEN, times=1 if drawn < AMID_BELOW else 0)
+            node = sim.node("copier")
+            if random.random() < CRASH_SHARE and sim.options.has(Trouble.CRASHES):
+                sim.loop.call_later(crash_s, node.crash, context=sim.loop.root.context)
+            gate = sim.store.hold(WRITTEN, times=1 if drawn < AMID_BELOW else 0)
             try:
                 if drawn < AMID_BELOW:
                     await cluster.reached(gate)
                 for act in (self._back_up, self.check):
-                    node = world.node("copier")
+                    node = sim.node("copier")
                     with suppress(NodeCrashed, *PASSING):
                         await node.run(act(node))
             finally:
@@ -92,10 +92,10 @@ class Copies:
 
     async def check(self, node: Node) -> None:
         """Find no damage in the database."""
-        await self._find_damage(node, self._world.store_for(node))
+        await self._find_damage(node, self._sim.store_for(node))
 
     async def _back_up(self, node: Node) -> None:
-        source = self._cas(node, self._world.store_for(node))
+        source = self._cas(node, self._sim.store_for(node))
         repository = Repository(self._cas(node, self._place(self._repository)))
         ttl_ms = int(TTL_MS * self._cluster.pace)
         try:
@@ -123,16 +123,16 @@ class Copies:
 
     def _is_protected(self) -> bool:
         """Whether a snapshot of a backup lives: then that of the last one does."""
-        now_s = self._world.store.clock_ms() / 1_000
-        snapshots = current_manifest(self._world.store).snapshots
+        now_s = self._sim.store.clock_ms() / 1_000
+        snapshots = current_manifest(self._sim.store).snapshots
         ends_s = [each.snapshot_expire_time_s for each in snapshots if "backup" in each.name]
         return max(ends_s, default=0) > now_s
 
     def _place(self, objects: MemoryObjects) -> ObjectStore:
-        return MemoryStore(self._world.store.clock_ms, objects=objects)
+        return MemoryStore(self._sim.store.clock_ms, objects=objects)
 
     def _cas(self, node: Node, store: ObjectStore) -> CasStore:
-        return CasStore(store, self._world.runtime_for(node), StoreSettings())
+        return CasStore(store, self._sim.runtime_for(node), StoreSettings())
 
 
 async def _fit() -> None:

@@ -1,7 +1,7 @@
 """What the simulation itself raises.
 
 SimulationError
-├── NotSimulated      code reached for the outside world: a socket, a thread, a signal
+├── NotSimulated      code used what a simulation does not have: a socket, a thread, a signal
 ├── Deadlock          nothing is ready, no timer runs, and the main task is not done
 ├── Livelock          code runs for ever without letting time pass
 ├── OutOfTime         the run passed its limit of virtual time
@@ -20,7 +20,7 @@ class SimulationError(Exception):
 
 
 class NotSimulated(SimulationError):
-    """Code reached for the outside world, which a simulation does not have."""
+    """Code used I/O, a thread or a signal, which a simulation does not have."""
 
     def __init__(self, call: str) -> None:
         super().__init__(

@@ -48,13 +48,13 @@ from tests.sim.options import Trouble
 from tests.sim.replicas import Replicas
 from tests.sim.requests import COUNTED, KEYS
 from tests.sim.serial import SerialOrder
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.snapshot_readers import (
     SnapshotReaders,
     check_i7_over_is_over,
     check_i7_what_was_promised_is_in_a_manifest,
 )
-from tests.sim.stalls import Janitors, Stalls
+from tests.sim.stalls import BackgroundJobs, Stalls
 from tests.sim.store import Applied
 from tests.sim.stored import Stored, current_manifest
 from tests.sim.tiny import draw_writer
@@ -117,21 +117,19 @@ def check_history(
 
 
 async def check_run(
-    world: World, cluster: Cluster, bounds: Bounds, seen: Sequence[Seen] = ()
+    sim: Simulation, cluster: Cluster, bounds: Bounds, seen: Sequence[Seen] = ()
 ) -> tuple[SerialOrder, Stored]:
     """Check a whole run of the simulation, whatever took part in it. Raises `Violation`."""
     check_i13_memory_of_writers(bounds)
     stored = cluster.stored()
-    created = (
-        names.parse_manifest_name(e.name) for e in world.store.log if e.operation == "create"
-    )
+    created = (names.parse_manifest_name(e.name) for e in sim.store.log if e.operation == "create")
     log.check_i5_manifest_ids_in_time(each for each in created if each is not None)
     order = check_all(cluster.history, stored)
-    check_i2_nothing_comes_back(order, seen, tick_ms=world.store.tick_ms)
-    if is_judged(world.seed):
+    check_i2_nothing_comes_back(order, seen, tick_ms=sim.store.tick_ms)
+    if is_judged(sim.seed):
         check_i13_refusals_are_freed()
         check_i14_linearizable(cluster.history, order.timeline.keys)
-    await check_i12_damage_is_detected(world)
+    await check_i12_damage_is_detected(sim)
     return order, stored
 
 
@@ -143,28 +141,28 @@ def keys_in_history(history: History, stored: Stored) -> list[bytes]:
     return sorted(found - {b""})
 
 
-LOOK_MS = 500.0  # at pace 1
+POLL_MS = 500.0  # at pace 1
 
 
-class HeldTrees:
+class PinnedVersions:
     """Looks at the trees that writers read while they serve."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._store = cluster.world.store
+        self._store = cluster.sim.store
         self._known: set[bytes] = set()  # the snapshots of those that were looked at
         self.problems: list[str] = []
 
     async def watch(self, cluster: Cluster) -> None:
         while True:
-            await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
+            await cluster.sim.sleep_ms(POLL_MS * cluster.pace)
             for name, writer in cluster.writers.items():
                 held = writer.engine.levels.current.without_loads
                 if held.snapshot_id not in self._known:
                     self._look(name, held)
 
     @checks(8, "database")
-    def check_i8_trees_are_those_of_their_snapshots(self) -> None:
+    def check_i8_versions_are_those_of_their_snapshots(self) -> None:
         """Every SST of a tree that is read is one that its snapshot keeps."""
         if self.problems:
             raise Violation(self.problems[0])
@@ -250,25 +248,25 @@ class OpenScans:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._sim = cluster.sim
 
     async def keep_some_open(self, cluster: Cluster) -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in range(SCANS):
-                random = cluster.world.random_for(f"slow client {number}")
+                random = cluster.sim.random_for(f"slow client {number}")
                 tasks.create_task(self._client(random))
 
     async def _client(self, random: Random) -> None:
         while True:
-            await self._world.sleep_ms(500.0 * self._cluster.pace)
+            await self._sim.sleep_ms(500.0 * self._cluster.pace)
             names = [each for each in self._cluster.writers if each not in self._cluster.avoided]
-            if not names or not self._world.options.has(Trouble.SCANS):
+            if not names or not self._sim.options.has(Trouble.SCANS):
                 continue
             name = random.choice(names)
             writer = self._cluster.writers[name]
-            invoked_us = self._world.loop.now_us
+            invoked_us = self._sim.loop.now_us
             try:
-                node = self._world.node(name)
+                node = self._sim.node(name)
                 seq, replied_us, entries = await node.run(self._scan(writer, random))
             except ENDS:
                 continue
@@ -287,9 +285,9 @@ class OpenScans:
         async with aclosing(writer.kv.scan(request, Call())) as replies:  # type: ignore[type-var]
             async for reply in replies:
                 seq = reply.header.seq
-                first_us = self._world.loop.now_us if first_us is None else first_us
+                first_us = self._sim.loop.now_us if first_us is None else first_us
                 entries += [(e.key, Got(e.value, e.seq, e.expire_at_ms)) for e in reply.entries]
-                await self._world.sleep_ms(random.choice(BETWEEN_MS) * self._cluster.pace)
+                await self._sim.sleep_ms(random.choice(BETWEEN_MS) * self._cluster.pace)
         return seq, first_us or 0, tuple(entries)
 
 
@@ -302,51 +300,55 @@ class WholeRun:
 
 
 async def whole_database(
-    world: World, cluster: Cluster | None = None, more: Beside = NOTHING_BESIDE
+    sim: Simulation, cluster: Cluster | None = None, more: Beside = NOTHING_BESIDE
 ) -> WholeRun:
     """Run everything at once, and `more`, then check everything. Raises `Violation`."""
-    cluster = cluster or Cluster(world, draw_writer)
-    guard = DeleteGuard(world.store)
-    janitors, readers, scans = Janitors(cluster), SnapshotReaders(cluster), OpenScans(cluster)
+    cluster = cluster or Cluster(sim, draw_writer)
+    guard = DeleteGuard(sim.store)
+    background_jobs, readers, scans = (
+        BackgroundJobs(cluster),
+        SnapshotReaders(cluster),
+        OpenScans(cluster),
+    )
     replicas = Replicas(cluster)
     beside: Beside = [
-        janitors.chaos,
-        Stalls(cluster, janitors).chaos,
+        background_jobs.chaos,
+        Stalls(cluster, background_jobs).chaos,
         scans.keep_some_open,
         replicas.chaos,
         *readers.lives(),
         *more,
     ]
     copies = Copies(cluster)
-    if is_copied(world.seed):
+    if is_copied(sim.seed):
         cluster.has_loads = True
         beside = [*beside, copies.chaos]
-    bounds, held = Bounds(cluster), HeldTrees(cluster)
+    bounds, held = Bounds(cluster), PinnedVersions(cluster)
     try:
-        await rival_writers(world, cluster, [*beside, bounds.watch, held.watch])
-        await janitors.finish()
-        await copies.check(world.node("copier"))
-        janitors.check_i7_writers_are_protected(cluster)
+        await rival_writers(sim, cluster, [*beside, bounds.watch, held.watch])
+        await background_jobs.finish()
+        await copies.check(sim.node("copier"))
+        background_jobs.check_i7_writers_are_protected(cluster)
     finally:
         guard.check_i8_nothing_needed_is_deleted()  # the cause of what may have gone wrong above
-        janitors.check()
-        held.check_i8_trees_are_those_of_their_snapshots()
-    order, stored = await check_run(world, cluster, bounds, replicas.seen)
-    check_i8_levels_are_what_is_named(world.store)
+        background_jobs.check()
+        held.check_i8_versions_are_those_of_their_snapshots()
+    order, stored = await check_run(sim, cluster, bounds, replicas.seen)
+    check_i8_levels_are_what_is_named(sim.store)
     readers.check(order)
     copies.judge(order)
     check_i7_what_was_promised_is_in_a_manifest(stored, readers.snapped)
-    await check_i7_over_is_over(world, stored, readers.snapped)
+    await check_i7_over_is_over(sim, stored, readers.snapped)
     replicas.check(order)
     check_i9_published_once(stored)
     check_i13_l0(stored)
-    check_i8_nothing_is_dropped_before_its_time(stored, world.store.log)
+    check_i8_nothing_is_dropped_before_its_time(stored, sim.store.log)
     check_i9_levels_are_the_log(order, stored)
     return WholeRun(cluster, stored)
 
 
-async def only_writers(world: World) -> None:
+async def only_writers(sim: Simulation) -> None:
     """Rival writers, and all that can be checked of them. Raises `Violation`."""
-    bounds = Bounds(Cluster(world))
-    cluster = await rival_writers(world, bounds.cluster, [bounds.watch])
-    await check_run(world, cluster, bounds)
+    bounds = Bounds(Cluster(sim))
+    cluster = await rival_writers(sim, bounds.cluster, [bounds.watch])
+    await check_run(sim, cluster, bounds)

@@ -52,7 +52,7 @@ _REFUSED = (
 
 
 class IsolatedLoop(asyncio.BaseEventLoop):
-    """An event loop without an outside world: each of its doors raises `NotSimulated`.
+    """An event loop without I/O, threads or signals: methods that need them raise `NotSimulated`.
 
     The refusal comes from the call itself, before anything is awaited.
     """
@@ -90,7 +90,7 @@ class SimLoop(IsolatedLoop):
         self.set_debug(enabled=False)
         self.trace = Trace(keep_lines)
         self.now_us = 0
-        self.root = Node(self, "world")
+        self.root = Node(self, "root")
         self.befallen: Counter[str] = Counter()  # what has happened to nodes: crashes, pauses
         self.unhandled: list[tuple[str, str, BaseException | None]] = []  # node, message, error
         self._random = Random(f"{seed}/order")  # strings seed by their bytes, not their hash

@@ -143,7 +143,7 @@ class Script:
 
 T = TypeVar("T")
 
-NEAR_PATIENCE_MS = 3_600_000.0  # of a node near to the store, whose requests are only ever held
+NEAR_TIMEOUT_MS = 3_600_000.0  # of a node near to the store, whose requests are only ever held
 
 
 class NoAnswer(Exception):
@@ -213,21 +213,21 @@ class Network:
         if sender.name in self.near_ms:
             plan = plan or Plan()
             request_ms = reply_ms = self.near_ms[sender.name]
-            patience_ms, cause = NEAR_PATIENCE_MS, "the node near to the store gave up"
+            timeout_ms, cause = NEAR_TIMEOUT_MS, "the node near to the store gave up"
         else:
             plan = plan or Plan(self._draw_fate())
             factor = self._spell_factor() * (self.faults.list_factor if operation == "list" else 1)
             request_ms = self.faults.request_ms.draw(self._random) * factor
             reply_ms = self.faults.reply_ms.draw(self._random) * factor
-            patience_ms, cause = self._patience(plan.fate, request_ms + reply_ms)
+            timeout_ms, cause = self._timeout(plan.fate, request_ms + reply_ms)
         reply: asyncio.Future[_Answer] = self._loop.create_future()
         request = Request(sender, operation, names, serve, plan, reply, reply_ms)
         if plan.fate is Fate.LATE_REQUEST:
-            request_ms = patience_ms + self.faults.late_ms.draw(self._random)
+            request_ms = timeout_ms + self.faults.late_ms.draw(self._random)
         self._loop.call_later(request_ms / 1000, self._arrive, request, context=self._store.context)
         arrival_us = self._loop.now_us + to_us(request_ms / 1000)
         self.last_arrival_us = max(self.last_arrival_us, arrival_us)
-        giving_up = self._loop.call_later(patience_ms / 1000, self._give_up, request, cause)
+        giving_up = self._loop.call_later(timeout_ms / 1000, self._give_up, request, cause)
         try:
             answer = await reply
         finally:
@@ -275,7 +275,7 @@ class Network:
             self._spell_end_us = self._spell_start_us + faults.spell_ms.draw(self._random) * 1000
         return faults.spell_factor if now_us >= self._spell_start_us else 1.0
 
-    def _patience(self, fate: Fate, round_trip_ms: float) -> tuple[float, str]:
+    def _timeout(self, fate: Fate, round_trip_ms: float) -> tuple[float, str]:
         """How long the client waits for an answer, and what it believes when there is none."""
         faults = self.faults
         answered = fate is Fate.SERVED or fate is Fate.REFUSED

@@ -18,7 +18,7 @@ class Trouble(Enum):
     PAUSES = "pauses"
     TAKEOVERS = "takeovers"  # writers overtaken at the worst moment, safekeepers replaced
     CLOCKS = "clocks"  # local clocks that jump
-    JANITORS = "janitors"  # compactors and collectors
+    BACKGROUND_JOBS = "background_jobs"  # compactors and collectors
     STALLS = "stalls"  # processes that stop between two requests, at the worst moment
     READERS = "readers"  # readers of snapshots
     SCANS = "scans"  # scans that stay open

@@ -68,7 +68,7 @@ class Replicas:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._sim = cluster.sim
         self._running: dict[str, tuple[Node, Reader | None]] = {}
         self.seen: list[Seen] = []
         self.problems: list[str] = []
@@ -86,12 +86,12 @@ class Replicas:
                 self._running.pop(name, None)
 
     async def _disturb(self, cluster: Cluster) -> None:
-        random, options = self._world.random_for("replicas"), self._world.options
+        random, options = self._sim.random_for("replicas"), self._sim.options
         async with asyncio.TaskGroup() as tasks:
             for number in range(CLIENTS):
-                tasks.create_task(self._client(self._world.random_for(f"reading {number}")))
+                tasks.create_task(self._client(self._sim.random_for(f"reading {number}")))
             while True:
-                await self._world.sleep_ms(random.choice([30.0, 1_000.0, 4_000.0]) * cluster.pace)
+                await self._sim.sleep_ms(random.choice([30.0, 1_000.0, 4_000.0]) * cluster.pace)
                 name = random.choice(NAMES)
                 node = self._running[name][0] if name in self._running else None
                 event = random.choices(["crash", "pause", "resume", "nothing"], [2, 3, 2, 3])[0]
@@ -114,14 +114,14 @@ class Replicas:
 
     def _start(self, name: str, random: Random) -> None:
         settings = draw_reader(random, self._cluster.pace)
-        if not self._world.options.has(Trouble.REPLICAS):
+        if not self._sim.options.has(Trouble.REPLICAS):
             return
-        node = self._world.node(name)
+        node = self._sim.node(name)
         self._running[name] = (node, None)
         node.start(self._serve(name, node, settings))
 
     async def _serve(self, name: str, node: Node, settings: ReaderConfig) -> None:
-        store, runtime = self._cluster.store_for(node), self._world.runtime_for(node)
+        store, runtime = self._cluster.store_for(node), self._sim.runtime_for(node)
         links = self._cluster.links_for(node)
         try:
             reader = await Reader.open(store, settings=settings, runtime=runtime, links=links)
@@ -139,7 +139,7 @@ class Replicas:
     async def _client(self, random: Random) -> None:
         """Read one of them, whichever is there, until cancelled."""
         while True:
-            await self._world.sleep_ms(random.choice([5.0, 100.0]) * self._cluster.pace)
+            await self._sim.sleep_ms(random.choice([5.0, 100.0]) * self._cluster.pace)
             there = [(n, node, r) for n, (node, r) in self._running.items() if r is not None]
             if not there:
                 continue
@@ -157,7 +157,7 @@ class Replicas:
     async def _read(
         self, reader: Reader, node: Node, header: kv_pb2.RequestHeader, random: Random
     ) -> Seen:
-        began_us = self._world.loop.now_us
+        began_us = self._sim.loop.now_us
         call = Call()
         if header.min_seq:  # which is waited for
             call = Call(deadline_ms=reader.clock.monotonic_ms() + WAIT_MS * self._cluster.pace)
@@ -170,7 +170,7 @@ class Replicas:
             request = kv_pb2.BatchGetRequest(header=header, keys=keys)
             answer = reader.kv.batch_get(request, call)
             reply = answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
-            replied_us, told = self._world.loop.now_us, reply.header
+            replied_us, told = self._sim.loop.now_us, reply.header
             for key, each in zip(keys, reply.results, strict=True):
                 if each.found:
                     found[key] = Got(each.value, each.seq, each.expire_at_ms)
@@ -178,10 +178,10 @@ class Replicas:
             scan = kv_pb2.ScanRequest(header=header, reverse=random.random() < 0.3)
             async with aclosing(reader.kv.scan(scan, call)) as replies:  # type: ignore[type-var]
                 async for part in replies:
-                    replied_us, told = replied_us or self._world.loop.now_us, part.header
+                    replied_us, told = replied_us or self._sim.loop.now_us, part.header
                     for e in part.entries:
                         found[e.key] = Got(e.value, e.seq, e.expire_at_ms)
-                    await self._world.sleep_ms(random.choice([0.0, 0.0, 3_000.0]))
+                    await self._sim.sleep_ms(random.choice([0.0, 0.0, 3_000.0]))
         return Seen(
             node.label,
             began_us,

@@ -1,7 +1,7 @@
-"""Running a simulation: one seed, one main task, a world of nodes around one store.
+"""Running a simulation: one seed, one main task, nodes around one object store.
 
 Example:
-    async def main(world: World) -> None:
+    async def main(sim: Simulation) -> None:
         ...
 
     simulate(seed, main)
@@ -23,12 +23,12 @@ from tests.sim.errors import UnhandledErrors
 from tests.sim.faults import Faults
 from tests.sim.loop import SimLoop
 from tests.sim.options import ALL, Options
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.tasks import collect_later, collect_now
 from tests.sim.trace import KEEP_LINES, Line, timeline
 
 T = TypeVar("T")
-Main: TypeAlias = Callable[[World], Coroutine[Any, Any, T]]
+Main: TypeAlias = Callable[[Simulation], Coroutine[Any, Any, T]]
 
 LIMIT_S = 30 * 86_400.0
 
@@ -66,7 +66,7 @@ def simulate(
     options: Options = ALL,
     limit_s: float = LIMIT_S,
 ) -> Run[T]:
-    """Run ``main(world)`` on the root node until it returns; what else runs then just ends.
+    """Run ``main(sim)`` on the root node until it returns; other tasks end with it.
 
     Raises what `main` raises; `Deadlock`, `Livelock`, and `OutOfTime` after `limit_s` of virtual
     time; `UnhandledErrors` if a callback or task failed on a node that has not crashed and nobody
@@ -92,7 +92,7 @@ def attempt(
     with collect_later(), _seeded_module(seed):
         loop = SimLoop(seed, limit_s=limit_s, keep_lines=keep_lines)
         try:
-            return _run(loop, main, World(seed, loop, faults or Faults.none(), options))
+            return _run(loop, main, Simulation(seed, loop, faults or Faults.none(), options))
         except BaseException as error:  # noqa: BLE001 - told, and raised by who asked
             trace = loop.trace
             return Failure(
@@ -108,8 +108,8 @@ def attempt(
             loop.close()
 
 
-def _run(loop: SimLoop, main: Main[T], world: World) -> Run[T]:
-    value = loop.run_until_complete(main(world))
+def _run(loop: SimLoop, main: Main[T], sim: Simulation) -> Run[T]:
+    value = loop.run_until_complete(main(sim))
     loop.let_go()
     collect_now()  # an error that nobody looked at shows when its task is collected
     _check_unhandled(loop)

@@ -1,4 +1,4 @@
-"""The world of a simulation, as its main task sees it: nodes, the store, time, randomness."""
+"""A simulation as its main task sees it: nodes, their clocks and workers, the store, randomness."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _compute(job: _Job) -> None:
 _OFFSET_MS_MAX = 10.0**9
 _DRIFT_PPM_MAX = 500.0
 _DAY_MS = 86_400_000
-_RESERVED = frozenset({"world", "store"})
+_RESERVED = frozenset({"root", "store"})
 
 
 def some_days_ms(random: Random) -> int:
@@ -140,8 +140,11 @@ def some_days_ms(random: Random) -> int:
     return random.choice((-1, 1)) * random.randint(_DAY_MS, 20 * _DAY_MS)
 
 
-class World:
-    """Where a node is asked for, its name or the `Node` will do; a name starts it if need be."""
+class Simulation:
+    """One run of the simulation: its nodes, their machines, and the object store.
+
+    Methods that take a node accept its name, too; a name starts the node if none is alive.
+    """
 
     def __init__(self, seed: int, loop: SimLoop, faults: Faults, options: Options = ALL) -> None:
         self.seed = seed

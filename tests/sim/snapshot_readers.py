@@ -35,7 +35,7 @@ from tests.sim.invariants.catalogue import checks
 from tests.sim.nodes import Node
 from tests.sim.options import Trouble
 from tests.sim.serial import SerialOrder
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.stored import Stored
 
 LATE_READS = 3  # of snapshots that are over
@@ -87,13 +87,15 @@ def check_i7_what_was_promised_is_in_a_manifest(stored: Stored, snapped: Sequenc
 
 
 @checks(7, "database")
-async def check_i7_over_is_over(world: World, stored: Stored, snapped: Sequence[Snapped]) -> None:
+async def check_i7_over_is_over(
+    sim: Simulation, stored: Stored, snapped: Sequence[Snapped]
+) -> None:
     """Snapshots that the current manifest no longer has are refused with a typed error.
 
     REQUIRES: nobody edits the manifest any more.
     """
-    node = world.node("late reader")
-    store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+    node = sim.node("late reader")
+    store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
     living = {each.id for each in stored.manifests[-1].snapshots}
     over = [each for each in snapped if each.snapshot.id not in living]
     for each in over[-LATE_READS:]:
@@ -138,7 +140,7 @@ class SnapshotReaders:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
+        self._sim = cluster.sim
         self.snapped: list[Snapped] = []
         self.problems: list[str] = []
 
@@ -162,15 +164,15 @@ class Reader:
         self._process_now: tuple[Node, CasStore] | None = None
 
     async def __call__(self, cluster: Cluster) -> None:
-        world = cluster.world
-        random = world.random_for(self._name)
+        sim = cluster.sim
+        random = sim.random_for(self._name)
         while True:
-            await world.sleep_ms(random.choice([10.0, 1_000.0]) * cluster.pace)
+            await sim.sleep_ms(random.choice([10.0, 1_000.0]) * cluster.pace)
             ttl_ms = int(random.choice(LIVES_MS) * cluster.pace)
             name = f"s{random.getrandbits(60)}"
-            if not world.options.has(Trouble.READERS):
+            if not sim.options.has(Trouble.READERS):
                 continue
-            node, store = self._process(world)
+            node, store = self._process(sim)
             try:
                 create = Snapshots(store).create(name=name, ttl_ms=ttl_ms)
                 snapshot = await node.run(create)
@@ -179,30 +181,30 @@ class Reader:
             snapped = Snapped(snapshot, snapshot.snapshot_expire_time_s * 1_000)
             self._readers.snapped.append(snapped)
             while not snapped.ending:
-                await world.sleep_ms(random.choice([10.0, 300.0, 3_000.0]) * cluster.pace)
-                node, store = self._process(world)
-                self._crash_soon(world, node, random, cluster.pace)
+                await sim.sleep_ms(random.choice([10.0, 300.0, 3_000.0]) * cluster.pace)
+                node, store = self._process(sim)
+                self._crash_soon(sim, node, random, cluster.pace)
                 with suppress(NodeCrashed):
                     await node.run(self._use(store, cluster, snapped, random, ttl_ms))
 
-    def _process(self, world: World) -> tuple[Node, CasStore]:
+    def _process(self, sim: Simulation) -> tuple[Node, CasStore]:
         """The process that reads; a new one if it has crashed."""
-        node = world.node(self._name)
+        node = sim.node(self._name)
         if self._process_now is None or self._process_now[0] is not node:
-            store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+            store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
             self._process_now, self._views = (node, store), None
         return self._process_now
 
-    def _crash_soon(self, world: World, node: Node, random: Random, pace: float) -> None:
+    def _crash_soon(self, sim: Simulation, node: Node, random: Random, pace: float) -> None:
         is_drawn = random.random() < CRASH_BELOW
         wait_s = random.choice(CRASHES_MS) * random.random() * pace / 1_000
-        if is_drawn and world.options.has(Trouble.CRASHES):
-            world.loop.call_later(wait_s, node.crash, context=world.loop.root.context)
+        if is_drawn and sim.options.has(Trouble.CRASHES):
+            sim.loop.call_later(wait_s, node.crash, context=sim.loop.root.context)
 
     async def _use(
         self, store: CasStore, cluster: Cluster, snapped: Snapped, random: Random, ttl_ms: int
     ) -> None:
-        clock_ms = cluster.world.store.clock_ms
+        clock_ms = cluster.sim.store.clock_ms
         called = snapped.snapshot.id.hex()
         drawn = random.random()
         try:
@@ -225,7 +227,7 @@ class Reader:
         except SnapshotNotFound as error:
             # A renewal may be made that we have not heard of: then it lives longer. Of a clock that
             # tells seconds, a process may count on the parts of the last one by its own.
-            if clock_ms() <= snapped.ends_ms + 1 - cluster.world.store.tick_ms:
+            if clock_ms() <= snapped.ends_ms + 1 - cluster.sim.store.tick_ms:
                 problem = f"I7: {snapped.snapshot} lives until {snapped.ends_ms}, and {error!r}"
                 self._readers.problems.append(problem)
             snapped.ending = snapped.ending or "expired"

@@ -50,9 +50,9 @@ Life: TypeAlias = Callable[[Node, Random], Awaitable[None]]
 class WatchedCollecting(CollectJob):
     """Notes what a collection has done, and fails the run where the role would only log."""
 
-    def __init__(self, store: CasStore, janitors: Janitors, random: Random) -> None:
-        super().__init__(store, draw_collector(random, janitors.pace))
-        self._janitors = janitors
+    def __init__(self, store: CasStore, background_jobs: BackgroundJobs, random: Random) -> None:
+        super().__init__(store, draw_collector(random, background_jobs.pace))
+        self._background_jobs = background_jobs
 
     async def collect(self) -> CollectReport:
         try:
@@ -60,15 +60,15 @@ class WatchedCollecting(CollectJob):
         except ENDS:
             raise
         except ShaleError as error:
-            self._janitors.problems.append(f"I8: a collection failed: {error!r}")
+            self._background_jobs.problems.append(f"I8: a collection failed: {error!r}")
             raise
 
 
-class Janitors:
+class BackgroundJobs:
     """The compactors and collectors of one database."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.world = cluster.world
+        self.sim = cluster.sim
         self.pace = cluster.pace
         self.running: dict[str, Node] = {}
         self.problems: list[str] = []
@@ -77,12 +77,12 @@ class Janitors:
     async def chaos(self, cluster: Cluster) -> None:
         """Start, crash, pause and resume them at random moments, until cancelled."""
         self.pace = cluster.pace  # the faults may have changed
-        random, options = self.world.random_for("janitors"), self.world.options
+        random, options = self.sim.random_for("janitors"), self.sim.options
         between = random.choice(BUSY)
         for name in (COMPACTORS[0], COLLECTORS[0]):
             self.start(name, random)
         while True:
-            await self.world.sleep_ms(random.choice(BETWEEN_MS) * between * self.pace)
+            await self.sim.sleep_ms(random.choice(BETWEEN_MS) * between * self.pace)
             name = random.choice([*COMPACTORS, *COLLECTORS])
             node = self.running.get(name)
             event = random.choices(["crash", "pause", "resume", "nothing"], [3, 2, 2, 1])[0]
@@ -110,9 +110,9 @@ class Janitors:
     def start(self, name: str, random: Random) -> None:
         """Run a compactor or collector on node `name`, which runs none."""
         seed = random.getrandbits(64)
-        if not self.world.options.has(Trouble.JANITORS):
+        if not self.sim.options.has(Trouble.BACKGROUND_JOBS):
             return
-        node = self.running[name] = self.world.node(name)
+        node = self.running[name] = self.sim.node(name)
         life = self._compact if name in COMPACTORS else self._collect
         node.start(self._live(node, life, Random(seed)))
 
@@ -126,30 +126,30 @@ class Janitors:
     async def finish(self) -> None:
         """Without faults, compact and collect until nothing is due: no garbage is left then."""
         self.crash_all()
-        random = self.world.random_for("finish")
-        node = self.world.node("finisher")
-        late_ms = max(0.0, self.world.store.last_arrival_ms - self.world.now_ms)
-        await self.world.sleep_ms(late_ms)
-        current = current_manifest(self.world.store)
+        random = self.sim.random_for("finish")
+        node = self.sim.node("finisher")
+        late_ms = max(0.0, self.sim.store.last_arrival_ms - self.sim.now_ms)
+        await self.sim.sleep_ms(late_ms)
+        current = current_manifest(self.sim.store)
         ends_s = [each.expire_time_s for each in current.leases]
         ends_s += [each.snapshot_expire_time_s for each in current.snapshots]
-        left_ms = max(ends_s, default=0) * 1_000 - self.world.store.clock_ms()
+        left_ms = max(ends_s, default=0) * 1_000 - self.sim.store.clock_ms()
         life_ms = min(left_ms, SWITCHER_LIFE_MS)
         # All that is not renewed expires; who has switched the WAL mode had long lives.
-        await self.world.sleep_ms(max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace, life_ms))
+        await self.sim.sleep_ms(max(OPEN_TTL_S * 1_000.0, LIFE_MS * self.pace, life_ms))
         async with asyncio.timeout(FINISH_MS / 1_000):
             await node.run(self._compact(node, random, is_once=True))
-            store = CasStore(self.world.store_for(node), self.world.runtime_for(node), STORE)
-            await self.world.sleep_ms(10_000.0)  # all is older than what is collected
+            store = CasStore(self.sim.store_for(node), self.sim.runtime_for(node), STORE)
+            await self.sim.sleep_ms(10_000.0)  # all is older than what is collected
             for _ in range(2):  # the first one leaves its own manifest behind
                 await node.run(WatchedCollecting(store, self, random).collect())
-                await self.world.sleep_ms(10_000.0)
+                await self.sim.sleep_ms(10_000.0)
 
     @checks(7, "database")
     def check_i7_writers_are_protected(self, cluster: Cluster) -> None:
         """In peace, a living snapshot protects what each serving writer reads."""
-        current = current_manifest(self.world.store)
-        now_s = self.world.store.clock_ms() / 1_000
+        current = current_manifest(self.sim.store)
+        now_s = self.sim.store.clock_ms() / 1_000
         for label, writer in cluster.writers.items():
             snapshot = find_snapshot(current, writer.engine.levels.current.snapshot_id)
             if snapshot is None or is_expired(snapshot, now_s):
@@ -167,8 +167,8 @@ class Janitors:
             await life(node, random)
         except ENDS as error:
             ending = error.reason
-        self.world.note(f"{node.label} ends: {ending}")
-        self.world.loop.call_soon(self._bury, node, context=self.world.loop.root.context)
+        self.sim.note(f"{node.label} ends: {ending}")
+        self.sim.loop.call_soon(self._bury, node, context=self.sim.loop.root.context)
 
     def _bury(self, node: Node) -> None:
         if self.running.get(node.name) is node:
@@ -176,9 +176,9 @@ class Janitors:
 
     async def _compact(self, node: Node, random: Random, *, is_once: bool = False) -> None:
         compactor = await Compactor.open(
-            self.world.store_for(node),
+            self.sim.store_for(node),
             settings=draw_compactor(random, self.pace),
-            runtime=self.world.runtime_for(node),
+            runtime=self.sim.runtime_for(node),
             hurry=asyncio.Event(),
             holder=node.label,
         )
@@ -186,8 +186,8 @@ class Janitors:
         await compactor.close()
 
     async def _collect(self, node: Node, random: Random) -> None:
-        runtime = self.world.runtime_for(node)
-        store = CasStore(self.world.store_for(node), runtime, STORE)
+        runtime = self.sim.runtime_for(node)
+        store = CasStore(self.sim.store_for(node), runtime, STORE)
         collecting = WatchedCollecting(store, self, random)
         interval_ms = draw_collector(random, self.pace).collect_interval_ms
         await Collector([collecting], runtime.clock, interval_ms=interval_ms).run()
@@ -208,7 +208,7 @@ STALLS_MS = (200.0, 3_000.0, 10_000.0, 25_000.0)  # the longer ones outlast leas
 REUSED_MS = 30_000.0  # so long is waited until an id is free again
 COLLECTED_MS = 8_000.0  # so long is waited until slots have been collected
 TWIN_MS = 10_000.0  # so long is waited until another compactor has published
-LOOK_MS = 100.0  # between two looks whether it is
+POLL_MS = 100.0  # between two looks whether it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,34 +235,34 @@ POINTS = (
 class Stalls:
     """Stops processes of one database."""
 
-    def __init__(self, cluster: Cluster, janitors: Janitors) -> None:
+    def __init__(self, cluster: Cluster, background_jobs: BackgroundJobs) -> None:
         self._cluster = cluster
-        self._world = cluster.world
-        self._store = cluster.world.store
-        self._janitors = janitors
+        self._sim = cluster.sim
+        self._store = cluster.sim.store
+        self._background_jobs = background_jobs
         self.reused_count = 0  # processes that went on when their id had been free again
 
     async def chaos(self, cluster: Cluster) -> None:
         """Stop processes at random moments, until cancelled. All go on then."""
-        rare = self._world.random_for("stalls").choice(RARE)
+        rare = self._sim.random_for("stalls").choice(RARE)
         async with asyncio.TaskGroup() as tasks:
             for point in POINTS:
                 tasks.create_task(self._stop_at(point, rare * point.rarity, cluster))
 
     async def _stop_at(self, point: _Point, rare: float, cluster: Cluster) -> None:
-        random = self._world.random_for(f"stalls of {point.node} at {point.operation} {point.name}")
+        random = self._sim.random_for(f"stalls of {point.node} at {point.operation} {point.name}")
         match = Match(point.operation, point.name, node=point.node)
         while True:
             between_ms = random.choice(STALLS_BETWEEN_MS) * random.random() * 2
-            await self._world.sleep_ms(between_ms * rare * cluster.pace)
+            await self._sim.sleep_ms(between_ms * rare * cluster.pace)
             is_reply = random.random() < 0.3
             stall_ms = random.choice(STALLS_MS) * cluster.pace
             is_long = random.random() < 0.5
-            if not self._world.options.has(Trouble.STALLS):
+            if not self._sim.options.has(Trouble.STALLS):
                 continue
             gate = (self._store.hold_reply if is_reply else self._store.hold)(match)
             await gate.reached()
-            node = self._world.find(point.node)
+            node = self._sim.find(point.node)
             try:
                 if node is not None:
                     node.pause()
@@ -277,7 +277,7 @@ class Stalls:
     ) -> None:
         """While a process is stopped, others go on for so long, or until its id is free again."""
         if point.node in COMPACTORS and random.random() < 0.5:
-            self._janitors.start_twin(point.node, random)
+            self._background_jobs.start_twin(point.node, random)
             await self._until_compacted()
             return
         if point.operation == "list":
@@ -288,32 +288,32 @@ class Stalls:
                 self._cluster.is_undisturbed = False
             return
         if not is_long or point.operation != "create" or point.name != f"{MANIFEST_FOLDER}*":
-            await self._world.sleep_ms(stall_ms)
+            await self._sim.sleep_ms(stall_ms)
             return
         held_id = self._highest_id() + 1  # or one that is there already
-        end_ms = self._world.now_ms + REUSED_MS * self._janitors.pace
-        while self._world.now_ms < end_ms:
+        end_ms = self._sim.now_ms + REUSED_MS * self._background_jobs.pace
+        while self._sim.now_ms < end_ms:
             if self._highest_id() > held_id and self._store.data(manifest_name(held_id)) is None:
                 self.reused_count += 1
                 return
-            await self._world.sleep_ms(LOOK_MS * self._janitors.pace)
+            await self._sim.sleep_ms(POLL_MS * self._background_jobs.pace)
 
     async def _until_collected(self) -> None:
         """Wait until slots that are not compacted now have been collected."""
         first = (self._levels()[0] or 0) + 1
-        end_ms = self._world.now_ms + COLLECTED_MS * self._janitors.pace
-        while self._world.now_ms < end_ms:
+        end_ms = self._sim.now_ms + COLLECTED_MS * self._background_jobs.pace
+        while self._sim.now_ms < end_ms:
             is_behind = (self._levels()[0] or 0) > first
             if is_behind and self._store.data(wal_name(first)) is None:
                 return
-            await self._world.sleep_ms(LOOK_MS * self._janitors.pace)
+            await self._sim.sleep_ms(POLL_MS * self._background_jobs.pace)
 
     async def _until_compacted(self) -> None:
         """Wait until somebody has published a result, which may be what the stopped one has."""
         before = self._levels()
-        end_ms = self._world.now_ms + TWIN_MS * self._janitors.pace
-        while self._world.now_ms < end_ms and self._levels() == before:
-            await self._world.sleep_ms(LOOK_MS * self._janitors.pace)
+        end_ms = self._sim.now_ms + TWIN_MS * self._background_jobs.pace
+        while self._sim.now_ms < end_ms and self._levels() == before:
+            await self._sim.sleep_ms(POLL_MS * self._background_jobs.pace)
 
     def _levels(self) -> tuple[int | None, SstTable]:
         current = current_manifest(self._store)

@@ -1,4 +1,4 @@
-"""The object store of a simulation: one world of objects, and a client of it for each node.
+"""The object store of a simulation: one set of objects, and a client of it for each node.
 
 Requests travel (`tests.sim.network`), and are applied one at a time by the store, on a node of its
 own that never fails: what a node has sent may land after the node has crashed.
@@ -246,7 +246,7 @@ def run_now(coro: Coroutine[Any, Any, T]) -> T:
 
 
 class SimStore:
-    """The store as the world sees it: faults, scripts, and what has happened.
+    """The store as the simulation sees it: faults, scripts, and a log of its changes.
 
     A script's `times` is the number of requests that it is for; None means all from now on.
     """

@@ -28,7 +28,7 @@ from tests.sim.planting import Patch, planted
 from tests.sim.run import simulate
 from tests.sim.safekeepers.chaos import SafekeeperChaos
 from tests.sim.safekeepers.cluster import QuorumCluster
-from tests.sim.simulation import NodeClock, World
+from tests.sim.simulation import NodeClock, Simulation
 
 SEEDS_MAX = 20
 _SOON = (loop, "STEPS_PER_MOMENT_MAX", 100_000)  # who waits in circles is found out sooner
@@ -98,8 +98,8 @@ def test_a_sender_waits_no_shorter_than_time_passes() -> None:
     microsecond, by the clock of a machine that is slow.
     """
 
-    async def main(world: World) -> None:
-        clock = NodeClock(world.loop, drift_ppm=-50.0)
+    async def main(sim: Simulation) -> None:
+        clock = NodeClock(sim.loop, drift_ppm=-50.0)
         due_ms = clock.monotonic_ms() + 20.0
         sender = SimpleNamespace(
             _paused_until_ms=0.0,
@@ -137,9 +137,9 @@ class _Waiting(archiver.Archiver):
 def test_an_archiver_waits_no_shorter_than_time_passes() -> None:
     """Seed 110405 of `quorum` has shown that it waited in circles for the rest of a microsecond."""
 
-    async def main(world: World) -> None:
+    async def main(sim: Simulation) -> None:
         for drift_ppm in range(-50, 50):
-            await _Waiting(NodeClock(world.loop, drift_ppm=drift_ppm)).until_it_looks()
+            await _Waiting(NodeClock(sim.loop, drift_ppm=drift_ppm)).until_it_looks()
 
     simulate(0, main)
     with planted([(archiver, "NOW_MS", 5e-324), _SOON]), pytest.raises(Livelock):
@@ -149,15 +149,15 @@ def test_an_archiver_waits_no_shorter_than_time_passes() -> None:
 def test_safekeepers_that_were_asked_to_stop_run_in_peace() -> None:
     """Seed 106039 of `quorum` has shown that they stay down: a fault of the simulation itself."""
 
-    async def main(world: World) -> None:
-        cluster = QuorumCluster(world)
+    async def main(sim: Simulation) -> None:
+        cluster = QuorumCluster(sim)
         await cluster.found()
-        await world.sleep_ms(10_000)
+        await sim.sleep_ms(10_000)
         for machine in cluster.machines.values():
             assert machine.safekeeper is not None
             machine.stop()
         SafekeeperChaos(cluster).set_right()
-        await world.sleep_ms(60_000)
+        await sim.sleep_ms(60_000)
         assert all(machine.is_running for machine in cluster.machines.values())
 
     simulate(0, main)

@@ -32,12 +32,12 @@ from tests.sim.levels import WholeRun, whole_database
 from tests.sim.requests import KEYS
 from tests.sim.run import simulate
 from tests.sim.serial import SerialOrder
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.snapshot_readers import Snapped, check_i7_over_is_over
-from tests.sim.stalls import Janitors
+from tests.sim.stalls import BackgroundJobs
 from tests.sim.stored import Stored
 
-Scene: TypeAlias = Callable[[World, Cluster, Callers], Awaitable[None]]
+Scene: TypeAlias = Callable[[Simulation, Cluster, Callers], Awaitable[None]]
 
 
 def test_every_invariant_has_a_checker_with_its_number() -> None:
@@ -61,16 +61,16 @@ def test_profiles_call_their_checkers(profile: str) -> None:
 
 
 def play(scene: Scene) -> None:
-    """A database with one writer, in a world without faults."""
+    """A database with one writer, in a simulation without faults."""
 
-    async def main(world: World) -> None:
-        cluster = Cluster(world)
+    async def main(sim: Simulation) -> None:
+        cluster = Cluster(sim)
         await cluster.found()
         cluster.start_writer("w1", cluster.draw(Random(1)))
         await cluster.serving.wait()
         callers = Callers(cluster)
         await callers.put_one("w1")
-        await scene(world, cluster, callers)
+        await scene(sim, cluster, callers)
 
     simulate(1, main)
 
@@ -78,15 +78,15 @@ def play(scene: Scene) -> None:
 def test_i7_an_unprotected_writer() -> None:
     """A writer that reads what no snapshot protects is found."""
 
-    async def scene(world: World, cluster: Cluster, _callers: Callers) -> None:
-        janitors = Janitors(cluster)
-        janitors.check_i7_writers_are_protected(cluster)
+    async def scene(sim: Simulation, cluster: Cluster, _callers: Callers) -> None:
+        background_jobs = BackgroundJobs(cluster)
+        background_jobs.check_i7_writers_are_protected(cluster)
         mine = cluster.writers["w1"].engine.levels.current.snapshot_id
-        node = world.node("admin")
-        store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+        node = sim.node("admin")
+        store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
         await node.run(Snapshots(store).delete(mine.hex()))
         with pytest.raises(Violation, match=r"^I7: no snapshot"):
-            janitors.check_i7_writers_are_protected(cluster)
+            background_jobs.check_i7_writers_are_protected(cluster)
 
     play(scene)
 
@@ -94,20 +94,20 @@ def test_i7_an_unprotected_writer() -> None:
 def test_i7_a_snapshot_that_answers_after_its_end() -> None:
     """A snapshot of which manifests know nothing any more, and which answers, is found."""
 
-    async def scene(world: World, cluster: Cluster, _callers: Callers) -> None:
-        node = world.node("admin")
-        store = CasStore(world.store_for(node), world.runtime_for(node), StoreSettings())
+    async def scene(sim: Simulation, cluster: Cluster, _callers: Callers) -> None:
+        node = sim.node("admin")
+        store = CasStore(sim.store_for(node), sim.runtime_for(node), StoreSettings())
         snapshot = await node.run(Snapshots(store).create(name="s", ttl_ms=60_000))
         stored = cluster.stored()
         snapped = [Snapped(snapshot, 0)]
-        await check_i7_over_is_over(world, stored, snapped)  # it is not over
+        await check_i7_over_is_over(sim, stored, snapped)  # it is not over
         forgotten = replace(stored.manifests[-1], snapshots=())
         with pytest.raises(Violation, match=r"^I7: .* is over"):
             await check_i7_over_is_over(
-                world, replace(stored, manifests=(*stored.manifests[:-1], forgotten)), snapped
+                sim, replace(stored, manifests=(*stored.manifests[:-1], forgotten)), snapped
             )
         await node.run(Snapshots(store).delete("s"))
-        await check_i7_over_is_over(world, cluster.stored(), snapped)
+        await check_i7_over_is_over(sim, cluster.stored(), snapped)
 
     play(scene)
 
@@ -115,19 +115,19 @@ def test_i7_a_snapshot_that_answers_after_its_end() -> None:
 def test_i8_a_needed_object_is_deleted() -> None:
     """Who deletes the current manifest, a slot that is not compacted, or a fence, is found."""
 
-    async def scene(world: World, _cluster: Cluster, _callers: Callers) -> None:
-        client = world.store_for("vandal")
+    async def scene(sim: Simulation, _cluster: Cluster, _callers: Callers) -> None:
+        client = sim.store_for("vandal")
         for name in (
-            world.store.names(names.MANIFEST_FOLDER)[-1],
-            *world.store.names(names.WAL_FOLDER),
+            sim.store.names(names.MANIFEST_FOLDER)[-1],
+            *sim.store.names(names.WAL_FOLDER),
         ):
-            guard = DeleteGuard(world.store)
+            guard = DeleteGuard(sim.store)
             guard.check_i8_nothing_needed_is_deleted()
-            data = world.store.data(name)
-            await world.node("vandal").run(client.delete([name]))
+            data = sim.store.data(name)
+            await sim.node("vandal").run(client.delete([name]))
             with pytest.raises(Violation, match=r"^I8: vandal deletes"):
                 guard.check_i8_nothing_needed_is_deleted()
-            await world.node("vandal").run(client.create(name, data or b""))
+            await sim.node("vandal").run(client.create(name, data or b""))
 
     play(scene)
 
@@ -135,12 +135,12 @@ def test_i8_a_needed_object_is_deleted() -> None:
 def test_i8_an_orphan_is_left() -> None:
     """An object in levels/ that no manifest names is found, and one that is named and missing."""
 
-    async def scene(world: World, _cluster: Cluster, _callers: Callers) -> None:
-        check_i8_levels_are_what_is_named(world.store)
+    async def scene(sim: Simulation, _cluster: Cluster, _callers: Callers) -> None:
+        check_i8_levels_are_what_is_named(sim.store)
         name = names.level_name(bytes.fromhex("018f0000000070008000000000000000"))
-        await world.node("vandal").run(world.store_for("vandal").create(name, b"orphan"))
+        await sim.node("vandal").run(sim.store_for("vandal").create(name, b"orphan"))
         with pytest.raises(Violation, match=r"^I8: nothing needs"):
-            check_i8_levels_are_what_is_named(world.store)
+            check_i8_levels_are_what_is_named(sim.store)
 
     play(scene)
 
@@ -167,15 +167,15 @@ def test_i12_damage_that_is_served(
 ) -> None:
     """Another answer is found, as is an error that does not say what is damaged."""
 
-    async def scene(world: World, _cluster: Cluster, callers: Callers) -> None:
-        told = await check_i12_damage_is_detected(world)
+    async def scene(sim: Simulation, _cluster: Cluster, callers: Callers) -> None:
+        told = await check_i12_damage_is_detected(sim)
         assert told.total() == damage.DAMAGES
         for _ in range(20):
             await callers.put_one("w1")
         for name in ("flip", "cut", "swap", "put_back"):
             monkeypatch.setattr(damage, name, harm)
         with pytest.raises(Violation, match=rf"^I12: .*{problem}"):
-            await check_i12_damage_is_detected(world, random=Random(1))
+            await check_i12_damage_is_detected(sim, random=Random(1))
 
     play(scene)
 
@@ -183,17 +183,17 @@ def test_i12_damage_that_is_served(
 def test_i13_memory_past_its_bound() -> None:
     """A writer that holds more than its settings allow is found."""
 
-    async def scene(world: World, cluster: Cluster, callers: Callers) -> None:
+    async def scene(sim: Simulation, cluster: Cluster, callers: Callers) -> None:
         settings = cluster.settings["w1"]
         nothing = settings.model_copy(update={"queued_bytes_max": -LARGEST_WRITE_BYTES - 1})
 
         async def look(at: WriterSettings) -> Bounds:
             cluster.settings["w1"], bounds = at, Bounds(cluster)
-            world.node("watch").start(bounds.watch(cluster))
+            sim.node("watch").start(bounds.watch(cluster))
             for _ in range(10):
                 await callers.put_one("w1")
-                await world.sleep_ms(500.0)
-            world.crash("watch")
+                await sim.sleep_ms(500.0)
+            sim.crash("watch")
             assert bounds.looks > 0
             return bounds
 

@@ -26,7 +26,7 @@ from shalekv.store.api import ObjectStore, RequestKind
 from shalekv.store.cas import CasStore
 from tests.kit.processes.in_process import put_at
 from tests.sim.run import simulate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 URL = "s3://simulated/database"
 SETTLING_MS = 30 * 60_000
@@ -40,9 +40,9 @@ class Roles:
     own.
     """
 
-    def __init__(self, world: World) -> None:
-        self.stores: dict[str, ObjectStore] = {role: world.store_for(role) for role in ROLES}
-        self._runtimes = {role: world.runtime_for(role) for role in ROLES}
+    def __init__(self, sim: Simulation) -> None:
+        self.stores: dict[str, ObjectStore] = {role: sim.store_for(role) for role in ROLES}
+        self._runtimes = {role: sim.runtime_for(role) for role in ROLES}
 
     async def start_writer(self, tasks: asyncio.TaskGroup) -> Writer:
         settings = WriterConfig(database=DatabaseSettings(url=URL))
@@ -79,16 +79,16 @@ class Roles:
 def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
     """Writer, compactor, collector and a reader together stay below 1 request/s."""
 
-    async def main(world: World) -> Counter[tuple[str, RequestKind]]:
-        it = Roles(world)
+    async def main(sim: Simulation) -> Counter[tuple[str, RequestKind]]:
+        it = Roles(sim)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             await it.start_others(tasks)
             for number in range(PUTS):
                 await put_at(writer, b"%d" % number, b"value")
-            await world.sleep_ms(SETTLING_MS)
+            await sim.sleep_ms(SETTLING_MS)
             before = it.sent()
-            await world.sleep_ms(HOUR_MS)
+            await sim.sleep_ms(HOUR_MS)
             spent = it.sent() - before
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
@@ -105,8 +105,8 @@ def test_an_idle_database_costs_less_than_a_request_a_second() -> None:
 def test_a_group_commit_is_one_request() -> None:
     """Whatever is written one after the other costs one request a commit, and nothing else."""
 
-    async def main(world: World) -> tuple[Counter[tuple[str, RequestKind]], int]:
-        it = Roles(world)
+    async def main(sim: Simulation) -> tuple[Counter[tuple[str, RequestKind]], int]:
+        it = Roles(sim)
         async with asyncio.TaskGroup() as tasks:
             writer = await it.start_writer(tasks)
             before, last = it.sent(), writer.engine.watermark.wal_id or 0
@@ -124,14 +124,14 @@ def test_a_group_commit_is_one_request() -> None:
 def test_opening_lists_pages_and_not_objects() -> None:
     """A writer that takes over 100, 1,000 or 2,100 WAL objects sends as many lists as pages ask."""
 
-    async def main(world: World, objects: int) -> Counter[RequestKind]:
-        it = Roles(world)
+    async def main(sim: Simulation, objects: int) -> Counter[RequestKind]:
+        it = Roles(sim)
         async with asyncio.TaskGroup() as tasks:
             first = await it.start_writer(tasks)
             for number in range(objects):
                 await put_at(first, b"%d" % number, b"value")
             first.close()
-        store, runtime = world.store_for("second"), world.runtime_for("second")
+        store, runtime = sim.store_for("second"), sim.runtime_for("second")
         settings = WriterConfig(database=DatabaseSettings(url=URL))
         second = await Writer.open(store, settings=settings, runtime=runtime)
         assert second.engine.memtable.key_count == objects

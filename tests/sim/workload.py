@@ -14,7 +14,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
 from tests.sim.history import Operation, Outcome
 from tests.sim.options import Trouble
-from tests.sim.simulation import World, some_days_ms
+from tests.sim.simulation import Simulation, some_days_ms
 
 # Times are those at pace 1, but for the first.
 NEAR_MS = (0.05, 0.05, 1.0, 10.0)  # one way between a slow opener and the store
@@ -23,7 +23,7 @@ WARNING_MS = 200.0  # between what happens to an older writer and the opening of
 STALE_MS = (100.0, 1_000.0, 5_000.0)  # from the opening until an older writer goes on
 LATE_MS = (0.0, 0.0, 20.0, 300.0)  # from the opening until what was sent before it arrives
 QUIET_MS = 1_000.0  # until a writer that clients leave alone is waited for no longer
-LOOK_MS = 10.0  # between two looks at something
+POLL_MS = 10.0  # between two looks at something
 STALE_QUESTIONS = 3
 LATE_WRITES = 6
 
@@ -36,13 +36,13 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
     fence into the slot of an object that is on its way, while objects that need not wait for that
     one may land behind it (k > 1).
     """
-    world, random = cluster.world, cluster.world.random_for(f"overtaking at {cluster.world.now_ms}")
+    sim, random = cluster.sim, cluster.sim.random_for(f"overtaking at {cluster.sim.now_ms}")
     serves = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for older in list(cluster.writers):
             befall = random.choice([_stop, _be_late, _be_late])
             tasks.create_task(befall(cluster, callers, older, serves))
-        await world.sleep_ms(WARNING_MS * cluster.pace)
+        await sim.sleep_ms(WARNING_MS * cluster.pace)
         openers = [
             await cluster.start_slow_opener(cluster.draw(random), random.choice(NEAR_MS))
             for _ in range(random.choice([1, 2, 3]))
@@ -51,7 +51,7 @@ async def overtake(cluster: Cluster, callers: Callers, name: str) -> None:
         await cluster.let_serve(name, cluster.draw(random))
         serves.set()
         for opener in openers:
-            await world.sleep_ms(random.choice([10.0, 300.0]))
+            await sim.sleep_ms(random.choice([10.0, 300.0]))
             await _meet_fence(cluster, callers, name, opener, random)
 
 
@@ -67,51 +67,51 @@ async def _meet_fence(
         await cluster.reached(gate)
         await _until_landed(cluster, random.choice(HELD_MS) * cluster.pace)
         cluster.let_go(opener)
-        await cluster.world.sleep_ms(random.choice(NEAR_MS) * 8)
+        await cluster.sim.sleep_ms(random.choice(NEAR_MS) * 8)
         gate.release()
         cluster.avoided.discard(name)
 
 
 async def _stop(cluster: Cluster, callers: Callers, name: str, serves: asyncio.Event) -> None:
     """A writer stops while nothing that tells the news is on its way to it; then it is asked."""
-    world = cluster.world
-    random = world.random_for(f"stopping {name} at {world.now_ms}")
+    sim = cluster.sim
+    random = sim.random_for(f"stopping {name} at {sim.now_ms}")
     await _quieten(cluster, name)
     node = cluster.running.get(name)
     if node is None:
         return
     node.pause()
     await serves.wait()
-    await world.sleep_ms(random.choice(STALE_MS) * cluster.pace)
+    await sim.sleep_ms(random.choice(STALE_MS) * cluster.pace)
     async with asyncio.TaskGroup() as tasks:
         if cluster.running.get(name) is node:
             for _ in range(STALE_QUESTIONS):
                 tasks.create_task(callers.ask_once(random, name))
-            await world.sleep_ms(1.0)
+            await sim.sleep_ms(1.0)
             cluster.avoided.discard(name)
         node.resume()
 
 
 async def _be_late(cluster: Cluster, callers: Callers, name: str, serves: asyncio.Event) -> None:
     """All that a writer has sent, and may send, arrives when it was overtaken."""
-    world = cluster.world
-    random = world.random_for(f"{name} is late from {world.now_ms}")
+    sim = cluster.sim
+    random = sim.random_for(f"{name} is late from {sim.now_ms}")
     gate = cluster.hold_objects(name)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(LATE_WRITES):
             tasks.create_task(callers.write_once(random, name))
-            await world.sleep_ms(WARNING_MS * cluster.pace / LATE_WRITES)
+            await sim.sleep_ms(WARNING_MS * cluster.pace / LATE_WRITES)
         await serves.wait()
-        await world.sleep_ms(random.choice(LATE_MS) * cluster.pace)
+        await sim.sleep_ms(random.choice(LATE_MS) * cluster.pace)
         gate.release()
 
 
-async def _until_landed(cluster: Cluster, patience_ms: float) -> None:
+async def _until_landed(cluster: Cluster, timeout_ms: float) -> None:
     """Wait until some WAL object is durable that is not now."""
-    world, log = cluster.world, cluster.world.store.log
-    end_ms, before = world.now_ms + patience_ms, len(log)
-    while world.now_ms < end_ms:
-        await world.sleep_ms(LOOK_MS * cluster.pace)
+    sim, log = cluster.sim, cluster.sim.store.log
+    end_ms, before = sim.now_ms + timeout_ms, len(log)
+    while sim.now_ms < end_ms:
+        await sim.sleep_ms(POLL_MS * cluster.pace)
         if any(applied.name.startswith(WAL_FOLDER) for applied in log[before:]):
             return
 
@@ -119,12 +119,12 @@ async def _until_landed(cluster: Cluster, patience_ms: float) -> None:
 async def _quieten(cluster: Cluster, name: str) -> None:
     """Wait until nothing is on its way to or from a writer, which clients leave alone for that."""
     cluster.avoided.add(name)
-    end_ms = cluster.world.now_ms + QUIET_MS * cluster.pace
-    while cluster.world.now_ms < end_ms:
+    end_ms = cluster.sim.now_ms + QUIET_MS * cluster.pace
+    while cluster.sim.now_ms < end_ms:
         writer = cluster.writers.get(name)
         if writer is None or not writer.engine.log.objects_in_flight:
             return
-        await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
+        await cluster.sim.sleep_ms(POLL_MS * cluster.pace)
 
 
 BETWEEN_MS = (300.0, 3_000.0, 10_000.0)  # at pace 1
@@ -138,26 +138,26 @@ TICKS_MS = (1, 1_000)  # a header tells whole seconds
 
 
 async def jump_clocks(cluster: Cluster) -> None:
-    world = cluster.world
-    random = world.random_for("clocks")
-    world.store.tell_time_in(random.choice(TICKS_MS))
+    sim = cluster.sim
+    random = sim.random_for("clocks")
+    sim.store.tell_time_in(random.choice(TICKS_MS))
     jumped_ms: dict[str, float] = {}
     store_jumped_ms = 0
     while True:
-        await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
-        names = sorted({node.name for node in world.nodes()})
+        await sim.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
+        names = sorted({node.name for node in sim.nodes()})
         name, ahead_ms = random.choice(names), random.choice(JUMPS_MS)
         store_ahead_ms = random.choice(STORE_JUMPS_MS) if random.random() < 0.2 else 0
-        if not world.options.has(Trouble.CLOCKS):
+        if not sim.options.has(Trouble.CLOCKS):
             continue
         jumped_ms[name] = jumped_ms.get(name, 0.0) + ahead_ms
         if jumped_ms[name] <= JUMPED_MS_MAX:
-            world.clock_of(name).jump_ms(ahead_ms)
-            world.note(f"the clock of {name} jumps by {ahead_ms:g} ms")
+            sim.clock_of(name).jump_ms(ahead_ms)
+            sim.note(f"the clock of {name} jumps by {ahead_ms:g} ms")
         store_jumped_ms += store_ahead_ms
         if store_ahead_ms and store_jumped_ms <= STORE_JUMPED_MS_MAX:
-            world.store.jump_clock_ms(store_ahead_ms)
-            world.note(f"the clock of the store jumps by {store_ahead_ms} ms")
+            sim.store.jump_clock_ms(store_ahead_ms)
+            sim.note(f"the clock of the store jumps by {store_ahead_ms} ms")
 
 
 async def mislead_writers(cluster: Cluster) -> None:
@@ -165,21 +165,21 @@ async def mislead_writers(cluster: Cluster) -> None:
 
     Not by as much as the clock of its machine: two clocks that agree are believed.
     """
-    world, random = cluster.world, cluster.world.random_for("wrong times for writers")
+    sim, random = cluster.sim, cluster.sim.random_for("wrong times for writers")
     while True:
-        await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
+        await sim.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
         off_ms, writers = abs(some_days_ms(random)), sorted(cluster.writers)
-        if not writers or not world.options.has(Trouble.CLOCKS):
+        if not writers or not sim.options.has(Trouble.CLOCKS):
             continue
         name = random.choice(writers)
-        if abs(off_ms - world.clock_of(name).wall_ahead_ms) <= 2 * CLOCK_JUMP_MAX_S * 1_000:
+        if abs(off_ms - sim.clock_of(name).wall_ahead_ms) <= 2 * CLOCK_JUMP_MAX_S * 1_000:
             continue
-        world.store.mislead(name, off_ms)
-        world.note(f"{name} is told a time that is {off_ms} ms ahead")
+        sim.store.mislead(name, off_ms)
+        sim.note(f"{name} is told a time that is {off_ms} ms ahead")
         try:
-            await world.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
+            await sim.sleep_ms(random.choice(BETWEEN_MS) * cluster.pace)
         finally:
-            world.store.mislead(name, 0)
+            sim.store.mislead(name, 0)
 
 
 WRITER_NAMES = ("w1", "w2", "w3")
@@ -189,7 +189,7 @@ LENGTHS = (0.5, 1.0, 1.5)  # of chaos: short runs are cheap, long ones get to ot
 LENGTHS_BESIDE = (0.5, 1.0, 3.0)  # where there is more than writers
 TAKEOVERS_MAX = 3  # in peace, by what was sent before
 AGAIN_MS = 10_000.0  # by then a writer that was overtaken has ended
-PEACE_LOOK_MS = 500.0  # between two looks whether it is peaceful
+PEACE_POLL_MS = 500.0  # between two looks whether it is peaceful
 BUSY_MS = 30_000.0  # so long others go on when no writer is left, at pace 1
 FALLS_MAX = 5  # in a row, of a writer that is started again whenever it has crashed
 FALLS_MS = (1.0, 30.0, 300.0, 1_000.0)  # from a start to the next crash, at pace 1, at most
@@ -206,20 +206,20 @@ NOTHING_BESIDE: Beside = ()
 
 async def chaos(cluster: Cluster, callers: Callers) -> None:
     """Start, crash, pause, resume and overtake writers at random moments."""
-    world, random = cluster.world, cluster.world.random_for("chaos")
+    sim, random = cluster.sim, cluster.sim.random_for("chaos")
     overtaking: asyncio.Task[None] | None = None
     async with asyncio.TaskGroup() as tasks:
         length = random.choice(LENGTHS_BESIDE if cluster.beside else LENGTHS)
-        for _ in range(int(world.options.chaos_steps * length)):
+        for _ in range(int(sim.options.chaos_steps * length)):
             step_ms = random.choice([1.0, 30.0, 300.0, 3_000.0]) * random.random()
-            await world.sleep_ms(step_ms * cluster.pace)
+            await sim.sleep_ms(step_ms * cluster.pace)
             name = random.choice(WRITER_NAMES)
             is_running = name in cluster.running
             # Who opens while another opens ends that, and nobody would serve for long.
             is_calm = overtaking is None or overtaking.done()
             events = ["start", "overtake", "crash", "pause", "resume", "nothing"]
             event = random.choices(events, [3, 6, 3, 2, 2, 0] if is_calm else [1, 0, 2, 2, 2, 7])[0]
-            if event in _WHAT_IT_TAKES and not world.options.has(_WHAT_IT_TAKES[event]):
+            if event in _WHAT_IT_TAKES and not sim.options.has(_WHAT_IT_TAKES[event]):
                 continue
             if cluster.is_undisturbed and event != "resume":
                 continue
@@ -243,36 +243,36 @@ async def _start_again(cluster: Cluster, name: str, random: Random) -> None:
             return
         cluster.start_writer(name, cluster.draw(random))
         node = cluster.running[name]
-        await cluster.world.sleep_ms(random.choice(FALLS_MS) * random.random() * cluster.pace)
+        await cluster.sim.sleep_ms(random.choice(FALLS_MS) * random.random() * cluster.pace)
         if random.random() < 0.2 or cluster.running.get(name) is not node:
             return
         cluster.crash(name)
 
 
 async def rival_writers(
-    world: World, cluster: Cluster | None = None, beside: Beside = NOTHING_BESIDE
+    sim: Simulation, cluster: Cluster | None = None, beside: Beside = NOTHING_BESIDE
 ) -> Cluster:
     """Chaos under load, then peace, then a last opening where all is repeated and read.
 
     The writer that serves in peace was opened while requests of earlier writers may still have
     been on their way; the last one when none is. `beside` is what else goes on until then.
     """
-    cluster = cluster or Cluster(world)
+    cluster = cluster or Cluster(sim)
     await cluster.found()
-    faults = Faults.swarm(world.rng)
-    if world.options.has(Trouble.STORE):
-        world.store.faults = faults
+    faults = Faults.swarm(sim.rng)
+    if sim.options.has(Trouble.STORE):
+        sim.store.faults = faults
     callers = Callers(cluster)
     async with asyncio.TaskGroup() as tasks:
         clients = [
-            tasks.create_task(callers.client(number)) for number in range(world.options.clients)
+            tasks.create_task(callers.client(number)) for number in range(sim.options.clients)
         ]
         clients += [
             tasks.create_task(each(cluster)) for each in (*beside, jump_clocks, mislead_writers)
         ]
         await chaos(cluster, callers)
-        world.store.faults = Faults.none()
-        await world.sleep_ms(CALM_MS)
+        sim.store.faults = Faults.none()
+        await sim.sleep_ms(CALM_MS)
         for client in clients:
             client.cancel()
     await end_in_peace(cluster, callers)
@@ -294,7 +294,7 @@ async def end_in_peace(cluster: Cluster, callers: Callers) -> None:
     for _ in range(TAKEOVERS_MAX):
         if put.attempts[-1].outcome is Outcome.ACKNOWLEDGED:
             break
-        await cluster.world.sleep_ms(AGAIN_MS)
+        await cluster.sim.sleep_ms(AGAIN_MS)
         put = await _put_in_peace(cluster, callers)
     check_i13_writes_succeed(put)
 
@@ -303,16 +303,16 @@ async def _put_in_peace(cluster: Cluster, callers: Callers) -> Operation:
     """See one writer serve, started if there is none, and put something."""
     for _ in range(2):
         if not cluster.running:
-            cluster.start_writer("last", cluster.draw(cluster.world.rng))
+            cluster.start_writer("last", cluster.draw(cluster.sim.rng))
         await _until_peace(cluster)
     check_i13_one_writer_serves(cluster.writers, cluster.running, cluster.history.endings)
     return await callers.try_to_put(next(iter(cluster.writers)))
 
 
 async def _until_peace(cluster: Cluster) -> None:
-    end_ms = cluster.world.now_ms + PEACE_MS
-    while cluster.world.now_ms < end_ms and not _is_peaceful(cluster):
-        await cluster.world.sleep_ms(PEACE_LOOK_MS)
+    end_ms = cluster.sim.now_ms + PEACE_MS
+    while cluster.sim.now_ms < end_ms and not _is_peaceful(cluster):
+        await cluster.sim.sleep_ms(PEACE_POLL_MS)
 
 
 def _is_peaceful(cluster: Cluster) -> bool:
@@ -326,13 +326,13 @@ async def recover(cluster: Cluster, callers: Callers) -> None:
     """Open once more and read everything; then repeat all that has an idempotency key (I15)."""
     for name in list(cluster.running):
         cluster.crash(name)
-    late_ms = max(0.0, cluster.world.store.last_arrival_ms - cluster.world.now_ms)
+    late_ms = max(0.0, cluster.sim.store.last_arrival_ms - cluster.sim.now_ms)
     busy_ms = min(late_ms, BUSY_MS * cluster.pace)
-    await cluster.world.sleep_ms(busy_ms)
+    await cluster.sim.sleep_ms(busy_ms)
     for end in cluster.beside:
         end()
-    await cluster.world.sleep_ms(late_ms - busy_ms)
-    cluster.start_writer("recovered", cluster.draw(cluster.world.rng))
+    await cluster.sim.sleep_ms(late_ms - busy_ms)
+    cluster.start_writer("recovered", cluster.draw(cluster.sim.rng))
     async with asyncio.timeout(PEACE_MS / 1000):
         await cluster.serving.wait()
     await callers.read_all("recovered")

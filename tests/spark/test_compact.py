@@ -38,7 +38,7 @@ from shalekv_spark.compaction.compact import compact
 from shalekv_spark.compaction.tasks import SparkParts, TaskOutcome, run_task
 from shalekv_spark.place import Place
 from tests.kit.engine.compaction import CompactedDatabase, delete, delete_range, put, small_settings
-from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.engine.naive_merge import NaiveLevels, answers
 from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 
@@ -80,11 +80,11 @@ async def manifest_of(place: Place) -> Manifest:
         return await StoredManifest(store).refresh()
 
 
-async def check(database: CompactedDatabase, path: Path) -> tuple[Manifest, NaiveTree]:
+async def check(database: CompactedDatabase, path: Path) -> tuple[Manifest, NaiveLevels]:
     """The levels hold what was written, told without any of the code that merges."""
     async with place_of(path).open() as store:
         manifest = await StoredManifest(store).refresh()
-        naive = await NaiveTree.read(store.reads, manifest)
+        naive = await NaiveLevels.read(store.reads, manifest)
     now_ms = manifest.logical_time_ms
     keys = [*KEYS, b"expires", b"later"]
     assert naive.answers(keys, now_ms) == answers(database.compacted(manifest), keys, now_ms)

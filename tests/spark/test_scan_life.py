@@ -23,7 +23,7 @@ from shalekv_spark.scanning.pinning import pin, pinned_snapshots
 from shalekv_spark.scanning.scan import scan
 from tests.kit.processes.cluster import ALONE
 from tests.kit.processes.processes import Processes
-from tests.kit.timeouts import patience_s
+from tests.kit.timeouts import scaled_timeout_s
 from tests.spark.conftest import SparkDatabase
 from tests.spark.scanning import BUSY, at_once, serve, write_numbers
 
@@ -45,7 +45,7 @@ def own_id(database: SparkDatabase) -> bytes:
 
 
 def wait_until(accept: Callable[[], bool]) -> None:
-    until = time.monotonic() + patience_s(GONE_S)
+    until = time.monotonic() + scaled_timeout_s(GONE_S)
     while not accept():
         assert time.monotonic() < until, "waited in vain"
         gc.collect()

@@ -34,7 +34,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.manifests import CompactedManifest, StoredManifest
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.engine.hand_clock import HandClock, hand_runtime
-from tests.kit.engine.naive_merge import NaiveTree
+from tests.kit.engine.naive_merge import NaiveLevels
 
 STORE_NOW_MS = 1_700_000_000_000
 NONCE = b"compactor-nonce!"
@@ -184,9 +184,9 @@ class CompactedDatabase:
     async def tree(self) -> Version:
         return Version.of(await self.stored.refresh())
 
-    async def read(self) -> NaiveTree:
+    async def read(self) -> NaiveLevels:
         """The current levels, read without any of the engine."""
-        return await NaiveTree.read(self.store, await self.stored.refresh())
+        return await NaiveLevels.read(self.store, await self.stored.refresh())
 
     async def save(self, path: Path) -> None:
         """Copy the database into a folder that a local store opens."""

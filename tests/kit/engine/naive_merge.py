@@ -70,7 +70,7 @@ async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst
     return sst
 
 
-class NaiveTree:
+class NaiveLevels:
     """All entries of all SSTs of one manifest, in memory."""
 
     def __init__(self, tree: Version, entries: dict[bytes, list[Entry]]) -> None:
@@ -79,7 +79,7 @@ class NaiveTree:
         self._versions = {sst_id: Versions(of_sst) for sst_id, of_sst in entries.items()}
 
     @classmethod
-    async def read(cls, store: ObjectStore, manifest: Manifest) -> NaiveTree:
+    async def read(cls, store: ObjectStore, manifest: Manifest) -> NaiveLevels:
         entries = {}
         for info in manifest.leveled_ssts:
             sst = await read_sst(store, info, manifest.database_id)

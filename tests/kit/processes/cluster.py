@@ -47,7 +47,7 @@ from tests.kit.processes.in_process import real_runtime
 from tests.kit.processes.processes import Processes
 from tests.kit.processes.stalling import STALL_S
 from tests.kit.processes.wal_contents import current_manifest, read_manifest
-from tests.kit.timeouts import patience_s
+from tests.kit.timeouts import scaled_timeout_s
 from tests.servers.process import free_ports
 
 POLL_MS = 50
@@ -199,7 +199,7 @@ class Cluster:
     async def collect(self, is_there: Callable[[], bool] = lambda: False) -> None:
         """Collect whatever has been needless for a moment; again, as long as something is there."""
         settings = CollectorSettings(collect_age_s=0, wal_retention_s=0)
-        async with self.store() as store, asyncio.timeout(patience_s(STALL_S)):
+        async with self.store() as store, asyncio.timeout(scaled_timeout_s(STALL_S)):
             collecting = CollectJob(store, settings)
             await collecting.collect()
             while is_there():

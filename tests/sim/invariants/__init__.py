@@ -1,8 +1,8 @@
-"""The invariants of server/docs/protocol.md: one checker or more for each, with its number.
+"""The invariants of server/docs/protocol.md: at least one checker for each, with its number.
 
-They look at what clients were told and at what stands in the store, decoded with the shipped
-format code, and never at the memory of a writer, but for how much it is (I13), and of which
-snapshot its levels are (I7, I8). `catalogue` knows all of them, also those that stand beside what
-they watch: in `deletions`, `drops`, `held_trees`, `janitors`, `level_states`, `two_phase` and
-`safekeepers` of `tests.sim`.
+Checkers judge what clients were answered and what the object store holds, decoded with the shipped
+format code. They do not use the memory of a writer, except for its size (I13) and for the snapshot
+of its levels (I7, I8). `catalogue` lists all checkers, including those in other modules of
+`tests.sim`: `callers`, `level_states`, `levels`, `snapshot_readers`, `stalls`, and in the packages
+`safekeepers` and `two_phase`.
 """

@@ -26,7 +26,7 @@ from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.stored import Stored, current_manifest
 
-LOOK_MS = 1_000.0
+POLL_MS = 1_000.0
 LARGEST_WRITE_BYTES = 1_000
 L0_RUNS_MAX = 16  # three times the largest `l0_trigger_count` of `tiny`, and what two publish late
 
@@ -42,7 +42,7 @@ class Bounds:
 
     async def watch(self, cluster: Cluster) -> None:
         while True:
-            await cluster.world.sleep_ms(LOOK_MS * cluster.pace)
+            await cluster.sim.sleep_ms(POLL_MS * cluster.pace)
             for name, writer in cluster.writers.items():
                 self.looks += 1
                 self._look(name, writer)
@@ -95,7 +95,7 @@ def check_i13_memory_of_writers(bounds: Bounds) -> None:
     """
     if bounds.problems:
         raise Violation(bounds.problems[0])
-    compacted_seq = current_manifest(bounds.cluster.world.store).last_compacted_seq
+    compacted_seq = current_manifest(bounds.cluster.sim.store).last_compacted_seq
     for name, writer in bounds.cluster.writers.items():
         held_bytes = writer.engine.memory_bytes
         if writer.engine.watermark.seq <= compacted_seq and held_bytes > 0:

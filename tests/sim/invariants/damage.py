@@ -32,7 +32,7 @@ from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.requests import KEYS
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 DAMAGES = 3  # of one run
 VALUES_TRIED = 4  # the last ones: most of those before were overwritten since
@@ -44,9 +44,9 @@ Objects: TypeAlias = Mapping[str, bytes]
 Answers: TypeAlias = tuple[object, ...]
 
 
-def objects_at(world: World, count: int) -> dict[str, bytes]:
+def objects_at(sim: Simulation, count: int) -> dict[str, bytes]:
     there: dict[str, bytes] = {}
-    for each in world.store.log[:count]:
+    for each in sim.store.log[:count]:
         if each.operation == "create":
             there[each.name] = each.data
         else:
@@ -56,18 +56,18 @@ def objects_at(world: World, count: int) -> dict[str, bytes]:
 
 @checks(12, "writers", "database")
 async def check_i12_damage_is_detected(
-    world: World, *, damages: int = DAMAGES, random: Random | None = None
+    sim: Simulation, *, damages: int = DAMAGES, random: Random | None = None
 ) -> Counter[str]:
     """Whatever object is flipped, cut, swapped or replaced by an older one: no other answer.
 
     Keys are got, and everything is scanned in both directions. What became of it is counted.
     """
-    random = random or world.random_for("damage")
-    log = world.store.log
-    there = objects_at(world, random.randrange(len(log) // 2, len(log)) + 1)
+    random = random or sim.random_for("damage")
+    log = sim.store.log
+    there = objects_at(sim, random.randrange(len(log) // 2, len(log)) + 1)
     told: Counter[str] = Counter()
     try:
-        expected = await _examine(world, there)
+        expected = await _examine(sim, there)
     except ShaleError as error:  # between two steps of a process it may be no database yet
         told[f"not damaged: {type(error).__name__}"] += 1
         return told
@@ -75,7 +75,7 @@ async def check_i12_damage_is_detected(
         damage = random.choice([flip, flip_value, cut, swap, put_back])
         damaged, what = damage(random, there)
         try:
-            answers = await _examine(world, damaged)
+            answers = await _examine(sim, damaged)
         except CorruptObject as error:
             told[f"{damage.__name__}: {type(error).__name__}"] += 1
         except (ShaleError, TimeoutError) as error:
@@ -155,13 +155,13 @@ def _kind(name: str) -> str:
     return name.partition("/")[0]
 
 
-async def _examine(world: World, objects: Objects) -> Answers:
+async def _examine(sim: Simulation, objects: Objects) -> Answers:
     """All that a new reader answers of these objects."""
-    node = world.node(EXAMINER)
+    node = sim.node(EXAMINER)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            store = await copy_of(objects, world.store.clock_ms)
-            return await node.run(_read_all(store, world.runtime_for(node)))
+            store = await copy_of(objects, sim.store.clock_ms)
+            return await node.run(_read_all(store, sim.runtime_for(node)))
     finally:
         node.bury()
 

@@ -1,6 +1,6 @@
-"""The parts of a simulated database with safekeepers: nodes, writers, and streams between them.
+"""Parts of a simulated database with safekeepers: nodes, writers, and streams between them.
 
-What happens to them is the business of `world`.
+`schedule` decides which events happen to them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ALWAYS: Mapping[str, float] = {
     "start": 6,
     "archive": 1,
     "trim": 1,
-    "look_at_manifest": 1,
+    "poll_manifest": 1,
     "broadcast": 0.5,
     "stop_writer": 0.3,
     "fill_disk": 0.1,
@@ -70,7 +70,7 @@ _THEMES: Mapping[str, Mapping[str, float]] = {
         "break_stream": 2,
     },
     "archive": {"open": 4, "archive": 6, "trim": 4, "archive_all": 3, "stop_writer": 1},
-    "members": {"open": 3, "change_members": 8, "look_at_manifest": 3, "wipe": 1},
+    "members": {"open": 3, "change_members": 8, "poll_manifest": 3, "wipe": 1},
     "everything": {
         "open": 3,
         "crash": 2,
@@ -86,7 +86,7 @@ _THEMES: Mapping[str, Mapping[str, float]] = {
     },
 }
 
-# The weights of what may happen, by the name of the method of `World` without its underscore.
+# Weight of each event. Its name is that of a method of `QuorumSchedule`, without the underscore.
 THEMES: Mapping[str, Mapping[str, float]] = {
     theme: {**_ALWAYS, **weights} for theme, weights in _THEMES.items()
 }

@@ -18,7 +18,7 @@ from tests.sim.quorum.judge import Violation
 from tests.sim.quorum.parts import THEMES, Parts
 from tests.sim.quorum.safekeeper import Safekeeper, archive, trim
 from tests.sim.quorum.writer import Writer
-from tests.sim.simulation import World as SimWorld
+from tests.sim.simulation import Simulation
 
 STEPS = 160
 WRITERS_MAX = 10
@@ -29,7 +29,7 @@ _CRASHING = ("disks", "everything")
 _CRASHES_BEFORE: Mapping[type, float] = {Truncate: 0.4, Flush: 0.06}
 
 
-class World(Parts):
+class QuorumSchedule(Parts):
     """What may happen to the parts."""
 
     def __init__(self, seed: int, theme: str | None = None) -> None:
@@ -192,7 +192,7 @@ class World(Parts):
         if writer is not None and stream is not None:
             writer.tell_commit(stream)
 
-    def _look_at_manifest(self) -> None:
+    def _poll_manifest(self) -> None:
         writer = self._some(self._leaders())
         if writer is not None:
             writer.reconfigure(self.bucket.manifest)
@@ -381,12 +381,12 @@ class World(Parts):
             node.sync()
 
 
-async def quorum_core(world: SimWorld) -> World:
+async def quorum_core(sim: Simulation) -> QuorumSchedule:
     """A profile of the simulation: what breaks a rule is raised, with the last events noted."""
-    core = World(world.seed)
+    core = QuorumSchedule(sim.seed)
     try:
         core.run()
     finally:
         for line in core.timeline(EVENTS_NOTED).splitlines():
-            world.note(line)
+            sim.note(line)
     return core

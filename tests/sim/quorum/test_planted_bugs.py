@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.planting import planted
 from tests.sim.quorum.bugs import RULES, UNNUMBERED, Bug
-from tests.sim.quorum.schedule import World
+from tests.sim.quorum.schedule import QuorumSchedule
 
 SEEDS_MAX = 1_500
 BUGS = {**RULES, **UNNUMBERED}
@@ -49,7 +49,7 @@ HINTS = {"CE2": 401, "CE6": 298, "CE12": 204}
 def fails(bug: Bug, seed: int, theme: str) -> bool:
     with planted(bug()):
         try:
-            World(seed, theme).run()
+            QuorumSchedule(seed, theme).run()
         except Exception:  # noqa: BLE001 - a violation, or whatever the bug led to
             return True
     return False

@@ -24,7 +24,7 @@ from tests.sim.safekeepers.cluster import (
 from tests.sim.safekeepers.hosts import Machine
 from tests.sim.safekeepers.leftovers import members_are_those_named
 from tests.sim.serial import SerialOrder
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 STEPS_MS = (10.0, 300.0, 2_000.0)
 PAUSES_MS = (10.0, 1_000.0, 20_000.0)
@@ -63,8 +63,8 @@ class SafekeeperChaos:
 
     def __init__(self, cluster: QuorumCluster) -> None:
         self._cluster = cluster
-        self._world = cluster.world
-        self._random = self._world.random_for("chaos of safekeepers")
+        self._sim = cluster.sim
+        self._random = self._sim.random_for("chaos of safekeepers")
         self._change: asyncio.Task[None] | None = None
         self._refilling: dict[str, bytes] = {}  # machines with new disks, and who they were
 
@@ -74,7 +74,7 @@ class SafekeeperChaos:
         names, weights = list(EVENTS), list(EVENTS.values())
         try:
             while True:
-                await self._world.sleep_ms(random.choice(STEPS_MS) * random.random() * cluster.pace)
+                await self._sim.sleep_ms(random.choice(STEPS_MS) * random.random() * cluster.pace)
                 machine = random.choice([*self._cluster.machines.values()])
                 event = random.choices(names, weights)[0]
                 drawn = Random(random.getrandbits(64))
@@ -153,9 +153,9 @@ class SafekeeperChaos:
         held = self._cluster.witness.held[machine.name]
         machine.cut_power()
         machine.wipe()
-        self._cluster.witness.let_go_us.pop(held.member_id)  # it did not go by its own decision
+        self._cluster.witness.retired_us.pop(held.member_id)  # it did not go by its own decision
         self._refilling[machine.name] = held.member_id
-        self._world.note(f"{machine.name} has lost its disk")
+        self._sim.note(f"{machine.name} has lost its disk")
 
     def _may_lose(self, machine: Machine) -> bool:
         witness = self._cluster.witness
@@ -194,19 +194,19 @@ class SafekeeperChaos:
                 await node.run(changing.replace(old, new))
             disturbing.cancel()
         except (ShaleError, TimeoutError, NodeCrashed) as error:
-            self._world.note(f"{new} does not replace {old}: {error}")
+            self._sim.note(f"{new} does not replace {old}: {error}")
         else:
-            self._world.note(f"{new} replaces {old}")
+            self._sim.note(f"{new} replaces {old}")
         if is_cancelled:
             other, changing = self._operator("another operator")
             with suppress(ShaleError, TimeoutError):
                 async with asyncio.timeout(CHANGE_MS / 1_000):
                     await other.run(changing.cancel())
-                self._world.note("the change was cancelled")
+                self._sim.note("the change was cancelled")
 
     def _operator(self, name: str) -> tuple[Node, Reconfiguration]:
-        node = self._world.node(name)
-        runtime = self._world.runtime_for(node)
+        node = self._sim.node(name)
+        runtime = self._sim.runtime_for(node)
         store = CasStore(self._cluster.store_for(node), runtime, StoreSettings())
         return node, Reconfiguration(store, self._cluster.links_for(node))
 
@@ -214,28 +214,28 @@ class SafekeeperChaos:
         """Stop the process amid its change, or end it: when room was made for it, as a rule."""
         how, duration_ms = random.random(), random.choice(STALLS_MS) * self._cluster.pace
         delay_ms = random.choice(REPLY_MS)
-        before, end_ms = machine.members, self._world.now_ms + SOON_MS * self._cluster.pace
-        while machine.members in ([], before) and self._world.now_ms < end_ms:
-            await self._world.sleep_ms(1.0)
-        await self._world.sleep_ms(delay_ms)
+        before, end_ms = machine.members, self._sim.now_ms + SOON_MS * self._cluster.pace
+        while machine.members in ([], before) and self._sim.now_ms < end_ms:
+            await self._sim.sleep_ms(1.0)
+        await self._sim.sleep_ms(delay_ms)
         if how < 0.2 and self._has(Trouble.CRASHES):
             node.crash()
         elif how < 0.7 and self._has(Trouble.PAUSES):
             node.pause(duration_ms)
 
     def _has(self, trouble: Trouble) -> bool:
-        return self._world.options.has(trouble)
+        return self._sim.options.has(trouble)
 
 
-async def quorum_database(world: World) -> None:
+async def quorum_database(sim: Simulation) -> None:
     """Run everything at once, then check everything. Raises `Violation`."""
-    cluster = QuorumCluster(world)
+    cluster = QuorumCluster(sim)
     chaos = SafekeeperChaos(cluster)
     try:
-        whole = await whole_database(world, cluster, [chaos.run])
+        whole = await whole_database(sim, cluster, [chaos.run])
     finally:
-        cluster.witness.check_i11_told_is_on_disk()  # the cause of what may have gone wrong above
+        cluster.witness.check_i11_acknowledged_is_on_disk()  # may be the cause of the failure above
     await chaos.changed()
     await members_are_those_named(cluster)
-    check_i11_archived_is_committed(whole.stored, world.loop.now_us)
+    check_i11_archived_is_committed(whole.stored, sim.loop.now_us)
     check_i11_acknowledged_was_on_a_majority(SerialOrder(cluster.history, whole.stored, KEYS))

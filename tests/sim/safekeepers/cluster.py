@@ -42,7 +42,7 @@ from tests.sim.safekeepers.hosts import DATA, URL, Machine, SimLinks, store_of
 from tests.sim.safekeepers.wires import Wires
 from tests.sim.safekeepers.witness import Named, Witness, named
 from tests.sim.serial import SerialOrder
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.stored import Stored, WalObject, current_manifest, wal_object
 from tests.sim.tiny import draw_writer
 
@@ -185,7 +185,7 @@ def draw_quorum_writer(random: Random) -> WriterConfig:
 
 
 CONNECT_MS = 1_000
-LOOK_MS = 20.0
+POLL_MS = 20.0
 COUNTS = (3, 3, 3, 5)
 QUORUM_SHARE = 0.7  # of the databases have their WAL in safekeepers from the beginning
 SWITCH_SHARE = 0.3  # of the takeovers are one of the WAL mode, too
@@ -201,31 +201,31 @@ class QuorumCluster(Cluster):
     # The members that a writer knows of may be retired while it opens, and the mode switched.
     ends = (*ENDS, QuorumUnavailable, NotAMember, DatabaseMismatch)
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world, draw_quorum_writer)
-        self.wires = Wires(world, world.random_for("wires"))
-        self.witness = Witness(world)
-        self._random = world.random_for("safekeepers")
+    def __init__(self, sim: Simulation) -> None:
+        super().__init__(sim, draw_quorum_writer)
+        self.wires = Wires(sim, sim.random_for("wires"))
+        self.witness = Witness(sim)
+        self._random = sim.random_for("safekeepers")
         self.is_switching = False
         self.member_count = self._random.choice(COUNTS)
         names = [f"sk{number}" for number in range(1, self.member_count + 2)]  # one is spare
-        self.machines = {name: Machine(world, self.wires, name) for name in names}
+        self.machines = {name: Machine(sim, self.wires, name) for name in names}
         for machine in self.machines.values():
             machine.on_synced = self.witness.look
-            machine.on_told = self.witness.told
+            machine.on_sent = self.witness.told
 
     async def found(self) -> None:
         """Create the database, at times after attempts that came to nothing, or late."""
         await self._all_started()
-        random = Random(f"{self.world.seed}/founding")
+        random = Random(f"{self.sim.seed}/founding")
         for number in range(random.choice(ATTEMPTS)):
             await self._attempt(f"founder{number}", dies=random.random() < 0.7)
-        admin = self.world.node("admin")
+        admin = self.sim.node("admin")
         held_ms = random.choice(FOUNDING_MS)
         match = Match("create", f"{MANIFEST_FOLDER}*", node=admin.name)
-        gate = self.world.store.hold(match, times=None)
-        self.world.loop.call_later(held_ms / 1_000, gate.release)
-        may_switch = self.world.options.has(Trouble.TAKEOVERS)
+        gate = self.sim.store.hold(match, times=None)
+        self.sim.loop.call_later(held_ms / 1_000, gate.release)
+        may_switch = self.sim.options.has(Trouble.TAKEOVERS)
         is_quorum = random.random() < QUORUM_SHARE or not may_switch
         await admin.run(self._creation(admin, is_quorum=is_quorum))
 
@@ -234,26 +234,26 @@ class QuorumCluster(Cluster):
             if not machine.is_running:
                 self.start_machine(machine)
         while any(machine.methods is None for machine in self.machines.values()):
-            await self.world.sleep_ms(LOOK_MS)
+            await self.sim.sleep_ms(POLL_MS)
 
     def _creation(self, node: Node, *, is_quorum: bool = True) -> Coroutine[Any, Any, None]:
         members = [*self.machines.values()][: self.member_count]
         addresses = [machine.address for machine in members]
         quorum = Quorum(self.links_for(node), addresses) if is_quorum else None
-        runtime = self.world.runtime_for(node)
+        runtime = self.sim.runtime_for(node)
         return create_database(self.store_for(node), runtime, StoreSettings(), quorum)
 
     async def _attempt(self, name: str, *, dies: bool) -> None:
         """Try to create the database while a safekeeper is down: be refused, or die before."""
         down = [*self.machines.values()][self.member_count - 1]
         down.kill()
-        founder = self.world.node(name)
-        founding = self.world.loop.create_task(founder.run(self._creation(founder)))
+        founder = self.sim.node(name)
+        founding = self.sim.loop.create_task(founder.run(self._creation(founder)))
         first = next(iter(self.machines.values()))
         if dies:
             before = len(first.members)
             while len(first.members) == before:
-                await self.world.sleep_ms(1.0)
+                await self.sim.sleep_ms(1.0)
             founder.crash()
         with suppress(QuorumUnavailable, NodeCrashed):
             await founding
@@ -265,27 +265,25 @@ class QuorumCluster(Cluster):
         if random.random() >= SWITCH_SHARE or self.is_switching:
             return
         self.is_switching = True
-        node = self.world.node("switcher")
+        node = self.sim.node("switcher")
         befalls = random.choice([node.pause, node.crash, node.resume, node.resume])
         befalls_ms = random.choice(SWITCH_MS) * random.random() * self.pace
-        self.world.loop.call_later(
-            befalls_ms / 1_000, befalls, context=self.world.loop.root.context
-        )
+        self.sim.loop.call_later(befalls_ms / 1_000, befalls, context=self.sim.loop.root.context)
         try:
             async with asyncio.timeout(SWITCH_MS_MAX / 1_000):
                 mode = await node.run(self._switch(node, random))
         except (ShaleError, TimeoutError, NodeCrashed) as error:
-            self.world.note(f"the WAL mode is not switched: {error!r}")
+            self.sim.note(f"the WAL mode is not switched: {error!r}")
         else:
-            self.world.note(f"the WAL mode is {mode.name} from now on")
+            self.sim.note(f"the WAL mode is {mode.name} from now on")
         finally:
             node.resume()
             self.is_switching = False
 
     async def _switch(self, node: Node, random: Random) -> WalMode:
-        store = CasStore(self.store_for(node), self.world.runtime_for(node), StoreSettings())
+        store = CasStore(self.store_for(node), self.sim.runtime_for(node), StoreSettings())
         links = self.links_for(node)
-        if current_manifest(self.world.store).wal_mode is WalMode.QUORUM:
+        if current_manifest(self.sim.store).wal_mode is WalMode.QUORUM:
             return (await switch_to_object_store(store, links)).wal_mode
         machines = random.sample([*self.machines.values()], self.member_count)
         addresses = [machine.address for machine in machines]
@@ -296,7 +294,7 @@ class QuorumCluster(Cluster):
 
     def store_for(self, node: Node) -> ObjectStore:
         """A new client of the store, under the URL that safekeepers know."""
-        return store_of(self.world, node)
+        return store_of(self.sim, node)
 
     def links_for(self, node: Node, settings: WriterConfig | None = None) -> SimLinks:
         quorum = None if settings is None else settings.quorum

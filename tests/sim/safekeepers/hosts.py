@@ -24,7 +24,7 @@ from tests.sim.nodes import Node
 from tests.sim.safekeepers.calls import SimChannel
 from tests.sim.safekeepers.disk import DiskWorkers, Fuse, MachineDisk, PowerCut
 from tests.sim.safekeepers.wires import Listener, Wires
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 URL = "memory://sim"  # of the database: safekeepers take no place with a scheme that is unknown
 DATA = Path("/data")
@@ -81,7 +81,7 @@ class _WatchedService(SafekeeperService):
 class Machine(Listener):
     """One machine: a name, an address, a disk, and at times a process."""
 
-    def __init__(self, world: World, wires: Wires, name: str) -> None:
+    def __init__(self, sim: Simulation, wires: Wires, name: str) -> None:
         self.name = name
         self.address = f"{name}:1"
         self.disk = MachineDisk()
@@ -90,10 +90,10 @@ class Machine(Listener):
         self.methods: grpc.GenericRpcHandler | None = None
         self.safekeeper: Safekeeper | None = None
         self.on_synced: Callable[[Machine], None] = lambda _: None
-        self.on_told: Callable[[Machine, ToProposer], None] = lambda _machine, _reply: None
-        self._world = world
+        self.on_sent: Callable[[Machine, ToProposer], None] = lambda _machine, _reply: None
+        self._sim = sim
         self._wires = wires
-        self._random = world.random_for(f"machine {name}")
+        self._random = sim.random_for(f"machine {name}")
         self._fuse = Fuse()
         self._is_kill = False
         self.is_stopping = False  # its process was asked to end
@@ -118,7 +118,7 @@ class Machine(Listener):
         self._fuse = Fuse()
         self.disk.before_call = self._fuse.before_call
         self.disk.on_synced = lambda: self.on_synced(self)
-        self.node = self._world.node(self.name)
+        self.node = self._sim.node(self.name)
         self.node.start(self._run(self.node, settings))
 
     def cut_power(self) -> None:
@@ -149,7 +149,7 @@ class Machine(Listener):
     def stop(self) -> None:
         if self.node is not None and self.safekeeper is not None:
             self.is_stopping = True
-            self._world.loop.call_soon(self.safekeeper.close, context=self.node.context.copy())
+            self._sim.loop.call_soon(self.safekeeper.close, context=self.node.context.copy())
 
     def _gone(self, *, is_kill: bool) -> None:
         self._forget()
@@ -158,7 +158,7 @@ class Machine(Listener):
             after = self.disk.after_cut(self._random)
             assert isinstance(after, MachineDisk)
             self.disk = after
-            self._world.note(f"the power of {self.name} is cut")
+            self._sim.note(f"the power of {self.name} is cut")
 
     def _forget(self) -> None:
         self.node = self.methods = self.safekeeper = None
@@ -169,17 +169,17 @@ class Machine(Listener):
         if not node.alive:
             return
         node.exit()
-        self._world.loop.befallen["crashes"] += 1
+        self._sim.loop.befallen["crashes"] += 1
         self._gone(is_kill=self._is_kill)
 
     async def _run(self, node: Node, settings: SafekeeperConfig) -> None:
         workers, sync_workers = self._workers(node, 2), self._workers(node, 1)
-        random = self._world.random_for(f"{node.label}/runtime")
-        runtime = Runtime(self._world.clock_of(node), random, workers)
+        random = self._sim.random_for(f"{node.label}/runtime")
+        runtime = Runtime(self._sim.clock_of(node), random, workers)
         links = SimLinks(self._wires, node, connect_timeout_ms=3_000)
 
         def open_store(url: str, _runtime: Runtime, _settings: StoreSettings) -> ObjectStore:
-            return store_of(self._world, node, url)
+            return store_of(self._sim, node, url)
 
         safekeeper = self.safekeeper = await Safekeeper.open(
             settings,
@@ -198,14 +198,14 @@ class Machine(Listener):
             await safekeeper.release()
         except PowerCut:
             self._cut_short(node)
-        self._world.loop.call_soon(self._bury, node, context=self._world.loop.root.context)
+        self._sim.loop.call_soon(self._bury, node, context=self._sim.loop.root.context)
 
     def _told(self, reply: ToProposer) -> None:
-        self.on_told(self, reply)
+        self.on_sent(self, reply)
 
     def _workers(self, node: Node, threads: int) -> DiskWorkers:
-        random = self._world.random_for(f"{node.label}/{threads} workers")
-        workers = DiskWorkers(self._world.loop, node, random, threads=threads)
+        random = self._sim.random_for(f"{node.label}/{threads} workers")
+        workers = DiskWorkers(self._sim.loop, node, random, threads=threads)
         workers.on_cut = lambda: self._cut_short(node)
         return workers
 
@@ -215,9 +215,9 @@ class Machine(Listener):
             self._forget()
 
 
-def store_of(world: World, node: Node, url: str = URL) -> ObjectStore:
+def store_of(sim: Simulation, node: Node, url: str = URL) -> ObjectStore:
     """The store of the database for a process, under a URL that safekeepers know."""
-    store = world.store_for(node)
+    store = sim.store_for(node)
     store.url = url
     return store
 

@@ -13,15 +13,15 @@ from tests.sim.safekeepers.witness import Witness
 from tests.sim.stored import current_manifest
 
 LOOKS = 14  # more than a safekeeper needs to find out that nobody will name a member
-LOOK_MS = 1_000.0
+POLL_MS = 1_000.0
 
 
 async def members_are_those_named(cluster: QuorumCluster) -> None:
     """Wait until nothing is left over, within bounds. REQUIRES: peace, and all machines run."""
-    world = cluster.world
-    end_ms = world.now_ms + LOOKS * max(RETIRE_MS)
-    while world.now_ms < end_ms and any(_left_over(cluster)):
-        await world.sleep_ms(LOOK_MS)
+    sim = cluster.sim
+    end_ms = sim.now_ms + LOOKS * max(RETIRE_MS)
+    while sim.now_ms < end_ms and any(_left_over(cluster)):
+        await sim.sleep_ms(POLL_MS)
     check_i13_no_member_is_left_over(cluster)
     check_i13_who_is_named_is_there(cluster.witness)
 
@@ -42,7 +42,7 @@ def check_i13_who_is_named_is_there(witness: Witness) -> None:
 
 
 def _left_over(cluster: QuorumCluster) -> Iterator[Member]:
-    manifest = current_manifest(cluster.world.store)
+    manifest = current_manifest(cluster.sim.store)
     is_quorum = manifest.wal_mode is WalMode.QUORUM
     named = Configuration.of(manifest).everyone if is_quorum else ()
     return (each for each in _held(cluster) if each not in named)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import grpc
 
     from tests.sim.loop import SimLoop
-    from tests.sim.simulation import World
+    from tests.sim.simulation import Simulation
 
 ItemT = TypeVar("ItemT")
 
@@ -41,15 +41,15 @@ class Listener(Protocol):
 
 
 class Wires:
-    """All connections of one world."""
+    """All connections of one simulation."""
 
-    def __init__(self, world: World, random: Random) -> None:
-        self.loop: SimLoop = world.loop
+    def __init__(self, sim: Simulation, random: Random) -> None:
+        self.loop: SimLoop = sim.loop
         self.random = random
         self.listeners: dict[str, Listener] = {}  # by address
         self.latency_ms = Span(0.05, random.choice([0.2, 2.0, 20.0]))
         self.keepalive_ms = random.choice(KEEPALIVE_MS)
-        self._world = world
+        self._sim = sim
         self._cut: dict[tuple[str, str], None] = {}  # names of nodes, one way each
         self._lines: list[Line] = []
         self._on_heal: list[Callable[[], None]] = []

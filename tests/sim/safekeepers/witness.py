@@ -28,7 +28,7 @@ from shalekv.store.safekeeper_log.slots import CONTROL_NAME, SLOT_OFFSETS
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.safekeepers.hosts import DATA, Machine
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 
 class Named(NamedTuple):
@@ -57,14 +57,14 @@ class Held:
 class Witness:
     """Knows since when a majority has held each record."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, sim: Simulation) -> None:
         self.problems: list[str] = []
         self.records: dict[Named, Record] = {}  # that were ever on a disk for sure
         self.majority_us: dict[Named, int] = {}  # since when a majority has held it
         self.held: dict[str, Held] = {}  # by machine
-        self.let_go_us: dict[bytes, int] = {}  # since when a member is gone that was on a disk
+        self.retired_us: dict[bytes, int] = {}  # since when a member is gone that was on a disk
         self.named_late: list[Member] = []  # by a manifest that came after they were let go of
-        self._world = world
+        self._sim = sim
         self._folder = ""  # of the database, on each disk; empty: it is not created yet
         self._holders: dict[Named, dict[bytes, None]] = {}  # members
         self._reached: dict[bytes, int] = {}  # by member, the last lsn that it ever held
@@ -80,7 +80,7 @@ class Witness:
         before = self.held.pop(machine.name, None)
         held = self._read(machine)
         if before is not None and (held is None or held.member_id != before.member_id):
-            self.let_go_us[before.member_id] = self._world.loop.now_us
+            self.retired_us[before.member_id] = self._sim.loop.now_us
         if held is None:
             return
         self.held[machine.name] = held
@@ -122,7 +122,7 @@ class Witness:
             )
 
     @checks(11, "quorum")
-    def check_i11_told_is_on_disk(self) -> None:
+    def check_i11_acknowledged_is_on_disk(self) -> None:
         """Whatever a safekeeper has told a writer was on its disk by then. Raises `Violation`."""
         if self.problems:
             raise Violation(self.problems[0])
@@ -154,7 +154,7 @@ class Witness:
         return first
 
     def configurations(self) -> list[Configuration]:
-        log = self._world.store.log
+        log = self._sim.store.log
         for each in log[self._log_read :]:
             if each.operation != "create" or each.name in self._manifests:
                 continue  # one that is created again, when it was collected, has no effect (F2)
@@ -174,7 +174,7 @@ class Witness:
     def _see_named(self, configuration: Configuration, at_us: int) -> None:
         before = self._configurations[-1].everyone if self._configurations else ()
         for member in configuration.everyone:
-            if member not in before and self.let_go_us.get(member.id, at_us) < at_us:
+            if member not in before and self.retired_us.get(member.id, at_us) < at_us:
                 self.named_late.append(member)
 
     def _recount(self, configuration: Configuration, at_us: int) -> None:
@@ -196,7 +196,7 @@ class Witness:
         if name not in self.majority_us and any(
             _is_majority(each, holders) for each in configurations
         ):
-            self._has_majority(name, self._world.loop.now_us)
+            self._has_majority(name, self._sim.loop.now_us)
 
     def _read(self, machine: Machine) -> Held | None:
         """The log on one disk; None: there is no member."""

@@ -30,7 +30,7 @@ from shalekv.store.cas import CasStore
 from tests.sim.errors import Violation
 from tests.sim.invariants.catalogue import checks
 from tests.sim.levels import whole_database
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.two_phase.records import (
     Change,
     Happening,
@@ -214,33 +214,33 @@ _OLDER_MS = 2_000.0 * FOREIGN_AGE_S  # after so long, all is older than what is 
 _COLLECTIONS = 2  # the first one leaves its own manifest behind
 
 
-async def two_phase_database(world: World) -> None:
+async def two_phase_database(sim: Simulation) -> None:
     """Run and check all that `whole_database` does, and two-phase compare-and-swap (I10).
 
     At the very end the power of all processes is cut, whatever they do, and all is collected.
     """
-    random = world.random_for("two phases")
-    store = TwoPhaseSimStore(world.loop, random, world.store.faults, world.runtime_for)
-    world.store = store
+    random = sim.random_for("two phases")
+    store = TwoPhaseSimStore(sim.loop, random, sim.store.faults, sim.runtime_for)
+    sim.store = store
     try:
-        await whole_database(world)
+        await whole_database(sim)
     finally:
         check_i10_one_winner(store.happened)  # the cause of what may have gone wrong above
-    await _collect_all(world)
+    await _collect_all(sim)
     check_i10_one_winner(store.happened)
     check_i10_nothing_is_left(store)
 
 
-async def _collect_all(world: World) -> None:
-    for node in world.nodes():
+async def _collect_all(sim: Simulation) -> None:
+    for node in sim.nodes():
         node.crash()
-    sweeper = world.node("sweeper")
-    runtime, settings = world.runtime_for(sweeper), StoreSettings()
+    sweeper = sim.node("sweeper")
+    runtime, settings = sim.runtime_for(sweeper), StoreSettings()
     collecting = CollectJob(
-        CasStore(world.store_for(sweeper), runtime, settings),
+        CasStore(sim.store_for(sweeper), runtime, settings),
         CollectorSettings(collect_age_s=0, foreign_age_s=FOREIGN_AGE_S, wal_retention_s=0),
     )
-    await world.sleep_ms(max(0.0, world.store.last_arrival_ms - world.now_ms))
+    await sim.sleep_ms(max(0.0, sim.store.last_arrival_ms - sim.now_ms))
     for _ in range(_COLLECTIONS):
-        await world.sleep_ms(_OLDER_MS)
+        await sim.sleep_ms(_OLDER_MS)
         await sweeper.run(collecting.collect())

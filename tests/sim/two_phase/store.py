@@ -153,7 +153,7 @@ _OF_RECORDS = frozenset({"insert", "commit"})
 
 
 class TwoPhaseSimStore(SimStore):
-    """Both stores as the world sees them. Names, deletes and `log` are without temporary objects.
+    """Both stores as the simulation sees them. Names, deletes and `log` omit temporary objects.
 
     A script for creates is one for one of their steps, which the seed draws. Both stores are quiet
     or rough at the same times; which requests are lost is drawn for each by itself.

@@ -59,41 +59,41 @@ class Cluster:
 
 async def test_half_done_creates_are_completed() -> None:
     """A crashed create is completed, and a second run finds nothing to do."""
-    world = Cluster()
-    await world.create_database()
-    await world.crash_creating(NAME)
-    assert world.objects.find(NAME) is None
-    outcome = await recover_store(world.cas())
+    sim = Cluster()
+    await sim.create_database()
+    await sim.crash_creating(NAME)
+    assert sim.objects.find(NAME) is None
+    outcome = await recover_store(sim.cas())
     assert outcome == (CasMode.TWO_PHASE, Recovered(completed=1), None)
-    found = world.objects.find(NAME)
+    found = sim.objects.find(NAME)
     assert found is not None
     assert found.data == b"data"
-    assert (await recover_store(world.cas())).recovered == Recovered()
+    assert (await recover_store(sim.cas())).recovered == Recovered()
 
 
 async def test_a_creation_that_crashed_is_completed() -> None:
     """The first manifest of a crashed creation of a database is completed."""
-    world, whole = Cluster(), Cluster()
+    sim, whole = Cluster(), Cluster()
     await whole.create_database()
     manifest = whole.objects.find(manifest_name(0)) or whole.objects.find(manifest_name(1))
     assert manifest is not None
-    await world.crash_creating(manifest.info.name, manifest.data)
-    outcome = await recover_store(world.cas())
+    await sim.crash_creating(manifest.info.name, manifest.data)
+    outcome = await recover_store(sim.cas())
     assert (outcome.recovered, outcome.missing) == (Recovered(completed=1), None)
-    assert (await recover_store(world.cas())).missing is None
+    assert (await recover_store(sim.cas())).missing is None
 
 
 async def test_another_mode_is_refused() -> None:
     """A database of the other --cas is refused before anything is changed, in both directions."""
-    world = Cluster()
-    await world.create_database()
-    await world.crash_creating(NAME)
+    sim = Cluster()
+    await sim.create_database()
+    await sim.crash_creating(NAME)
     with pytest.raises(DatabaseMismatch):
-        await recover_store(world.cas(world.native()))
+        await recover_store(sim.cas(sim.native()))
     other = Cluster()
     await create_database(other.native(), other.runtime, StoreSettings())
     await other.crash_creating(NAME)
     with pytest.raises(DatabaseMismatch):
         await recover_store(other.cas())
-    assert world.objects.find(NAME) is None
+    assert sim.objects.find(NAME) is None
     assert other.objects.find(NAME) is None

@@ -21,7 +21,7 @@ from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.compaction import whole_part
 from tests.kit.inline_runtime import InlineWorkers
-from tests.kit.timeouts import patience_s
+from tests.kit.timeouts import scaled_timeout_s
 
 # Reads the task, and prints the given reply.
 REPLIES = "import sys; sys.stdin.readline(); print(sys.argv[1])"
@@ -87,6 +87,6 @@ async def test_a_part_that_fails_ends_the_others(tmp_path: Path) -> None:
     """A failed part ends the merge at once: a part that would run for an hour is killed."""
     program = FIRST_HANGS.format(folder=str(tmp_path / "hangs"))
     runner, _ = parts(PartReply(reason="BAD_CHECKSUM", problem="made up"), program)
-    async with asyncio.timeout(patience_s(HANG_S)):
+    async with asyncio.timeout(scaled_timeout_s(HANG_S)):
         with pytest.raises(PartFailed, match="made up"):
             await runner.run([PART] * 3, lambda: False)

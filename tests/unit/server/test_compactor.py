@@ -24,7 +24,7 @@ from tests.kit.engine.compaction import (
     small_settings,
 )
 from tests.kit.engine.hand_clock import hand_runtime
-from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.engine.naive_merge import NaiveLevels, answers
 from tests.kit.store import FaultyStore, Gate, Request
 
 KEYS = [b"k%03d" % n for n in range(200)]
@@ -66,7 +66,7 @@ async def opened(
 async def check(database: CompactedDatabase, *, is_all: bool = True) -> Manifest:
     """The levels hold the writes up to c, or all of them."""
     manifest = await database.stored.refresh()
-    naive = await NaiveTree.read(database.store, manifest)
+    naive = await NaiveLevels.read(database.store, manifest)
     now_ms = manifest.logical_time_ms
     assert naive.answers(KEYS, now_ms) == answers(database.compacted(manifest), KEYS, now_ms)
     if is_all:

@@ -21,8 +21,8 @@ from tests.kit.serving.roles import (
 )
 from tests.kit.serving.sweeping import BY_HAND, TTL_MS, check_log, compact, logged, told
 from tests.kit.states import counter
-from tests.kit.virtual_time import virtual_time, virtual_world
-from tests.sim.simulation import World
+from tests.kit.virtual_time import virtual_time, with_simulation
+from tests.sim.simulation import Simulation
 
 SECOND_MS = 1_000
 
@@ -169,19 +169,19 @@ async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() ->
             assert [key for key, _ in await told(database)] == expected
 
 
-@virtual_world(seed=1)
-async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(world: World) -> None:
+@with_simulation(seed=1)
+async def test_writer_sweeps_by_itself_and_is_silent_when_nothing_expires(sim: Simulation) -> None:
     """A value is swept within seconds of its expiry; without one no request is sent."""
     database = await Database.created()
     async with serving(database, **POLL_HOURLY) as writer:
         await writer.put(b"a", ttl_ms=TTL_MS)
         objects = len(await database.wal())
-        await world.sleep_ms(60_000)
+        await sim.sleep_ms(60_000)
         assert len(await database.wal()) == objects
         writer.pass_ms(TTL_MS + SECOND_MS)
-        await world.sleep_ms(1_100)
+        await sim.sleep_ms(1_100)
         assert [key for key, _ in await told(database)] == [b"a"]
-        await world.sleep_ms(60_000)
+        await sim.sleep_ms(60_000)
         assert len(await database.wal()) == objects + 1
 
 

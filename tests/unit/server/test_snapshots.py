@@ -25,8 +25,8 @@ from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import InlineWorkers, gathered
 from tests.kit.serving.roles import CALL, Serving, delete, delete_range, pairs, put, serving
 from tests.kit.serving.sweeping import compact
-from tests.kit.virtual_time import virtual_world
-from tests.sim.simulation import World
+from tests.kit.virtual_time import with_simulation
+from tests.sim.simulation import Simulation
 
 
 async def test_snapshot_holds_what_was_acknowledged_behind_a_gap() -> None:
@@ -176,8 +176,8 @@ async def test_scan_of_a_snapshot_goes_on_at_any_server(
         assert pairs([found[0], *rest]) == pairs(whole)
 
 
-@virtual_world(seed=1)
-async def test_view_of_a_resumable_scan_does_not_stay(world: World) -> None:
+@with_simulation(seed=1)
+async def test_view_of_a_resumable_scan_does_not_stay(sim: Simulation) -> None:
     """The view of a resumable scan that has ended is kept briefly, and dropped first; if its caller
     went away before the end, it is kept as long as that of any page.
     """
@@ -199,15 +199,15 @@ async def test_view_of_a_resumable_scan_does_not_stay(world: World) -> None:
         await scanned(writer, kv_pb2.RequestHeader(), resumable=True)
         await scanned(writer, kv_pb2.RequestHeader(), resumable=True, limit=1_000)
         assert len(views) == 2
-        await world.sleep_ms(ENDED_TTL_MS + 1)
+        await sim.sleep_ms(ENDED_TTL_MS + 1)
         assert len(views) == 0
         request = kv_pb2.ScanRequest(resumable=True)
         messages = cast("Messages", writer.kv.scan(request, CALL))
         first = await anext(messages)
-        await world.sleep_ms(100_000)  # nobody takes it
+        await sim.sleep_ms(100_000)  # nobody takes it
         assert len(views) == 0
         await messages.aclose()
         assert len(views) == 1
-        await world.sleep_ms(59_000)
+        await sim.sleep_ms(59_000)
         rest = await scanned(writer, kv_pb2.RequestHeader(), page_token=first.page_token)
         assert pairs([first, *rest]) == pairs(whole)

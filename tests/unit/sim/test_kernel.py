@@ -11,7 +11,7 @@ from shalekv.clock import LoopClock
 from shalekv.errors import Stopping
 from tests.sim.errors import Deadlock, NodeCrashed, UnhandledErrors
 from tests.sim.run import Failure, attempt, simulate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 sleep_ms = LoopClock().sleep_ms
 
@@ -37,8 +37,8 @@ def test_a_crash_runs_no_code_of_the_node(seed: int) -> None:
             for _ in range(3):
                 tasks.create_task(wait())
 
-    async def main(world: World) -> None:
-        node = world.node("a")
+    async def main(sim: Simulation) -> None:
+        node = sim.node("a")
         waiting = node.spawn(process())
         await sleep_ms(200)
         node.spawn(wait()).add_done_callback(lambda _: None)  # ready, and never to run
@@ -56,7 +56,7 @@ def test_a_crash_runs_no_code_of_the_node(seed: int) -> None:
 def test_a_run_that_can_not_end_fails() -> None:
     """A deadlock is raised, and tells where the task waits."""
 
-    async def main(_world: World) -> None:
+    async def main(_sim: Simulation) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(Deadlock, match=r"Event\.wait"):
@@ -67,7 +67,7 @@ def test_a_run_that_can_not_end_fails() -> None:
 def test_a_bug_behind_a_call_that_was_given_up_fails_the_run(comes_after_ms: int) -> None:
     """Errors that a caller expects are not reported once it has given up; all others are."""
 
-    async def main(world: World) -> None:
+    async def main(sim: Simulation) -> None:
         async def fail(error: Exception) -> None:
             try:
                 await asyncio.Event().wait()
@@ -78,7 +78,7 @@ def test_a_bug_behind_a_call_that_was_given_up_fails_the_run(comes_after_ms: int
         for error in (Stopping("expected"), TimeoutError("expected"), KeyError("a bug")):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):
-                    await world.node("a").run(fail(error))
+                    await sim.node("a").run(fail(error))
         await sleep_ms(100)
 
     with pytest.raises(UnhandledErrors, match="a bug") as caught:
@@ -96,8 +96,8 @@ def test_a_bug_is_reported_once_whenever_its_caller_gives_up(steps: int) -> None
         began.append(True)
         raise KeyError("a bug")
 
-    async def main(world: World) -> None:
-        calling = asyncio.create_task(world.node("a").run(fail()))
+    async def main(sim: Simulation) -> None:
+        calling = asyncio.create_task(sim.node("a").run(fail()))
         for _ in range(steps):
             await asyncio.sleep(0)
         calling.cancel()
@@ -115,11 +115,11 @@ def test_a_bug_is_reported_once_whenever_its_caller_gives_up(steps: int) -> None
 def test_an_error_that_nobody_looks_at_fails_the_run() -> None:
     """A background task that failed unseen fails the run."""
 
-    async def main(world: World) -> None:
+    async def main(sim: Simulation) -> None:
         async def fail() -> None:
             raise KeyError("unseen")
 
-        world.node("a").start(fail())
+        sim.node("a").start(fail())
         await sleep_ms(10)
 
     with pytest.raises(UnhandledErrors, match="unseen"):

@@ -13,7 +13,7 @@ import pytest
 from tests.contract.store_contract import StoreContract
 from tests.sim.faults import Faults, Span
 from tests.sim.run import simulate
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 UNEVEN = Faults(request_ms=Span(0.1, 1_000), reply_ms=Span(0.1, 1_000), page_names=900)
 
@@ -42,12 +42,12 @@ def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
     @functools.wraps(test)
     def run(self: TestSimStore, **arguments: Any) -> None:
-        async def main(world: World) -> None:
+        async def main(sim: Simulation) -> None:
             numbers = count()
             opened = {
-                "store": world.store_for("a"),
-                "rival": world.store_for("b"),
-                "open_store": lambda: world.store_for(f"node-{next(numbers)}"),
+                "store": sim.store_for("a"),
+                "rival": sim.store_for("b"),
+                "open_store": lambda: sim.store_for(f"node-{next(numbers)}"),
             }
             await test(self, **{name: opened.get(name, arguments[name]) for name in arguments})
 

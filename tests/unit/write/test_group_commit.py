@@ -13,8 +13,8 @@ from shalekv.protocol.transaction import Add, DeleteRange, ExistsCompare, Get, P
 from shalekv.write.commit import Receipt, changes_bytes
 from tests.kit.engine.commits import put, read
 from tests.kit.engine.running_log import OLDER, RunningLog, quiesce, running
-from tests.kit.virtual_time import virtual_world
-from tests.sim.simulation import World
+from tests.kit.virtual_time import with_simulation
+from tests.sim.simulation import Simulation
 
 
 async def test_writes_that_come_during_an_upload_share_the_next_object() -> None:
@@ -56,18 +56,18 @@ async def test_no_more_than_k_objects_are_in_flight(k: int) -> None:
         }
 
 
-@virtual_world()
-async def test_objects_are_spaced(world: World) -> None:
+@with_simulation()
+async def test_objects_are_spaced(sim: Simulation) -> None:
     """A stream of writes makes at most one object per interval, and the first at once."""
     log = RunningLog(interval_ms=50)
-    began_ms = world.now_ms
+    began_ms = sim.now_ms
     arrived_ms: list[float] = []
     async with running(log):
         for number in range(20):
             log.write(b"%d" % number)
-            await world.sleep_ms(10)
+            await sim.sleep_ms(10)
             while len(arrived_ms) < len(log.store.held):
-                arrived_ms.append(world.now_ms - began_ms)
+                arrived_ms.append(sim.now_ms - began_ms)
                 log.store.held[-1].release()
     assert arrived_ms == pytest.approx([10, 60, 110, 160], abs=0.1)
 

@@ -31,10 +31,10 @@ from tests.kit.engine.databases import Database, contents
 from tests.kit.engine.running_log import quiesce
 from tests.kit.inline_runtime import gathered
 from tests.kit.store import FaultyStore, HeldStore
-from tests.kit.virtual_time import virtual_world
+from tests.kit.virtual_time import with_simulation
 from tests.sim.faults import Faults
 from tests.sim.network import Match
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 from tests.sim.stored import current_manifest
 
 
@@ -100,37 +100,37 @@ async def test_open_once_ignores_edits_of_a_compactor() -> None:
     assert await is_owner(await opening)
 
 
-@virtual_world(3)
-async def test_a_paused_opener_does_not_displace_a_later_one(world: World) -> None:
+@with_simulation(3)
+async def test_a_paused_opener_does_not_displace_a_later_one(sim: Simulation) -> None:
     """An opener that paused for longer than an opening may take does not claim again (F2)."""
-    await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
+    await create_database(sim.store_for("a"), sim.runtime_for("a"), StoreSettings())
 
     def open_on(name: str) -> Coroutine[Any, Any, RecoveredLog]:
-        opening = open_log(cas_of(world, name), WriterSettings(), address=name)
-        return world.node(name).run(opening)
+        opening = open_log(cas_of(sim, name), WriterSettings(), address=name)
+        return sim.node(name).run(opening)
 
-    gate = world.store.hold_reply(Match("create", f"{names.MANIFEST_FOLDER}*", node="a"))
+    gate = sim.store.hold_reply(Match("create", f"{names.MANIFEST_FOLDER}*", node="a"))
     opening = asyncio.create_task(open_on("a"))
     await gate.reached()
-    world.node("a").pause()
+    sim.node("a").pause()
     gate.release()
     later = await open_on("b")
-    await world.sleep_ms(3_600_000)
-    world.node("a").resume()
+    await sim.sleep_ms(3_600_000)
+    sim.node("a").resume()
     with pytest.raises(ManifestConflict):
         await opening
     assert await is_owner(later)
 
 
-@virtual_world()
-async def test_conflicts_for_too_long_end_an_opening(world: World) -> None:
+@with_simulation()
+async def test_conflicts_for_too_long_end_an_opening(sim: Simulation) -> None:
     """An opening that never wins ends after its time with an error of its own."""
     database = await Database.created()
     store = HeldStore(database.objects, folder=names.MANIFEST_FOLDER)
-    began_ms = world.now_ms
+    began_ms = sim.now_ms
     with pytest.raises(ManifestConflict, match="within 500 ms"):
         await database.open(store, open_timeout_ms=500, fence_poll_ms=500)
-    assert world.now_ms - began_ms == pytest.approx(500, abs=1)
+    assert sim.now_ms - began_ms == pytest.approx(500, abs=1)
 
 
 async def test_fences_in_recycled_slots_do_not_count() -> None:
@@ -168,28 +168,28 @@ async def test_wal_is_protected_while_it_is_replayed() -> None:
     assert snapshot.id == opened.version.snapshot_id
 
 
-@virtual_world(faults=Faults(timeout_ms=1e6))
-async def test_wal_stays_protected_however_long_it_is_replayed(world: World) -> None:
+@with_simulation(faults=Faults(timeout_ms=1e6))
+async def test_wal_stays_protected_however_long_it_is_replayed(sim: Simulation) -> None:
     """The snapshot of the opening is renewed while a replay lasts longer than its lifetime."""
-    await create_database(world.store_for("a"), world.runtime_for("a"), StoreSettings())
+    await create_database(sim.store_for("a"), sim.runtime_for("a"), StoreSettings())
 
     async def open_on(name: str) -> RecoveredLog:
-        cas = CasStore(world.store_for(name), world.runtime_for(name), StoreSettings())
+        cas = CasStore(sim.store_for(name), sim.runtime_for(name), StoreSettings())
         settings = WriterSettings(open_snapshot_ttl_s=300, replay_parallel_reads=1)
         return await open_log(cas, settings, address="")
 
     for _ in range(4):
         await open_on("a")
     matches = [Match("get", names.wal_name(wal_id), node="b") for wal_id in range(4)]
-    gates = [world.store.hold(match, times=None) for match in matches]
-    opening = asyncio.create_task(world.node("b").run(open_on("b")))
+    gates = [sim.store.hold(match, times=None) for match in matches]
+    opening = asyncio.create_task(sim.node("b").run(open_on("b")))
     for gate in gates:
         await gate.reached()
-        await world.sleep_ms(250_000)
-        manifest = current_manifest(world.store)
+        await sim.sleep_ms(250_000)
+        manifest = current_manifest(sim.store)
         snapshot = find_snapshot(manifest, manifest.writer_nonce)
         assert snapshot is not None
-        assert snapshot.snapshot_expire_time_s * 1_000 > world.store.clock_ms()
+        assert snapshot.snapshot_expire_time_s * 1_000 > sim.store.clock_ms()
         gate.release()
     assert (await opening).objects_replayed == 4
 
@@ -208,10 +208,10 @@ async def test_cancelled_opening_leaves_nothing_behind() -> None:
         assert contents(await database.open()) == []
 
 
-def cas_of(world: World, node: str) -> CasStore:
+def cas_of(sim: Simulation, node: str) -> CasStore:
     """The store as `node` reaches it; it does not give up reading."""
     settings = StoreSettings(read_attempts=1_000)
-    return CasStore(world.store_for(node), world.runtime_for(node), settings)
+    return CasStore(sim.store_for(node), sim.runtime_for(node), settings)
 
 
 async def is_owner(opened: RecoveredLog) -> bool:
@@ -222,11 +222,11 @@ async def is_owner(opened: RecoveredLog) -> bool:
     return True
 
 
-async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
+async def merge_all_but_the_last(sim: Simulation, stored: StoredManifest) -> None:
     """Mark all WAL objects but the last one as compacted, again and again."""
     while True:
-        await world.sleep_ms(1.0)
-        c = len(world.store.names(names.WAL_FOLDER)) - 2
+        await sim.sleep_ms(1.0)
+        c = len(sim.store.names(names.WAL_FOLDER)) - 2
         if c < (await stored.refresh()).first_uncompacted_wal_id:
             continue
 
@@ -236,17 +236,17 @@ async def merge_all_but_the_last(world: World, stored: StoredManifest) -> None:
         await stored.edit(merge, lambda m, c=c: m.wal_id_last_compacted == c)  # type: ignore[misc]
 
 
-@virtual_world()
-async def test_an_opening_ends_although_its_fences_are_merged_at_once(world: World) -> None:
+@with_simulation()
+async def test_an_opening_ends_although_its_fences_are_merged_at_once(sim: Simulation) -> None:
     """A writer that needs many fences opens beside a compactor that merges each of them (I13)."""
-    runtime = world.runtime_for("creator")
-    await create_database(world.store_for("creator"), runtime, StoreSettings())
-    compactor = world.node("compactor")
-    stored = StoredManifest(cas_of(world, "compactor"))
-    compactor.start(merge_all_but_the_last(world, stored))
+    runtime = sim.runtime_for("creator")
+    await create_database(sim.store_for("creator"), runtime, StoreSettings())
+    compactor = sim.node("compactor")
+    stored = StoredManifest(cas_of(sim, "compactor"))
+    compactor.start(merge_all_but_the_last(sim, stored))
     settings = WriterSettings(max_parallel_writes=16, open_timeout_ms=3_600_000)
     async with asyncio.timeout(60):
-        opened = await world.node("a").run(open_log(cas_of(world, "a"), settings, address="a"))
+        opened = await sim.node("a").run(open_log(cas_of(sim, "a"), settings, address="a"))
     assert await is_owner(opened)
     assert opened.manifest.current.fence_width == settings.max_parallel_writes
 
@@ -261,8 +261,8 @@ async def commit_on(opened: RecoveredLog, told: list[int]) -> None:
         told.append(seq)
 
 
-def opened_at(world: World, name: str, **settings: int) -> Coroutine[Any, Any, RecoveredLog]:
-    return open_log(cas_of(world, name), WriterSettings.model_validate(settings), address=name)
+def opened_at(sim: Simulation, name: str, **settings: int) -> Coroutine[Any, Any, RecoveredLog]:
+    return open_log(cas_of(sim, name), WriterSettings.model_validate(settings), address=name)
 
 
 async def unless_fenced(opening: Coroutine[Any, Any, RecoveredLog]) -> None:
@@ -270,20 +270,20 @@ async def unless_fenced(opening: Coroutine[Any, Any, RecoveredLog]) -> None:
         await opening
 
 
-async def busy_writer(world: World, k: int, list_factor: float) -> list[int]:
+async def busy_writer(sim: Simulation, k: int, list_factor: float) -> list[int]:
     """A writer near the store fills slots; yields what it acknowledges."""
-    runtime = world.runtime_for("creator")
-    await create_database(world.store_for("creator"), runtime, StoreSettings())
-    world.store.faults = replace(Faults.none(), list_factor=list_factor)
-    world.store.place_near("old", 5)
-    old = await world.node("old").run(opened_at(world, "old", max_parallel_writes=k))
+    runtime = sim.runtime_for("creator")
+    await create_database(sim.store_for("creator"), runtime, StoreSettings())
+    sim.store.faults = replace(Faults.none(), list_factor=list_factor)
+    sim.store.place_near("old", 5)
+    old = await sim.node("old").run(opened_at(sim, "old", max_parallel_writes=k))
     told: list[int] = []
-    world.node("old").start(commit_on(old, told))
+    sim.node("old").start(commit_on(old, told))
     return told
 
 
-def slots_of(world: World) -> list[int | None]:
-    return [names.parse_wal_name(name) for name in world.store.names(names.WAL_FOLDER)]
+def slots_of(sim: Simulation) -> list[int | None]:
+    return [names.parse_wal_name(name) for name in sim.store.names(names.WAL_FOLDER)]
 
 
 class LaggingLists(FaultyStore):
@@ -306,45 +306,45 @@ class LaggingLists(FaultyStore):
     ("lists", "k", "list_factor", "lists_max"),
     [(FaultyStore, 1, 1.0, 20), (FaultyStore, 4, 20.0, 20), (LaggingLists, 1, 1.0, 30)],
 )
-@virtual_world()
+@with_simulation()
 async def test_a_writer_that_is_faster_than_lists_is_taken_over(
-    world: World, lists: type[FaultyStore], k: int, list_factor: float, lists_max: int
+    sim: Simulation, lists: type[FaultyStore], k: int, list_factor: float, lists_max: int
 ) -> None:
     """A fast writer that never reads the manifest is overtaken, without a gap or a lost write.
 
     It fills two slots while we create one and forty while we list. The number of lists of the log
     and the manifest is bounded, also where lists lag.
     """
-    told = await busy_writer(world, k, list_factor)
-    store = lists(world.store_for("new"))
-    cas = CasStore(store, world.runtime_for("new"), StoreSettings())
+    told = await busy_writer(sim, k, list_factor)
+    store = lists(sim.store_for("new"))
+    cas = CasStore(store, sim.runtime_for("new"), StoreSettings())
     async with asyncio.timeout(20):
-        new = await world.node("new").run(open_log(cas, WriterSettings(), address="new"))
+        new = await sim.node("new").run(open_log(cas, WriterSettings(), address="new"))
     assert store.inner.sent.by_kind[RequestKind.LIST] <= lists_max
     assert contents(new) == [(b"a", b"%d" % told[-1])]
-    assert slots_of(world) == [*range(new.last_wal_id + 1)]
+    assert slots_of(sim) == [*range(new.last_wal_id + 1)]
     assert new.manifest.current.fence_width == 1
 
 
 @pytest.mark.parametrize("creates", [1, 2, 3, 5])
 @pytest.mark.parametrize("then", ["crash", "stall"])
-@virtual_world()
+@with_simulation()
 async def test_an_opener_that_stops_in_pursuit_of_another_writer_does_no_harm(
-    world: World, then: str, creates: int
+    sim: Simulation, then: str, creates: int
 ) -> None:
     """A database opens without a gap or a lost write after an opener stopped in pursuit.
 
     The writer ends when a fence is ahead of it. This holds whichever fence the opener sends last,
     or sends late.
     """
-    told = await busy_writer(world, 1, list_factor=2.0)
+    told = await busy_writer(sim, 1, list_factor=2.0)
     ahead = Match("create", "wal/*", node="slow", nth=min(creates, 2))
-    aimed = world.store.hold(ahead)
-    gate = world.store.hold(replace(ahead, nth=max(creates, 3)), times=None)
-    slow = world.node("slow")
-    slow.start(unless_fenced(opened_at(world, "slow")))
+    aimed = sim.store.hold(ahead)
+    gate = sim.store.hold(replace(ahead, nth=max(creates, 3)), times=None)
+    slow = sim.node("slow")
+    slow.start(unless_fenced(opened_at(sim, "slow")))
     await aimed.reached()
-    world.crash("old")
+    sim.crash("old")
     if creates > 2:
         aimed.release()
         await gate.reached()
@@ -352,13 +352,13 @@ async def test_an_opener_that_stops_in_pursuit_of_another_writer_does_no_harm(
         slow.crash()
         aimed.release()
         gate.release()
-    new = await world.node("new").run(opened_at(world, "new"))
-    world.node("new").start(commit_on(new, told))
+    new = await sim.node("new").run(opened_at(sim, "new"))
+    sim.node("new").start(commit_on(new, told))
     aimed.release()
     gate.release()
-    await world.sleep_ms(50.0)
-    world.crash("new")
-    last = await world.node("last").run(opened_at(world, "last"))
+    await sim.sleep_ms(50.0)
+    sim.crash("new")
+    last = await sim.node("last").run(opened_at(sim, "last"))
     (found,) = contents(last)
     assert int(found[1]) >= told[-1]
-    assert slots_of(world) == [*range(last.last_wal_id + 1)]
+    assert slots_of(sim) == [*range(last.last_wal_id + 1)]

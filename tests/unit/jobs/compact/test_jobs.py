@@ -42,14 +42,14 @@ from tests.kit.engine.compaction import (
     whole_part,
 )
 from tests.kit.engine.hand_clock import HandClock
-from tests.kit.engine.naive_merge import NaiveTree
+from tests.kit.engine.naive_merge import NaiveLevels
 from tests.kit.inline_runtime import inline_runtime
 from tests.unit.jobs.compact.range_jobs import ranged
 
 OVER_MS = STORE_NOW_MS + 5
 
 
-async def compacted(database: CompactedDatabase, *, target: int = 3) -> NaiveTree:
+async def compacted(database: CompactedDatabase, *, target: int = 3) -> NaiveLevels:
     while (await database.stored.refresh()).first_uncompacted_wal_id < len(database.written):
         await database.compact_wal()
     await database.merge(L0, target)

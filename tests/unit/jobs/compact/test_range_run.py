@@ -25,7 +25,7 @@ from tests.kit.engine.compaction import (
     record,
     small_settings,
 )
-from tests.kit.engine.naive_merge import NaiveTree, answers
+from tests.kit.engine.naive_merge import NaiveLevels, answers
 from tests.unit.jobs.compact.range_jobs import (
     KEYS,
     check,
@@ -63,7 +63,7 @@ async def test_all_ends_in_the_last_level() -> None:
     assert not reservations(manifest, 0)
     assert manifest.leases == before.leases
     # A reader of the old manifest reads what it read before.
-    assert (await NaiveTree.read(database.store, before)).answers(KEYS, now_ms) == found
+    assert (await NaiveLevels.read(database.store, before)).answers(KEYS, now_ms) == found
     # A second job finds nothing to drop, unless it is forced to write all again.
     again = await ranged(database)
     assert not again.is_done

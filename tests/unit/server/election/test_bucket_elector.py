@@ -23,10 +23,10 @@ from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from tests.kit.engine.running_log import yielding_runtime
 from tests.kit.store import STORE_NOW_MS, FaultyStore, Request
-from tests.kit.virtual_time import virtual_world
+from tests.kit.virtual_time import with_simulation
 from tests.sim.faults import Faults
 from tests.sim.nodes import Node
-from tests.sim.simulation import World
+from tests.sim.simulation import Simulation
 
 TTL_MS = 3_000
 
@@ -35,16 +35,16 @@ TTL_MS = 3_000
 class Candidates:
     """All candidates of one bucket."""
 
-    world: World
+    sim: Simulation
     reigning: dict[str, float] = field(default_factory=dict)  # since when
     endings: list[str] = field(default_factory=list)  # why each tenure ended
     told: dict[str, str] = field(default_factory=dict)  # what each was told of the holder
     most: int = 0  # that held the lease at one moment
 
     def elector(self, name: str) -> BucketElector:
-        node = self.world.node(name)
-        runtime = self.world.runtime_for(node)
-        store = CasStore(self.world.store_for(node), runtime, StoreSettings())
+        node = self.sim.node(name)
+        runtime = self.sim.runtime_for(node)
+        store = CasStore(self.sim.store_for(node), runtime, StoreSettings())
         return BucketElector(
             store,
             holder=name,
@@ -54,16 +54,16 @@ class Candidates:
 
     def start(self, name: str) -> Node:
         """A process that campaigns for ever, and holds the lease as long as it can."""
-        node = self.world.node(name)
+        node = self.sim.node(name)
         node.start(self._campaign(name))
         return node
 
     def crash(self, name: str) -> None:
-        self.world.crash(name)
+        self.sim.crash(name)
         self._over(name, "crashed")
 
     def began(self, name: str) -> None:
-        self.reigning[name] = self.world.now_ms
+        self.reigning[name] = self.sim.now_ms
         self.most = max(self.most, len(self.reigning))
 
     def _over(self, name: str, why: str) -> None:
@@ -83,7 +83,7 @@ class Candidates:
 
     async def reigns_somebody(self) -> str:
         while not self.reigning:
-            await self.world.sleep_ms(10)
+            await self.sim.sleep_ms(10)
         return next(iter(self.reigning))
 
 
@@ -91,57 +91,57 @@ ORDERS = 3
 HELD = ElectionLease("there", bytes(16), TTL_MS)
 
 
-async def ids(world: World) -> list[int | None]:
-    listed = world.store_for("looker").list(ELECTION_FOLDER)
+async def ids(sim: Simulation) -> list[int | None]:
+    listed = sim.store_for("looker").list(ELECTION_FOLDER)
     return [parse_election_name(info.name) async for info in listed]
 
 
-@virtual_world(ORDERS)
-async def test_a_crash_is_followed_by_another_holder(world: World) -> None:
+@with_simulation(ORDERS)
+async def test_a_crash_is_followed_by_another_holder(sim: Simulation) -> None:
     """After a crash another candidate takes over when the TTL is over, and soon after."""
-    candidates = Candidates(world)
+    candidates = Candidates(sim)
     for name in "abc":
         candidates.start(name)
     for _ in range(10):
         holder = await candidates.reigns_somebody()
-        await world.sleep_ms(world.rng.uniform(0, 3 * TTL_MS))
+        await sim.sleep_ms(sim.rng.uniform(0, 3 * TTL_MS))
         candidates.crash(holder)
-        crashed_ms = world.now_ms
+        crashed_ms = sim.now_ms
         successor = await candidates.reigns_somebody()
-        waited_ms = world.now_ms - crashed_ms
+        waited_ms = sim.now_ms - crashed_ms
         assert successor != holder
         assert TTL_MS / 2 < waited_ms < 1.4 * TTL_MS
         candidates.start(holder)
     assert candidates.most == 1
 
 
-@virtual_world(seed=1)
-async def test_a_released_lease_is_taken_at_once(world: World) -> None:
+@with_simulation(seed=1)
+async def test_a_released_lease_is_taken_at_once(sim: Simulation) -> None:
     """A released lease is taken without waiting for its TTL."""
-    candidates = Candidates(world)
-    tenure = await world.node("a").run(candidates.elector("a").campaign())
+    candidates = Candidates(sim)
+    tenure = await sim.node("a").run(candidates.elector("a").campaign())
     candidates.start("b")
-    await world.sleep_ms(TTL_MS / 2)
+    await sim.sleep_ms(TTL_MS / 2)
     assert not candidates.reigning
-    await world.node("a").run(tenure.resign())
-    resigned_ms = world.now_ms
+    await sim.node("a").run(tenure.resign())
+    resigned_ms = sim.now_ms
     assert await candidates.reigns_somebody() == "b"
-    assert world.now_ms - resigned_ms < TTL_MS / 3
+    assert sim.now_ms - resigned_ms < TTL_MS / 3
 
 
-@virtual_world(seed=1)
-async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(world: World) -> None:
+@with_simulation(seed=1)
+async def test_a_renewal_that_was_cut_off_does_not_hinder_the_release(sim: Simulation) -> None:
     """A holder that ends in the middle of a renewal can still release its lease."""
-    candidates = Candidates(world)
-    node = world.node("a")
+    candidates = Candidates(sim)
+    node = sim.node("a")
     tenure = await node.run(candidates.elector("a").campaign())
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(TTL_MS / 3_000 + 0.015):  # the create is on its way
             await node.run(tenure.keep())
     await node.run(tenure.resign())
-    assert await ids(world) == [0, 1, 2]
+    assert await ids(sim) == [0, 1, 2]
     candidates.start("b")
-    await world.sleep_ms(TTL_MS / 3)
+    await sim.sleep_ms(TTL_MS / 3)
     assert "b" in candidates.reigning
 
 
@@ -168,54 +168,54 @@ async def test_a_candidate_behind_others_is_not_elected() -> None:
     assert "there" in told[told.index("there") + 1 :]  # seen again, after it came behind
 
 
-@virtual_world(seed=1)
-async def test_what_cannot_be_read_is_waited_out(world: World) -> None:
+@with_simulation(seed=1)
+async def test_what_cannot_be_read_is_waited_out(sim: Simulation) -> None:
     """An object that is not a valid lease delays candidates by one TTL, as any lease."""
-    candidates = Candidates(world)
-    await world.store_for("other").create(election_name(41), b"of a newer version")
+    candidates = Candidates(sim)
+    await sim.store_for("other").create(election_name(41), b"of a newer version")
     candidates.start("a")
-    await world.sleep_ms(TTL_MS)
+    await sim.sleep_ms(TTL_MS)
     assert not candidates.reigning
-    await world.sleep_ms(TTL_MS / 2)
+    await sim.sleep_ms(TTL_MS / 2)
     assert "a" in candidates.reigning
 
 
-@virtual_world(seed=1)
-async def test_a_rival_ends_a_tenure(world: World) -> None:
+@with_simulation(seed=1)
+async def test_a_rival_ends_a_tenure(sim: Simulation) -> None:
     """A holder that finds another's lease under the next name has lost its own, and names it."""
-    candidates = Candidates(world)
-    node = world.node("a")
+    candidates = Candidates(sim)
+    node = sim.node("a")
     tenure = await node.run(candidates.elector("a").campaign())
-    runtime = world.runtime_for("b")
-    cas = CasStore(world.store_for("b"), runtime, StoreSettings())
+    runtime = sim.runtime_for("b")
+    cas = CasStore(sim.store_for("b"), runtime, StoreSettings())
     seen = await cas.reads.get(election_name(0))
-    await world.store_for("b").create(election_name(1), seen.data)  # not of that id
+    await sim.store_for("b").create(election_name(1), seen.data)  # not of that id
     assert await node.run(tenure.keep()) == "somebody else has taken the lease"
     await node.run(tenure.resign())
-    assert await ids(world) == [0, 1]
+    assert await ids(sim) == [0, 1]
 
 
-@virtual_world(ORDERS, faults=Faults.rough())
-async def test_a_rough_store_delays_elections_and_no_more(world: World) -> None:
+@with_simulation(ORDERS, faults=Faults.rough())
+async def test_a_rough_store_delays_elections_and_no_more(sim: Simulation) -> None:
     """With lost and delayed requests and slow periods, the lease still changes hands and is held
     again; each holder that loses it gets a reason.
     """
-    candidates = Candidates(world)
+    candidates = Candidates(sim)
     for name in "abc":
         candidates.start(name)
     for _ in range(20):
         await candidates.reigns_somebody()
-        await world.sleep_ms(world.rng.uniform(0, 20 * TTL_MS))
-        if world.rng.random() < 0.5:
-            name = world.rng.choice("abc")
+        await sim.sleep_ms(sim.rng.uniform(0, 20 * TTL_MS))
+        if sim.rng.random() < 0.5:
+            name = sim.rng.choice("abc")
             candidates.crash(name)
             candidates.start(name)
-    world.store.faults = Faults.none()
-    await world.sleep_ms(300_000)  # late requests arrive
+    sim.store.faults = Faults.none()
+    await sim.sleep_ms(300_000)  # late requests arrive
     await candidates.reigns_somebody()
     assert len(candidates.reigning) == 1
     assert all(candidates.endings)
-    assert len(await ids(world)) <= 3 * KEPT
+    assert len(await ids(sim)) <= 3 * KEPT
 
 
 RENEWALS = 200

@@ -92,7 +92,7 @@ BYTES, DATES = "bytes as they were written", "protection by snapshots"
             {"create-races": WINNER, "second-create": WINNER, "large-object": BYTES},
         ),
         (careless.ReplacesAndSaysSo, {"create-races": WINNER, "second-create": WINNER}),
-        (careless.LooksThenWrites, {"create-races": WINNER}),
+        (careless.HeadThenPut, {"create-races": WINNER}),
         (careless.ReadsTooEarly, {"read-after-write": "durability"}),
         (
             careless.ReadsTheDeleted,
@@ -107,7 +107,7 @@ BYTES, DATES = "bytes as they were written", "protection by snapshots"
         (careless.HidesTheEmpty, {"empty-object": WINNER}),
         (careless.CutsTheLarge, {"large-object": BYTES}),
         (careless.ChangesMetadata, {"metadata": BYTES}),
-        (careless.TellsNoTime, {"store-clock": DATES}),
+        (careless.HasNoClock, {"store-clock": DATES}),
         (careless.StepsBack, {"store-clock": DATES}),
         (careless.GoesBack, {"store-clock": DATES}),
         (careless.DatesByAnotherClock, {"store-clock": DATES}),
@@ -126,11 +126,11 @@ async def test_careless_stores_fail(kind: Kind, lost: dict[str, str]) -> None:
 
 
 BREAKS_ONE = {
-    careless.LooksThenWrites,
+    careless.HeadThenPut,
     careless.ListsByLetters,
     careless.ListsOnePage,
     careless.CutsTheLarge,
-    careless.TellsNoTime,
+    careless.HasNoClock,
 }
 
 
@@ -237,10 +237,10 @@ async def test_what_it_costs() -> None:
     [
         (careless.IgnoresConditions, "one winner"),
         (careless.ReplacesAndSaysSo, "one winner"),
-        (careless.LooksThenWrites, "one winner"),
+        (careless.HeadThenPut, "one winner"),
         (careless.ListsTooEarly, "a log without gaps"),
         (careless.ReadsTheDeleted, "deletion that lasts"),
-        (careless.TellsNoTime, "protection by snapshots"),
+        (careless.HasNoClock, "protection by snapshots"),
     ],
 )
 async def test_no_database_is_created_on_an_unfit_store(kind: Kind, guarantee: str) -> None:
