@@ -1,5 +1,9 @@
 """The collection of garbage: list, judge, publish, delete, in this order (rule F3).
 
+`protocol.retention` decides what may be deleted: an object is kept if the current manifest, the
+manifest of a snapshot, or a lease needs it. This module lists the objects, reads the manifests that
+snapshots name, publishes a manifest without the snapshots that have expired, and then deletes.
+
 A crash after any step leaves a correct database: nothing is deleted that the manifest published
 before still needs, and the next collection finds the rest of the garbage. Two collectors that run
 at once delete the same objects.
@@ -226,27 +230,27 @@ class Deleter:
 
 
 async def release_origins(
-    store: CasStore, stored: StoredManifest, manifest: Manifest, pins: Iterable[LiveObjects]
+    store: CasStore, stored: StoredManifest, manifest: Manifest, live: Iterable[LiveObjects]
 ) -> None:
     """Remove the snapshots in the origins of a clone that no active manifest needs any more.
 
-    `pins` are those of all active manifests. In each origin, the snapshot is removed first; the
-    entry in the own manifest that names it is removed last, so that a crash leads to another
+    `live` are the objects of all active manifests. In each origin, the snapshot is removed first;
+    the entry in the own manifest that names it is removed last, so that a crash leads to another
     attempt. What cannot be removed now is left to the next collection. Raises what an edit of the
     own manifest raises.
     """
     readable = {each.manifest_id for each in manifest.snapshots if not each.ssts_only}
     readable.add(manifest.manifest_id)
-    needed = {pin for each in pins if each.manifest_id in readable for pin in each.origin_pins}
+    needed = {pin for each in live if each.manifest_id in readable for pin in each.origin_pins}
     spent = spent_pins(manifest, needed)
     if not spent:
         return
     released = set()
-    async with origin_pins(store, manifest) as held:
+    async with origin_pins(store, manifest) as pins:
         for snapshot_id, url in sorted(spent.items()):
             bound_log = log.bind(origin=url, snapshot_id=snapshot_id.hex())
             try:
-                await held.release(url, snapshot_id)
+                await pins.release(url, snapshot_id)
             except ShaleError as error:  # even damage there must not stop this collection
                 bound_log.warning("snapshot of an origin not removed", problem=str(error))
                 continue
@@ -272,7 +276,10 @@ class _Survey:
 
 
 class CollectJob:
-    """Collects the garbage of one database; what never changes is read once for all runs."""
+    """Collects the garbage of one database, as often as `collect` is called.
+
+    Fences and the manifests of snapshots, which never change, are read once for all runs.
+    """
 
     def __init__(self, store: CasStore, settings: CollectorSettings) -> None:
         """Read nothing yet."""
@@ -323,8 +330,8 @@ class CollectJob:
         await self._deleter.delete(each.name for each in plan.garbage)
         await self._store.repair(await self._is_collected(plan.manifest, survey))
         if plan.manifest.origins:
-            pins = await self._active.pins(plan.manifest, survey.listing)
-            await release_origins(self._store, stored, plan.manifest, pins)
+            live = await self._active.live_objects(plan.manifest, survey.listing)
+            await release_origins(self._store, stored, plan.manifest, live)
         return CollectReport.on(plan)
 
     async def _survey(self, stored: StoredManifest) -> _Survey:
@@ -375,14 +382,13 @@ class CollectJob:
 
     async def _is_collected(self, manifest: Manifest, survey: _Survey) -> IsCollected:
         """Return a function that says whether the rules allow a missing object to be deleted."""
-        pins = await self._active.pins(manifest, survey.listing)
-        retention = cache(lambda: Retention(manifest, pins, survey.cutoffs))  # few stores call this
+        live = await self._active.live_objects(manifest, survey.listing)
+        retention = cache(lambda: Retention(manifest, live, survey.cutoffs))  # few stores call this
 
         def is_collected(name: str) -> bool:
+            # The holder of an election deletes its object, and reads it before creating it again.
             if parse_election_name(name) is not None:
-                return (
-                    True  # its holder deletes it, and checks what is there when it creates it again
-                )
+                return True
             gone = ObjectInfo(name, size_bytes=0, modified_ms=0)
             return is_own_name(name) and retention().judge(as_listed(gone)).may_delete
 
@@ -392,8 +398,8 @@ class CollectJob:
         self, manifest: Manifest, listing: Sequence[Listed], cutoffs: Cutoffs
     ) -> Sequence[JudgedObject]:
         """Judge each object by `manifest`. REQUIRES: the manifest is newer than the listing."""
-        pins = await self._active.pins(manifest, listing)
-        first_kept = first_kept_wal_id(manifest, pins)
+        live = await self._active.live_objects(manifest, listing)
+        first_kept = first_kept_wal_id(manifest, live)
         fences = await self._fences.among(
             each
             for each in listing
@@ -401,18 +407,18 @@ class CollectJob:
         )
         retained = await self._retained(manifest, listing, cutoffs)
         run = self._store.runtime.workers.run
-        return await run(_judged, manifest, pins, cutoffs, fences, retained, listing)
+        return await run(_judged, manifest, live, cutoffs, fences, retained, listing)
 
 
 def _judged(
     manifest: Manifest,
-    pins: Sequence[LiveObjects],
+    live: Sequence[LiveObjects],
     cutoffs: Cutoffs,
     fences: frozenset[str],
     retained: int | None,
     listing: Sequence[Listed],
 ) -> Sequence[JudgedObject]:
-    retention = Retention(manifest, pins, cutoffs, fences=fences, retained=retained)
+    retention = Retention(manifest, live, cutoffs, fences=fences, retained=retained)
     return [JudgedObject(each, retention.judge(each)) for each in listing]
 
 

@@ -13,8 +13,9 @@ reachable is not in the listing, or protected by a lease that this manifest stil
 modified at its `gc_cutoff_ms` or later. No object that may be deleted is ever needed again, however
 late it is deleted.
 
-A manifest is active if it is the current one or if a snapshot in the current one names it. Expiry
-of the snapshot is not judged again here: `expire` has dropped those that have expired.
+A manifest is active if it is the current one or if a snapshot in the current one names it
+(`protocol.snapshot`). Its `LiveObjects` are kept: this is how a snapshot protects files. Expiry of
+the snapshot is not judged again here: `expire` has dropped those that have expired.
 
 Compacted WAL objects may be kept longer, for watches that begin late (`WalRetention`). This only
 ever keeps more than the other rules. `pinned_by_snapshots` reports how many bytes snapshots keep.
@@ -40,9 +41,9 @@ from shalekv.protocol.lease import (
 from shalekv.protocol.manifest import Lease, Manifest, Snapshot
 from shalekv.protocol.origins import foreign_ids, needed_pins, unpacked
 from shalekv.protocol.snapshot import NEVER, is_expired
-from shalekv.protocol.sst_table import ID_BYTES, SstTable
 
 RETENTION_HOLDER = "wal retention"  # of the lease by which the collector keeps compacted WAL
+SIZE_BYTES = 8
 Sizes = dict[bytes | int, int]  # size in bytes of each object: SSTs and WAL objects by their ids
 
 
@@ -160,22 +161,25 @@ class Cutoffs:
 
 @dataclass(frozen=True, slots=True)
 class LiveObjects:
-    """The objects that one active manifest keeps."""
+    """The objects that one active manifest keeps: its SSTs, and the WAL from c on."""
 
     manifest_id: int
     wal_id_last_compacted: int | None
-    sst_ids: bytes  # 16 bytes each
+    sst_ids: bytes  # of the levels, 16 bytes each
+    sst_sizes: bytes  # 8 bytes for each SST of the levels, then for those of the loads
     loads: tuple[tuple[str, bytes], ...] = ()  # id of a pending load, and the ids of its SSTs
     origin_pins: frozenset[bytes] = frozenset()  # snapshots in other databases: `protocol.origins`
 
     @classmethod
     def of(cls, manifest: Manifest) -> LiveObjects:
         """Return the objects that a manifest keeps as long as it is active."""
+        levels, loads = manifest.leveled_ssts, manifest.pending_loads
         return cls(
             manifest.manifest_id,
             manifest.wal_id_last_compacted,
-            manifest.leveled_ssts.ids,
-            tuple((load.load_id, load.ssts.ids) for load in manifest.pending_loads),
+            levels.ids,
+            _own_sizes(manifest) + b"".join(load.ssts.sizes_bytes for load in loads),
+            tuple((load.load_id, load.ssts.ids) for load in loads),
             frozenset(needed_pins(manifest)),
         )
 
@@ -184,6 +188,26 @@ class LiveObjects:
         """The first WAL object that is kept: c itself, or 0 if nothing is compacted."""
         return self.wal_id_last_compacted or 0
 
+    def sizes(self, wal_bytes: Mapping[int, int]) -> Sizes:
+        """Return the size of each object that is kept; `wal_bytes` has those of all WAL objects.
+
+        The size of an SST in another database is 0: this database does not keep it.
+        """
+        ids = chain(unpacked(self.sst_ids), *(unpacked(ids) for _, ids in self.loads))
+        sizes = struct.unpack(f"<{len(self.sst_sizes) // SIZE_BYTES}Q", self.sst_sizes)
+        kept: Sizes = dict(zip(ids, sizes, strict=True))
+        kept.update((w, size) for w, size in wal_bytes.items() if w >= self.first_wal_id)
+        return kept
+
+
+def _own_sizes(manifest: Manifest) -> bytes:
+    """Return the packed sizes of the SSTs of the levels: 0 for those in other databases."""
+    levels, foreign = manifest.leveled_ssts, foreign_ids(manifest.origins)
+    if not foreign:
+        return levels.sizes_bytes
+    sizes = (0 if info.id in foreign else info.size_bytes for info in levels)
+    return struct.pack(f"<{len(levels)}Q", *sizes)
+
 
 class Retention:
     """Judges the objects of one listing, by a manifest that was current after the listing."""
@@ -191,19 +215,19 @@ class Retention:
     def __init__(
         self,
         manifest: Manifest,
-        pins: Iterable[LiveObjects],
+        live: Iterable[LiveObjects],
         cutoffs: Cutoffs,
         *,
         fences: Collection[str] = (),
         retained: int | None = None,
     ) -> None:
-        """Judge by `manifest`, and by the `pins` of all active manifests.
+        """Judge by `manifest`, and by the `live` objects of all active manifests.
 
         `fences` are the names of the WAL objects that are fences, which are never collected (F1).
         WAL objects from `retained` on are kept in any case (see `retained_from`). Raises
-        `ValueError` if the pins of an active manifest are missing.
+        `ValueError` if the live objects of an active manifest are missing.
         """
-        by_id = _by_id(manifest, pins)
+        by_id = _by_id(manifest, live)
         self._manifest_id = manifest.manifest_id
         self._leases = manifest.leases
         self._cutoffs = cutoffs
@@ -261,13 +285,13 @@ def active_ids(manifest: Manifest) -> frozenset[int]:
     return frozenset((manifest.manifest_id, *(s.manifest_id for s in manifest.snapshots)))
 
 
-def first_kept_wal_id(manifest: Manifest, pins: Iterable[LiveObjects]) -> int:
+def first_kept_wal_id(manifest: Manifest, live: Iterable[LiveObjects]) -> int:
     """Return the first WAL object that a manifest, a snapshot or a lease keeps.
 
     Objects before it may be deleted, unless they are fences, retained or too young. Arguments and
     errors are those of `Retention`.
     """
-    return _wal_holds(manifest, _by_id(manifest, pins))[-1].first
+    return _wal_holds(manifest, _by_id(manifest, live))[-1].first
 
 
 def snapshot_label(snapshot: Snapshot) -> str:
@@ -275,8 +299,8 @@ def snapshot_label(snapshot: Snapshot) -> str:
     return snapshot.name or snapshot.id.hex()
 
 
-def _by_id(manifest: Manifest, pins: Iterable[LiveObjects]) -> dict[int, LiveObjects]:
-    by_id = {each.manifest_id: each for each in pins}
+def _by_id(manifest: Manifest, live: Iterable[LiveObjects]) -> dict[int, LiveObjects]:
+    by_id = {each.manifest_id: each for each in live}
     missing = sorted(active_ids(manifest) - by_id.keys())
     if missing:
         raise ValueError(f"manifests {missing} are active, and what they keep is not known")
@@ -325,10 +349,10 @@ def _kept_ssts(manifest: Manifest, by_id: dict[int, LiveObjects]) -> dict[bytes,
         keep(ids, RetentionVerdict(Reason.PENDING_LOAD, load_id))
     # Of several snapshots of one manifest, the first is the reason that is given.
     for manifest_id, detail in dict(reversed([*_pinned(manifest)])).items():
-        pins = by_id[manifest_id]
+        live = by_id[manifest_id]
         verdict = RetentionVerdict(Reason.SNAPSHOT, detail)
-        keep(pins.sst_ids, verdict)
-        for _, ids in pins.loads:
+        keep(live.sst_ids, verdict)
+        for _, ids in live.loads:
             keep(ids, verdict)
     return kept
 
@@ -347,9 +371,9 @@ def _wal_holds(manifest: Manifest, by_id: dict[int, LiveObjects]) -> tuple[_WalH
     current = _WalHold(own.first_wal_id, RetentionVerdict(Reason.NOT_BELOW_C, _c_of(own)))
     others = [current]
     for manifest_id, detail in _pinned(manifest, with_wal=True):
-        pins = by_id[manifest_id]
-        verdict = RetentionVerdict(Reason.NOT_BELOW_C, f"{_c_of(pins)}, snapshot {detail}")
-        others.append(_WalHold(pins.first_wal_id, verdict))
+        live = by_id[manifest_id]
+        verdict = RetentionVerdict(Reason.NOT_BELOW_C, f"{_c_of(live)}, snapshot {detail}")
+        others.append(_WalHold(live.first_wal_id, verdict))
     others += [
         _WalHold(lease.wal_id_min, RetentionVerdict(Reason.LEASE, lease.holder))
         for lease in manifest.leases
@@ -358,9 +382,9 @@ def _wal_holds(manifest: Manifest, by_id: dict[int, LiveObjects]) -> tuple[_WalH
     return current, min(others, key=lambda hold: hold.first)
 
 
-def _c_of(pins: LiveObjects) -> str:
-    c = "none" if pins.wal_id_last_compacted is None else str(pins.wal_id_last_compacted)
-    return f"c is {c} in manifest {pins.manifest_id}"
+def _c_of(live: LiveObjects) -> str:
+    c = "none" if live.wal_id_last_compacted is None else str(live.wal_id_last_compacted)
+    return f"c is {c} in manifest {live.manifest_id}"
 
 
 def is_lease_expired(lease: Lease, now_s: float) -> bool:
@@ -459,37 +483,6 @@ def retain_wal(manifest: Manifest, wal_id_min: int | None) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """The objects that one active manifest keeps, and their sizes, packed: 24 bytes per SST."""
-
-    sst_ids: bytes
-    sst_sizes: bytes
-    first_wal_id: int  # the first WAL object that is kept: c itself
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> Holdings:
-        """Return the objects in its own database that a manifest keeps, pending loads included."""
-        levels = manifest.leveled_ssts
-        if manifest.origins:
-            foreign = foreign_ids(manifest.origins)
-            levels = SstTable.from_infos(info for info in levels if info.id not in foreign)
-        tables = (levels, *(load.ssts for load in manifest.pending_loads))
-        return cls(
-            b"".join(table.ids for table in tables),
-            b"".join(table.sizes_bytes for table in tables),
-            manifest.wal_id_last_compacted or 0,
-        )
-
-    def sizes(self, wal_bytes: Mapping[int, int]) -> Sizes:
-        """Return the size of each object that is kept; `wal_bytes` has those of all WAL objects."""
-        count = len(self.sst_ids) // ID_BYTES
-        ids = (id_ for (id_,) in struct.iter_unpack(f"{ID_BYTES}s", self.sst_ids))
-        kept: Sizes = dict(zip(ids, struct.unpack(f"<{count}Q", self.sst_sizes), strict=True))
-        kept.update((w, size) for w, size in wal_bytes.items() if w >= self.first_wal_id)
-        return kept
-
-
-@dataclass(frozen=True, slots=True)
 class PinnedBytes:
     """A snapshot, and the bytes that it keeps and the current manifest does not.
 
@@ -504,26 +497,26 @@ class PinnedBytes:
 
 def pinned_by_snapshots(
     current: Manifest,
-    known: Mapping[int, Holdings],
+    known: Mapping[int, LiveObjects],
     *,
     now_s: float,
     wal_bytes: Mapping[int, int] | None = None,
 ) -> list[PinnedBytes]:
     """Return the unexpired snapshots of the current manifest, in its order, with their bytes.
 
-    `known` has the holdings of manifests by id, `wal_bytes` the sizes of the WAL objects (None:
+    `known` has the live objects of manifests by id, `wal_bytes` the sizes of the WAL objects (None:
     the WAL is not counted).
     """
     snapshots = [each for each in current.snapshots if not is_expired(each, now_s)]
     wal = wal_bytes or {}
-    own = Holdings.of(current)
+    own = LiveObjects.of(current)
     kept = own.sizes(wal)
     beyond: dict[bytes, Sizes] = {}
     for snapshot in snapshots:
         is_own = snapshot.manifest_id == current.manifest_id
-        holdings = own if is_own else known.get(snapshot.manifest_id)
-        if holdings is not None:
-            sizes = holdings.sizes({} if snapshot.ssts_only else wal)
+        live = own if is_own else known.get(snapshot.manifest_id)
+        if live is not None:
+            sizes = live.sizes({} if snapshot.ssts_only else wal)
             beyond[snapshot.id] = {key: sizes[key] for key in sizes.keys() - kept.keys()}
     holders = Counter(chain.from_iterable(beyond.values()))
     return [_pinned_by(snapshot, beyond.get(snapshot.id), holders) for snapshot in snapshots]

@@ -1,11 +1,17 @@
 """Snapshots: edits of the manifest that keep the objects of a manifest readable. Pure.
 
-A snapshot names a manifest and keeps its objects readable until it expires by the store's clock.
-A manifest is *active* if it is the current one, or if an unexpired snapshot in the current one
-names it. A collector keeps all objects of active manifests (`protocol.retention`). It deletes
-nothing that a snapshot protected before it has published a manifest without that snapshot (F3). So
-a snapshot that is found in the current manifest protects its objects, and one that is gone or has
-expired can be neither renewed nor shared.
+A snapshot names a manifest and keeps its objects readable until it expires by the store's clock:
+
+1. `create_snapshot` adds it to the manifest that the edit creates, and lets it name that same
+   manifest. So no time passes between reading a state and protecting it.
+2. Each later edit copies the snapshot. A manifest is *active* if it is the current one, or if an
+   unexpired snapshot in the current one names it.
+3. A collector keeps all objects of active manifests: `protocol.retention.LiveObjects`.
+4. It publishes a manifest without a snapshot before it deletes what that snapshot protected (F3).
+
+So a snapshot that is found in the current manifest protects its objects, and one that is gone or
+has expired can be neither renewed nor shared. A process protects the versions that it reads in this
+way (`read.version_set`); a user names a state with it (`write.snapshots`).
 """
 
 from __future__ import annotations
@@ -58,10 +64,12 @@ def create_snapshot(
     name: str = "",
     created_ms: int = 0,
 ) -> Manifest:
-    """Return the manifest with a snapshot of the manifest that this edit makes.
+    """Return the manifest with a snapshot of the manifest that this edit creates.
 
-    An edit that is repeated after a conflict leaves one snapshot. Raises `SnapshotExists` if
-    another snapshot has the name.
+    Once that manifest is current, collectors keep its SSTs, and its WAL from c on, until
+    `expire_time_s` (seconds by the store's clock; `NEVER`). `created_ms` is the logical time by
+    which reads judge the expiry of values. An edit that is repeated after a conflict leaves one
+    snapshot. Raises `SnapshotExists` if another snapshot has the name.
     """
     others = tuple(each for each in manifest.snapshots if each.id != snapshot_id)
     if name and any(each.name == name for each in others):
@@ -86,7 +94,9 @@ def share_snapshot(
     name: str = "",
     manifest_checksum: int = 0,
 ) -> Manifest:
-    """Return the manifest with a second snapshot of the state of the snapshot `shared_id`.
+    """Return the manifest with a second snapshot of the manifest that `shared_id` names.
+
+    It protects the same objects, also after the first one is removed.
 
     `manifest_checksum` is the checksum of the manifest object that it names; it is used if the
     shared snapshot has none. Raises `SnapshotNotFound` if the shared snapshot is gone or has
@@ -141,7 +151,7 @@ def maintain_snapshots(
     """Return the manifest after the edit of a process that reads several versions.
 
     The snapshots `renewed` expire at `expire_time_s`, and the snapshots `removed` are dropped.
-    With `created`, a snapshot of the manifest that this edit makes is added. A renewed snapshot
+    With `created`, a snapshot of the manifest that this edit creates is added. A renewed snapshot
     that is gone is not created again: the objects that it protected may be deleted (F3).
     """
     kept = remove_snapshots(manifest, removed)

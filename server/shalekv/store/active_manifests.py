@@ -26,15 +26,17 @@ ResultT = TypeVar("ResultT")
 
 
 class ActiveManifests:
-    """Cache of the pins of the active manifests of one database."""
+    """Cache of the objects that the active manifests of one database keep."""
 
     def __init__(self, store: CasStore) -> None:
         """Start empty."""
         self._store = store
         self._known: dict[Listed, LiveObjects] = {}
 
-    async def pins(self, manifest: Manifest, listing: Iterable[Listed]) -> list[LiveObjects]:
-        """Return the pins of all manifests that are active when `manifest` is current.
+    async def live_objects(
+        self, manifest: Manifest, listing: Iterable[Listed]
+    ) -> list[LiveObjects]:
+        """Return the objects of each manifest that is active when `manifest` is current.
 
         `listing` is a list of the store: a manifest whose object was replaced is read again.
         Raises `CorruptObject`, and `IllegalState` when a manifest is missing: the caller must not
@@ -47,17 +49,17 @@ class ActiveManifests:
             if each.folder is Folder.MANIFEST and each.number in wanted
         }
         self._known = {each: self._known[each] for each in listed.values() if each in self._known}
-        found = {pins.manifest_id: pins for pins in self._known.values()}
+        found = {live.manifest_id: live for live in self._known.values()}
         unread = sorted(wanted - found.keys())
 
         async def read() -> None:
             while unread:
                 manifest_id = unread.pop()
                 pinned, _ = await read_pinned(self._store, manifest, manifest_id)
-                pins = LiveObjects.of(pinned)
-                found[manifest_id] = pins
+                live = LiveObjects.of(pinned)
+                found[manifest_id] = live
                 if manifest_id in listed:
-                    self._known[listed[manifest_id]] = pins
+                    self._known[listed[manifest_id]] = live
 
         await in_parallel(read, min(READS_MAX, len(unread)))
         return [LiveObjects.of(manifest), *found.values()]

@@ -29,7 +29,7 @@ from shalekv.format.manifest import decode_manifest
 from shalekv.format.names import manifest_name
 from shalekv.protocol.manifest import Manifest, Snapshot
 from shalekv.protocol.origins import is_pin
-from shalekv.protocol.retention import Holdings, PinnedBytes, pinned_by_snapshots
+from shalekv.protocol.retention import LiveObjects, PinnedBytes, pinned_by_snapshots
 from shalekv.protocol.snapshot import (
     NEVER,
     create_snapshot,
@@ -218,7 +218,7 @@ class Snapshots:
             async for info in self._store.reads.list(names.WAL_FOLDER)
             if (wal_id := names.parse_wal_name(info.name)) is not None
         }
-        known = {manifest_id: Holdings.of(each) for manifest_id, each in manifests.items()}
+        known = {manifest_id: LiveObjects.of(each) for manifest_id, each in manifests.items()}
         found = pinned_by_snapshots(current, known, now_s=now_s, wal_bytes=wal_bytes)
         pinned = {each.snapshot.id: each for each in found}
         return [
@@ -362,7 +362,7 @@ class SnapshotUsage:
 
     def __init__(self, store: CasStore) -> None:
         self._store = store
-        self._known: dict[int, Holdings] = {}
+        self._known: dict[int, LiveObjects] = {}
 
     def known(self, current: Manifest, now_s: float) -> list[PinnedBytes]:
         """What is known so far, without reading anything."""
@@ -378,19 +378,19 @@ class SnapshotUsage:
             del self._known[manifest_id]
         unread = sorted(wanted - self._known.keys() - {current.manifest_id})
         for manifest_id in unread[: MANIFESTS_MAX - len(self._known)]:
-            holdings = await self._read(manifest_id)
-            if holdings is not None:
-                self._known[manifest_id] = holdings
+            live = await self._read(manifest_id)
+            if live is not None:
+                self._known[manifest_id] = live
         return await self._store.runtime.workers.run(self.known, current, now_s)
 
-    async def _read(self, manifest_id: int) -> Holdings | None:
+    async def _read(self, manifest_id: int) -> LiveObjects | None:
         name = manifest_name(manifest_id)
         try:
             data = (await self._store.reads.get(name)).data
             manifest = await self._store.runtime.workers.run(decode_manifest, name, data)
         except (CorruptObject, StoreError):
             return None  # `shalekv fsck` reports what is wrong with it
-        return Holdings.of(manifest)
+        return LiveObjects.of(manifest)
 
 
 class SnapshotSeqs:

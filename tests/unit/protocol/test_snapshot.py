@@ -9,7 +9,7 @@ import pytest
 
 from shalekv.errors import SnapshotExists, SnapshotNotFound
 from shalekv.protocol.manifest import Manifest, PendingLoad, Snapshot
-from shalekv.protocol.retention import Holdings, pinned_by_snapshots
+from shalekv.protocol.retention import LiveObjects, pinned_by_snapshots
 from shalekv.protocol.snapshot import (
     NEVER,
     active_manifest_ids,
@@ -128,8 +128,8 @@ def manifest(manifest_id: int, *numbers: int, c: int | None = None, **fields: ob
 def pins(
     current: Manifest, *known: Manifest, wal_bytes: dict[int, int] | None = None
 ) -> dict[str, tuple[int | None, int | None]]:
-    holdings = {each.manifest_id: Holdings.of(each) for each in known}
-    found = pinned_by_snapshots(current, holdings, now_s=NOW_S, wal_bytes=wal_bytes)
+    live = {each.manifest_id: LiveObjects.of(each) for each in known}
+    found = pinned_by_snapshots(current, live, now_s=NOW_S, wal_bytes=wal_bytes)
     return {each.snapshot.name: (each.size_bytes, each.alone_bytes) for each in found}
 
 

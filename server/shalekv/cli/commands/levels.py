@@ -35,7 +35,7 @@ from shalekv.protocol.manifest import (
     total_bytes,
 )
 from shalekv.protocol.origins import unpacked
-from shalekv.protocol.retention import Holdings, PinnedBytes, pinned_by_snapshots
+from shalekv.protocol.retention import LiveObjects, PinnedBytes, pinned_by_snapshots
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
@@ -110,7 +110,7 @@ async def _read(store: CasStore) -> LevelsFound:
         finding = active.findings[0]
         raise CorruptObject(finding.name, finding.offset or 0, finding.problem)
     sizes = await list_sizes(scope, active.first_wal_id)
-    known = {id_: Holdings.of(manifest) for id_, manifest in active.manifests.items()}
+    known = {id_: LiveObjects.of(manifest) for id_, manifest in active.manifests.items()}
     pinned = pinned_by_snapshots(current, known, now_s=active.now_s, wal_bytes=sizes)
     first = current.first_uncompacted_wal_id
     return LevelsFound(
