@@ -90,7 +90,7 @@ async def _contents_row(stage: Stage, sst: Sst) -> str:
     name = sst.properties.name
     stored = await stage.sim.store_for("reader").get(name)
     epoch = sst.properties.writer_epoch
-    # Objects carry the epoch as user metadata as well (seed 000, "Attributes").
+    # Objects carry the epoch as user metadata as well.
     assert stored.metadata == {"writer_epoch": str(epoch)}
     slot = int(name.removesuffix(".sst").rpartition("/")[2]) - stage.first_slot
     pairs = [f"{entry.key.decode()}={entry.value.decode()}" for entry in sst.entries()]

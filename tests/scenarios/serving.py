@@ -176,9 +176,8 @@ class CreatorProcess(Jobs[ObjectStore]):
         self.told = type(await self.role.create(name, f"of {self.name}".encode())).__name__
 
 
-# A writer learns that it was fenced where the seeds let it: at a slot, not by a poll in between,
-# and not when it renews its snapshot. And what a scenario holds for long does not end by a
-# deadline.
+# A writer learns at a slot that it was fenced, not by a poll in between, and not when it renews its
+# snapshot. A request that a scenario holds for long does not end by a deadline.
 _HOUR_MS = 3_600_000
 _DAY_S = 86_400
 _WRITER = {

@@ -175,7 +175,7 @@ def is_healthy(stage: Stage, node: str, health: str) -> None:
 
 @sentence(rf"{NODE} holds (?P<trimmed>\.\.\. ?)?(?P<committed>[^|]*)\|(?P<in_flight>[^|]*)")
 def holds(stage: Stage, node: str, trimmed: str | None, committed: str, in_flight: str) -> None:
-    """The seed's picture: what is archived only, completed as far as it knows, and in flight."""
+    """Compare the log: archived only, committed as far as the member knows, and in flight."""
     it = stage.nodes[node]
     assert it.state is not None
     records = it.readable()
