@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from shalekv.errors import InvalidSetting
 from shalekv.settings.model import Settings
+from shalekv.settings.retired import retirement
 
 Key: TypeAlias = bytes | str  # a text stands for its UTF-8
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -29,7 +30,14 @@ def settings_of(
     try:
         return model.model_validate(dict(given or {}))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{prefix}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-        )
-        raise InvalidSetting(problems) from None
+        problems = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+        raise InvalidSetting(
+            "; ".join(
+                f"{prefix}{name}{_retirement(name) or f': {text}'}" for name, text in problems
+            )
+        ) from None
+
+
+def _retirement(name: str) -> str:
+    advice = retirement(name, lambda key: key.partition(".")[2])
+    return advice and f" {advice}"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from shalekv.cli.console import connection
 from shalekv.cli.console.configuration import ADDRESS_VARIABLE, load_settings
-from shalekv.cli.console.settings_flags import settings_of
+from shalekv.cli.console.exit_codes import ExitCode, exit_code_of
+from shalekv.cli.console.settings_flags import flag_of, settings_of, variable_of
+from shalekv.cli.main import shalekv
 from shalekv.errors import InvalidSetting
-from shalekv.settings import WriterConfig
+from shalekv.settings import AnyConfig, WriterConfig
+from shalekv.settings.retired import REMOVED, RENAMED
 
 URL = {"url": "memory://trial"}
 
@@ -105,3 +110,35 @@ def test_the_variable_of_clients_is_no_mistake(monkeypatch: pytest.MonkeyPatch) 
     assert connection.ADDRESS_VARIABLE == ADDRESS_VARIABLE
     monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:7654")
     assert load_settings(URL, None, WriterConfig).database.url == URL["url"]
+
+
+def test_retired_settings_are_no_settings_and_new_names_are() -> None:
+    """No setting has a retired name, not in another group either, since names are flags."""
+    names = {setting.name for setting in settings_of(AnyConfig)}
+    keys = {setting.toml_key for setting in settings_of(AnyConfig)}
+    retired = [key.partition(".")[2] for key in (*RENAMED, *REMOVED)]
+    assert len(set(retired)) == len(retired)
+    assert names & set(retired) == set()
+    assert set(RENAMED.values()) <= keys
+
+
+@pytest.mark.parametrize("key", [*RENAMED, *REMOVED])
+def test_a_retired_setting_is_refused_with_what_became_of_it(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a flag, a variable or a key: the error names the successor, or says what decides now."""
+
+    def advice(form: Callable[[str], str]) -> str:
+        if key in RENAMED:
+            return f"{form(key)} was renamed to {form(RENAMED[key])}"
+        return f"{form(key)} was removed: {REMOVED[key]}"
+
+    command = ["serve", "--url", URL["url"], flag_of(key), "1"]
+    by_flag = CliRunner().invoke(shalekv, command)
+    assert by_flag.exit_code == ExitCode.USAGE == exit_code_of(InvalidSetting(""))
+    assert f"Error: {advice(flag_of)}\n" in by_flag.output
+    group, _, name = key.partition(".")
+    file = _file(tmp_path, f"[{group}]\n{name} = 1")
+    assert _problem(URL, file) == f"{file}: {advice(str)}"
+    monkeypatch.setenv(variable_of(key), "1")
+    assert _problem(URL) == advice(variable_of)

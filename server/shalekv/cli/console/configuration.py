@@ -26,12 +26,13 @@ from pydantic_settings import (
 from shalekv.cli.console.settings_flags import (
     ENVIRONMENT_PREFIX,
     NESTED,
-    REMOVED,
     Setting,
     settings_of,
+    variable_of,
 )
 from shalekv.errors import InvalidSetting
 from shalekv.settings import AnyConfig, Settings
+from shalekv.settings.retired import retirement
 
 CONFIG_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
 # Read by the commands that talk to a server. `serve` must not refuse it as an unknown setting.
@@ -116,11 +117,14 @@ def _read_toml(file: Path) -> Nested:
 
 def _refuse_unknown_variables(known: Iterable[Setting]) -> None:
     names = {setting.variable for setting in known} | {CONFIG_VARIABLE, ADDRESS_VARIABLE}
-    unknown = [
-        f"{name} is in the environment, and there is no such setting{_suggest(name, names)}"
-        for name in sorted(os.environ)
-        if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in names
-    ]
+    unknown = []
+    for name in sorted(os.environ):
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in names:
+            if advice := retirement(name.upper(), variable_of):
+                unknown.append(f"{name} {advice}")
+            else:
+                hint = _suggest(name, names)
+                unknown.append(f"{name} is in the environment, and there is no such setting{hint}")
     if unknown:
         raise InvalidSetting("\n".join(unknown))
 
@@ -137,18 +141,16 @@ def _refuse_unknown_keys(known: Iterable[Setting], values: Nested, file: Path) -
             unknown.append(f"{file}: {group} must be a table: write [{group}] above its keys")
         else:
             found = {f"{group}.{name}" for name in members}
-            unknown += [
-                f"{file}: there is no setting {key}{_suggest(key, keys)}"
-                for key in sorted(found - keys)
-            ]
+            for key in sorted(found - keys):
+                if advice := retirement(key, str):
+                    unknown.append(f"{file}: {key} {advice}")
+                else:
+                    unknown.append(f"{file}: there is no setting {key}{_suggest(key, keys)}")
     if unknown:
         raise InvalidSetting("\n".join(unknown))
 
 
 def _suggest(name: str, names: Iterable[str]) -> str:
-    for setting in REMOVED:
-        if name == setting.toml_key or name.upper() == setting.variable:
-            return f": {setting.field.description}"
     close = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -52,9 +52,20 @@ class LazyCommands(click.Group):
                 yield name, command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; exit with `INTERRUPTED` if it does not handle Ctrl-C itself."""
+        """Run the command; exit with `INTERRUPTED` if it does not handle Ctrl-C itself.
+
+        Raises `UsageError` that says what became of a retired setting whose flag is given.
+        """
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            from shalekv.cli.console.settings_flags import flag_of  # noqa: PLC0415 - slow
+            from shalekv.settings.retired import retirement  # noqa: PLC0415 - slow
+
+            advice = retirement(error.option_name, flag_of)
+            if not advice:
+                raise
+            raise click.UsageError(f"{error.option_name} {advice}", error.ctx) from None
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             raise SystemExit(ExitCode.INTERRUPTED) from None

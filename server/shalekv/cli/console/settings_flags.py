@@ -40,12 +40,12 @@ class Setting:
     @property
     def flag(self) -> str:
         """Such as ``--flush-interval-ms``; unique, since no two groups share a field name."""
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.toml_key)
 
     @property
     def variable(self) -> str:
         """Such as ``SHALEKV_WRITER__FLUSH_INTERVAL_MS``."""
-        return f"{ENVIRONMENT_PREFIX}{self.group}{NESTED}{self.name}".upper()
+        return variable_of(self.toml_key)
 
     @property
     def toml_key(self) -> str:
@@ -123,17 +123,14 @@ class Setting:
         return str(number)
 
 
-# Removed settings, with the reason why a configuration that still has one is refused.
-REMOVED = (
-    Setting(
-        "collector",
-        "fence_age_s",
-        FieldInfo(
-            description="fences are never deleted any more, since a writer that was stalled for "
-            "longer than their age lost acknowledged writes. Remove this setting"
-        ),
-    ),
-)
+def flag_of(toml_key: str) -> str:
+    """The flag of a setting, such as ``--flush-bytes``, by its key."""
+    return "--" + toml_key.partition(".")[2].replace("_", "-")
+
+
+def variable_of(toml_key: str) -> str:
+    """The environment variable of a setting by its key."""
+    return f"{ENVIRONMENT_PREFIX}{toml_key.replace('.', NESTED)}".upper()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +196,6 @@ class SettingsCommand(click.Command):
     """A command whose --help shows its settings under their components."""
 
     model: type[Settings]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments; explain why a removed flag is refused."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            for setting in REMOVED:
-                if error.option_name == setting.flag:
-                    message = f"there is no {setting.flag}: {setting.field.description}"
-                    raise click.UsageError(message, ctx) from None
-            raise
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the settings by component, then the other flags."""
