@@ -50,14 +50,14 @@ quick: .venv/dev.stamp ## Lint, types, layers and unit tests: 2 minutes
 	@$(PYTEST) $(SIDE_BY_SIDE) --durations=5 tests/style tests/unit $(ARGS)
 
 # The simulation fills all cores by itself, so it has them alone; everything else shares them. With
-# ARGS (`make test ARGS="-k fence"`) all tests are one run. What takes minutes on a fresh machine is
+# ARGS (`make test ARGS="-k fence"`) all tests are one run. `check` has run tests/style. What takes minutes on a fresh machine is
 # checked and fetched side by side.
 .PHONY: test
 test: java ## All that a change must pass: 15 minutes (failed tests again: ARGS=--lf)
 	@$(MAKE) --jobs=2 check $(TOOLS)
 ifeq ($(ARGS),)
 	@status=0; $(PYTEST) tests/sim || status=$$?; \
-	  $(PYTEST) $(SIDE_BY_SIDE) --ignore=tests/sim || status=$$?; exit $$status
+	  $(PYTEST) $(SIDE_BY_SIDE) --ignore=tests/sim --ignore=tests/style || status=$$?; exit $$status
 else
 	@$(PYTEST) $(SIDE_BY_SIDE) $(ARGS)
 endif
@@ -101,7 +101,7 @@ servers: .venv/dev.stamp
 	@$(BIN)/python -m tests.servers.obtain
 
 .PHONY: check
-check: check-code check-types check-layers check-protos ## Lint, format, types, layers, protos (make -k check: don't stop early)
+check: check-code check-types check-layers check-protos check-style ## Lint, types, layers, protos, house rules (make -k check: don't stop early)
 
 .PHONY: check-code
 check-code: .venv/dev.stamp
@@ -115,6 +115,11 @@ check-types: .venv/dev.stamp
 .PHONY: check-layers
 check-layers: .venv/dev.stamp
 	@$(BIN)/lint-imports --no-logo --no-cache
+
+# The house rules, and that the documents name what exists.
+.PHONY: check-style
+check-style: .venv/dev.stamp
+	@$(PYTEST) -q --durations=0 --durations-min=10 tests/style
 
 .PHONY: format
 format: .venv/dev.stamp ## Format the code, and mend what ruff can mend
