@@ -77,7 +77,7 @@ async def test_many_clients(in_flight: int, puts: int) -> None:
     store = CountingStore(slow)
     groups = {
         "writer": {"max_parallel_writes": in_flight, "queued_bytes_max": QUEUE_BYTES}
-        | {"waiting_bytes_max": WAITING_BYTES, "queue_wait_ms": 60_000},
+        | {"admission_waiting_bytes_max": WAITING_BYTES, "admission_timeout_ms": 60_000},
         "store": {"retry_initial_ms": 1},
     }
     seqs: set[int] = set()
@@ -119,8 +119,8 @@ async def test_ten_times_the_bound() -> None:
     had let in is acknowledged as soon as the store goes on, and then it serves all by itself.
     """
     store = SlowStore()
-    writer = {"queued_bytes_max": QUEUE_BYTES, "waiting_bytes_max": QUEUE_BYTES}
-    writer |= {"queue_wait_ms": 300, "retry_after_ms": 40}
+    writer = {"queued_bytes_max": QUEUE_BYTES, "admission_waiting_bytes_max": QUEUE_BYTES}
+    writer |= {"admission_timeout_ms": 300, "retry_after_ms": 40}
     fitting = QUEUE_BYTES // (len(LARGE) + ENTRY_OVERHEAD_BYTES + len(b"000"))
     async with (
         asyncio.timeout(DEADLINE_S),

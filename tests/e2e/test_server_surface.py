@@ -163,7 +163,11 @@ async def test_a_taken_port_fences_nobody(processes: Processes, tmp_path: Path) 
         (["--url", "file:///nowhere/at/all"], ExitCode.DATABASE_NOT_FOUND, "/nowhere/at/all"),
         (["--url", "s4://bucket/db"], ExitCode.USAGE, "s4"),
         ([], ExitCode.USAGE, "--url is missing"),
-        (["--url", "memory://x", "--queue-wait-ms", "-1"], ExitCode.USAGE, "--queue-wait-ms"),
+        (
+            ["--url", "memory://x", "--admission-timeout-ms", "-1"],
+            ExitCode.USAGE,
+            "--admission-timeout-ms",
+        ),
         (["--url", "memory://x", "--listen", "0.0.0.0:0"], ExitCode.USAGE, "--insecure"),
         (
             ["--url", "memory://x", "--open-once", "--elect", "bucket"],

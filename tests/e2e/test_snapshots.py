@@ -25,7 +25,7 @@ CLOCK = b"gone when they are over"
 KEYS = [b"%04d" % number for number in range(600)]
 # A batch of all keys passes by the memtable, a message has few of them, and blocks are read anew.
 SMALL_READS = ("--scan-message-bytes", "8192", "--block-cache-bytes", "1048576")
-SMALL = ("--skip-memtable-bytes", "65536", *SMALL_READS)
+SMALL = ("--direct-ingest-bytes", "65536", *SMALL_READS)
 QUICK = ("--poll-interval-ms", "20", "--manifest-interval-ms", "200")
 
 

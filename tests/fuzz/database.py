@@ -116,7 +116,7 @@ async def made() -> Made:
             logged = await snapshot(writer, "with a log")
     await back_up(place, backups)
     async with roles_at(place, 4) as roles:
-        writer = await roles.open_writer(skip_memtable_bytes=LOAD_BYTES)
+        writer = await roles.open_writer(direct_ingest_bytes=LOAD_BYTES)
         async with running(writer):
             await last_writes(writer)
     return Made(place, backups, (kept, logged))

@@ -93,7 +93,7 @@ async def api_writes(making: Making, client: Client) -> None:
 
 async def everything(making: Making) -> dict[str, Any]:
     """All kinds of objects: levels, records, loads, a snapshot, and a log that is not compacted."""
-    alone = ("--no-with-compactor", "--no-with-collector", "--skip-memtable-bytes", "65536")
+    alone = ("--no-with-compactor", "--no-with-collector", "--direct-ingest-bytes", "65536")
     small = ("--once", "--wal-trigger-age-ms", "0", "--sst-bytes", "65536", "--block-bytes", "1024")
     compact = ("compactor", "--url", making.url, *small, "--l0-trigger-count")
     server = await making.serve(*alone)

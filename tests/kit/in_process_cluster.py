@@ -80,7 +80,7 @@ class Household:
 
     async def collect(self) -> CollectReport:
         await self.runtime.clock.sleep_ms(self.tick_ms + 10)
-        settings = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
+        settings = CollectorSettings(collect_age_s=0, foreign_file_age_s=0, wal_retention_s=0)
         cas = CasStore(self.store(), self.runtime, StoreSettings())
         return await CollectJob(cas, settings).collect()
 

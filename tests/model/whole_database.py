@@ -41,7 +41,7 @@ from tests.sim.tiny import draw_collector, draw_compactor, draw_writer
 T = TypeVar("T")
 
 EPOCH_MS = 1_700_000_000_000
-SKIP_MEMTABLE_BYTES = 900  # larger batches become files of the levels at once
+DIRECT_INGEST_BYTES = 900  # larger batches become files of the levels at once
 PATIENCE_MS = 20_000.0
 
 
@@ -86,7 +86,7 @@ class WholeDatabase:
         self._writes = node = self._node("writer")
         drawn = draw_writer(Random(seed))
         update = {
-            "skip_memtable_bytes": SKIP_MEMTABLE_BYTES,
+            "direct_ingest_bytes": DIRECT_INGEST_BYTES,
             "idempotency_window_s": 86_400,
             "uncompacted_loads_max_count": 10_000,  # whether anybody compacts is drawn
         }

@@ -21,9 +21,9 @@ from shalekv.settings import (
 WINDOW_S = 86_400
 LIVES_S = (3, 8, 20)  # of snapshots and leases, at pace 1
 OPEN_TTL_S = 40  # of the snapshots of openers
-NARROW = {"queued_bytes_max": 5_000, "waiting_bytes_max": 4_000}  # a few writes fill them
+NARROW = {"queued_bytes_max": 5_000, "admission_waiting_bytes_max": 4_000}  # a few writes fill them
 LOADING = {
-    "skip_memtable_bytes": 1_000,  # whatever no condition decides is above
+    "direct_ingest_bytes": 1_000,  # whatever no condition decides is above
     "uncompacted_loads_max_count": 10_000,  # in peace no compactor runs
 }
 
@@ -88,8 +88,8 @@ def draw_compactor(random: Random, pace: float) -> CompactorConfig:
             "level_multiplier_count": random.choice([2, 4]),
             "compaction_bytes_max": random.choice([1_000, 1 << 20]),
             "tombstone_age_s": random.choice([1, 5]),
-            "record_kept_s": WINDOW_S,
-            "expired_kept_s": random.choice([0, 0, 2, 3_600]),
+            "idempotency_record_kept_s": WINDOW_S,
+            "expired_value_kept_s": random.choice([0, 0, 2, 3_600]),
             "compactor_lease_ttl_s": math.ceil(random.choice(LIVES_S) * pace),
         }
     )
@@ -100,6 +100,6 @@ def draw_collector(random: Random, pace: float) -> CollectorSettings:
     return CollectorSettings(
         collect_interval_ms=max(10, int(random.choice([100, 1_000]) * pace)),
         collect_age_s=random.choice([0, 0, 1, 5]),
-        foreign_age_s=5,
+        foreign_file_age_s=5,
         wal_retention_s=0,
     )

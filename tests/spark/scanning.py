@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 # Everything is compacted and collected at once, and batches that are large become loads.
 BUSY = tuple(part for name, value in TINY.items() for part in (f"--{name}", str(value)))
-LOADS = ("--skip-memtable-bytes", "65536")
+LOADS = ("--direct-ingest-bytes", "65536")
 COLUMNS = ("key", "value", "seq", "expire_at")
 KEYS = 2_000
 

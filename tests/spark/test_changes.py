@@ -28,7 +28,7 @@ from tests.kit.processes.processes import Processes
 from tests.spark.conftest import SparkDatabase
 
 SERVE = (
-    *("--skip-memtable-bytes", "65536", "--watch-progress-ms", "20", "--flush-interval-ms", "0"),
+    *("--direct-ingest-bytes", "65536", "--watch-progress-ms", "20", "--flush-interval-ms", "0"),
     *("--expiry-sweep-interval-ms", "50", "--expiry-scan-interval-s", "1"),
     *("--wal-trigger-age-ms", "100", "--compactor-poll-ms", "50", "--fence-poll-ms", "100"),
 )

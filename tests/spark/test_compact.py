@@ -44,7 +44,7 @@ from tests.spark.conftest import SparkDatabase
 
 KEYS = [b"key%04d" % n for n in range(400)]
 LEVELS = {"sst_bytes": 65_536, "block_bytes": 4_096}
-COMPACTOR = {"subcompaction_memory_bytes": 8 * 1024 * 1024, "expired_kept_s": 0}
+COMPACTOR = {"subcompaction_memory_bytes": 8 * 1024 * 1024, "expired_value_kept_s": 0}
 SMALL = (
     *("--sst-bytes", "65536", "--subcompaction-memory-bytes", "8388608", "--block-bytes", "4096"),
     *("--wal-trigger-count", "1", "--l0-trigger-count", "2", "--base-level-bytes", "65536"),
@@ -262,8 +262,8 @@ def test_bad_input_is_refused_before_anything_is_done(
         compact(spark, url, "abc")  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="sst_bytez"):
         compact(spark, url, levels={"sst_bytez": 1})
-    with pytest.raises(InvalidSetting, match="expired_kept_s"):
-        compact(spark, url, compactor={"expired_kept_s": -1})
+    with pytest.raises(InvalidSetting, match="expired_value_kept_s"):
+        compact(spark, url, compactor={"expired_value_kept_s": -1})
     with pytest.raises(InvalidSetting, match="partition_bytes"):
         compact(spark, url, partition_bytes=0)
 

@@ -339,7 +339,7 @@ class CollectJob:
         cutoffs = Cutoffs.at(
             now_ms,
             collect_age_s=self._settings.collect_age_s,
-            foreign_age_s=self._settings.foreign_age_s,
+            foreign_file_age_s=self._settings.foreign_file_age_s,
             wal_retention_s=self._settings.wal_retention_s,
             wal_retention_bytes=self._settings.wal_retention_bytes,
         )

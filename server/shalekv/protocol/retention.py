@@ -146,13 +146,13 @@ class Cutoffs:
         now_ms: int,
         *,
         collect_age_s: int,
-        foreign_age_s: int,
+        foreign_file_age_s: int,
         wal_retention_s: int = 0,
         wal_retention_bytes: int = 0,
     ) -> Cutoffs:
         """Return the cutoffs at `now_ms`. No object younger than `collect_age_s` may be deleted."""
         cutoff_ms = max(now_ms - 1_000 * collect_age_s, 0)
-        foreign_ms = min(cutoff_ms, now_ms - 1_000 * foreign_age_s)
+        foreign_ms = min(cutoff_ms, now_ms - 1_000 * foreign_file_age_s)
         if not wal_retention_s:
             return cls(cutoff_ms, foreign_ms)
         retention = WalRetention(now_ms - 1_000 * wal_retention_s, wal_retention_bytes)

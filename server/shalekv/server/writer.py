@@ -180,7 +180,7 @@ def _memory_use(
     memory = MemoryUse(memory_budget(settings))
     memory.measure("memtable_bytes_max", lambda: engine.memory_bytes)
     memory.measure("queued_bytes_max", lambda: engine.admission.queued_bytes)
-    memory.measure("waiting_bytes_max", lambda: engine.admission.waiting_bytes)
+    memory.measure("admission_waiting_bytes_max", lambda: engine.admission.waiting_bytes)
     measure_reads(memory, engine, kv.scans, watches)
     return memory
 

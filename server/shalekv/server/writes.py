@@ -158,7 +158,7 @@ class Writes:
     ) -> Answer[ReplyT]:
         """Commit changes that do not depend on the state of the database.
 
-        A batch of more than `skip_memtable_bytes` is written to SST files of its own, and does not
+        A batch of more than `direct_ingest_bytes` is written to SST files of its own, and does not
         go through the memtable. Later writes of the same session do not overtake this one.
         """
         engine = self._engine
@@ -171,7 +171,7 @@ class Writes:
             return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
 
         durability = requests.durability(request.durability, is_quorum=self._is_quorum)
-        is_load = size_bytes > engine.skip_memtable_bytes
+        is_load = size_bytes > engine.direct_ingest_bytes
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
         key = request.header.idempotency_key

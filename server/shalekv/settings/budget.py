@@ -24,8 +24,8 @@ _SHARES = (
     _Share("writer", "memtable_bytes_max", 22),
     _Share("reader", "reader_memtable_bytes_max", 31),
     _Share("writer", "queued_bytes_max", 4),
-    _Share("writer", "waiting_bytes_max", 2),
-    _Share("quorum", "held_log_bytes_max", 3),
+    _Share("writer", "admission_waiting_bytes_max", 2),
+    _Share("quorum", "unarchived_log_bytes_max", 3),
     _Share("cache", "block_cache_bytes", 11),
     _Share("cache", "metadata_cache_bytes", 6),
     _Share("cache", "read_in_flight_bytes", 4),
@@ -56,7 +56,7 @@ _FOLLOWERS = (
     # Most values that expire before they are compacted fit.
     _Follower("writer", "expiry_tracked_bytes", _MEMTABLE, 1, 11, 1 * GIB),
     # A batch of this size has to fit beside others.
-    _Follower("writer", "skip_memtable_bytes", _MEMTABLE, 1, 8, 16 * MIB),
+    _Follower("writer", "direct_ingest_bytes", _MEMTABLE, 1, 8, 16 * MIB),
     # An entry of 16 + 100 bytes takes 436 bytes of memory and 130 of WAL, so this begins well
     # before half of the memtable is full. Smaller ones take more memory: then `hurry` begins it.
     _Follower("compactor", "wal_trigger_bytes", _MEMTABLE, 1, 8, 1 * GIB),

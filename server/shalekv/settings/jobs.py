@@ -74,7 +74,7 @@ class CompactorSettings(Settings):
         description="Age at which an SST with many tombstones is merged down, seconds, so that "
         "the deleted data leaves the store.",
     )
-    record_kept_s: int = Field(
+    idempotency_record_kept_s: int = Field(
         default=86_400,
         ge=1,
         le=2_592_000,
@@ -82,7 +82,7 @@ class CompactorSettings(Settings):
         "repeat of an old write is recognized and refused, seconds. Should equal "
         "idempotency_window_s.",
     )
-    expired_kept_s: int = Field(
+    expired_value_kept_s: int = Field(
         default=3_600,
         ge=0,
         le=31_536_000,
@@ -143,7 +143,7 @@ class CollectorSettings(Settings):
         description="Age until which an object that is not needed is kept, seconds by the store's "
         "clock.",
     )
-    foreign_age_s: int = Field(
+    foreign_file_age_s: int = Field(
         default=86_400,
         ge=0,
         le=31_536_000,

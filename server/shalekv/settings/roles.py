@@ -64,14 +64,14 @@ class WriterSettings(Settings):
         description="Most bytes of writes that are queued or being uploaded. Beyond it writes "
         "wait for admission.",
     )
-    waiting_bytes_max: int = Field(
+    admission_waiting_bytes_max: int = Field(
         default=16 * MIB,
         ge=0,
         le=16 * GIB,
         description="Most bytes of writes that wait for admission. Beyond it writes are refused at "
         "once with RESOURCE_EXHAUSTED.",
     )
-    queue_wait_ms: int = Field(
+    admission_timeout_ms: int = Field(
         default=1_000,
         ge=0,
         le=600_000,
@@ -146,7 +146,7 @@ class WriterSettings(Settings):
         description="Size of the segments of the memtable, overhead included. Each is dropped "
         "when it is compacted.",
     )
-    skip_memtable_bytes: int = Field(
+    direct_ingest_bytes: int = Field(
         default=16 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
@@ -180,7 +180,7 @@ class WriterSettings(Settings):
         le=31_536_000,
         description="Interval at which SSTs are scanned for expired values that are not tracked, "
         "seconds; each SST only if it may hold some. 0: never. It should be well below "
-        "expired_kept_s, or compactions drop such values before.",
+        "expired_value_kept_s, or compactions drop such values before.",
     )
     expiry_scan_bytes: int = Field(
         default=8 * MIB,
@@ -273,7 +273,7 @@ class QuorumSettings(Settings):
         description="Let safekeepers also send each other the position up to which the log is "
         "committed.",
     )
-    held_log_bytes_max: int = Field(
+    unarchived_log_bytes_max: int = Field(
         default=24 * MIB,
         ge=256 * KIB,
         le=64 * GIB,
@@ -467,7 +467,7 @@ class SafekeeperSettings(Settings):
         le=600_000,
         description="Longest time between two messages to a replica, milliseconds.",
     )
-    retire_interval_ms: int = Field(
+    log_retire_interval_ms: int = Field(
         default=60_000,
         ge=10,
         le=86_400_000,
@@ -493,7 +493,7 @@ class ArchivingSettings(Settings):
         le=3_600_000,
         description="An upload that takes longer is begun again, milliseconds.",
     )
-    archive_look_interval_ms: int = Field(
+    archive_list_interval_ms: int = Field(
         default=10_000,
         ge=10,
         le=3_600_000,

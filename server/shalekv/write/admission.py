@@ -42,7 +42,7 @@ class Admission:
         memtable_bytes: Callable[[], int],
         explain: Callable[[], str] = lambda: "",
     ) -> None:
-        """The bounds are `queued_bytes_max`, `waiting_bytes_max` and `memtable_bytes_max`.
+        """Bounds: `queued_bytes_max`, `admission_waiting_bytes_max` and `memtable_bytes_max`.
 
         `memtable_bytes` returns the current size of the memtable. That size also falls when runs
         are merged, which must be noticed without a write. `explain` says why the queue does not
@@ -77,7 +77,7 @@ class Admission:
     ) -> None:
         """Wait for admission, in FIFO order. `is_kept` says that the write takes memtable space.
 
-        Raises `QueueFull`, or `MemtableFull` if that is the cause, after `queue_wait_ms` (or
+        Raises `QueueFull`, or `MemtableFull` if that is the cause, after `admission_timeout_ms` (or
         `within_ms` if that is less), or at once if too many bytes wait already; and the error that
         `close` was given.
         """
@@ -86,10 +86,10 @@ class Admission:
             return
         settings = self._settings
         kept_bytes = size_bytes if is_kept else 0
-        if self.waiting_bytes + size_bytes > settings.waiting_bytes_max:
+        if self.waiting_bytes + size_bytes > settings.admission_waiting_bytes_max:
             raise self._full(kept_bytes, f"{self.waiting_bytes} bytes wait already")
-        wait_ms = settings.queue_wait_ms if within_ms is None else within_ms
-        wait_ms = min(wait_ms, settings.queue_wait_ms)
+        wait_ms = settings.admission_timeout_ms if within_ms is None else within_ms
+        wait_ms = min(wait_ms, settings.admission_timeout_ms)
         writer = _Writer(size_bytes, kept_bytes, new_waiter())
         self._waiting[writer] = None
         self.waiting_bytes += size_bytes

@@ -245,7 +245,7 @@ class WriterEngine:
         )
         self.feed = CommitFeed(self._position)
         self.watermark.publish = self._publisher().publish
-        self.skip_memtable_bytes = settings.skip_memtable_bytes
+        self.direct_ingest_bytes = settings.direct_ingest_bytes
         self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
         self.snapshots = SnapshotViews(
             opened.store, opened.manifest, opened.version.ssts, limits or LimitSettings()
@@ -508,7 +508,7 @@ class WriterEngine:
         settings = self._settings
         waited_ms = 0
         while self.levels.load_count >= settings.uncompacted_loads_max_count:
-            if waited_ms >= settings.queue_wait_ms:
+            if waited_ms >= settings.admission_timeout_ms:
                 message = (
                     f"{self.levels.load_count} loads are not compacted, as many as "
                     "uncompacted_loads_max_count allows: the compactor is behind, or does not "

@@ -16,7 +16,7 @@ from tests.kit.seeds import random_of, run_seed
 
 WRITES = 50
 # Nothing is trimmed, so there is something to be damaged, and something that only they have.
-NODES = ("--archive-look-interval-ms", "3600000", "--disk-free-bytes-min", "0")
+NODES = ("--archive-list-interval-ms", "3600000", "--disk-free-bytes-min", "0")
 ANY_WRITER = ("--archive-interval-ms", "1000", "--fence-poll-ms", "200", *ALONE)
 WRITER = ("--vote-timeout-ms", "20000", *ANY_WRITER)
 HOPELESS = ("--vote-timeout-ms", "1000", *ANY_WRITER)  # there is no majority for it

@@ -33,7 +33,7 @@ async def loaded(history: History, writer: Child) -> AsyncIterator[Load]:
 
 async def begun(processes: Processes, folder: Path, *, more: int) -> tuple[Cluster, Child]:
     """A database on three safekeepers, so many others that run, and its writer."""
-    cluster = await Cluster.started(processes, folder, "--retire-interval-ms", "200")
+    cluster = await Cluster.started(processes, folder, "--log-retire-interval-ms", "200")
     writer = await cluster.serve(*WATCHFUL)
     added = [cluster.add_node() for _ in range(more)]
     await asyncio.gather(*(cluster.start_node(index) for index in added))

@@ -104,7 +104,7 @@ async def test_there_and_back_again(processes: Processes, tmp_path: Path) -> Non
     before is fenced each time, and a replica follows through all of it.
     """
     history = History(15)
-    cluster = await Cluster.started(processes, tmp_path, "--retire-interval-ms", "200")
+    cluster = await Cluster.started(processes, tmp_path, "--log-retire-interval-ms", "200")
     writer = await processes.serve(cluster.url, NO_COMPACTOR)
     reader = await cluster.read()
     await _check_both(history, writer, reader)

@@ -87,7 +87,11 @@ class CollectedDatabase:
         return CasStore(store or self.store, runtime, StoreSettings())
 
     def collecting(self, store: ObjectStore | None = None, **settings: Any) -> CollectJob:
-        ages = {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0} | settings
+        ages = {
+            "collect_age_s": AGE_S,
+            "foreign_file_age_s": AGE_S,
+            "wal_retention_s": 0,
+        } | settings
         return CollectJob(self.cas(store), CollectorSettings.model_validate(ages))
 
     def consumers(self, store: ObjectStore | None = None, *, ttl_s: int = TTL_S) -> ConsumerLeases:

@@ -49,8 +49,8 @@ def small_settings(
     sst_bytes: int = 400,
     block_bytes: int = 60,
     subcompactions: int = 1,
-    record_kept_s: int = 1,
-    expired_kept_s: int = 0,
+    idempotency_record_kept_s: int = 1,
+    expired_value_kept_s: int = 0,
     **compactor_settings: int,
 ) -> CompactorConfig:
     """Settings far below what is allowed: few entries fill many blocks and SSTs."""
@@ -63,8 +63,8 @@ def small_settings(
         | {
             "subcompaction_count_max": subcompactions,
             "subcompaction_memory_bytes": 4 * sst_bytes,
-            "record_kept_s": record_kept_s,
-            "expired_kept_s": expired_kept_s,
+            "idempotency_record_kept_s": idempotency_record_kept_s,
+            "expired_value_kept_s": expired_value_kept_s,
             **compactor_settings,
         }
     )

@@ -73,7 +73,7 @@ class Place:
         await self.write(*changes)
 
     async def write(self, *batches: Sequence[kv_pb2.Change]) -> None:
-        settings = serve_settings(writer={"skip_memtable_bytes": BATCH_BYTES})
+        settings = serve_settings(writer={"direct_ingest_bytes": BATCH_BYTES})
         with real_runtime(seed=self.seed()) as runtime:
             async with running(self.store, settings, runtime) as writer:
                 for changes in batches:
@@ -121,7 +121,7 @@ class Place:
 
     async def collect(self, *, ahead_ms: int = 2 * HOUR_MS) -> CollectReport:
         """A collector deletes what is not needed so much later, however young it is."""
-        ages = {"collect_age_s": 0, "foreign_age_s": 0, "wal_retention_s": 0}
+        ages = {"collect_age_s": 0, "foreign_file_age_s": 0, "wal_retention_s": 0}
         settings = CollectorSettings.model_validate(ages)
         with real_runtime(seed=self.seed()) as runtime:
             cas = self.cas(runtime, self.store_at(ahead_ms))

@@ -99,7 +99,7 @@ class ReplicatedDatabase(Database):
     async def collect(self) -> None:
         await pass_s(AGE_S + 1)
         settings = CollectorSettings.model_validate(
-            {"collect_age_s": AGE_S, "foreign_age_s": AGE_S, "wal_retention_s": 0}
+            {"collect_age_s": AGE_S, "foreign_file_age_s": AGE_S, "wal_retention_s": 0}
         )
         cas = CasStore(self.another_store(), self.local_runtime(), StoreSettings())
         await CollectJob(cas, settings).collect()

@@ -36,7 +36,7 @@ NONCE = b"n" * 16
 DEADLINE_S = 30
 # Looks, and takes over, as soon as it can: no test waits for what takes time.
 EAGER = ArchivingSettings(
-    archive_look_interval_ms=10,
+    archive_list_interval_ms=10,
     archive_manifest_interval_ms=10,
     archive_unasked_ms=10,
     archive_pause_ms=0,

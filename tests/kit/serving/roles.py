@@ -202,7 +202,7 @@ def key_header(idempotency_key: bytes, **fields: Any) -> kv_pb2.RequestHeader:
 
 HOUR_MS = 3_600_000
 POLL_HOURLY = {"fence_poll_ms": HOUR_MS, "open_timeout_ms": HOUR_MS}
-NEVER_POLLED: dict[str, Any] = {**POLL_HOURLY, "queue_wait_ms": 30_000}
+NEVER_POLLED: dict[str, Any] = {**POLL_HOURLY, "admission_timeout_ms": 30_000}
 
 
 async def follow(writer: Serving) -> None:

@@ -54,7 +54,7 @@ class Bounds:
         bounds = {
             "uncompacted": (engine.memory_bytes, max(began_bytes, settings.memtable_bytes_max)),
             "queued": (admission.queued_bytes, settings.queued_bytes_max),
-            "waiting": (admission.waiting_bytes, settings.waiting_bytes_max),
+            "waiting": (admission.waiting_bytes, settings.admission_waiting_bytes_max),
         }
         for what, (held, bound) in bounds.items():
             if not 0 <= held <= bound + LARGEST_WRITE_BYTES:

@@ -142,14 +142,14 @@ def draw_safekeeper(random: Random, pace: float) -> SafekeeperConfig:
             "relay_queue_bytes_max": random.choice([2_000, MUCH_BYTES]),
             "piece_bytes_max": random.choice([500, MUCH_BYTES]),
             "tail_heartbeat_ms": random.choice([1_000, 5_000]),
-            "retire_interval_ms": random.choice(RETIRE_MS),
+            "log_retire_interval_ms": random.choice(RETIRE_MS),
         }
     )
     archiving = ArchivingSettings().model_copy(
         update={
             "archive_parallel_uploads": random.choice([1, 4]),
             "archive_upload_timeout_ms": int(random.choice([1_000, 20_000]) * pace),
-            "archive_look_interval_ms": int(random.choice([500, 3_000]) * pace),
+            "archive_list_interval_ms": int(random.choice([500, 3_000]) * pace),
             "archive_manifest_interval_ms": int(random.choice([2_000, 20_000]) * pace),
             "archive_unasked_ms": int(random.choice([1_000, 10_000]) * pace),
             "archive_pause_ms": random.choice([0, 20]),
@@ -174,7 +174,7 @@ def draw_quorum_writer(random: Random) -> WriterConfig:
             "safekeeper_transport": random.choice([*SafekeeperTransport]),
             "chain_timeout_ms": random.choice([20, 300]),
             "commit_broadcast": random.choice([False, True]),
-            "held_log_bytes_max": random.choice([20_000, MUCH_BYTES]),
+            "unarchived_log_bytes_max": random.choice([20_000, MUCH_BYTES]),
             "archive_interval_ms": random.choice([0, 50, 300, 2_000]),
             "archive_object_bytes": random.choice([1_000, MUCH_BYTES]),
             "archive_takeover_ms": random.choice([500, 5_000]),

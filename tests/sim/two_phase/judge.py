@@ -209,8 +209,8 @@ def _is_behind(name: str, current: Manifest) -> bool:
     return sst_id not in {ids[at : at + 16] for at in range(0, len(ids), 16)}
 
 
-FOREIGN_AGE_S = 5
-_OLDER_MS = 2_000.0 * FOREIGN_AGE_S  # after so long, all is older than what is collected
+FOREIGN_FILE_AGE_S = 5
+_OLDER_MS = 2_000.0 * FOREIGN_FILE_AGE_S  # after so long, all is older than what is collected
 _COLLECTIONS = 2  # the first one leaves its own manifest behind
 
 
@@ -238,7 +238,9 @@ async def _collect_all(sim: Simulation) -> None:
     runtime, settings = sim.runtime_for(sweeper), StoreSettings()
     collecting = CollectJob(
         CasStore(sim.store_for(sweeper), runtime, settings),
-        CollectorSettings(collect_age_s=0, foreign_age_s=FOREIGN_AGE_S, wal_retention_s=0),
+        CollectorSettings(
+            collect_age_s=0, foreign_file_age_s=FOREIGN_FILE_AGE_S, wal_retention_s=0
+        ),
     )
     await sim.sleep_ms(max(0.0, sim.store.last_arrival_ms - sim.now_ms))
     for _ in range(_COLLECTIONS):

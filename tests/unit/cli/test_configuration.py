@@ -63,7 +63,7 @@ def test_flag_beats_environment_beats_file_beats_default(
     assert settings.writer.max_parallel_writes == 4
     assert settings.writer.flush_interval_ms == 33
     assert settings.writer.flush_bytes == 22_222
-    assert settings.writer.queue_wait_ms == 1_000
+    assert settings.writer.admission_timeout_ms == 1_000
 
 
 @pytest.mark.parametrize("setting", list(settings_of(WriterConfig)), ids=lambda s: s.toml_key)

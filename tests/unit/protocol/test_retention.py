@@ -161,9 +161,9 @@ def test_what_is_not_ours_goes_at_an_age_of_its_own(folder: Folder) -> None:
 
 def test_ages_become_cutoffs() -> None:
     """Each age counts back from now, and `collect_age_s` is the least age of all objects."""
-    ages = {"collect_age_s": 10, "foreign_age_s": 30}
+    ages = {"collect_age_s": 10, "foreign_file_age_s": 30}
     assert Cutoffs.at(100_000, **ages) == Cutoffs(90_000, 70_000)
-    assert Cutoffs.at(100_000, **ages | {"foreign_age_s": 3}) == Cutoffs(90_000, 90_000)
+    assert Cutoffs.at(100_000, **ages | {"foreign_file_age_s": 3}) == Cutoffs(90_000, 90_000)
     assert Cutoffs.at(5, **ages).cutoff_ms == 0
 
 

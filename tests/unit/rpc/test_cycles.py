@@ -29,7 +29,7 @@ from tests.unit.rpc.sessions import SocketSession, operation, served_writer
 
 MIB = 1 << 20
 COUNT = 20  # calls at once
-SMALL: dict[str, Any] = {"memtable_bytes_max": MIB, "queue_wait_ms": 1}
+SMALL: dict[str, Any] = {"memtable_bytes_max": MIB, "admission_timeout_ms": 1}
 Put = kv_pb2.PutRequest
 
 REFUSED: dict[str, Message] = {

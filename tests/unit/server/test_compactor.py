@@ -32,7 +32,7 @@ EAGER = {"wal_trigger_bytes": 1, "l0_trigger_count": 2, "base_level_bytes": 2_00
 
 
 def eager_settings(**more: int) -> CompactorConfig:
-    return small_settings(sst_bytes=600, record_kept_s=86_400, **EAGER | more)
+    return small_settings(sst_bytes=600, idempotency_record_kept_s=86_400, **EAGER | more)
 
 
 async def written(seed: int = 3, slots: int = 12) -> CompactedDatabase:

@@ -155,7 +155,7 @@ async def test_untracked_values_are_found_in_the_levels() -> None:
 
 @virtual_time(seed=1)
 async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() -> None:
-    """Merges keep an expired value for `expired_kept_s`, so that it can be swept."""
+    """Merges keep an expired value for `expired_value_kept_s`, so that it can be swept."""
     for kept_s, expected in ((3_600, [b"a"]), (0, [])):
         database = await Database.created()
         async with serving(database, **BY_HAND) as writer:
@@ -163,7 +163,7 @@ async def test_compactions_leave_what_has_expired_to_the_writer_for_a_while() ->
             writer.pass_ms(TTL_MS + SECOND_MS)
             for key in (b"b", b"c"):
                 await writer.put(key)
-                await compact(database, expired_kept_s=kept_s)
+                await compact(database, expired_value_kept_s=kept_s)
         async with serving(database, **BY_HAND) as writer:
             await sweep(writer)
             assert [key for key, _ in await told(database)] == expected

@@ -104,8 +104,8 @@ async def test_queued_copy_finds_what_landed_meanwhile() -> None:
 
 @virtual_time(seed=1)
 async def test_time_in_the_queue_is_bounded() -> None:
-    """A write not admitted within `queue_wait_ms` is refused with advice; its key is free."""
-    async with serving(queued_bytes_max=MIB, queue_wait_ms=500, retry_after_ms=70) as writer:
+    """A write not admitted in `admission_timeout_ms` is refused with advice; its key is free."""
+    async with serving(queued_bytes_max=MIB, admission_timeout_ms=500, retry_after_ms=70) as writer:
         full(writer)
         copies = [await waits(writer, COUNT_UP) for _ in range(2)]
         for refused in await asyncio.gather(*copies, return_exceptions=True):

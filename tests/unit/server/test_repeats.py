@@ -172,9 +172,9 @@ async def test_key_is_remembered_for_its_window() -> None:
 
 
 SMALL: dict[str, Any] = {
-    "skip_memtable_bytes": 65_536,
+    "direct_ingest_bytes": 65_536,
     "uncompacted_loads_max_count": 2,
-    "queue_wait_ms": 0,
+    "admission_timeout_ms": 0,
 }
 
 

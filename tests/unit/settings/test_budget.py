@@ -60,7 +60,7 @@ def test_what_follows_fits_its_part(memory_bytes: int) -> None:
     writer, limits, cache = settings.writer, settings.limits, settings.cache
     assert settings.compactor.wal_trigger_bytes * 436 // 130 < writer.memtable_bytes_max // 2
     assert writer.memtable_segment_bytes * 8 <= writer.memtable_bytes_max
-    assert writer.skip_memtable_bytes * 8 <= writer.memtable_bytes_max
+    assert writer.direct_ingest_bytes * 8 <= writer.memtable_bytes_max
     assert limits.batch_bytes_max * 8 <= memory_bytes
     assert limits.scan_message_bytes * 24 <= limits.result_bytes_max
     assert limits.session_bytes_max * 2 <= limits.sessions_bytes_max
@@ -95,7 +95,8 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
         (
             {
                 "writer": dict.fromkeys(
-                    ("memtable_bytes_max", "queued_bytes_max", "waiting_bytes_max"), 100 * MIB
+                    ("memtable_bytes_max", "queued_bytes_max", "admission_waiting_bytes_max"),
+                    100 * MIB,
                 ),
                 "cache": dict.fromkeys(
                     (
@@ -111,7 +112,7 @@ def test_what_is_set_stays_and_the_rest_is_shared() -> None:
                     300 * KIB,
                 ),
                 "watches": {"watch_bytes_max": 300 * KIB},
-                "quorum": {"held_log_bytes_max": 300 * KIB},
+                "quorum": {"unarchived_log_bytes_max": 300 * KIB},
             },
             "is more than that",
         ),

@@ -38,7 +38,7 @@ from tests.unit.spark_load.loads import LEVELS, LOAD_ID, Row, begun, current, da
 
 ROWS = [Row(b"%06d" % number, b"%06d" % number * 20) for number in range(2_000)]
 HALVES = (ROWS[:1_000], ROWS[1_000:])
-NOTHING_IS_SPARED = CollectorSettings(collect_age_s=0, foreign_age_s=0, wal_retention_s=0)
+NOTHING_IS_SPARED = CollectorSettings(collect_age_s=0, foreign_file_age_s=0, wal_retention_s=0)
 
 
 def names(infos: Sequence[SstInfo]) -> set[str]:

@@ -29,17 +29,17 @@ MEMTABLE_MAX = 4 << 20
 def admission_of(memtable_bytes: Callable[[], int] = lambda: 0, **changes: int) -> Admission:
     limits = {
         "queued_bytes_max": QUEUED_MAX,
-        "waiting_bytes_max": WAITING_MAX,
+        "admission_waiting_bytes_max": WAITING_MAX,
         "memtable_bytes_max": MEMTABLE_MAX,
-        "queue_wait_ms": 1_000,
+        "admission_timeout_ms": 1_000,
     }
     bounds = WriterSettings.model_validate(limits | changes)
     return Admission(bounds, memtable_bytes=memtable_bytes)
 
 
-def full_admission(*, queue_wait_ms: int = 1_000) -> Admission:
+def full_admission(*, admission_timeout_ms: int = 1_000) -> Admission:
     """An admission whose queue is full to the last byte."""
-    admission = admission_of(queue_wait_ms=queue_wait_ms)
+    admission = admission_of(admission_timeout_ms=admission_timeout_ms)
     assert admission.try_admit(QUEUED_MAX)
     return admission
 
@@ -98,7 +98,7 @@ async def test_full_memtable_refuses_waiting_writes() -> None:
 
 
 async def test_waiting_bytes_are_bounded() -> None:
-    """At most `waiting_bytes_max` wait; a write beyond is refused at once, with a retry delay."""
+    """A write beyond `admission_waiting_bytes_max` is refused at once, with a retry delay."""
     admission = full_admission()
     first = asyncio.create_task(admission.wait(WAITING_MAX - 1))
     last = asyncio.create_task(admission.wait(1))
@@ -113,9 +113,9 @@ async def test_waiting_bytes_are_bounded() -> None:
 
 @virtual_time(10)
 async def test_wait_ends_after_its_time() -> None:
-    """A write waits for `queue_wait_ms` and is then refused; its place goes to the next."""
+    """A write waits for `admission_timeout_ms` and is then refused; its place goes to the next."""
     loop = asyncio.get_running_loop()
-    admission = full_admission(queue_wait_ms=500)
+    admission = full_admission(admission_timeout_ms=500)
     began = loop.time()
     with pytest.raises(QueueFull, match="no room within 500 ms"):
         await admission.wait(10)
@@ -128,7 +128,7 @@ async def test_wait_ends_after_its_time() -> None:
 @virtual_time(10)
 async def test_space_granted_at_a_timeout_is_not_lost() -> None:
     """Space granted at the moment of a timeout is used or returned."""
-    admission = full_admission(queue_wait_ms=500)
+    admission = full_admission(admission_timeout_ms=500)
     asyncio.get_running_loop().call_later(0.5, admission.release, QUEUED_MAX)
     (refusal,) = await asyncio.gather(admission.wait(10), return_exceptions=True)
     assert refusal is None or isinstance(refusal, QueueFull)
@@ -159,7 +159,9 @@ class AdmissionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.admission = admission_of(waiting_bytes_max=1 << 30, queue_wait_ms=600_000)
+        self.admission = admission_of(
+            admission_waiting_bytes_max=1 << 30, admission_timeout_ms=600_000
+        )
         self.tasks: dict[asyncio.Task[None], int] = {}
         self.line: list[asyncio.Task[None]] = []
         self.inside: list[asyncio.Task[None]] = []

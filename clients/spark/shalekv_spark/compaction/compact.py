@@ -52,7 +52,7 @@ def compact(  # noqa: PLR0913 - all are keywords
     `key_range` is the first key and the key before which to end; an empty key is no bound, None is
     every key. SSTs are merged as a whole: all that overlap the range, and the older SSTs that are
     connected with them by overlaps. The result has one version of each key, no tombstone, and no
-    value that expired longer ago than `expired_kept_s`. Reads return the same as before. With
+    value that expired longer ago than `expired_value_kept_s`. Reads return the same as before. With
     nothing to drop, nothing is done, unless `force` is set, for example to write everything again
     with other settings.
 

@@ -217,7 +217,7 @@ async def divide(
             await places.close()
     logical_ms = author.logical_time_ms
     is_system = job.target_level == SYSTEM_LEVEL
-    kept_s = compactor.record_kept_s if is_system else compactor.expired_kept_s
+    kept_s = compactor.idempotency_record_kept_s if is_system else compactor.expired_value_kept_s
     horizon_ms = logical_ms - kept_s * _MS_PER_S
     older = [*older_ssts(version, job)]
     cuts = () if is_system else output_cuts(version, job.target_level, sst_bytes=levels.sst_bytes)

@@ -396,7 +396,7 @@ async def _plan(
         logical_time_ms=manifest.logical_time_ms,
     )
     job = pick_range(Version.of(manifest), request.keys, reserved_seq=seq)
-    horizon_ms = manifest.logical_time_ms - request.compactor.expired_kept_s * _MS_PER_S
+    horizon_ms = manifest.logical_time_ms - request.compactor.expired_value_kept_s * _MS_PER_S
     parts: list[MergePart] = []
     if job is not None and (request.is_forced or not is_merged(job, horizon_ms)):
         parts = await divide_range(

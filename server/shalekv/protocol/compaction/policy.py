@@ -72,7 +72,9 @@ _WAL_JOB = 2  # times `wal_trigger_bytes`: the size of one WAL job, which bounds
 _L0_MERGED = 2 * _WAL_JOB  # times `wal_trigger_bytes`: more than a WAL job leaves in L0
 _MOVE_SHARE = 4  # SSTs smaller than `sst_bytes` divided by this are merged rather than moved
 _MANY_TOMBSTONES_SHARE = 4  # an SST has many tombstones if they are one in so many entries
-_RECORD_LIVES = 2  # times `record_kept_s`: the age at which SSTs of records are rewritten
+_RECORD_LIVES = (
+    2  # times `idempotency_record_kept_s`: the age at which SSTs of records are rewritten
+)
 _MS_PER_S = 1_000
 
 
@@ -371,7 +373,7 @@ class LeveledPolicy:
         oldest = min(system, key=_made_at_ms)
         return _ScoredJob(
             (state.now_ms - _made_at_ms(oldest))
-            / (_RECORD_LIVES * self._settings.record_kept_s * _MS_PER_S),
+            / (_RECORD_LIVES * self._settings.idempotency_record_kept_s * _MS_PER_S),
             lambda: _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, MergeWindow([oldest], ()), "old records"),
         )
 

@@ -186,14 +186,14 @@ class Archiver:
         elif now_ms >= self._manifest_due_ms:
             await self._archive.refresh()
         else:
-            self._poll_due_ms = now_ms + self._settings.archive_look_interval_ms
+            self._poll_due_ms = now_ms + self._settings.archive_list_interval_ms
             return
         self._was_found = True
         manifest = self._archive.manifest
         is_quorum = manifest.wal_mode is WalMode.QUORUM
         named = Configuration.of(manifest).everyone if is_quorum else ()
         self._is_named = any(member.id == self._member_id for member in named)
-        self._poll_due_ms = now_ms + self._settings.archive_look_interval_ms
+        self._poll_due_ms = now_ms + self._settings.archive_list_interval_ms
         if self._is_named:  # else soon again: the manifest may be about to name it
             self._manifest_due_ms = now_ms + self._settings.archive_manifest_interval_ms
 

@@ -43,7 +43,7 @@ from shalekv.write.quorum.links import DatabasePlace, MemberStatus
 
 log = structlog.get_logger()
 
-# Checks in a row, at intervals of `retire_interval_ms`, before a member is discarded.
+# Checks in a row, at intervals of `log_retire_interval_ms`, before a member is discarded.
 _UNNAMED_CHECKS = 2
 _UNARCHIVED_CHECKS = 10
 _UNTOUCHED_CHECKS = 10

@@ -371,7 +371,7 @@ class Node:
     async def _retire_loop(self) -> None:
         try:
             while True:
-                await self._runtime.clock.sleep_ms(self.settings.safekeeper.retire_interval_ms)
+                await self._runtime.clock.sleep_ms(self.settings.safekeeper.log_retire_interval_ms)
                 for hosted in self._hosted.values():
                     async with self._membership_lock:
                         if self._has(hosted):

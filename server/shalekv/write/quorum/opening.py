@@ -145,7 +145,7 @@ async def _take_over(
         Leader.of(candidacy).trimmed(fetched.base),
         HeldRecords(fetched.base, fetched.records),
         archived_wal_id=fetched.archive_tip,
-        held_bytes_max=context.settings.held_log_bytes_max,
+        held_bytes_max=context.settings.unarchived_log_bytes_max,
         clock=store.runtime.clock,
     )
     quorum_log = QuorumLog(ledger, context)

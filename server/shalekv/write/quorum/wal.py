@@ -185,7 +185,7 @@ class QuorumWal:
         self._encoding = encoding
         self._settings = settings
         self._runtime = runtime
-        object_bytes_max = settings.held_log_bytes_max // OBJECTS_HELD_MIN
+        object_bytes_max = settings.unarchived_log_bytes_max // OBJECTS_HELD_MIN
         self._policy = GroupingPolicy(
             settings.archive_interval_ms or 0, min(settings.archive_object_bytes, object_bytes_max)
         )
@@ -250,8 +250,8 @@ class QuorumWal:
             return None
         return LogFull(
             f"{self._ledger.held.unarchived_bytes} bytes are not in the archive yet, and "
-            f"held_log_bytes_max is {self._settings.held_log_bytes_max}: the safekeepers "
-            "archive too slowly, or cannot reach the object store. Try again later",
+            f"unarchived_log_bytes_max is {self._settings.unarchived_log_bytes_max}: the "
+            "safekeepers archive too slowly, or cannot reach the object store. Try again later",
             retry_after_ms=RETRY_AFTER_MS,
         )
 
@@ -416,7 +416,7 @@ class QuorumWal:
 
         After `quorum_timeout_ms`, calls that wait for these groups are released.
         """
-        if self._ledger.held.unarchived_bytes < self._settings.held_log_bytes_max:
+        if self._ledger.held.unarchived_bytes < self._settings.unarchived_log_bytes_max:
             return
         self._full_since_ms = self._runtime.clock.monotonic_ms()
         try:
@@ -430,7 +430,7 @@ class QuorumWal:
 
     async def _await_space_forever(self) -> None:
         ledger = self._ledger
-        while ledger.held.unarchived_bytes >= self._settings.held_log_bytes_max:
+        while ledger.held.unarchived_bytes >= self._settings.unarchived_log_bytes_max:
             ledger.archive_advanced.clear()
             await ledger.archive_advanced.wait()
             ledger.check_leading()

@@ -101,8 +101,8 @@ async def test_tombstone_of_a_sweep_keeps_its_expiry() -> None:
 async def test_expired_values_are_kept_for_a_while(
     later_ms: int, *, is_kept: bool, is_ranged: bool
 ) -> None:
-    """For `expired_kept_s` of logical time after their expiry, values stay unchanged."""
-    limits = small_settings(sst_bytes=10_000, expired_kept_s=2)
+    """For `expired_value_kept_s` of logical time after their expiry, values stay unchanged."""
+    limits = small_settings(sst_bytes=10_000, expired_value_kept_s=2)
     database = await CompactedDatabase.begun(limits)
     await database.write([put(b"a", b"v", OVER_MS)])
     await database.write([put(b"b")], time_ms=later_ms)
@@ -115,7 +115,7 @@ async def test_expired_values_are_kept_for_a_while(
 async def test_records_are_kept_until_they_may_be_forgotten() -> None:
     """A record is found in its window, and as expired for as long again; then it is dropped."""
     for age_ms, is_there in ((0, True), (1_000, True), (1_999, True), (2_000, False)):
-        database = await CompactedDatabase.begun(small_settings(record_kept_s=1))
+        database = await CompactedDatabase.begun(small_settings(idempotency_record_kept_s=1))
         await database.write([put(b"a")], records=[record(b"r", STORE_NOW_MS + 1_000)])
         await database.write([put(b"b")], time_ms=age_ms)
         await database.compact_wal()

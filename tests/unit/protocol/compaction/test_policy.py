@@ -338,7 +338,7 @@ def test_only_neighbours_in_age_are_merged() -> None:
 def test_an_old_sst_is_written_again_once() -> None:
     """An SST older than the windows of its records is rewritten without them, and only once."""
     old = records(1, 64 * MIB, made_at_ms=1_000)
-    age_ms = 1_000 * 2 * SETTINGS.record_kept_s
+    age_ms = 1_000 * 2 * SETTINGS.idempotency_record_kept_s
     assert POLICY.pick(state_of([old], now_ms=age_ms)) is None
     due = state_of([old], now_ms=1_000 + age_ms)
     job = POLICY.pick(due)

@@ -114,7 +114,7 @@ async def test_a_member_without_space_polls_at_once(
     objects: MemoryObjects, store: MemoryStore, runtime: Runtime
 ) -> None:
     """A member whose log is full polls at once: other members may have archived it."""
-    rarely = PATIENT.model_copy(update={"archive_look_interval_ms": 3_600_000})
+    rarely = PATIENT.model_copy(update={"archive_list_interval_ms": 3_600_000})
     written = Written()
     records = written.write("00.1.22-.3")
     a, b = HeldLog(A, appointed=A), HeldLog(B, appointed=A)
@@ -213,7 +213,7 @@ async def test_other_bytes_stop_the_archiver(store: MemoryStore, runtime: Runtim
     written, log = Written(), HeldLog(appointed=A)
     log.append(written.write("0."), committed_lsn=1)
     # It looks once, and meets the other object when it uploads its own.
-    settings = EAGER.model_copy(update={"archive_look_interval_ms": 3_600_000})
+    settings = EAGER.model_copy(update={"archive_list_interval_ms": 3_600_000})
     archiver = archiver_of(log, store, runtime, settings)
     async with running(archiver):
         await log.reached(archived=0)

@@ -254,7 +254,7 @@ async def test_retired_by_itself(tmp_path: Path) -> None:
     """A log that the manifest has ceased to name is removed; its unarchived records are kept, since
     it may be that of a lost member.
     """
-    settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
+    settings = safekeeper_settings(tmp_path, log_retire_interval_ms=10)
     async with running_node(settings) as node:
         member_id = await node.admit(place(tmp_path), REQUEST_ID)
         await filled(node.find(DATABASE_ID))
@@ -276,7 +276,7 @@ async def test_what_will_not_be_named_goes(tmp_path: Path) -> None:
     manifest for long or there is another database.
     """
     named_id, absent_id, displaced_id = b"n" * 16, b"a" * 16, b"p" * 16
-    settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
+    settings = safekeeper_settings(tmp_path, log_retire_interval_ms=10)
     async with running_node(settings) as node:  # they are looked at in this order
         await node.admit(place(tmp_path, "displaced", displaced_id), REQUEST_ID)
         await node.admit(place(tmp_path, "absent", absent_id), REQUEST_ID)
@@ -292,7 +292,7 @@ async def test_what_may_be_named_goes_when_that_is_ruled_out(tmp_path: Path) -> 
     has changed, by this node or another process.
     """
     moved_id = b"m" * 16
-    settings = safekeeper_settings(tmp_path, retire_interval_ms=10)
+    settings = safekeeper_settings(tmp_path, log_retire_interval_ms=10)
     await write_manifest(tmp_path, 0, OTHER_ID)
     await write_manifest(tmp_path, 0, OTHER_ID, name="moved", database_id=moved_id)
     async with running_node(settings) as node:

@@ -99,7 +99,7 @@ async def test_object_ends_although_its_archive_wait_was_cancelled() -> None:
     """A wait for the archive that is cancelled early leaves no object open for ever."""
     database = await QuorumDatabase.created()
     async with database.writing(
-        archive_interval_ms=60_000, held_log_bytes_max=256 * KIB
+        archive_interval_ms=60_000, unarchived_log_bytes_max=256 * KIB
     ) as writing:
         await writing.put(b"a")
         for kept in database.logs():

@@ -77,7 +77,7 @@ async def test_member_behind_the_memory_of_the_writer_begins_anew() -> None:
     """A member that lacks dropped records is reset to what follows the archive, and goes on."""
     database = await QuorumDatabase.created()
     gone = database.log("n3:1")
-    async with database.writing(held_log_bytes_max=256 * KIB) as writing:
+    async with database.writing(unarchived_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
         database.nodes["n3:1"].stop()
         for number in range(40):
@@ -114,7 +114,7 @@ async def test_full_majority_refuses_and_goes_on_by_itself() -> None:
 async def test_memory_for_what_is_not_archived_is_bounded() -> None:
     """Without an archive, writes wait at the bound, then are refused; with it they resume."""
     database = await QuorumDatabase.created()
-    async with database.writing(held_log_bytes_max=256 * KIB) as writing:
+    async with database.writing(unarchived_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
         database.let_archive(False)
         writes: list[Write] = []
@@ -142,7 +142,7 @@ async def test_stop_at_the_memory_bound_leaves_a_log_that_can_be_archived(
     end an object that no record has begun.
     """
     database = await QuorumDatabase.created()
-    async with database.writing(held_log_bytes_max=256 * KIB) as writing:
+    async with database.writing(unarchived_log_bytes_max=256 * KIB) as writing:
         await writing.put(b"a")
         await writing.slots.archive()
         database.let_archive(False)
