@@ -110,7 +110,7 @@ def test_many_clients(seed: int) -> None:
             async with asyncio.TaskGroup() as clients:
                 for name in range(CLIENTS):
                     clients.create_task(client(name))
-            groups = writer.engine.log.objects_written
+            groups = writer.engine.log.stats.objects
             assert wal_objects(sim) - before == groups
             assert groups < CLIENTS * PUTS_EACH / 8
         return took_ms

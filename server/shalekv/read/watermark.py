@@ -22,6 +22,7 @@ class Watermark:
         self.on_wait: Callable[[], None] = _do_nothing  # set by a log that can poll for more
         self.seq = seq
         self.wal_id = wal_id
+        self.open_wal_id: int | None = None  # the object that the first group in flight goes into
         self.landed_seq = seq  # greatest durable sequence number, gaps or not
 
     @property
@@ -30,8 +31,13 @@ class Watermark:
         return self.landed_seq == self.seq
 
     def has_whole(self, wal_id: int) -> bool:
-        """Return whether the prefix contains this object and all before it, completely."""
-        return self.wal_id is not None and self.wal_id >= wal_id
+        """Return whether the prefix contains this object and all before it, completely.
+
+        REQUIRES: no further group will go into the object.
+        """
+        if self.wal_id is None or self.wal_id < wal_id:
+            return False
+        return self.open_wal_id is None or self.open_wal_id > wal_id
 
     @property
     def waiting_count(self) -> int:

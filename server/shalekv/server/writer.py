@@ -155,7 +155,7 @@ class Writer:
         `run` reports the same error, but only after the uploads in flight have ended.
         """
         commits = self.engine.log
-        await commits.ended.wait()
+        await self.engine.admission.closed.wait()
         return None if commits.is_closing else commits.stopped_by
 
     def close(self) -> None:

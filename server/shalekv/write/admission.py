@@ -1,4 +1,4 @@
-"""Back-pressure and pacing: which writes are admitted, and when the log is flushed.
+"""Back-pressure: which writes are admitted.
 
 Two amounts of bytes are bounded: those of writes that are queued or being uploaded, and those that
 are not compacted. Beyond a bound, writes wait. Waiting writes are themselves bounded in bytes and
@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from shalekv.concurrency import Waiter, complete, new_waiter
 from shalekv.errors import MemtableFull, Overloaded, QueueFull, ShaleError
 from shalekv.settings import WriterSettings
-
-SHORTEST_WAIT_MS = 0.001  # less is rounding: a timer of this length may not move the clock
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +50,8 @@ class Admission:
         self._settings = settings
         self._memtable_bytes = memtable_bytes
         self._waiting: dict[_Writer, None] = {}  # waiting writes, in order of arrival
-        self._closed: ShaleError | None = None
+        self._refusal: ShaleError | None = None
+        self.closed = asyncio.Event()  # set when no more writes are admitted
         self.queued_bytes = 0
         self.waiting_bytes = 0
 
@@ -62,8 +61,8 @@ class Admission:
         `is_kept` says that the write takes memtable space. Raises `MemtableFull` if it can never
         fit, and the error that `close` was given.
         """
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)  # else the traceback would grow
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)  # else the traceback would grow
         kept_bytes = size_bytes if is_kept else 0
         if kept_bytes > self._settings.memtable_bytes_max:
             raise self._memtable_full(kept_bytes)
@@ -130,7 +129,8 @@ class Admission:
 
     def close(self, error: ShaleError) -> None:
         """Refuse all writes from now on with `error`, those that wait included."""
-        self._closed = error
+        self._refusal = error
+        self.closed.set()
         for writer in list(self._waiting):
             self._remove(writer)
             complete(writer.admitted, error)
@@ -181,45 +181,3 @@ class Admission:
             "does not run. Try again later"
         )
         return MemtableFull(message, retry_after_ms=settings.retry_after_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class FlushPolicy:
-    """Bounds the rate and the size of WAL objects; decides when the log is flushed.
-
-    The decision is pure (protocol, "Writes and reads").
-    """
-
-    max_parallel_writes: int  # groups of writes in flight
-    interval_ms: float  # minimum spacing of WAL objects
-    flush_bytes: int  # queued bytes that override the spacing
-
-    @classmethod
-    def of(cls, settings: WriterSettings, *, parallel_max: int | None = None) -> FlushPolicy:
-        """The policy of a writer with these settings; `parallel_max`, if given, replaces theirs."""
-        return cls(
-            parallel_max or settings.max_parallel_writes,
-            settings.flush_interval_ms or 0,
-            settings.flush_bytes,
-        )
-
-    def delay_ms(
-        self,
-        *,
-        now_ms: float,
-        last_flush_ms: float | None,
-        window: int,
-        queued_bytes: int,
-        is_hurried: bool,
-    ) -> float | None:
-        """Milliseconds until the queue is to be flushed; None: not before an upload has ended.
-
-        REQUIRES: the queue is not empty. A write that finds the log idle is flushed at once; the
-        interval bounds the cost of a stream of writes. `is_hurried`: no more writes will come.
-        """
-        if window >= self.max_parallel_writes:
-            return None
-        if last_flush_ms is None or is_hurried or queued_bytes >= self.flush_bytes:
-            return 0.0
-        wait_ms = last_flush_ms + self.interval_ms - now_ms
-        return wait_ms if wait_ms >= SHORTEST_WAIT_MS else 0.0

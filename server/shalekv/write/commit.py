@@ -263,7 +263,7 @@ class WalContents(NamedTuple):
 class Group:
     """Commits that enter the log together, as a WAL object or a part of one."""
 
-    __slots__ = ("commits", "landed", "load", "max_seq", "position", "run", "size_bytes", "wal_id")
+    __slots__ = ("commits", "load", "max_seq", "position", "run", "size_bytes", "wal_id")
 
     def __init__(
         self, wal_id: int, commits: Sequence[Commit], *, position: int | None = None
@@ -284,7 +284,6 @@ class Group:
         for commit in commits:
             commit.take_slot(wal_id)
         self.load = self._load()
-        self.landed: bool | None = None  # None: not known yet
 
     def contents(self) -> WalContents:
         """All versions, by key and then newest first."""

@@ -22,17 +22,18 @@ from shalekv.errors import (
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.loads import CommittedLoad
+from shalekv.protocol.log import FlushPolicy
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_set import ReadSet
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
+from shalekv.read.watermark import Watermark
 from shalekv.settings import LevelSettings, LimitSettings, WriterSettings
 from shalekv.store.manifests import FencedManifest
 from shalekv.watch.change_event import AppliedObject
 from shalekv.watch.feed import CommitFeed, FeedPosition
-from shalekv.write.admission import Admission, FlushPolicy
+from shalekv.write.admission import Admission
 from shalekv.write.commit import Group
 from shalekv.write.expiry_sweep import ExpirySweep
 from shalekv.write.group_commit import GroupCommit
@@ -42,7 +43,6 @@ from shalekv.write.pending_writes import NewestState, PendingWrites
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import WriteAheadLog
-from shalekv.write.watermark import DurableWatermark
 
 log = structlog.get_logger()
 
@@ -181,10 +181,10 @@ async def run_until_archived(commits: GroupCommit, slots: WriteAheadLog) -> None
 
 
 async def limit_shutdown(
-    commits: GroupCommit, end: asyncio.Task[None], clock: Clock, *, grace_ms: float
+    admission: Admission, end: asyncio.Task[None], clock: Clock, *, grace_ms: float
 ) -> None:
     """Cancel `end` if it is not done `grace_ms` after the log was closed or stopped."""
-    await commits.ended.wait()
+    await admission.closed.wait()
     await clock.sleep_ms(grace_ms)
     end.cancel()
 
@@ -231,7 +231,6 @@ class WriterEngine:
         self.manifest, self.wal = opened.manifest, opened.wal
         self.time, self.memtable = opened.time, opened.memtable
         self.objects_replayed = opened.objects_replayed
-        self.policy = FlushPolicy.of(settings, parallel_max=opened.wal.parallel_max)
         self.idempotency = Idempotency(
             window_ms=settings.idempotency_window_s * 1000, now_ms=self.time.now_ms
         )
@@ -240,11 +239,11 @@ class WriterEngine:
         self.admission = Admission(
             settings, memtable_bytes=lambda: self.memory_bytes, explain=self._explain_queue
         )
-        self.watermark = DurableWatermark(
-            self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
-        )
+        self.watermark = Watermark(seq=opened.last_seq, wal_id=opened.last_wal_id)
         self.feed = CommitFeed(self._position)
-        self.watermark.publish = self._publisher().publish
+        self._publisher = CommitPublisher(
+            self.memtable, self.feed, lambda: self._view(self.watermark.seq)
+        )
         self.direct_ingest_bytes = settings.direct_ingest_bytes
         self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
         self.snapshots = SnapshotViews(
@@ -257,21 +256,21 @@ class WriterEngine:
         self.levels = self._version_set(opened)
         self.log = GroupCommit(
             wal=opened.wal,
-            memtable=self.memtable,
+            database=self,
             admission=self.admission,
             watermark=self.watermark,
-            policy=self.policy,
-            state=self._newest_state,
+            policy=FlushPolicy(
+                opened.wal.parallel_max or settings.max_parallel_writes,
+                settings.flush_interval_ms or 0,
+                settings.flush_bytes,
+            ),
+            pending_writes=PendingWrites(self.memtable),
             clock=clock,
             next_seq=opened.first_seq,
         )
         self.prefetch = self._prefetch()
         self.loads = self._loads(opened, levels or LevelSettings())
-        self.log.land_load = self._land_load
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
-
-    def _publisher(self) -> CommitPublisher:
-        return CommitPublisher(self.memtable, self.feed, lambda: self._view(self.watermark.seq))
 
     def _version_set(self, opened: RecoveredLog) -> VersionSet:
         return VersionSet(
@@ -291,7 +290,7 @@ class WriterEngine:
             levels=self.levels,
             log=self.log,
             memtable=self.memtable,
-            state=self._newest_state,
+            state=self.newest_state,
             now_ms=self.time.now_ms,
             compare_count_max=self._compare_count_max,
             reason_of=self._reason_of,
@@ -381,7 +380,7 @@ class WriterEngine:
     async def newest_view(self) -> ReadView:
         """Everything written by now, durable or not."""
         view = self._view(self.newest_seq)
-        landed_ahead = [group.run for group in self.watermark.landed_ahead()]
+        landed_ahead = self.log.runs_ahead
         not_durable = await self.log.pending_writes.runs(
             self._clock, max_seq=view.seq
         )  # as it is now
@@ -424,10 +423,10 @@ class WriterEngine:
     async def _reason_of(self, missing: ObjectNotFound, pinned: PinnedVersion) -> ShaleError:
         return await explain_missing(missing, pinned, self.ownership, self.levels)
 
-    def _newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
+    def newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
         """The state by which a transaction is decided that follows all pending writes."""
         view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
-        durable = view.below(group.run for group in self.watermark.landed_ahead())
+        durable = view.below(self.log.runs_ahead)
         return NewestState(
             pending_writes, durable, self.time.now_ms(), self._compare_count_max, read_set
         )
@@ -451,7 +450,7 @@ class WriterEngine:
         try:
             async with asyncio.TaskGroup() as tasks:
                 end = tasks.create_task(run_until_archived(self.log, self.wal), name="group commit")
-                bound = limit_shutdown(self.log, end, self._clock, grace_ms=stop_grace_ms)
+                bound = limit_shutdown(self.admission, end, self._clock, grace_ms=stop_grace_ms)
                 others = [
                     tasks.create_task(self._watch_ownership(), name="watch for another writer"),
                     tasks.create_task(self._run_wal(), name="run the WAL"),
@@ -518,9 +517,17 @@ class WriterEngine:
             await self._clock.sleep_ms(LOADS_POLL_MS)
             waited_ms += LOADS_POLL_MS
 
-    def _land_load(self, load: CommittedLoad) -> None:
-        self.log.pending_writes.forget_durable()
-        self.levels.land_load(load, self.loads.land(load))
+    def land(self, group: Group) -> None:
+        """Take a durable group into memory. Groups before it may not be durable yet."""
+        self.memtable.land(group.run)
+        self.expiry.land(group)
+
+    def publish(self, group: Group) -> None:
+        """Show a group to scans and watches. It has landed, and all before it as well."""
+        self._publisher.publish(group)
+        if group.load is not None:  # it is alone in flight, so memory holds everything older
+            self.log.pending_writes.forget_durable()
+            self.levels.land_load(group.load, self.loads.land(group.load))
 
     async def _follow_manifest(self) -> None:
         """Follow the manifest, and renew snapshots in time, until another error ends the log."""

@@ -35,13 +35,13 @@ from shalekv.read.sorted_runs import ENTRY_OVERHEAD_BYTES
 from shalekv.read.sst_reader import OpenSst
 from shalekv.read.version import PinnedVersion
 from shalekv.read.version_set import VersionSet
+from shalekv.read.watermark import Watermark
 from shalekv.settings import WriterSettings
 from shalekv.write.admission import Admission
 from shalekv.write.commit import COMMIT_OVERHEAD_BYTES, Group, OnSettled, Receipt
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.logical_time import LogicalTime
 from shalekv.write.prefetch import Prefetch
-from shalekv.write.watermark import DurableWatermark
 
 log = structlog.get_logger()
 
@@ -323,7 +323,7 @@ class SweptEngine(Protocol):
     levels: VersionSet
     log: GroupCommit
     memtable: Memtable
-    watermark: DurableWatermark
+    watermark: Watermark
     time: LogicalTime
 
     @property
@@ -362,7 +362,6 @@ class ExpirySweep:
         self.expired_count = 0
         if self.is_on:
             self._replay(replayed)
-            engine.log.landed = self._land
 
     @property
     def is_on(self) -> bool:
@@ -379,8 +378,10 @@ class ExpirySweep:
         for load in loads:
             self.values.miss(load.seq)
 
-    def _land(self, group: Group) -> None:
+    def land(self, group: Group) -> None:
         """Track the values of a group that is durable, and in the memtable."""
+        if not self.is_on:
+            return
         run, values, newest = group.run, self.values, self._engine.memtable.get
         # A group that landed ahead may have replaced a value that was not tracked yet.
         values.note(
@@ -467,7 +468,7 @@ class ExpirySweep:
         ]
         size_bytes = COMMIT_OVERHEAD_BYTES + sum(map(_accounted_bytes, due))
         # The contents of a load are not known before it is durable.
-        if self._log.is_loading or not self._engine.admission.try_admit(size_bytes):
+        if self._log.pending_writes.is_loading or not self._engine.admission.try_admit(size_bytes):
             return False
         settled: asyncio.Future[Receipt | ShaleError] = asyncio.get_running_loop().create_future()
         self._log.transact(

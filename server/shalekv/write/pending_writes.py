@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +30,9 @@ class PendingWrites:
         self._memtable = memtable
         self._newest: dict[bytes, Entry] = {}
         self._range_deletes: dict[Commit, None] = {}  # in the order of their numbers
+        self._loads: set[Commit] = set()
+        self._loaded = asyncio.Event()  # set while there are no loads
+        self._loaded.set()
         self._tombstones = NONE  # those of `_range_deletes`, and some that are durable by now
         self._durable_count = 0  # range deletes in `_tombstones` that are durable
 
@@ -52,6 +56,15 @@ class PendingWrites:
         """The range tombstones that are not durable."""
         return [entry for commit in self._range_deletes for entry in commit.range_tombstones]
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is not settled yet: then memory does not hold all commits."""
+        return bool(self._loads)
+
+    async def wait_loaded(self) -> None:
+        """Wait until all loads are settled, whatever their outcome."""
+        await self._loaded.wait()
+
     def keys_in(self, keys: KeyRange) -> Iterator[bytes]:
         """Iterate over the pending keys of a range, in no order; visits all pending keys."""
         start, end = keys
@@ -64,6 +77,9 @@ class PendingWrites:
         if commit.range_tombstones:
             self._range_deletes[commit] = None
             self._tombstones = self._tombstones.with_added(commit.range_tombstones)
+        if commit.load is not None:
+            self._loads.add(commit)
+            self._loaded.clear()
 
     def remove(self, commit: Commit) -> None:
         """Remove a commit that is durable by now, or lost."""
@@ -79,13 +95,20 @@ class PendingWrites:
             # when thousands land together.
             if self._durable_count >= len(self._range_deletes):
                 self._rebuild_tombstones()
+        if commit in self._loads:
+            self._loads.remove(commit)
+            if not self._loads:
+                self._loaded.set()
 
     def forget_durable(self) -> None:
         """Drop range deletes that are durable, when a load has landed that is newer than they."""
         self._rebuild_tombstones()
 
     def rebuild(self, in_flight: Iterable[Commit]) -> None:
-        """Start again from the commits in flight, by sequence number, after renumbering."""
+        """Start again from the commits in flight, by sequence number, after renumbering.
+
+        Loads stay as they are: one that has lost its slot is pending as before.
+        """
         self._newest = {}
         self._range_deletes = {}
         self._rebuild_tombstones()

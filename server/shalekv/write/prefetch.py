@@ -44,7 +44,7 @@ class Prefetch:
 
     def known(self, needs: Needs) -> ReadSet | None:
         """The answers to `needs`, if they are known without reading the levels; else None."""
-        if self._log.is_loading and (needs.keys or needs.ranges):
+        if self._log.pending_writes.is_loading and (needs.keys or needs.ranges):
             return None
         pinned = self._levels.current
         if needs.record_key and pinned.may_hold_record(needs.record_key):
@@ -60,7 +60,8 @@ class Prefetch:
         """Read the answers to `needs` from the levels. They hold while `is_current` is true."""
         while True:
             if needs.keys or needs.ranges:
-                await self._log.wait_loaded()  # a load is found in the levels once it has landed
+                # A load is found in the levels once it has landed.
+                await self._log.pending_writes.wait_loaded()
             pinned, token = self._levels.current, self._levels.token
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
@@ -100,4 +101,4 @@ class Prefetch:
         """Whether memory holds everything newer than the version that `below` was read from."""
         if read_set.token is not self._levels.token:
             return not (needs.keys or needs.ranges or needs.record_key)
-        return not (self._log.is_loading and (needs.keys or needs.ranges))
+        return not (self._log.pending_writes.is_loading and (needs.keys or needs.ranges))

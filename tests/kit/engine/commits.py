@@ -8,12 +8,14 @@ from shalekv.errors import ShaleError
 from shalekv.protocol.entry import NO_EXPIRY, Entry, Kind
 from shalekv.protocol.transaction import Change
 from shalekv.read.memtable import Memtable
+from shalekv.read.read_set import ReadSet
 from shalekv.read.scan import scan_slices
 from shalekv.read.sorted_runs import MemoryRun
 from shalekv.read.version import ReadView
+from shalekv.read.watermark import Watermark
 from shalekv.write.commit import Commit, Group, Receipt
+from shalekv.write.group_commit import GroupCommit
 from shalekv.write.pending_writes import NewestState, PendingWrites
-from shalekv.write.watermark import DurableWatermark
 from tests.kit.inline_runtime import InlineClock, finish, gathered
 
 NOW_MS = 1_000
@@ -110,9 +112,25 @@ def keys_of(entries: Sequence[Entry]) -> list[bytes]:
     return [entry.key for entry in entries]
 
 
-def newest_state(
-    pending_writes: PendingWrites, memtable: Memtable, prefix: DurableWatermark
-) -> NewestState:
-    landed_ahead = [group.run for group in prefix.landed_ahead()]
-    view = memtable.view(prefix.seq, prefix.wal_id).below(landed_ahead)
-    return NewestState(pending_writes, view, NOW_MS, compare_count_max=1_000)
+class MemoryDatabase:
+    """A database without levels: its groups are in a memtable."""
+
+    log: GroupCommit  # built with this database
+
+    def __init__(self, memtable: Memtable, *, seq: int, wal_id: int | None) -> None:
+        self.memtable = memtable
+        self.watermark = Watermark(seq=seq, wal_id=wal_id)
+
+    def newest_state(self, pending_writes: PendingWrites, read_set: ReadSet) -> NewestState:
+        """The state after all pending writes."""
+        view = self.memtable.view(self.watermark.seq, self.watermark.wal_id)
+        durable = view.below(self.log.runs_ahead)
+        return NewestState(pending_writes, durable, NOW_MS, 1_000, read_set)
+
+    def land(self, group: Group) -> None:
+        """Take a durable group into memory."""
+        self.memtable.land(group.run)
+
+    def publish(self, group: Group) -> None:
+        """Show a group to scans."""
+        self.memtable.extend_prefix(group.run)

@@ -13,6 +13,7 @@ from shalekv.format.sst import open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad, level_rows
+from shalekv.protocol.log import FlushPolicy
 from shalekv.protocol.manifest import L0, Manifest
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change
@@ -21,14 +22,14 @@ from shalekv.read.replay import Replayed, replay
 from shalekv.read.version_set import LoadPin
 from shalekv.settings import KIB, LevelCodec, LevelSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
-from shalekv.write.admission import Admission, FlushPolicy
-from shalekv.write.commit import changes_bytes
+from shalekv.write.admission import Admission
+from shalekv.write.commit import Group, changes_bytes
 from shalekv.write.group_commit import GroupCommit
 from shalekv.write.ingest import Loads
+from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
-from shalekv.write.watermark import DurableWatermark
-from tests.kit.engine.commits import newest_state
+from tests.kit.engine.commits import MemoryDatabase
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import Told, yielding_runtime
 from tests.kit.store import FaultyStore
@@ -38,27 +39,22 @@ SETTINGS = LevelSettings(
 )
 
 
-class LoadingWriter:
+class LoadingWriter(MemoryDatabase):
     """The log of an opening, with its loads."""
 
     def __init__(self, database: Database, opened: RecoveredLog, store: FaultyStore) -> None:
+        super().__init__(Memtable(), seq=opened.last_seq, wal_id=opened.last_wal_id)
         self.database = database
         self.opened = opened
         self.store = store
-        self.memtable = Memtable()
         self.admission = Admission(WriterSettings(), memtable_bytes=lambda: 0)
-        self.prefix = DurableWatermark(
-            self.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
-        )
         self.log = GroupCommit(
             wal=opened.wal,
-            memtable=self.memtable,
+            database=self,
             admission=self.admission,
-            watermark=self.prefix,
+            watermark=self.watermark,
             policy=FlushPolicy(max_parallel_writes=1, interval_ms=0, flush_bytes=1 << 20),
-            state=lambda pending_writes, _below: newest_state(
-                pending_writes, self.memtable, self.prefix
-            ),
+            pending_writes=PendingWrites(self.memtable),
             clock=LoopClock(),
             next_seq=opened.first_seq,
         )
@@ -75,7 +71,11 @@ class LoadingWriter:
             keep=self.kept.append,
             wait_for_budget=budget_for_all,
         )
-        self.log.land_load = lambda load: self.landed.append((load, self.loads.land(load)))
+
+    def publish(self, group: Group) -> None:
+        super().publish(group)
+        if group.load is not None:
+            self.landed.append((group.load, self.loads.land(group.load)))
 
     async def write(self, changes: Sequence[Change]) -> Told:
         """Admit a batch, and write it as a load."""

@@ -13,18 +13,19 @@ from shalekv.format import names
 from shalekv.format.sst import open_sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.fencing import WriterId
+from shalekv.protocol.log import FlushPolicy
 from shalekv.protocol.transaction import Change, Compare, Operation, Result, Transaction
 from shalekv.read.memtable import Memtable
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings, WriterSettings
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.write.admission import Admission, FlushPolicy
+from shalekv.write.admission import Admission
 from shalekv.write.commit import RECORD_BYTES, Claim, Commit, Receipt, WalContents, changes_bytes
 from shalekv.write.group_commit import GroupCommit
+from shalekv.write.pending_writes import PendingWrites
 from shalekv.write.wal import ObjectStoreWal
-from shalekv.write.watermark import DurableWatermark
-from tests.kit.engine.commits import NOW_MS, newest_state, nothing_compacted, pairs, put
+from tests.kit.engine.commits import NOW_MS, MemoryDatabase, nothing_compacted, pairs, put
 from tests.kit.inline_runtime import InlineWorkers
 from tests.kit.store import HeldStore
 
@@ -115,7 +116,7 @@ class Transacted(Told):
         return decision.results
 
 
-class RunningLog:
+class RunningLog(MemoryDatabase):
     """A log and its parts. Its first slot is 10, its first sequence number 100."""
 
     def __init__(
@@ -126,23 +127,20 @@ class RunningLog:
         flush_bytes: int = 1 << 20,
         store: HeldStore | None = None,
     ) -> None:
+        super().__init__(Memtable(), seq=50, wal_id=9)
         self.store = HeldStore() if store is None else store
-        self.memtable = Memtable()
         self.admission = Admission(
             WriterSettings(), memtable_bytes=lambda: self.memtable.size_bytes
         )
-        self.prefix = DurableWatermark(self.memtable, seq=50, wal_id=9)
         self.log = GroupCommit(
             wal=slots_on(self.store, OWN),
-            memtable=self.memtable,
+            database=self,
             admission=self.admission,
-            watermark=self.prefix,
+            watermark=self.watermark,
             policy=FlushPolicy(
                 max_parallel_writes=k, interval_ms=interval_ms, flush_bytes=flush_bytes
             ),
-            state=lambda pending_writes, _below: newest_state(
-                pending_writes, self.memtable, self.prefix
-            ),
+            pending_writes=PendingWrites(self.memtable),
             clock=LoopClock(),
             next_seq=100,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from shalekv.errors import KeyExpired, ShaleError
 from shalekv.protocol.entry import Entry
+from shalekv.protocol.log import LogState
 from shalekv.protocol.transaction import DatabaseState
 from shalekv.read import replay
 from shalekv.read.read_set import ReadSet
@@ -19,23 +20,25 @@ from shalekv.write.idempotency import Idempotency, Pending, Remembered
 from shalekv.write.pending_writes import NewestState, PendingWrites
 from tests.sim.planting import mutant
 
-# ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_take = CommitQueue.take
+_real_may_take = LogState.may_take
 _real_decide = Commit.decide
 _real_resequence = Commit.resequence
 _real_contents = Group.contents
 _real_find = Idempotency.find
-_real_newest_state = WriterEngine._newest_state
+_real_newest_state = WriterEngine.newest_state
 _real_add = PendingWrites.add
 
 
-def _front_need_not_wait(self: CommitQueue, **_how: bool) -> bool:
-    front = next(iter(self), None)
-    return front is not None and not front.writes
+def _front_need_not_wait(
+    self: LogState, *, writes: bool, depends_on_state: bool, is_load: bool
+) -> bool:
+    del depends_on_state, is_load
+    return _real_may_take(self, writes=writes, depends_on_state=False, is_load=False)
 
 
-def _taken_along(self: CommitQueue, bytes_max: int, *, is_alone: bool) -> list[Commit]:
-    return _real_take(self, bytes_max, is_alone=is_alone or len(self) > 0)
+def _taken_along(self: CommitQueue, bytes_max: int, *, takes_dependents: bool) -> list[Commit]:
+    return _real_take(self, bytes_max, takes_dependents=takes_dependents or len(self) > 0)
 
 
 def _decided_once(self: Commit, state: DatabaseState) -> None:
@@ -113,7 +116,7 @@ async def _unconfirmed(_self: Writes, future: Any, _commit: Commit) -> Any:
 MUTANTS = (
     mutant(
         "a transaction overtakes what is in flight",
-        (CommitQueue, "has_to_wait", _front_need_not_wait),
+        (LogState, "may_take", _front_need_not_wait),
         hint=3,
     ),
     mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=22),
@@ -121,7 +124,7 @@ MUTANTS = (
     mutant("a refusal is told too early", (GroupCommit, "_settle_decided", _told_at_once), hint=1),
     mutant("a refusal is not confirmed", (Writes, "_confirmed", _unconfirmed), hint=41),
     mutant(
-        "adds look at what is durable only", (WriterEngine, "_newest_state", _durable_state_only)
+        "adds look at what is durable only", (WriterEngine, "newest_state", _durable_state_only)
     ),
     mutant("conditions miss range deletes in flight", (PendingWrites, "add", _points_only), hint=2),
     mutant("records are not durable", (Group, "contents", _without_records)),

@@ -11,7 +11,9 @@ from shalekv.clock import Clock
 from shalekv.errors import ObjectNotFound, ShaleError, Stopping, StoreBroken
 from shalekv.format.sst import Sst
 from shalekv.protocol import fencing, opening
+from shalekv.protocol import log as protocol_log
 from shalekv.protocol.fencing import FenceRun, Occupant, SlotVerdict, WalListing, WriterId
+from shalekv.protocol.log import Advance, LogState, Outcome, Slot, SlotFilled
 from shalekv.protocol.manifest import Manifest
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
@@ -26,14 +28,13 @@ from shalekv.write.admission import Admission
 from shalekv.write.commit import Commit, Group
 from shalekv.write.engine import Ownership
 from shalekv.write.group_commit import CommitQueue, GroupCommit
-from shalekv.write.watermark import DurableWatermark
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
 _real_claim_attempt = cas._attempt
 _real_claim_epoch = opening.claim_epoch
 _real_read_slot = replay.read_slot
-_real_settle = DurableWatermark.settle
+_real_settle = protocol_log._settle
 _real_judge = fencing.judge
 
 
@@ -55,7 +56,7 @@ async def _unknown_is_failure(
     return await _real_claim_attempt(store, name, data, metadata)
 
 
-def _nothing_was_applied(_self: GroupCommit) -> ShaleError:
+def _nothing_was_applied(_who: str) -> ShaleError:
     return Stopping("the object store did not answer: nothing was applied")
 
 
@@ -69,9 +70,9 @@ async def _exists_is_a_rival(
 
 
 async def _told_when_sent(self: GroupCommit, group: Group) -> None:
-    self._end(group)
-    self._land(group)
+    self._apply(SlotFilled(group.position, None))
     self._settle_decided()
+    self._wake.set()
     await self._wal.create(group.wal_id, group.contents(), position=group.position)
 
 
@@ -116,20 +117,17 @@ def _older_than_any(occupant: Occupant, own: WriterId) -> SlotVerdict:
     return SlotVerdict.OLDER_FENCE if is_passed else verdict
 
 
-def _numbers_stay(self: CommitQueue, taken: list[Commit], next_seq: int) -> int:
+def _numbers_stay(self: CommitQueue, taken: list[Commit]) -> None:
     commits = [*taken, *self._commits]
     self._commits.clear()
     self._commits.extend(sorted(commits, key=lambda commit: commit.place))
     self.size_bytes += sum(commit.size_bytes for commit in taken)
-    return next_seq
 
 
-def _past_the_gap(self: DurableWatermark, group: Group, *, landed: bool) -> None:
-    if landed:
-        group.landed = landed
-        self._window.pop(group.position)
-        self._window = {group.position: group} | self._window
-    _real_settle(self, group, landed=landed)
+def _past_the_gap(state: LogState, slot: Slot, outcome: Outcome) -> tuple[LogState, list[Advance]]:
+    settled, advances = _real_settle(state, slot, Outcome.LOST)
+    early = [Advance(replace(slot, outcome=outcome))] if outcome is Outcome.LANDED else []
+    return settled, [*early, *advances]
 
 
 async def _nobody_is_asked(_self: Ownership) -> None:
@@ -166,7 +164,7 @@ MUTANTS = (
     mutant(
         "treat unknown as failed",
         (cas, "_attempt", _unknown_is_failure),
-        (GroupCommit, "_unknown", _nothing_was_applied),
+        (group_commit, "outcome_unknown", _nothing_was_applied),
         also=("I13",),
     ),
     mutant(
@@ -203,11 +201,11 @@ MUTANTS = (
     ),
     mutant(
         "a newer writer's fence is passed",
-        (group_commit, "judge", _older_than_any),
+        (protocol_log, "judge", _older_than_any),
         also=("IllegalState",),
         hint=10,
     ),
-    mutant("scans see past a gap", (DurableWatermark, "settle", _past_the_gap), hint=2),
+    mutant("scans see past a gap", (protocol_log, "_settle", _past_the_gap), hint=2),
     mutant(
         "linearizable reads are not confirmed", (Ownership, "confirm", _nobody_is_asked), hint=18
     ),

@@ -12,6 +12,7 @@ from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.read.read_set import ReadSet
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS, LoadPin, VersionSet
+from shalekv.read.watermark import Watermark
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
 from shalekv.settings import CompactorConfig, CompactorSettings, StoreSettings
@@ -19,7 +20,6 @@ from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
 from shalekv.write.recovery import RecoveredLog
-from shalekv.write.watermark import DurableWatermark
 from tests.kit.engine.databases import Database
 from tests.kit.engine.running_log import quiesce
 from tests.kit.processes.in_process import (
@@ -49,9 +49,7 @@ class PinnedDatabase:
         self.store = store
         self.manifest = opened.manifest
         self.clock = opened.store.runtime.clock
-        self.prefix = DurableWatermark(
-            opened.memtable, seq=opened.last_seq, wal_id=opened.last_wal_id
-        )
+        self.prefix = Watermark(seq=opened.last_seq, wal_id=opened.last_wal_id)
         self.now_s = NOW_S
         self.dropped: list[int] = []
         self.version_set = VersionSet(

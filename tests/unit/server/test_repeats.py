@@ -91,7 +91,7 @@ async def test_repeat_gets_the_first_reply_after_a_restart(kind: str) -> None:
         first.header.epoch = 2
         same(first, repeated)
         assert pairs(await writer.scan()) == state
-        assert writer.engine.log.objects_written == 0
+        assert writer.engine.log.stats.objects == 0
 
 
 @EACH_KIND

@@ -47,7 +47,7 @@ async def behind(log: RunningLog, key: bytes, value: bytes) -> Told:
 
 
 def newest_of(log: RunningLog) -> list[tuple[bytes, bytes]]:
-    return read(log.memtable.view(log.prefix.seq, log.prefix.wal_id))
+    return read(log.memtable.view(log.watermark.seq, log.watermark.wal_id))
 
 
 @ORDERS

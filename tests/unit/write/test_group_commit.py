@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import permutations
 
 import pytest
 
@@ -86,6 +87,28 @@ async def test_log_does_not_run_ahead_of_a_slow_upload() -> None:
         assert (await log.store.arrived(3)).name == names.wal_name(12)
 
 
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=repr)
+async def test_scans_see_no_group_behind_a_gap(order: tuple[int, ...]) -> None:
+    """However objects land, scans see only the groups before the first slot in flight."""
+    log = RunningLog(k=4)
+    async with running(log):
+        for number in range(4):
+            log.write(b"%d" % number)
+            await log.store.arrived(number + 1)
+        landed: set[int] = set()
+        for number in order:
+            log.store.held[number].release()
+            await log.writes[number].receipt()
+            landed.add(number)
+            whole = next(each for each in range(5) if each not in landed)
+            view = log.memtable.view(log.watermark.seq, log.watermark.wal_id)
+            assert read(view) == [(b"%d" % each, b"v") for each in range(whole)]
+            assert log.watermark.wal_id == 9 + whole
+            assert log.watermark.landed_seq == 100 + max(landed)
+            ahead = sorted(each for each in landed if each > whole)
+            assert [run.max_seq for run in log.log.runs_ahead] == [100 + each for each in ahead]
+
+
 async def test_object_takes_no_more_than_flush_bytes() -> None:
     """A long queue is cut into objects of `flush_bytes`; a larger commit is alone."""
     three = 3 * changes_bytes([put(b"0")])
@@ -111,7 +134,7 @@ async def test_displaced_group_gets_numbers_above_what_landed_behind_it() -> Non
         late = log.write(b"a", b"late")
         (await log.store.arrived(2)).release()
         assert await late.receipt() == Receipt(seq=101, wal_id=11)
-        assert log.prefix.wal_id == 9
+        assert log.watermark.wal_id == 9
         log.store.held[0].release()
         (await log.store.arrived(3)).release()
         assert await early.receipt() == Receipt(seq=102, wal_id=12)
@@ -170,7 +193,7 @@ async def test_nothing_is_reported_before_its_premises_are_durable(k: int) -> No
         receipts = [await each.receipt() for each in others]
         assert [(each.seq, each.wal_id) for each in receipts] == [(99 + before, 9 + before)] * 2
         assert await others[0].results() == [Read(log.memtable.get(first))]
-    assert (log.log.objects_written, log.log.next_wal_id) == (before, 10 + before)
+    assert (log.log.stats.objects, log.log.next_wal_id) == (before, 10 + before)
 
 
 async def test_idle_log_settles_reads_at_once() -> None:

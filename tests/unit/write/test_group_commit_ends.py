@@ -47,7 +47,7 @@ async def test_uploads_in_flight_end_by_themselves_after_a_fence() -> None:
         log.store.held[3].release()
         assert isinstance(await writes[3].outcome(), Fenced)
         assert read(log.memtable.view(102, 13)) == [(b"1", b"v"), (b"2", b"v")]
-        assert (log.prefix.seq, log.prefix.wal_id) == (102, 13)
+        assert (log.watermark.seq, log.watermark.wal_id) == (102, 13)
 
 
 async def test_broken_disk_leaves_writes_unknown() -> None:

@@ -32,7 +32,7 @@ from shalekv.read.replay import Replayed, replay
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
-from shalekv.write.commit import RECORD_BYTES, Claim, WalContents
+from shalekv.write.commit import RECORD_BYTES, Claim, Group, WalContents
 from shalekv.write.ingest import FileOwner, Loaded, encode_batch
 from tests.kit.engine.databases import Database
 from tests.kit.engine.loading import SETTINGS, entries_of, file_of, loading, loads_in_wal, one_turn
@@ -139,11 +139,11 @@ async def test_a_call_that_ends_after_its_record_was_submitted_changes_nothing()
     infos = await _two_files(database)
     async with loading(database) as writer:
         call = asyncio.create_task(writer.loads.ingest("x", infos))
-        while not writer.log.is_loading:
+        while not writer.log.pending_writes.is_loading:
             await one_turn()
         call.cancel()
         await asyncio.wait([call])
-        await writer.log.wait_loaded()
+        await writer.log.pending_writes.wait_loaded()
         assert (await writer.loads.ingest("x", infos)).already_applied
     assert len(await loads_in_wal(database)) == 1
     assert is_pending(await database.manifest(), "x")
@@ -271,12 +271,16 @@ class LoadingLog(RunningLog):
         super().__init__(k=k, flush_bytes=flush_bytes)
         self.landed: list[CommittedLoad] = []
         self.told_before_landing = 0
-        self.log.land_load = self._land
+
+    def publish(self, group: Group) -> None:
+        super().publish(group)
+        if group.load is not None:
+            self._land(group.load)
 
     def _land(self, landed: CommittedLoad) -> None:
         self.told_before_landing += sum(bool(write.told) for write in self.writes[-1:])
-        assert self.prefix.seq == landed.seq
-        assert self.prefix.is_whole
+        assert self.watermark.seq == landed.seq
+        assert self.watermark.is_whole
         self.landed.append(landed)
 
     def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Told:
@@ -299,7 +303,7 @@ async def test_a_load_is_alone(k: int) -> None:
         before = [log.write(b"a%d" % n) for n in range(3)]
         told = log.ingest(load_of(info(0)))
         after = [log.write(b"b%d" % n) for n in range(3)]
-        assert log.log.is_loading
+        assert log.log.pending_writes.is_loading
         await quiesce()
         assert len(log.store.waiting) == min(k, 3)  # at k = 4 a slot would be free for the load
         for count in range(1, 4):
@@ -309,13 +313,13 @@ async def test_a_load_is_alone(k: int) -> None:
         assert log.store.waiting == [held]
         assert held.name == names.wal_name(13)
         assert [len(write.told) for write in before] == [1, 1, 1]
-        waiting = asyncio.create_task(log.log.wait_loaded())
+        waiting = asyncio.create_task(log.log.pending_writes.wait_loaded())
         await quiesce()
         assert not waiting.done()
         held.release()
         receipt = await told.receipt()
         await waiting
-        assert not log.log.is_loading
+        assert not log.log.pending_writes.is_loading
         assert (receipt.seq, receipt.wal_id) == (103, 13)
         assert log.landed == [CommittedLoad("load-1", load_of(info(0)).ssts, 103, 13)]
         assert log.told_before_landing == 0
