@@ -215,8 +215,8 @@ def is_compactor_started(line: Line) -> bool:
 
 def steps_down(line: Line) -> bool:
     """Whether a server says that it has lost its lease, or the database."""
-    return line.get("event") in {"lease lost", "stands by again"}
+    return line.get("event") in {"lease lost", "standing by again"}
 
 
 def is_fenced(line: Line) -> bool:
-    return line.get("event") == "stands by again" and line.get("reason") == "FENCED"
+    return line.get("event") == "standing by again" and line.get("reason") == "FENCED"

@@ -135,7 +135,7 @@ async def test_rows_may_delete_expire_and_come_several_times(
     result = await load(df, folder, "monday", on_duplicate="greatest:at", partitions=2)
     assert (result.rows, result.deletes) == (5, 1)
     assert await state(server) == {b"a": b"2", b"d": b"1", b"e": b"2"}
-    with pytest.raises(InvalidRequest, match=r"key b'a' stands twice: name by on_duplicate"):
+    with pytest.raises(InvalidRequest, match=r"key b'a' occurs twice: choose the row"):
         await load(df.drop("at"), folder, "tuesday")
     empty = await load(df.where("key > 'x'").drop("at"), folder, "tuesday")
     assert (empty.seq, empty.rows, empty.already_applied) == (None, 0, False)

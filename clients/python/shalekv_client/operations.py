@@ -44,7 +44,7 @@ TxnOperation: TypeAlias = Get | Change
 
 
 class Pinned(Protocol):
-    """Any object that stands for a snapshot: it has an id of 16 bytes."""
+    """A reference to a snapshot: any object with an id of 16 bytes."""
 
     @property
     def id(self) -> bytes: ...

@@ -11,7 +11,7 @@ from shalekv.errors import InvalidSetting
 from shalekv.settings.model import Settings
 from shalekv.settings.retired import retirement
 
-Key: TypeAlias = bytes | str  # a text stands for its UTF-8
+Key: TypeAlias = bytes | str  # a text is encoded as UTF-8
 Chosen = TypeVar("Chosen", bound=Settings)
 
 

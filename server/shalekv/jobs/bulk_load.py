@@ -162,10 +162,10 @@ def _bad_order(rows: Columns, last_key: bytes) -> tuple[int, str, str] | None:
     before = last_key
     for at, key in enumerate(keys):
         if key < before:
-            problem = f"rows are not sorted: key {shown_key(key)} stands after {shown_key(before)}"
+            problem = f"rows are not sorted: key {shown_key(key)} comes after {shown_key(before)}"
             return at, "key", problem
         if key == before and key:
-            problem = f"key {shown_key(key)} stands twice: a load has one row for each key"
+            problem = f"key {shown_key(key)} occurs twice: a load has one row for each key"
             return at, "key", problem
         before = key
     return None

@@ -239,8 +239,8 @@ again what may be written twice.
 
 ## Reasons
 
-"Retry" stands where a `google.rpc.RetryInfo` says after which delay to try again. A `BadRequest`
-names the field that was wrong.
+"Retry" marks errors with a `google.rpc.RetryInfo`: the delay after which to try again. A
+`BadRequest` names the field that was wrong.
 
 | reason | code | applied? | metadata | meaning |
 |---|---|---|---|---|

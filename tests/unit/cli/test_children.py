@@ -285,7 +285,7 @@ async def test_a_fenced_compactor_takes_over_again(output: ChildOutput) -> None:
     settings = QUICK.model_copy(update={"child_takeover_ms": 100})
     serving = output.until(lambda lines: len(lines) >= 3)
     await run_beside(serving, output, ENDS.format(code=4), settings, is_pressed=True)
-    assert "child process is started again: nobody else does its work" in output.events
+    assert "child process is started again: no other process does its work" in output.events
 
 
 async def test_what_ended_serving_is_raised_as_itself(output: ChildOutput) -> None:

@@ -38,8 +38,8 @@ REFUSED = [
     ([Row(None), Row(b"a")], "partition 3, row 0: the key is null"),
     ([Row(b""), Row(b"a")], "partition 3, row 0: a key must not be empty"),
     ([Row(b"a"), Row(b"b" * 9)], "row 1: key b'bbbbbbbbb': 9 bytes, and a key has 8 at most"),
-    ([Row(b"b"), Row(b"a")], "row 1: the partition is not sorted: key b'a' stands after b'b'"),
-    ([Row(b"a"), Row(b"a")], "row 1: key b'a' stands twice"),
+    ([Row(b"b"), Row(b"a")], "row 1: the partition is not sorted: key b'a' comes after b'b'"),
+    ([Row(b"a"), Row(b"a")], "row 1: key b'a' occurs twice"),
     ([Row(b"a", None)], "key b'a': the value of a put is null"),
     ([Row(b"a", bytes(17))], "key b'a': a value of 17 bytes, and a value has 16 at most"),
     ([Row(b"a", op=None)], "key b'a': op is null, expected put or delete"),
@@ -110,7 +110,7 @@ def test_two_rows_that_the_rule_does_not_tell_apart_are_refused(order: float | N
         assert [key for part in found for key in part.keys.to_pylist()] == [b"a", b"b", b"c"]
         for at, other in ((2, same._replace(value=b"2")), (3, same._replace(op="delete"))):
             changed = [*rows[:at], other, *rows[at + 1 :]]
-            with pytest.raises(InvalidRequest, match="key b'b' stands twice, and by on_duplicate"):
+            with pytest.raises(InvalidRequest, match="key b'b' occurs twice, and on_duplicate"):
                 taken(batches_of(changed, sizes), has_rule=True)
 
 
@@ -124,7 +124,7 @@ def test_rows_are_compared_in_every_zone_that_spark_knows(zone: str) -> None:
         (found,) = taken([batch.set_column(at, EXPIRE_AT, times)], has_rule=True)
         assert found.keys.to_pylist() == [b"a"]
         others = pa.array([microseconds, microseconds + 1], pa.timestamp("us", zone))
-        with pytest.raises(InvalidRequest, match="key b'a' stands twice, and by on_duplicate"):
+        with pytest.raises(InvalidRequest, match="key b'a' occurs twice, and on_duplicate"):
             taken([batch.set_column(at, EXPIRE_AT, others)], has_rule=True)
 
 

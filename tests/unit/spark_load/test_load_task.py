@@ -111,9 +111,7 @@ async def test_rows_that_are_refused_are_told_and_not_raised(tmp_path: Path) -> 
         job = await begun(store)
         report = await asyncio.to_thread(write, place, job.ticket, [Row(b"b"), Row(b"a")])
         assert [each["file"] for each in report] == [None]
-        message = (
-            "rows: partition 0, row 1: the partition is not sorted: key b'a' stands after b'b'"
-        )
+        message = "rows: partition 0, row 1: the partition is not sorted: key b'a' comes after b'b'"
         with pytest.raises(InvalidRequest, match=re.escape(message)):
             collect_reports(report)
 

@@ -128,7 +128,7 @@ async def _slot_rows(
         if contents.min_seq <= last_seq:
             raise IllegalState(
                 f"{sst.properties.name} begins with sequence number {contents.min_seq}, but "
-                f"{last_seq} stands in a slot before it: slot order must be sequence order"
+                f"{last_seq} is in a slot before it: slot order must be sequence order"
             )
         last_seq = contents.max_seq
         for batch in batches.add(wal_id, epoch, changes_in(sst, keys)):

@@ -256,15 +256,15 @@ class RowCheck:
         at = 0 if first_key < self._last_key else pc.index(descends, True).as_py() + 1
         if at or first_key < self._last_key:
             before = keys[at - 1].as_py() if at else self._last_key
-            problem = f"key {shown_key(keys[at].as_py())} stands after {shown_key(before)}"
+            problem = f"key {shown_key(keys[at].as_py())} comes after {shown_key(before)}"
             raise self._refusal(at, f"the partition is not sorted: {problem}")
         is_first = np.empty(batch.num_rows, dtype=np.bool_)
         is_first[0] = first_key != self._last_key
         is_first[1:] = ascends.to_numpy(zero_copy_only=False)
         if not self._has_rule:
             at = int(np.argmin(is_first))
-            problem = f"key {shown_key(keys[at].as_py())} stands twice: name by on_duplicate which"
-            raise self._refusal(at, f"{problem} row counts")
+            problem = f"key {shown_key(keys[at].as_py())} occurs twice: choose the row to load by"
+            raise self._refusal(at, f"{problem} on_duplicate")
         self._check_chosen(batch, is_first)
         return pa.array(is_first)
 
@@ -282,7 +282,7 @@ class RowCheck:
                 tied = False
             elif not all(map(_same, before.columns, row.columns)):
                 key = shown_key(row.column(KEY)[0].as_py())
-                problem = f"key {key} stands twice, and by on_duplicate neither row goes first"
+                problem = f"key {key} occurs twice, and on_duplicate ranks neither row first"
                 raise self._refusal(at, problem)
         self._note(batch, is_tied=bool(is_first[-1]) or tied)
 

@@ -116,7 +116,7 @@ def _field(column: Column, part: Field, *, is_little: bool) -> Column:
     number = F.conv(digits, 16, 10).cast("long")
     if code.isupper():
         return number
-    # The upper half of the range of an unsigned number stands for the negative numbers.
+    # The upper half of the range of an unsigned number represents the negative numbers.
     half = 1 << (_BITS * width - 1)
     return F.when(number >= half, number - 2 * half).otherwise(number)
 

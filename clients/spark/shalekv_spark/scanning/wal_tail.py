@@ -128,8 +128,8 @@ class _TailBuilder:
         contents, name = found.footer.contents, found.footer.properties.name
         if contents.entry_count and contents.min_seq <= self._seq:
             message = (
-                f"{name} begins with sequence number {contents.min_seq}, but {self._seq} stands "
-                "in a slot before it: slot order must be sequence order"
+                f"{name} begins with sequence number {contents.min_seq}, but {self._seq} is in "
+                "a slot before it: slot order must be sequence order"
             )
             raise IllegalState(message)
         self._seq = max(self._seq, contents.max_seq)

@@ -193,7 +193,7 @@ def _summary(plan: CollectionPlan | ShaleError) -> str:
         return f"Error: {plan}"
     report = CollectReport.on(plan)
     return (
-        f"{report.deleted_objects} of {len(plan.objects)} objects would go "
+        f"{report.deleted_objects} of {len(plan.objects)} objects would be deleted "
         f"({report.deleted_bytes} bytes); expired: {report.dropped_snapshots} snapshots, "
         f"{report.dropped_leases} leases"
     )

@@ -315,7 +315,7 @@ class ChildSupervisor:
                 log.error("child process stays down", problem=STAY_DOWN[code])
                 if code != ExitCode.FENCED or not await self._is_takeover_due():
                     return
-                log.warning("child process is started again: nobody else does its work")
+                log.warning("child process is started again: no other process does its work")
                 continue
             if self._clock.monotonic_ms() - began_ms >= settings.child_restart_max_ms:
                 delay_ms = settings.child_restart_initial_ms

@@ -224,7 +224,7 @@ async def _serve_in_terms(
         try:
             await _Term(context, term, standby, stop).run()
         except _ENDS_A_TERM as error:
-            _log.warning("stands by again", reason=error.reason, problem=str(error))
+            _log.warning("standing by again", reason=error.reason, problem=str(error))
             ttl_ms = context.settings.election.lease_ttl_ms
             with stop.interruptible():  # do not fence a writer that took over by force at once
                 await context.runtime.clock.sleep_ms(ttl_ms * context.runtime.random.uniform(1, 2))
@@ -242,7 +242,9 @@ class _Standby:
     def on_elected(self, holder: str) -> None:
         """Record a new holder of the lease; empty: there is none. Update the refusal of calls."""
         if holder != self._holder:
-            _log.info("somebody is elected" if holder else "nobody is elected", holder=holder)
+            _log.info(
+                "another holder is elected" if holder else "no process is elected", holder=holder
+            )
         self._holder = holder
         if self._is_standby:
             self._server.tell(self.refusal())
@@ -250,8 +252,8 @@ class _Standby:
     def refusal(self) -> StandingBy:
         """The error for calls on standby, with the address of the elected process if known."""
         holder = "" if self._holder == self._own_address else self._holder
-        known = f"{holder} is elected" if holder else "nobody else is known to be elected"
-        message = f"this server stands by, and {known}: nothing was applied"
+        known = f"{holder} is elected" if holder else "no other server is known to be elected"
+        message = f"this server is on standby, and {known}: nothing was applied"
         return StandingBy(message, writer_address=holder)
 
     async def begin(self) -> None:
