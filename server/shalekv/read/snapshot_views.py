@@ -30,8 +30,7 @@ from shalekv.read.cache import Cache, Sized
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version import OpenView, PinnedVersion
-from shalekv.read.version_set import LoadedVersion
+from shalekv.read.version import LoadedVersion, OpenView, PinnedVersion
 from shalekv.settings import LimitSettings
 from shalekv.store.active_manifests import read_pinned
 from shalekv.store.cas import CasStore

@@ -23,6 +23,7 @@ from shalekv.errors import (
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
+from shalekv.read.read_pins import ReadPins
 from shalekv.read.replay import Replayed, apply_in_order
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
@@ -115,18 +116,23 @@ class ReplicaEngine:
         self.watermark.on_wait = self.follower.hurry
 
     def _version_set(self, joined: JoinedReplica) -> VersionSet:
-        return VersionSet(
+        pins = ReadPins(
             self._store,
             joined.manifest,
+            joined.snapshot_id,
+            ttl_s=joined.snapshot_ttl_s,
+            since_ms=joined.protected_since_ms,
+            archived=lambda: self.applier.archived_wal_id,
+        )
+        return VersionSet(
+            self._store,
+            pins,
             PinnedVersion(joined.version, joined.ssts, joined.snapshot_id),
             loads=(),
             memtable=self.memtable,
-            prefix=self.watermark,
-            snapshot_ttl_s=joined.snapshot_ttl_s,
-            on_compacted=self._drop_through,
+            watermark=self.watermark,
+            drop_through=self._drop_through,
             jump=self._jump,
-            archived=lambda: self.applier.archived_wal_id,
-            protected_since_ms=joined.protected_since_ms,
         )
 
     def _tailing(self, links: Links) -> TailReader:
@@ -228,7 +234,7 @@ class ReplicaEngine:
         """Find out why an object of a version that is being read is missing."""
         try:
             await self.manifest.refresh()
-            is_protected = bool(pinned.snapshot_id) and self.levels.protects(pinned)
+            is_protected = bool(pinned.snapshot_id) and self.levels.pins.protects(pinned)
             if not is_protected:
                 await self.levels.replace_lost(pinned)
         except ShaleError as error:
@@ -299,7 +305,7 @@ class ReplicaEngine:
                     tasks.create_task(self._follow(), name="follow the log"),
                     tasks.create_task(self._tail(), name="tail the log"),
                     tasks.create_task(self._follow_manifest(), name="follow the manifest"),
-                    tasks.create_task(self.levels.drop_compacted(), name="drop what is compacted"),
+                    tasks.create_task(self.levels.pruner.run(), name="drop what is compacted"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="keep on disk"),
                 ]
@@ -349,7 +355,7 @@ class ReplicaEngine:
             try:
                 await self.manifest.refresh()
                 await self._archive.poll()
-                await self.levels.keep()
+                await self.levels.follow_manifest()
             except StoreError as error:
                 log.warning("the manifest could not be followed", error=str(error))
             except ShaleError as error:

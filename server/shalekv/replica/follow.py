@@ -257,7 +257,7 @@ class Follower:
                     await self.note_end(asked_ms)
                 if not self._is_behind_levels:
                     return
-                await self._levels.move()
+                await self._levels.follow_manifest(is_forced=True)
             count = min(2 * count, self._settings.reader_parallel_reads) if found else 1
 
     def is_memory_full(self) -> bool:
@@ -277,9 +277,9 @@ class Follower:
         """
         manifest = await self._stored.refresh()
         if manifest.first_uncompacted_wal_id > self.next_wal_id:
-            await self._levels.move()
+            await self._levels.follow_manifest(is_forced=True)
         else:
-            await self._levels.keep()
+            await self._levels.follow_manifest()
 
     async def _read(self, first: int, count: int) -> tuple[Sequence[Sst], bool]:
         """Read the objects from slot `first` on. Also returns whether one of the `count` was
@@ -316,11 +316,11 @@ class Follower:
             if not levels.is_lost:
                 return True
             log.warning("the snapshot of this reader was lost: another is made")
-            await levels.keep()
+            await levels.follow_manifest()
             return False
         if manifest.first_uncompacted_wal_id <= first:
             return True
-        await levels.move()
+        await levels.follow_manifest(is_forced=True)
         return False
 
     async def protect_load(self) -> None:
@@ -331,7 +331,7 @@ class Follower:
         needed any more.
         """
         await self._stored.refresh()
-        await self._levels.move()
+        await self._levels.follow_manifest(is_forced=True)
 
     async def _is_gap(self) -> bool:
         """Whether anything may be acknowledged behind the next slot, which is empty."""

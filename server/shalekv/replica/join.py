@@ -18,9 +18,9 @@ from shalekv.errors import ShaleError
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.read.memtable import Memtable
 from shalekv.read.origins import check_pins
+from shalekv.read.read_pins import NO_SNAPSHOT
 from shalekv.read.replay import read_slot
 from shalekv.read.sst_reader import LevelSsts
-from shalekv.read.version_set import NO_SNAPSHOT
 from shalekv.read.watermark import Watermark
 from shalekv.settings import ReaderSettings, SnapshotChoice
 from shalekv.store.cas import CasStore

@@ -24,6 +24,7 @@ from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.log import FlushPolicy
 from shalekv.read.memtable import Memtable
+from shalekv.read.read_pins import ReadPins
 from shalekv.read.read_set import ReadSet
 from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
@@ -201,7 +202,7 @@ async def explain_missing(
         await ownership.confirm()
     except ShaleError as error:
         return error
-    if levels.protects(pinned):
+    if levels.pins.protects(pinned):
         return missing
     return SnapshotNotFound(
         f"{missing.name} is gone: the snapshot that protected the levels of manifest "
@@ -273,16 +274,21 @@ class WriterEngine:
         self.expiry = ExpirySweep(self, settings, clock, replayed=opened.loads)
 
     def _version_set(self, opened: RecoveredLog) -> VersionSet:
-        return VersionSet(
+        pins = ReadPins(
             opened.store,
             opened.manifest,
+            opened.version.snapshot_id,
+            ttl_s=self._settings.snapshot_ttl_s,
+            accept_ms=self.time.follow,
+        )
+        return VersionSet(
+            opened.store,
+            pins,
             opened.version,
             loads=opened.loads,
             memtable=self.memtable,
-            prefix=self.watermark,
-            snapshot_ttl_s=self._settings.snapshot_ttl_s,
-            on_compacted=self._drop_through,
-            believed_ms=self.time.follow,
+            watermark=self.watermark,
+            drop_through=self._drop_through,
         )
 
     def _prefetch(self) -> Prefetch:
@@ -306,7 +312,7 @@ class WriterEngine:
             levels,
             time=self.time,
             snapshot_ttl_s=self._settings.snapshot_ttl_s,
-            keep=self.levels.keep_pin,
+            keep=self.levels.pins.keep_load,
             wait_for_budget=self._wait_for_loads,
         )
         for load in opened.loads:
@@ -415,7 +421,7 @@ class WriterEngine:
         reason = await self._reason_of(missing, pinned)
         if isinstance(reason, SnapshotNotFound):
             try:
-                await self.levels.keep()
+                await self.levels.follow_manifest()
             except ShaleError as error:
                 return error
         return reason
@@ -455,7 +461,7 @@ class WriterEngine:
                     tasks.create_task(self._watch_ownership(), name="watch for another writer"),
                     tasks.create_task(self._run_wal(), name="run the WAL"),
                     tasks.create_task(self._follow_manifest(), name="follow the manifest"),
-                    tasks.create_task(self.levels.drop_compacted(), name="drop what is compacted"),
+                    tasks.create_task(self.levels.pruner.run(), name="drop what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
                     tasks.create_task(self.memtable.merge_when_due(self._clock), name="merge runs"),
                     tasks.create_task(self.expiry.run(), name="sweep what expires"),
@@ -539,7 +545,7 @@ class WriterEngine:
                 pass  # it may be time to renew the snapshots
             self._manifest_seen.clear()
             try:
-                await self.levels.keep()
+                await self.levels.follow_manifest()
             except StoreError as error:
                 log.warning("the manifest could not be followed", error=str(error))
             except ShaleError as error:

@@ -54,7 +54,7 @@ from shalekv.protocol.manifest import L0, Manifest, PendingLoad
 from shalekv.protocol.snapshot import create_snapshot, has_snapshot
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.protocol.transaction import Change
-from shalekv.read.version_set import LoadPin
+from shalekv.read.version import LoadPin
 from shalekv.settings import LevelSettings
 from shalekv.store.cas import CasStore, Taken
 from shalekv.store.manifests import FencedManifest

@@ -54,7 +54,7 @@ class Prefetch:
                 return None
             if any(not self._is_kept(key) and pinned.may_hold(key) for key in needs.keys):
                 return None
-        return self._levels.empty_read_set
+        return self._levels.pruner.empty_read_set
 
     async def fetch(self, needs: Needs) -> ReadSet:
         """Read the answers to `needs` from the levels. They hold while `is_current` is true."""
@@ -62,7 +62,7 @@ class Prefetch:
             if needs.keys or needs.ranges:
                 # A load is found in the levels once it has landed.
                 await self._log.pending_writes.wait_loaded()
-            pinned, token = self._levels.current, self._levels.token
+            pinned, token = self._levels.current, self._levels.pruner.token
             keys = [key for key in needs.keys if not self._is_kept(key)]
             try:
                 found = await pinned.find_many(keys) if keys and not pinned.version.is_empty else {}
@@ -77,7 +77,7 @@ class Prefetch:
 
     async def _range_in_levels(self, pinned: PinnedVersion, keys: KeyRange) -> RangeInLevels:
         pending_writes = self._log.pending_writes
-        in_memory = self._state(pending_writes, self._levels.empty_read_set).durable
+        in_memory = self._state(pending_writes, self._levels.pruner.empty_read_set).durable
         return await range_in_levels(
             replace(in_memory, runs=(), pinned=pinned),
             keys,
@@ -95,10 +95,10 @@ class Prefetch:
         write the key then.
         """
         found = self._memtable.get(key)
-        return found is not None and found.seq > self._levels.droppable_seq
+        return found is not None and found.seq > self._levels.pruner.droppable_seq
 
     def is_current(self, read_set: ReadSet, needs: Needs) -> bool:
         """Whether memory holds everything newer than the version that `below` was read from."""
-        if read_set.token is not self._levels.token:
+        if read_set.token is not self._levels.pruner.token:
             return not (needs.keys or needs.ranges or needs.record_key)
         return not (self._log.pending_writes.is_loading and (needs.keys or needs.ranges))

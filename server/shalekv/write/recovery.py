@@ -17,10 +17,10 @@ from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.opening import finish_opening, is_opening_finished
 from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
 from shalekv.read.memtable import Memtable
+from shalekv.read.read_pins import SNAPSHOT_ID_BYTES
 from shalekv.read.replay import Replayed, replay
 from shalekv.read.sst_reader import LevelSsts
 from shalekv.read.version import PinnedVersion
-from shalekv.read.version_set import SNAPSHOT_ID_BYTES
 from shalekv.settings import CacheSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache

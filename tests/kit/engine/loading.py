@@ -19,7 +19,7 @@ from shalekv.protocol.sst_table import SstInfo
 from shalekv.protocol.transaction import Change
 from shalekv.read.memtable import Memtable
 from shalekv.read.replay import Replayed, replay
-from shalekv.read.version_set import LoadPin
+from shalekv.read.version import LoadPin
 from shalekv.settings import KIB, LevelCodec, LevelSettings, StoreSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.write.admission import Admission

@@ -20,6 +20,7 @@ from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.range_tombstones import Fragment, RangeTombstones
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.read import version_set
+from shalekv.read.read_pins import ReadPins
 from shalekv.read.replay import read_slot
 from shalekv.read.version_set import VersionSet
 from shalekv.read.watermark import Watermark
@@ -86,15 +87,15 @@ def _back_to_the_tree(self: LogApplier, tree: Version, *, epoch: int, logical_ti
 _real_jump = LogApplier.jump
 
 
-async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool = False) -> None:
+async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool) -> None:
     """When the snapshot was lost, all is begun anew with the tree that is protected then."""
     is_lost, jump = self.is_lost, self._jump
-    await _real_keep_forced(self, is_forced=is_forced)
+    await _real_follow(self, is_forced=is_forced)
     if is_lost and jump is not None:
         jump(self.current.version)
 
 
-_real_keep_forced = VersionSet._keep
+_real_follow = VersionSet._follow
 
 REPLICAS = (
     mutant("what a replica applies is fresh", (Follower, "_apply_all", _apply_as_news), hint=22),
@@ -102,7 +103,7 @@ REPLICAS = (
     mutant("min_seq ignored", (Freshness, "check", _any_seq), (Freshness, "wait", _not_waited)),
     mutant(
         "a replica goes backwards",
-        (VersionSet, "_keep", _leave_what_was_applied),
+        (VersionSet, "_follow", _leave_what_was_applied),
         (LogApplier, "jump", _back_to_the_tree),
         (Watermark, "advance", _anything),
         test="tests/unit/replica/test_engine.py::"
@@ -112,8 +113,8 @@ REPLICAS = (
 
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
-_real_keep = VersionSet.keep
-_real_edit = VersionSet._edit
+_real_follow_manifest = VersionSet.follow_manifest
+_real_edit = ReadPins._edit
 _real_newest = merge.newest
 _real_write = wal_job._write
 
@@ -127,12 +128,12 @@ def _no_range_below(_self: OlderKeys, _start: bytes, _end: bytes) -> bool:
 
 
 async def _drop_at_once(self: VersionSet) -> None:
-    await self._on_compacted(self._manifest.current.last_compacted_seq)
-    await _real_keep(self)
+    await self.pruner._drop_through(self.pins.manifest.last_compacted_seq)
+    await _real_follow_manifest(self)
 
 
-async def _edit_without_snapshot(self: VersionSet, dead: set[bytes], _created: object) -> Manifest:
-    return await _real_edit(self, dead, None)
+async def _edit_without_snapshot(self: ReadPins, unused: set[bytes], _created: object) -> Manifest:
+    return await _real_edit(self, unused, None)
 
 
 async def _the_newest_will_do(_store: CasStore, seen: Manifest, _snapshot_id: bytes) -> Manifest:
@@ -232,10 +233,10 @@ LEVELS = (
     mutant("a range tombstone ends at a border", (Outputs, "_pieces", _not_cut), hint=23),
     mutant(
         "forget the snapshot's expiry renewal",
-        (VersionSet, "is_renewal_due", property(lambda _self: False)),
+        (ReadPins, "is_renewal_due", property(lambda _self: False)),
     ),
-    mutant("memory lets go early", (VersionSet, "keep", _drop_at_once), hint=26),
-    mutant("a tree without a snapshot", (VersionSet, "_edit", _edit_without_snapshot)),
+    mutant("memory lets go early", (VersionSet, "follow_manifest", _drop_at_once), hint=26),
+    mutant("a tree without a snapshot", (ReadPins, "_edit", _edit_without_snapshot)),
     mutant(
         "a tree newer than its snapshot",
         (version_set, "named_manifest", _the_newest_will_do),

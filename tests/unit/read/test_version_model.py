@@ -16,8 +16,7 @@ from shalekv.protocol.sst_table import SstTable
 from shalekv.read.lookup import find, find_many, may_hold
 from shalekv.read.scan import scan_slices
 from shalekv.read.sorted_runs import MemoryRun
-from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.read.version_set import LoadedVersion, LoadPin
+from shalekv.read.version import LoadedVersion, LoadPin, PinnedVersion, ReadView
 from tests.kit.engine.levels import Levels, add_run
 from tests.kit.inline_runtime import gathered
 

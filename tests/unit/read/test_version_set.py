@@ -9,9 +9,10 @@ from shalekv.format import names
 from shalekv.protocol.manifest import Manifest, Snapshot, Version
 from shalekv.protocol.snapshot import find_snapshot, has_snapshot, remove_snapshots
 from shalekv.protocol.sst_table import SstInfo, SstTable
+from shalekv.read.read_pins import ReadPins
 from shalekv.read.read_set import ReadSet
-from shalekv.read.version import PinnedVersion, ReadView
-from shalekv.read.version_set import RELEASE_TIMEOUT_MS, LoadPin, VersionSet
+from shalekv.read.version import LoadPin, PinnedVersion, ReadView
+from shalekv.read.version_set import RELEASE_TIMEOUT_MS, VersionSet
 from shalekv.read.watermark import Watermark
 from shalekv.runtime import Runtime
 from shalekv.server.compactor import Compactor
@@ -54,13 +55,12 @@ class PinnedDatabase:
         self.dropped: list[int] = []
         self.version_set = VersionSet(
             opened.store,
-            opened.manifest,
+            ReadPins(opened.store, opened.manifest, opened.version.snapshot_id, ttl_s=TTL_S),
             opened.version,
             loads=(),
             memtable=opened.memtable,
-            prefix=self.prefix,
-            snapshot_ttl_s=TTL_S,
-            on_compacted=self._drop,
+            watermark=self.prefix,
+            drop_through=self._drop,
         )
 
     async def _drop(self, seq: int) -> None:
@@ -99,7 +99,7 @@ class PinnedDatabase:
     async def keep(self) -> Manifest:
         """Let the version set follow the newest manifest; return the one after that."""
         await self.manifest.refresh()
-        await self.version_set.keep()
+        await self.version_set.follow_manifest()
         return await self.database.manifest()
 
     async def pass_s(self, duration_s: float) -> None:
@@ -145,11 +145,11 @@ async def test_snapshots_are_renewed_in_time() -> None:
     current = pinned.version_set.current
     assert [await pinned.expiry_s(each) for each in (old, current)] == [NOW_S + TTL_S] * 2
     for part in range(1, 4):
-        assert not pinned.version_set.is_renewal_due
+        assert not pinned.version_set.pins.is_renewal_due
         before = await pinned.database.manifest()
         assert await pinned.keep() == before
         await pinned.pass_s(TTL_S / 3)
-        assert pinned.version_set.is_renewal_due
+        assert pinned.version_set.pins.is_renewal_due
         manifest = await pinned.keep()
         expected = NOW_S + part * TTL_S // 3 + TTL_S
         assert [await pinned.expiry_s(each) for each in (old, current)] == [expected] * 2
@@ -164,16 +164,16 @@ async def test_lost_snapshot_leads_to_another() -> None:
     """
     pinned = await PinnedDatabase.opened()
     lost = pinned.version_set.current
-    assert pinned.version_set.protects(lost)
+    assert pinned.version_set.pins.protects(lost)
     await pinned.database.edit(lambda m: remove_snapshots(m, [lost.snapshot_id]))
     await pinned.manifest.refresh()
-    assert not pinned.version_set.protects(lost)
+    assert not pinned.version_set.pins.protects(lost)
     await pinned.pass_s(TTL_S)
     manifest = await pinned.keep()
     current = pinned.version_set.current
     assert current.snapshot_id != lost.snapshot_id
     assert is_protected(pinned, current, manifest)
-    assert pinned.version_set.protects(current)
+    assert pinned.version_set.pins.protects(current)
     assert not has_snapshot(manifest, lost.snapshot_id)
 
 
@@ -183,7 +183,7 @@ async def test_levels_that_come_ahead_of_the_prefix_meanwhile_wait_for_it() -> N
     before, slot = pinned.version_set.current, pinned.slot + 1
     await pinned.compact(1, slot=pinned.slot)
     pinned.store.is_holding = True
-    following = asyncio.create_task(pinned.version_set.keep())
+    following = asyncio.create_task(pinned.version_set.follow_manifest())
     held = await pinned.store.arrived(1)
     assert pinned.version_set.current is before
     table = SstTable.from_infos([sst(2)])
@@ -201,27 +201,27 @@ async def test_levels_that_come_ahead_of_the_prefix_meanwhile_wait_for_it() -> N
 
 
 async def test_memory_is_dropped_when_nothing_rests_on_an_older_version() -> None:
-    """Memory keeps what came after an older version while anything holds the base of that."""
+    """Memory keeps what came after an older version while anything holds its token."""
     pinned = await PinnedDatabase.opened()
-    version_set = pinned.version_set
-    dropping = asyncio.create_task(version_set.drop_compacted())
+    pruner = pinned.version_set.pruner
+    dropping = asyncio.create_task(pruner.run())
     await quiesce()
     assert pinned.dropped == [0]
-    decided = [ReadSet(version_set.token), version_set.empty_read_set]
+    decided = [ReadSet(pruner.token), pruner.empty_read_set]
     for number in (1, 2):
         await pinned.compact(number, slot=pinned.slot, seq=60 + number)
         await pinned.keep()
-        assert version_set.token is not decided[0].token
-        assert version_set.droppable_seq == 60 + number
-    newest = ReadSet(version_set.token)
+        assert pruner.token is not decided[0].token
+        assert pruner.droppable_seq == 60 + number
+    newest = ReadSet(pruner.token)
     while decided:
         await quiesce()
         assert pinned.dropped == [0]
         decided.pop()
     await quiesce()
     assert pinned.dropped[-1] == 62
-    assert version_set.droppable_seq == 0
-    assert newest.token is version_set.token  # it holds back nothing: this version has all
+    assert pruner.droppable_seq == 0
+    assert newest.token is pruner.token  # it holds back nothing: this version has all
     dropping.cancel()
 
 

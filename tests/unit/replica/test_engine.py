@@ -66,7 +66,7 @@ async def test_continuing_behind_the_levels_shows_nothing_older(*, is_at_once: b
     await database.collect()
     await engine.manifest.refresh()
     if is_at_once:  # before any other task may drop what is in memory
-        await engine.levels.keep()
+        await engine.levels.follow_manifest()
         assert await get(engine, b"a") == b"new"
     async with running(engine):
         await engine.watermark.wait_for(2)
@@ -95,7 +95,7 @@ async def test_lost_snapshot_takes_nothing_back_and_is_made_again() -> None:
     await pass_s(TTL_S + 1)
     await database.edit(lambda m: replace(m, snapshots=()))
     await engine.manifest.refresh()
-    await engine.levels.keep()
+    await engine.levels.follow_manifest()
     assert (engine.watermark.seq, await get(engine, b"a")) == (2, b"2")
     assert engine.pinned.snapshot_id != first
     assert find_snapshot(await database.manifest(), engine.pinned.snapshot_id)
@@ -193,7 +193,7 @@ async def test_object_that_the_levels_hold_is_not_applied_again() -> None:
     found = open_sst(name, database.data(name), database_id=None)
     await database.compact()
     await engine.manifest.refresh()
-    await engine.levels.move()
+    await engine.levels.follow_manifest(is_forced=True)
     engine.applier.apply_object(found)
     assert (engine.watermark.seq, engine.memtable.key_count) == (1, 0)
     assert await get(engine, b"a") == b"1"

@@ -92,7 +92,7 @@ class Shedding:
         """Compact all that was written, and wait until memory has dropped it."""
         await compact(self._database)
         # Nobody is told of this: it is seen from outside alone.
-        while self.engine.levels.droppable_seq or self.engine.memtable.key_count:  # noqa: ASYNC110 - as said
+        while self.engine.levels.pruner.droppable_seq or self.engine.memtable.key_count:  # noqa: ASYNC110 - as said
             await asyncio.sleep(0)
 
     async def stalled(self) -> AsyncIterator[kv_pb2.ScanReply]:
