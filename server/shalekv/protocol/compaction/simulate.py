@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import exp, log
+from math import exp
+from math import log as ln
 
 import numpy as np
 import numpy.typing as npt
@@ -70,67 +71,114 @@ def simulate(workload: Workload, setup: Setup) -> Simulated:
     return _Simulation(workload, setup).run()
 
 
+class _SimulatedLog:
+    """The WAL over time: which objects are in the store, and which of them are compacted.
+
+    Uncompacted bytes are bounded. Beyond the bound writes stall, and all later writes arrive late.
+    """
+
+    def __init__(self, objects: WalObjects, uncompacted_bytes_max: int) -> None:
+        self.objects = objects
+        self.uncompacted_bytes_max = uncompacted_bytes_max
+        self.compacted = self.filled = 0  # objects from the first one on
+        self.now_s = self.stalled_s = 0.0
+        self.is_stalled = False
+
+    @property
+    def uncompacted_bytes(self) -> int:
+        """The size of the objects that are in the store and not compacted."""
+        return self.objects.before(self.filled) - self.objects.before(self.compacted)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether all objects of the workload are compacted."""
+        return self.compacted == len(self.objects)
+
+    def state(self) -> WalState:
+        """The WAL as the policy sees it."""
+        age_s = 0.0
+        if self.filled > self.compacted:
+            arrived_s = float(self.objects.arrivals_s[self.compacted])
+            age_s = max(self.now_s - self.stalled_s - arrived_s, 0)
+        count = self.filled - self.compacted
+        return WalState(self.compacted, count, self.uncompacted_bytes, age_s * _MS_PER_S)
+
+    def advance(self, seconds: float) -> None:
+        """Advance the time, in which writes arrive."""
+        self.now_s += seconds
+        limit_bytes = self.objects.before(self.compacted) + self.uncompacted_bytes_max
+        unheld = self.objects.filled_by(self.now_s - self.stalled_s, 1 << 62)
+        held = self.objects.filled_by(float("inf"), limit_bytes)
+        self.filled = max(self.filled, min(unheld, held))
+        self.is_stalled = unheld > self.filled
+        if self.is_stalled:  # all later writes are delayed as much
+            arrived_s = self.now_s - self.stalled_s
+            self.stalled_s += arrived_s - float(self.objects.arrivals_s[self.filled])
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What a run has cost so far."""
+
+    requests: SimulatedRequests = field(default_factory=SimulatedRequests)
+    job_count: int = 0
+    levels_bytes: int = 0  # written into levels
+    replaced_bytes: int = 0  # of SSTs that were merged into others
+    byte_seconds: float = 0.0  # stored bytes, over time
+    wal_bytes_max: int = 0
+    l0_count_max: int = 0
+
+
 class _Simulation:
-    """The state of a run: `_done` WAL objects are compacted, `_filled` ones are in the store."""
+    """A run of one workload: its log, its levels, and what they have cost."""
 
     def __init__(self, workload: Workload, setup: Setup) -> None:
         self._workload = workload
         self._setup = setup
         self._ops = operations(workload)
-        self._wal = WalObjects.of(self._ops, workload, setup)
+        self._log = _SimulatedLog(
+            WalObjects.of(self._ops, workload, setup), setup.uncompacted_bytes_max
+        )
         self._policy = LeveledPolicy(setup.compactor, setup.levels, choice=setup.choice)
         self._rehearsal = Rehearsal(setup.levels, workload.key_bytes)
         self._random = np.random.default_rng(workload.seed)
         self._version = _EMPTY_VERSION
-        self._done = self._filled = self._job_count = 0
-        self._now_s = self._stalled_s = 0.0
-        self._is_hurried = False
-        self._requests = SimulatedRequests()
-        self._levels_bytes = self._replaced_bytes = 0
-        self._byte_seconds = 0.0
-        self._wal_max = self._l0_max = 0
+        self._totals = _Totals()
         self._samples: list[Sample] = []
 
     def run(self) -> Simulated:
         """Run until all is written and no job is due."""
         while True:
-            state = self._state()
+            now_ms = int(self._log.now_s * _MS_PER_S) + 1
+            state = CompactionState(self._version, self._log.state(), self._log.is_stalled, now_ms)
             self._note(state)
             job = self._policy.pick(state)
             if job is not None:
                 self._do(job, state)
-            elif self._done < len(self._wal):
+            elif not self._log.is_compacted:
                 self._pass(self._idle_s(state.wal))
             else:
                 return self._outcome()
 
-    def _state(self) -> CompactionState:
-        wal = self._wal
-        size_bytes = wal.before(self._filled) - wal.before(self._done)
-        age_s = 0.0
-        if self._filled > self._done:
-            age_s = max(self._now_s - self._stalled_s - float(wal.arrivals_s[self._done]), 0)
-        waiting = WalState(self._done, self._filled - self._done, size_bytes, age_s * _MS_PER_S)
-        now_ms = int(self._now_s * _MS_PER_S) + 1
-        return CompactionState(self._version, waiting, self._is_hurried, now_ms)
-
     def _do(self, job: Job, state: CompactionState) -> None:
-        self._job_count += 1
+        totals = self._totals
+        totals.job_count += 1
         self._rehearsal.now_ms = state.now_ms
         result: Result
         if isinstance(job, WalJob):
             result = self._rehearsal.run_wal(job, [self._rows(job.slots)])
-            read_bytes = self._wal.before(job.slots.stop) - self._wal.before(job.slots.start)
-            self._done = job.slots.stop
-            self._requests.add(SimulatedRequests(get=1, delete=1), len(job.slots))
+            objects = self._log.objects
+            read_bytes = objects.before(job.slots.stop) - objects.before(job.slots.start)
+            self._log.compacted = job.slots.stop
+            totals.requests.add(SimulatedRequests(get=1, delete=1), len(job.slots))
         else:
             result = self._rehearsal.run_merge(job, self._version)
             read_bytes = self._count_merge(job)
         if not (isinstance(job, MergeJob) and job.is_move):
-            self._levels_bytes += sum(info.size_bytes for info in result.outputs)
-            self._requests.add(SimulatedRequests(put=1), len(result.outputs))
-            self._requests.add(EDIT)  # of the lease
-        self._requests.add(EDIT)
+            totals.levels_bytes += sum(info.size_bytes for info in result.outputs)
+            totals.requests.add(SimulatedRequests(put=1), len(result.outputs))
+            totals.requests.add(EDIT)  # of the lease
+        totals.requests.add(EDIT)
         self._version = self._policy.apply(state, result).tree
         self._rehearsal.forget(self._version)
         self._pass(self._setup.job_s + read_bytes / self._setup.compaction_bytes_per_s)
@@ -141,31 +189,26 @@ class _Simulation:
             return 0
         for info in job.inputs:
             gets = 1 + -(-info.size_bytes // self._setup.request_bytes)
-            self._requests.add(SimulatedRequests(get=gets, delete=1))
-        self._replaced_bytes += job.input_bytes
+            self._totals.requests.add(SimulatedRequests(get=gets, delete=1))
+        self._totals.replaced_bytes += job.input_bytes
         return job.input_bytes
 
+    def _first_row(self, slot: int) -> int:
+        """Return the first operation of a WAL object; behind the last one, that of none."""
+        starts = self._log.objects.starts
+        return int(starts[slot]) if slot < len(starts) else len(self._ops)
+
     def _rows(self, slots: range) -> SimulatedRows:
-        starts, ops = self._wal.starts, self._ops
-        stop = int(starts[slots.stop]) if slots.stop < len(starts) else len(ops)
-        chosen = slice(int(starts[slots.start]), stop)
+        ops = self._ops
+        chosen = slice(self._first_row(slots.start), self._first_row(slots.stop))
         seqs = np.arange(chosen.start + 1, chosen.stop + 1, dtype=np.int64)
         return SimulatedRows(ops.keys[chosen], seqs, ops.logical_bytes[chosen], ops.deletes[chosen])
 
     def _pass(self, seconds: float) -> None:
-        """Advance the time, in which writes arrive."""
-        stored = sum(self._level_bytes().values()) + self._wal_bytes()
-        self._byte_seconds += stored * seconds
-        self._now_s += seconds
-        limit_bytes = self._wal.before(self._done) + self._setup.uncompacted_bytes_max
-        unheld = self._wal.filled_by(self._now_s - self._stalled_s, 1 << 62)
-        self._filled = max(
-            self._filled, min(unheld, self._wal.filled_by(float("inf"), limit_bytes))
-        )
-        self._is_hurried = unheld > self._filled
-        if self._is_hurried:  # all later writes are delayed as much
-            arrived_s = self._now_s - self._stalled_s
-            self._stalled_s += arrived_s - float(self._wal.arrivals_s[self._filled])
+        """Let the time pass, and account for what is stored meanwhile."""
+        stored = sum(self._level_bytes().values()) + self._log.uncompacted_bytes
+        self._totals.byte_seconds += stored * seconds
+        self._log.advance(seconds)
 
     def _idle_s(self, wal: WalState) -> float:
         """Return the time until the next job may be due: when the WAL is large enough, or old."""
@@ -176,21 +219,22 @@ class _Simulation:
         return max(min(filling_s, aging_s), settings.compactor_poll_ms / _MS_PER_S)
 
     def _note(self, state: CompactionState) -> None:
-        self._wal_max = max(self._wal_max, state.wal.size_bytes)
-        self._l0_max = max(self._l0_max, l0_count(self._version))
-        due = len(self._samples) * len(self._wal) // _SAMPLES
-        if self._filled > due and not self._version.is_empty:
+        totals = self._totals
+        totals.wal_bytes_max = max(totals.wal_bytes_max, state.wal.size_bytes)
+        totals.l0_count_max = max(totals.l0_count_max, l0_count(self._version))
+        due = len(self._samples) * len(self._log.objects) // _SAMPLES
+        if self._log.filled > due and not self._version.is_empty:
             self._samples.append(self._sample(state.wal.size_bytes))
 
     def _sample(self, wal_bytes: int) -> Sample:
-        rows = self._written_rows()
+        rows = self._first_row(self._log.filled)
         chosen = self._random.integers(0, rows, _SAMPLED_KEYS)
         keys = (int(self._ops.keys[at]).to_bytes(8, "big") for at in chosen)
         read_counts = [sum(1 for _ in self._version.sources_of(key)) for key in keys]
         levels = self._level_bytes()
         live = int(self._ops.live_bytes[rows - 1])
         return Sample(
-            elapsed_s=self._now_s,
+            elapsed_s=self._log.now_s,
             live_bytes=live,
             wal_bytes=wal_bytes,
             l0_count=l0_count(self._version),
@@ -199,19 +243,13 @@ class _Simulation:
             space=(sum(levels.values()) + wal_bytes) / max(live, 1),
         )
 
-    def _written_rows(self) -> int:
-        starts = self._wal.starts
-        return int(starts[self._filled]) if self._filled < len(starts) else len(self._ops)
-
-    def _wal_bytes(self) -> int:
-        return self._wal.before(self._filled) - self._wal.before(self._done)
-
     def _level_bytes(self) -> dict[int, int]:
         sizes = {run.level: run.size_bytes for run in self._version.runs}
         return {0: sum(info.size_bytes for info in self._version.l0)} | sizes
 
     def _outcome(self) -> Simulated:
-        wal_bytes = self._wal.before(len(self._wal))
+        totals, log = self._totals, self._log
+        wal_bytes = log.objects.before(len(log.objects))
         logical_bytes = int(self._ops.logical_bytes.sum())
         final_bytes = sum(self._level_bytes().values())
         late = self._samples[len(self._samples) // 2 :]
@@ -220,26 +258,26 @@ class _Simulation:
             self._setup.levels.block_bytes
         )
         requests = self._all_requests(read, scan_blocks)
-        garbage_bytes = self._replaced_bytes * self._setup.collect_age_s / self._now_s
-        stored_bytes = self._byte_seconds / self._now_s + garbage_bytes
+        garbage_bytes = totals.replaced_bytes * self._setup.collect_age_s / log.now_s
+        stored_bytes = totals.byte_seconds / log.now_s + garbage_bytes
         return Simulated(
             amplification=Amplification(
-                write=(wal_bytes + self._levels_bytes) / logical_bytes,
+                write=(wal_bytes + totals.levels_bytes) / logical_bytes,
                 read=read,
                 space=final_bytes / max(int(self._ops.live_bytes[-1]), 1),
                 space_max=max(sample.space for sample in late),
             ),
             scan_blocks=scan_blocks,
-            l0_count_max=self._l0_max,
-            wal_bytes_max=self._wal_max,
-            stalled_s=self._stalled_s,
-            elapsed_s=self._now_s,
-            job_count=self._job_count,
+            l0_count_max=totals.l0_count_max,
+            wal_bytes_max=totals.wal_bytes_max,
+            stalled_s=log.stalled_s,
+            elapsed_s=log.now_s,
+            job_count=totals.job_count,
             sst_count=len(self._version.l0) + sum(len(run.ssts) for run in self._version.runs),
             requests=requests,
             bill=monthly_bill(
                 requests,
-                elapsed_s=self._now_s,
+                elapsed_s=log.now_s,
                 stored_bytes=stored_bytes,
                 prices=self._setup.prices,
             ),
@@ -248,17 +286,18 @@ class _Simulation:
 
     def _all_requests(self, read: float, scan_blocks: float) -> SimulatedRequests:
         """Return the requests of compactions, the WAL, polls, and reads that miss the cache."""
-        requests = replace(self._requests)
-        requests.add(SimulatedRequests(put=1), len(self._wal))
+        elapsed_s = self._log.now_s
+        requests = replace(self._totals.requests)
+        requests.add(SimulatedRequests(put=1), len(self._log.objects))
         requests.delete += requests.list / EDIT.list  # each edit leaves a manifest behind
-        polls = self._now_s * _MS_PER_S / self._setup.compactor.compactor_poll_ms
+        polls = elapsed_s * _MS_PER_S / self._setup.compactor.compactor_poll_ms
         requests.add(SimulatedRequests(list=2), polls)  # manifest and WAL
         missed = 1 - self._workload.cached_share
         # The false positive rate of a filter is about 0.6185 ** bits.
-        passed = exp(-self._setup.levels.filter_bits * log(2) ** 2)
+        passed = exp(-self._setup.levels.filter_bits * ln(2) ** 2)
         gets = self._workload.gets_per_s * (1 + max(read - 1, 0) * passed)
         scans = self._workload.scans_per_s * scan_blocks
-        requests.get += (gets + scans) * missed * self._now_s
+        requests.get += (gets + scans) * missed * elapsed_s
         return requests
 
 
