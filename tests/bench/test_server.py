@@ -45,7 +45,7 @@ class Rate:
     per_second: float
     median_ms: float | None  # None: it would tell only how long the queue is
 
-    def told(self, name: str, beside: Rate) -> str:
+    def row(self, name: str, beside: Rate) -> str:
         line = f"{name:<24}{self.per_second:9,.0f}/s {self.per_second / beside.per_second:5.1f} x"
         if self.median_ms is None or beside.median_ms is None:
             return line
@@ -121,7 +121,7 @@ async def test_calls(listen: str, tasks: int) -> None:
         beside = best(found[f"{what}, unary"])
         for name, rates in found.items():
             if name.startswith(what):
-                print(best(rates).told(name, beside))
+                print(best(rates).row(name, beside))
 
 
 def putting(client: Client) -> Call:
@@ -145,7 +145,7 @@ async def test_lone_put_beside_a_bare_create(listen: str, tmp_path: Path) -> Non
         await store.close()
     async with Client(listen) as client:
         lone = await by_tasks(putting(client), tasks=1, operations=LONE_OPERATIONS)
-    print(f"\n{bare.told('bare create of 4 KiB', bare)}\n{lone.told('lone put, durable', bare)}")
+    print(f"\n{bare.row('bare create of 4 KiB', bare)}\n{lone.row('lone put, durable', bare)}")
 
 
 async def test_batches_and_scan(listen: str) -> None:

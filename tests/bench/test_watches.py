@@ -46,7 +46,7 @@ class Streams:
         self._channels = [grpc.aio.insecure_channel(address) for _ in range(STREAMS)]
         self._calls: list[grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]] = []
         self._reading: list[asyncio.Task[None]] = []
-        self._told = asyncio.Event()
+        self._event = asyncio.Event()
         self.opened = 0
         self.seqs: dict[int, list[int]] = defaultdict(list)  # of each watch, as it was told
         self.count = 0
@@ -64,7 +64,7 @@ class Streams:
             await self._calls[number % STREAMS].write(kv_pb2.WatchRequest(create=create))
         await self._until(lambda: self.opened == watches)
 
-    async def all_told(self, count: int) -> None:
+    async def all_reported(self, count: int) -> None:
         await self._until(lambda: self.count >= count)
 
     async def close(self) -> None:
@@ -75,8 +75,8 @@ class Streams:
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
-            self._told.clear()
-            await self._told.wait()
+            self._event.clear()
+            await self._event.wait()
 
     async def _read(
         self, call: grpc.aio.StreamStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchReply]
@@ -92,7 +92,7 @@ class Streams:
                     assert change.entry.key.split(b"/")[1] == b"%05d" % reply.watch_id
                 self.seqs[reply.watch_id].append(reply.commit.seq)
                 self.count += 1
-            self._told.set()
+            self._event.set()
 
 
 def cpu_s(pid: int) -> float:
@@ -133,7 +133,7 @@ async def measure(
         before = cpu_s(watched.pid)
         await put_all(client, streams, written, seqs)
         if written == b"w/" and watches:
-            await streams.all_told(WRITES)
+            await streams.all_reported(WRITES)
             assert streams.seqs == {watch: sorted(each) for watch, each in seqs.items()}
         else:
             assert not streams.count
@@ -158,11 +158,11 @@ async def test_writes_under_many_watches(tmp_path: Path, at_reader: bool) -> Non
                 processes, folder, watches, written=written, at_reader=at_reader
             )
             delays = sorted(streams.delays_ms)
-            told = ""
+            text = ""
             if delays:
                 late = delays[len(delays) * 99 // 100]
-                told = f"; told after {statistics.median(delays):.1f} ms, 99%: {late:.1f} ms"
-            rows.append(f"  {name:42} {used_us:6.0f} us of CPU for a write{told}\n")
+                text = f"; told after {statistics.median(delays):.1f} ms, 99%: {late:.1f} ms"
+            rows.append(f"  {name:42} {used_us:6.0f} us of CPU for a write{text}\n")
         role = "reader" if at_reader else "writer"
         head = f"{WRITES_PER_S:,} writes/s, watched at the {role} on {STREAMS} streams"
         sys.stdout.write(f"\n{head}\n" + "".join(rows))

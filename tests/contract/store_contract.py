@@ -84,14 +84,14 @@ class RaceContract(Opening):
         for number in range(self.rounds):
             name = f"wal/{number:020d}.sst"
             bodies = [f"{name} by {racer}".encode() * 2_000 for racer in range(self.racers)]
-            told = await asyncio.gather(
+            reported = await asyncio.gather(
                 *(create_and_read(at, name, body) for at, body in zip(racers, bodies, strict=True))
             )
-            outcomes = [outcome for outcome, _ in told]
+            outcomes = [outcome for outcome, _ in reported]
             winners = [i for i, outcome in enumerate(outcomes) if outcome == Created()]
             assert len(winners) == 1, outcomes
             assert outcomes.count(Exists()) == self.racers - 1, outcomes
-            assert {seen for _, seen in told} == {bodies[winners[0]]}
+            assert {seen for _, seen in reported} == {bodies[winners[0]]}
         for racer in racers:
             await racer.close()
 

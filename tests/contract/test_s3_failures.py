@@ -150,12 +150,15 @@ async def test_wrong_settings(
         assert "may not" in error.problem
         error = await refusal(runtime, operation, region="eu-north-1", **here)
         assert "another region than eu-north-1" in error.problem
-        for name, told in (("ACCESS_KEY_ID", "not know the access key"), ("SECRET", "secret key")):
+        for name, reported in (
+            ("ACCESS_KEY_ID", "not know the access key"),
+            ("SECRET", "secret key"),
+        ):
             with monkeypatch.context() as wrong:
                 variable = "AWS_SECRET_ACCESS_KEY" if name == "SECRET" else f"AWS_{name}"
                 wrong.setenv(variable, "SENTINELKEY")
                 error = await refusal(runtime, operation, **here)
-            assert told in error.problem
+            assert reported in error.problem
             assert "SENTINEL" not in str(error)
         with monkeypatch.context() as wrong:
             wrong.setattr(botocore.auth, "get_current_datetime", lambda *_, **__: later)

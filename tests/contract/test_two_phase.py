@@ -135,7 +135,9 @@ async def test_races_have_one_winner(racers: list[RecordStore]) -> None:
         outcomes = await asyncio.gather(
             *(at.insert(each) for at, each in zip(racers, wanted, strict=True))
         )
-        won = [each for each, told in zip(wanted, outcomes, strict=True) if told == Inserted()]
+        won = [
+            each for each, reported in zip(wanted, outcomes, strict=True) if reported == Inserted()
+        ]
         assert len(won) == 1, outcomes
         assert outcomes.count(Occupied(won[0])) == RACERS - 1, outcomes
         assert await racers[0].find(won[0].destination) == won[0]

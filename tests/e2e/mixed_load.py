@@ -34,10 +34,10 @@ from tests.judging.commits import (
     Commits,
     Effect,
     Row,
+    SeenValue,
     SeenView,
     SeenViews,
     State,
-    Told,
     Violation,
 )
 from tests.kit.processes.stubs import kv_stub
@@ -125,7 +125,7 @@ class MixedLoad:
             now = _since(sent_ms)
             (state,) = self.commits.states([self.commits.last_seq])
             for key, value in zip(keys, values, strict=True):
-                state.check_key(key, now, _told(value))
+                state.check_key(key, now, _seen_value(value))
         self.check()
 
     async def _repeat(self, name: str, act: Callable[[Client, Random], Awaitable[str]]) -> None:
@@ -203,7 +203,7 @@ class MixedLoad:
         result = await client.txn([], [Get(key) for key in keys])
         for key, found in zip(keys, result.results, strict=True):
             assert not isinstance(found, int)
-            self.expect(result.seq, key, _since(sent_ms), _told(found))
+            self.expect(result.seq, key, _since(sent_ms), _seen_value(found))
         await self.passed(1)
         return "read"
 
@@ -288,9 +288,9 @@ class MixedLoad:
     def _committed(self, commit: Commit, *effects: Effect) -> None:
         self.commits.add(commit.seq, effects)
 
-    def expect(self, seq: int, key: bytes, now: Between, told: Told | None) -> None:
+    def expect(self, seq: int, key: bytes, now: Between, seen: SeenValue | None) -> None:
         """A read of the state `seq` was told this of a key: judge it when all commits are known."""
-        self._checks.append((seq, lambda state: state.check_key(key, now, told)))
+        self._checks.append((seq, lambda state: state.check_key(key, now, seen)))
 
     async def passed(self, count: int) -> None:
         """Wait until so many commits more were acknowledged, or nothing more is to be begun."""
@@ -316,8 +316,8 @@ def _row(entry: Entry) -> Row:
     return Row(entry.key, entry.value, entry.seq, entry.expire_at_ms)
 
 
-def _told(value: Value | None) -> Told | None:
-    return None if value is None else Told(value.value, value.seq)
+def _seen_value(value: Value | None) -> SeenValue | None:
+    return None if value is None else SeenValue(value.value, value.seq)
 
 
 def draw_key(random: Random) -> bytes:

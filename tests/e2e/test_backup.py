@@ -98,8 +98,8 @@ async def test_backups_are_made_while_everything_runs(
                     for _ in range(100):
                         await writes.acquire()
                     acknowledged = written
-                    told = await home.back_up()
-                    made.append((told["backup_id"], acknowledged, written + 1))
+                    reported = await home.back_up()
+                    made.append((reported["backup_id"], acknowledged, written + 1))
 
             tasks.create_task(write())
             tasks.create_task(back_up())

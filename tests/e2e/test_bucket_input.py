@@ -188,16 +188,16 @@ def assert_untouched(server: S3Server) -> None:
     assert b"<KeyCount>0</KeyCount>" in listed, listed
 
 
-async def test_what_is_wrong_is_told(processes: Processes, s3: S3Server) -> None:
+async def test_the_problem_is_reported(processes: Processes, s3: S3Server) -> None:
     """In one line, with the exit code of its kind; nothing is created."""
     started = [
         processes.start(*case.command, "--url", case.url, env=of(s3) | dict(case.env))
         for case in CASES
     ]
-    told = await asyncio.gather(
+    problems = await asyncio.gather(
         *(problem_of(each, case.code) for each, case in zip(started, CASES, strict=True))
     )
-    for case, problem in zip(CASES, told, strict=True):
+    for case, problem in zip(CASES, problems, strict=True):
         for part in case.says:
             assert part in problem, f"{case.name}: {problem}"
     assert_untouched(s3)

@@ -18,7 +18,7 @@ QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")
 PATIENT = ("--child-grace-ms", "60000")  # a child that ends late is not warned of
 
 
-def is_told_by(role: str) -> Callable[[Line], bool]:
+def is_reported_by(role: str) -> Callable[[Line], bool]:
     """Accepts what this child says; both begin with that they have begun to work."""
     return lambda line: line.get("role") == role
 
@@ -35,7 +35,7 @@ async def test_children_end_when_their_parent_is_killed(
     server = await processes.serve(f"file://{tmp_path}/db")
     children = [await started(server, role) for role in ROLES]
     for role in ROLES:
-        await server.line(is_told_by(role))
+        await server.line(is_reported_by(role))
     os.kill(server.pid, signal.SIGKILL)
     assert [await child.ended() for child in children] == [True, True], server.report()
     assert await server.exited() == -signal.SIGKILL
@@ -49,7 +49,7 @@ async def test_a_signal_ends_all(
     server = await processes.serve(f"file://{tmp_path}/db", *PATIENT)
     children = [await started(server, role) for role in ROLES]
     for role in ROLES:
-        await server.line(is_told_by(role))
+        await server.line(is_reported_by(role))
     server.send(number)
     assert await server.exited() == 0, server.report()
     assert [await child.ended() for child in children] == [True, True]
@@ -64,7 +64,7 @@ async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_pat
     url = f"file://{tmp_path}/db"
     server = await processes.serve(url, *QUICK)
     child = await started(server, "compactor")
-    await server.line(is_told_by("compactor"))
+    await server.line(is_reported_by("compactor"))
     other = processes.start("compactor", "--url", url, "--log-format", "json")
     down = await server.line(lambda line: line.get("event") == "child process stays down")
     assert down["exit_code"] == 4
@@ -85,7 +85,7 @@ async def test_settings_reach_children_from_wherever_they_come(
     server = await processes.serve(f"file://{tmp_path}/db", "--wal-trigger-count", "21", env=env)
     flags = {role: arguments((await started(server, role)).pid) for role in ROLES}
     for role in ROLES:
-        await server.line(is_told_by(role))  # it understands them
+        await server.line(is_reported_by(role))  # it understands them
     assert await server.stop() == 0, server.report()
     assert "--collect-interval-ms 4321" in flags["collector"]
     assert "--compactor-poll-ms 321" in flags["compactor"]

@@ -40,7 +40,7 @@ async def test_a_load_can_be_interrupted_while_it_waits(
     os.close(writer)
 
 
-async def test_whoever_stops_reading_ends_a_scan(processes: Processes, tmp_path: Path) -> None:
+async def test_a_reader_that_stops_ends_a_scan(processes: Processes, tmp_path: Path) -> None:
     """`| head` ends the command without an error and without a word."""
     server = await processes.serve(f"file://{tmp_path}/db")
     rows = b"".join(b"%d\t%s\n" % (number, b"x" * 100) for number in range(5_000))

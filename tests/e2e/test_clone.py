@@ -62,8 +62,8 @@ class Databases:
 
     async def clone(self, name: str, to: str, *flags: str) -> dict[str, Any]:
         flags = ("--to", self[to].url, "--format", "json", *flags)
-        told: dict[str, Any] = json.loads((await self[name].run("clone", *flags)).stdout())
-        return told
+        reported: dict[str, Any] = json.loads((await self[name].run("clone", *flags)).stdout())
+        return reported
 
     async def fill(self, name: str) -> Rows:
         """A database with levels and a log above them: what is in it."""
@@ -146,10 +146,10 @@ async def test_a_clone_where_records_decide(
 
 async def check_life_apart(databases: Databases) -> None:
     expected = await databases.fill("parent")
-    told = await databases.clone("parent", "clone")
-    assert told["seq"] == 1 + max(seq for _, _, seq in expected)  # of the delete
+    reported = await databases.clone("parent", "clone")
+    assert reported["seq"] == 1 + max(seq for _, _, seq in expected)  # of the delete
     shared = foreign_ids((await databases.manifest("clone")).origins)
-    assert len(shared) == told["shared_ssts"] > 0
+    assert len(shared) == reported["shared_ssts"] > 0
     assert shared <= await databases.ssts("parent")
     parent, clone = await databases.serve("parent"), await databases.serve("clone")
     assert await scanned(clone) == await scanned(parent) == expected

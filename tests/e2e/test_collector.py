@@ -29,7 +29,7 @@ def is_idle(url: str, line: Line) -> bool:
     return is_collection and not line["deleted_objects"]
 
 
-async def test_databases_are_collected_until_it_is_told_to_stop(
+async def test_databases_are_collected_until_the_process_is_stopped(
     processes: Processes, tmp_path: Path
 ) -> None:
     """A line for each collection; one that fails is told, again and again, and stops nobody."""

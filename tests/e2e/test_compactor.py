@@ -182,7 +182,9 @@ async def test_it_ends_with_the_pipe_of_its_parent(
     assert manifest.first_uncompacted_wal_id == len(database.written)
 
 
-async def test_no_database_is_told(processes: Processes, tmp_path: Path) -> None:
+async def test_a_pattern_without_a_database_is_reported(
+    processes: Processes, tmp_path: Path
+) -> None:
     """At a URL without a database it ends with the exit code that says so."""
     child = start(processes, tmp_path / "nothing")
     assert await child.exited() == 3, child.report()
@@ -192,7 +194,7 @@ def urls(*paths: Path) -> list[str]:
     return [part for path in paths for part in ("--url", path.as_uri())]
 
 
-def is_told(event: str, path: Path) -> Callable[[Line], bool]:
+def is_reported(event: str, path: Path) -> Callable[[Line], bool]:
     return lambda line: line.get("event") == event and line["url"] == path.as_uri()
 
 
@@ -208,16 +210,16 @@ async def test_what_fails_for_one_database_does_not_end_the_others(
     (damaged / wal_name(1)).write_bytes(b"no object of ours")
     await saved(taken)
     child = processes.start("compactor", *urls(good, damaged, later, taken), *SMALL)
-    await child.line(is_told("compacted", good))
-    failed = await child.line(is_told("compactor ended by an error", damaged))
+    await child.line(is_reported("compacted", good))
+    failed = await child.line(is_reported("compactor ended by an error", damaged))
     assert failed["reason"] == "TRUNCATED"
-    failed = await child.line(is_told("compactor ended by an error", later))
+    failed = await child.line(is_reported("compactor ended by an error", later))
     assert failed["reason"] == "DATABASE_NOT_FOUND"
     created = await saved(later)
-    await child.line(is_told("compacted", later))
+    await child.line(is_reported("compacted", later))
     newer = start(processes, taken)
-    await newer.line(is_told("compacting", taken))
-    given_up = await child.line(is_told("database given up", taken))
+    await newer.line(is_reported("compacting", taken))
+    given_up = await child.line(is_reported("database given up", taken))
     assert given_up["reason"] == "SUPERSEDED"
     assert await child.stop() == ExitCode.OK, child.report()
     about = [line for line in child.lines() if line["event"] not in {"asked to stop", "stopped"}]
@@ -236,7 +238,7 @@ async def test_taken_over_everywhere_it_ends(processes: Processes, tmp_path: Pat
         await saved(path)
     older = processes.start("compactor", *urls(*paths), *SMALL)
     for path in paths:
-        await older.line(is_told("compacting", path))
+        await older.line(is_reported("compacting", path))
     newer = processes.start("compactor", *urls(*paths), *SMALL)
     assert await older.exited() == ExitCode.FENCED, older.report()
     assert newer.running
@@ -249,7 +251,7 @@ async def test_once_compacts_every_database(processes: Processes, tmp_path: Path
     failing = await processes.run(
         "compactor", *urls(*paths), "--once", *SMALL, code=ExitCode.DATABASE_NOT_FOUND
     )
-    assert any(map(is_told("compactor ended by an error", paths[1]), failing.lines()))
+    assert any(map(is_reported("compactor ended by an error", paths[1]), failing.lines()))
     for path, database in databases.items():
         manifest = await check(database, path)
         assert manifest.first_uncompacted_wal_id == len(database.written)

@@ -17,7 +17,7 @@ SHORT_MS, LONG_MS = 300, 2_500
 RENEWED_MS = 1_500  # would end before the long one, and is overwritten before
 
 
-async def told(address: str, keys: int) -> list[bytes]:
+async def expired_keys(address: str, keys: int) -> list[bytes]:
     """Keys whose end is told from the beginning of the log on, until there are so many."""
     found: list[bytes] = []
     async with (
@@ -34,7 +34,7 @@ async def told(address: str, keys: int) -> list[bytes]:
     return found
 
 
-async def test_the_end_of_values_is_told_across_a_kill(
+async def test_expiry_of_values_is_reported_across_a_kill(
     processes: Processes, tmp_path: Path
 ) -> None:
     """Whether they expire while their writer serves or later, in memory or in the levels, once; a
@@ -47,12 +47,12 @@ async def test_the_end_of_values_is_told_across_a_kill(
         await client.put(b"long", b"v", ttl_ms=LONG_MS)
         await client.put(b"renewed", b"v", ttl_ms=RENEWED_MS)
         await client.put(b"renewed", b"v")
-    assert await told(server.listen, 1) == [b"short"]
+    assert await expired_keys(server.listen, 1) == [b"short"]
     await server.kill()
     server = await processes.serve(url, *FAST)
-    assert await told(server.listen, 2) == [b"short", b"long"]
+    assert await expired_keys(server.listen, 2) == [b"short", b"long"]
     reader = await processes.read(url)
-    assert await told(reader.listen, 2) == [b"short", b"long"]
+    assert await expired_keys(reader.listen, 2) == [b"short", b"long"]
     assert await reader.stop() == 0, reader.report()
     async with Client(server.listen) as client:
         assert await client.get(b"renewed") is not None

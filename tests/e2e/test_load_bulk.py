@@ -101,9 +101,9 @@ async def test_order_beside_a_writer_is_that_of_sequence_numbers(
     assert await scanned(server) == expected
     await until(replica, key(20), b"after")
     assert await scanned(replica) == expected
-    told = changes(server, loaded)
-    assert [await anext(told), await anext(told)] == [(loaded, 2_000), (after.seq, 10)]
-    await told.aclose()
+    reported = changes(server, loaded)
+    assert [await anext(reported), await anext(reported)] == [(loaded, 2_000), (after.seq, 10)]
+    await reported.aclose()
     await server.kill()
 
     server = await database.serve(*ALONE)

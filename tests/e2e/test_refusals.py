@@ -49,7 +49,7 @@ class Refused:
     """Clients of which every request is refused, as many as the server can, for so long."""
 
     def __init__(self, server: Child, duration_s: float) -> None:
-        self.told: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
         self.samples: list[int] = []  # resident bytes of the server, after equal times
         self._server = server
         self._duration_s = duration_s
@@ -70,7 +70,7 @@ class Refused:
         return len(self.samples) >= SAMPLES
 
     def _count(self, how: str, count: int = 1) -> None:
-        self.told[how] += count
+        self.reasons[how] += count
         passed_s = time.monotonic() - self._began_s
         if not self._is_over and passed_s >= (len(self.samples) + 1) * self._duration_s / SAMPLES:
             self.samples.append(resident_bytes(self._server.pid))
@@ -122,8 +122,8 @@ async def test_refusals_take_no_memory(
     server = await processes.serve(f"file://{tmp_path}/db")
     clients = Refused(server, duration_s)
     await clients.run()
-    count = sum(clients.told.values())
-    sys.stdout.write(f"{count} refusals, {count / duration_s:.0f} a second: {clients.told}\n")
+    count = sum(clients.reasons.values())
+    sys.stdout.write(f"{count} refusals, {count / duration_s:.0f} a second: {clients.reasons}\n")
     first, second = clients.samples[: SAMPLES // 2], clients.samples[SAMPLES // 2 :]
     assert max(second) - max(first) <= GROWTH_BYTES_MAX, clients.samples
     assert await server.stop() == 0, server.report()

@@ -76,12 +76,12 @@ async def test_servers_that_were_paused_past_their_snapshots_tell_nothing_wrong(
             await database.collect(lambda: bool(database.objects("levels/") & old))
             writer.resume()
             reader.resume()
-            told = await asyncio.gather(*answers)
-            assert told[:3] == [GONE] * 3, told
-            assert told[3] in {GONE, "CONDITION_FAILED"}, told
-            assert told[4] == GONE or getattr(told[4], "succeeded", None) is False, told
-            for number, found in zip(numbers, told[5:], strict=True):
-                assert found == GONE or getattr(found, "value", None) == _value(number), told
+            outcomes = await asyncio.gather(*answers)
+            assert outcomes[:3] == [GONE] * 3, outcomes
+            assert outcomes[3] in {GONE, "CONDITION_FAILED"}, outcomes
+            assert outcomes[4] == GONE or getattr(outcomes[4], "succeeded", None) is False, outcomes
+            for number, found in zip(numbers, outcomes[5:], strict=True):
+                assert found == GONE or getattr(found, "value", None) == _value(number), outcomes
             for each in (client, replica):
                 entries = [(entry.key, entry.value) async for entry in each.scan(prefix=b"k")]
                 assert entries == [(_key(number), _value(number)) for number in range(KEYS)]

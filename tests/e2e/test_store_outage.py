@@ -64,9 +64,9 @@ async def test_a_disk_that_is_full(processes: Processes, tmp_path: Path) -> None
     assert await late.exited() == ClientExit.UNKNOWN, late.report()
     assert "store unreachable for 2 s: File too large" in late.stderr()
     assert "It may be applied or not" in late.stderr()
-    told = await server.line(event("not ready"))
-    assert (told["calls"], told["level"]) == ("writes", "error")
-    assert told["problem"] == "store unreachable for 5 s: File too large"
+    reported = await server.line(event("not ready"))
+    assert (reported["calls"], reported["level"]) == ("writes", "error")
+    assert reported["problem"] == "store unreachable for 5 s: File too large"
     assert await health(processes, server) == ["NOT_SERVING", "SERVING", "NOT_SERVING"]
     status = await printed(processes, server, "status", "--format", "table")
     assert "writes fail: store unreachable for " in status
@@ -88,9 +88,11 @@ async def test_a_store_that_is_away(processes: Processes, bucket: TroubledBucket
     reader = await processes.read(url, "--read-attempts", "2", env=env)
     await bucket.vanish()
     for server in (writer, reader):
-        told = await server.line(event("not ready"))
-        assert told["calls"] == "reads"
-        assert "Connect call failed" in told["problem"] or "cannot connect" in told["problem"]
+        reported = await server.line(event("not ready"))
+        assert reported["calls"] == "reads"
+        assert (
+            "Connect call failed" in reported["problem"] or "cannot connect" in reported["problem"]
+        )
     assert await health(processes, writer) == ["NOT_SERVING"] * 3
     assert await health(processes, reader) == ["NOT_SERVING"] * 3
     status = await printed(processes, reader, "status", "--format", "table")

@@ -76,13 +76,15 @@ async def test_watches_tell_the_log_across_kills(processes: Processes, tmp_path:
             await following_late
     wal = read_wal(tmp_path / "db")
     for each in (follower, late, replica):
-        for prefix, told in zip(PREFIXES, each.told, strict=True):
-            assert told == expected(wal, prefix)
+        for prefix, commits in zip(PREFIXES, each.commits, strict=True):
+            assert commits == expected(wal, prefix)
     del wal[-1]  # the marker, of which the history does not know
     check_wal(wal, history)
 
 
-async def test_server_that_stops_tells_each_watch(processes: Processes, tmp_path: Path) -> None:
+async def test_a_server_that_stops_ends_each_watch_with_a_reason(
+    processes: Processes, tmp_path: Path
+) -> None:
     """A server that is asked to stop does so at once although streams of watches are open, one of
     which is not read: each watch is told STOPPING, and the stream ends as UNAVAILABLE with that
     reason.

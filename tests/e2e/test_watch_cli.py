@@ -16,15 +16,15 @@ from tests.servers.process import free_port
 COUNT = 40
 
 
-def told(watch: Child) -> list[dict[str, Any]]:
+def reported(watch: Child) -> list[dict[str, Any]]:
     text = watch.stdout()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-async def until_told(watch: Child, count: int, address: str) -> list[dict[str, Any]]:
+async def until_reported(watch: Child, count: int, address: str) -> list[dict[str, Any]]:
     """Wait until so many commits are printed, while the server at `address` answers."""
     async with asyncio.timeout(EXIT_S), Client(address) as client:
-        while len(found := told(watch)) < count:
+        while len(found := reported(watch)) < count:
             assert watch.running, watch.report()
             await client.status()
     return found
@@ -43,10 +43,10 @@ async def test_another_server_goes_on_when_the_writer_is_killed(
         for number in range(COUNT):
             await client.put(b"%d" % number, b"v")
             if number == COUNT // 2:
-                await until_told(watch, 1, server.listen)
+                await until_reported(watch, 1, server.listen)
                 await server.kill()
                 server = await processes.serve(url, "--listen", addresses[1], create=False)
-    found = await until_told(watch, COUNT, server.listen)
+    found = await until_reported(watch, COUNT, server.listen)
     watch.send(signal.SIGINT)
     assert await watch.exited() == 0, watch.report()
     assert [commit["changes"][0]["key"] for commit in found] == [str(n) for n in range(COUNT)]

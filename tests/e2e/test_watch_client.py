@@ -39,8 +39,8 @@ async def test_each_watch_gets_its_own_whole_commits() -> None:
             batch = await client.put(b"b1", b"new")
             (gone,) = (await next_commit(first)).changes
             assert (gone.kind, gone.key, gone.end) == (ChangeKind.DELETE_RANGE, b"a", b"b")
-            told = await next_commit(second)
-            assert (told.seq, told.changes[0].value) == (batch.seq, b"new")
+            reported = await next_commit(second)
+            assert (reported.seq, reported.changes[0].value) == (batch.seq, b"new")
             status = await client.status()
             assert status.watches is not None
             assert (status.watches.watches, status.watches.streams) == (2, 1)

@@ -26,7 +26,7 @@ class Follower:
 
     def __init__(self, prefixes: Sequence[bytes]) -> None:
         self.prefixes = prefixes
-        self.told: list[Commits] = [[] for _ in prefixes]
+        self.commits: list[Commits] = [[] for _ in prefixes]
         self.seen = [0 for _ in prefixes]  # everything up to there was told
         self._partial: list[Changes] = [{} for _ in prefixes]
         self._moved = asyncio.Event()
@@ -74,7 +74,7 @@ class Follower:
                 return
             seq = reply.commit.seq
             assert seq > self.seen[number], "told twice, or out of order"
-            self.told[number].append((seq, changes))
+            self.commits[number].append((seq, changes))
             self._partial[number] = {}
         if seq > self.seen[number]:
             self.seen[number] = seq

@@ -110,7 +110,7 @@ async def check_temporary(random: Random) -> None:
     assert found.name == sound().destination.name
 
 
-def told(record: CreateRecord, random: Random) -> CreateRecord:
+def changed_record(record: CreateRecord, random: Random) -> CreateRecord:
     """The record with something of what it says changed."""
     if record.is_committed and random.random() < 0.2:
         return replace(record, is_committed=False)
@@ -131,7 +131,7 @@ async def check_record(place: TwoPhasePlace, name: str, random: Random) -> None:
     was never created.
     """
     record = place.table[Destination(URL, name)]
-    copy, changed = place.copy(), told(record, random)
+    copy, changed = place.copy(), changed_record(record, random)
     del copy.table[record.destination]
     copy.table[changed.destination] = changed
     found = await judged(copy, ())

@@ -253,7 +253,7 @@ async def test_a_golden_quorum_database_is_opened(
         assert found == described
         await client.put(b"and", b"more")
     assert await writer.stop() == 0, writer.report()
-    told = (await cluster.status()).values()
-    assert all(each["health"] == "sound" for each in told)
-    assert all(each["last_lsn"] > archived for each in told)
+    reported = (await cluster.status()).values()
+    assert all(each["health"] == "sound" for each in reported)
+    assert all(each["last_lsn"] > archived for each in reported)
     await cluster.run("fsck", "--deep")

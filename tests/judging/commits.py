@@ -31,7 +31,7 @@ class Between(NamedTuple):
         return Between(self.first_ms + by_ms, self.last_ms + by_ms)
 
 
-class Told(NamedTuple):
+class SeenValue(NamedTuple):
     """A value as the database tells it."""
 
     value: bytes
@@ -68,7 +68,7 @@ Effect: TypeAlias = Put | Delete | DeleteRange
 
 
 class _Held(NamedTuple):
-    told: Told
+    seen: SeenValue
     expires: Between | None
 
 
@@ -90,7 +90,7 @@ class State:
                     self._note(key, f"put {seq}")
                     if key not in self._held:
                         insort(self._keys, key)
-                    self._held[key] = _Held(Told(value, seq), expires)
+                    self._held[key] = _Held(SeenValue(value, seq), expires)
                 case Delete(key):
                     self._note(key, f"deleted {seq}")
                     self._drop([key] if key in self._held else [])
@@ -105,28 +105,28 @@ class State:
         high = bisect_left(self._keys, keys.end) if keys.end else len(self._keys)
         return self._keys[low:high]
 
-    def find(self, key: bytes, now: Between) -> tuple[Told | None, ...]:
+    def find(self, key: bytes, now: Between) -> tuple[SeenValue | None, ...]:
         """What a read of this key may be told at that time: one answer, or two."""
         held = self._held.get(key)
         if held is None:
             return (None,)
         if held.expires is None or now.last_ms < held.expires.first_ms:
-            return (held.told,)
+            return (held.seen,)
         if now.first_ms > held.expires.last_ms:
             return (None,)
-        return (held.told, None)
+        return (held.seen, None)
 
-    def check_range(self, keys: KeyRange, now: Between, told: Mapping[bytes, Told]) -> None:
+    def check_range(self, keys: KeyRange, now: Between, seen: Mapping[bytes, SeenValue]) -> None:
         """Judge all that a read was told of a range. Raises `Violation`."""
-        for key in sorted({*self.keys_in(keys), *told}):
-            self.check_key(key, now, told.get(key))
+        for key in sorted({*self.keys_in(keys), *seen}):
+            self.check_key(key, now, seen.get(key))
 
-    def check_key(self, key: bytes, now: Between, told: Told | None) -> None:
+    def check_key(self, key: bytes, now: Between, seen: SeenValue | None) -> None:
         """Judge what a read was told of a key. Raises `Violation`."""
         expected = self.find(key, now)
-        if told not in expected:
+        if seen not in expected:
             since = ", ".join(self._history.get(key, ())[-4:])
-            raise Violation(f"{key!r} at {self.seq}: {told}, expected {expected}; {since}")
+            raise Violation(f"{key!r} at {self.seq}: {seen}, expected {expected}; {since}")
 
     def _note(self, key: bytes, what: str) -> None:
         self._history.setdefault(key, []).append(what)
@@ -225,5 +225,5 @@ class SeenViews:
                 raise Violation(f"view {view.seq}: a key stands there twice")
             if keys not in (sorted(keys), sorted(keys, reverse=True)):
                 raise Violation(f"view {view.seq}: its keys are not in order")
-            told = {row.key: Told(row.value, row.seq) for row in view.rows}
-            state.check_range(view.keys, view.now, told)
+            seen = {row.key: SeenValue(row.value, row.seq) for row in view.rows}
+            state.check_range(view.keys, view.now, seen)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shalekv.errors import ConditionFailed, CounterOverflow, NotACounter
 from shalekv.v1 import kv_pb2
-from tests.sim.history import Got, Refusal, Told, WriteRequest
+from tests.sim.history import Got, Refusal, WriteRequest, WriteResult
 
 Left: TypeAlias = dict[bytes, tuple[bytes | None, int]]  # value (None: deleted) and expiry by key
 
@@ -118,7 +118,7 @@ def keys_in(universe: Sequence[bytes], keys: kv_pb2.KeyRange) -> list[bytes]:
 class Effect:
     """What a request does in one state: what is told, and what it leaves of the keys it changes."""
 
-    answer: Told | Refusal
+    answer: WriteResult | Refusal
     left: Left = field(default_factory=dict)
 
 
@@ -143,7 +143,7 @@ def rests_on_state(request: WriteRequest) -> bool:
             return reads or bool(request.compares)
 
 
-def writes(request: WriteRequest, answer: Told | Refusal) -> bool:
+def writes(request: WriteRequest, answer: WriteResult | Refusal) -> bool:
     """Whether it takes a place in the log: refusals, reads and deletes of empty ranges do not."""
     if isinstance(answer, Refusal):
         return False
@@ -204,7 +204,7 @@ def watched_keys(request: WriteRequest, universe: Sequence[bytes]) -> list[bytes
 
 def decide(request: WriteRequest, moment: Moment) -> Effect:
     draft = _Draft(moment)
-    told = Told()
+    result = WriteResult()
     try:
         match request:
             case kv_pb2.PutRequest():
@@ -217,15 +217,15 @@ def decide(request: WriteRequest, moment: Moment) -> Effect:
                 draft.delete_range(request.range)
             case kv_pb2.WriteRequest():
                 results = [draft.change(change) for change in request.changes]
-                told = Told(results=tuple(each for each in results if each is not None))
+                result = WriteResult(results=tuple(each for each in results if each is not None))
             case kv_pb2.TxnRequest():
-                told = _txn(request, draft)
+                result = _txn(request, draft)
     except _Refused as refused:
         return Effect(refused.refusal)
-    return Effect(told, draft.left)
+    return Effect(result, draft.left)
 
 
-def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> Told:
+def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> WriteResult:
     succeeded = all(_holds(compare, draft.moment) for compare in request.compares)
     results: list[Got | int | None] = []
     for each in request.then if succeeded else request.otherwise:
@@ -233,7 +233,7 @@ def _txn(request: kv_pb2.TxnRequest, draft: _Draft) -> Told:
             results.append(draft.moment.got(each.get.key))
         else:
             results.append(draft.change(each.change))
-    return Told(succeeded, tuple(results))
+    return WriteResult(succeeded, tuple(results))
 
 
 @dataclass(frozen=True, slots=True)

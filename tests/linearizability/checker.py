@@ -203,13 +203,13 @@ class _Search:
 
     def _seq_order(self) -> list[int | None]:
         """For each operation its place among those whose number was told."""
-        told = [
+        reported = [
             (call.reply.seq, node)
             for node, call in enumerate(self._calls)
             if call.reply is not None and call.reply.seq is not None
         ]
         ranks: list[int | None] = [None] * self._count
-        for rank, (_, node) in enumerate(sorted(told)):
+        for rank, (_, node) in enumerate(sorted(reported)):
             ranks[node] = rank
         return ranks
 

@@ -83,7 +83,7 @@ ILLEGAL = {
 
 
 def history(*lines: str) -> list[Call]:
-    """The calls of some lines, each `began ended call told`, in the order of their beginnings.
+    """The calls of some lines, each `began ended call reported`, in the order of their beginnings.
 
     An end of "." is an unknown outcome. `get a` alone saw no value; `x@7` has a sequence number,
     for a put its own.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shalekv.errors import ShaleError
 from shalekv.v1 import kv_pb2
 from tests.kit.model import keys_in
-from tests.sim.history import Got, Refusal, Told
+from tests.sim.history import Got, Refusal, WriteResult
 
 ALL_KEYS = [b"a", b"ab", b"abc", b"b", b"b\xff", b"b\xff\xff", b"c", b"\xff", b"\xff\xff"]
 MEMORY, DURABLE = kv_pb2.DURABILITY_MEMORY, kv_pb2.DURABILITY_DURABLE
@@ -144,18 +144,18 @@ def got(reply: Any) -> Got:
     return found
 
 
-def check_reply(reply: Any, told: Told) -> None:
+def check_reply(reply: Any, result: WriteResult) -> None:
     if isinstance(reply, kv_pb2.WriteReply):
-        assert tuple(reply.counters) == told.results
+        assert tuple(reply.counters) == result.results
     elif isinstance(reply, kv_pb2.TxnReply):
-        assert reply.succeeded is told.succeeded
+        assert reply.succeeded is result.succeeded
         shown: dict[str, Callable[[Any], Got | int]] = {
             "get": lambda each: got(each.get),
             "counter": lambda each: each.counter,
         }
         kinds = [each.WhichOneof("result") for each in reply.results]
         results = zip(kinds, reply.results, strict=True)
-        assert told.results == tuple(kind and shown[kind](each) for kind, each in results)
+        assert result.results == tuple(kind and shown[kind](each) for kind, each in results)
 
 
 def check_refusal(error: BaseException | None, refusal: Refusal) -> None:

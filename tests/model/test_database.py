@@ -46,7 +46,7 @@ from tests.model.requests import (
     with_seqs,
 )
 from tests.model.whole_database import WholeDatabase
-from tests.sim.history import Got, Refusal, Told
+from tests.sim.history import Got, Refusal, WriteResult
 
 LEVELS = st.sampled_from([kv_pb2.READ_LEVEL_COMMITTED, kv_pb2.READ_LEVEL_LINEARIZABLE])
 DURABILITIES = st.just(DURABLE)
@@ -199,7 +199,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             assert isinstance(effect.answer, Refusal), error  # noqa: PT017 - raised or not, the model knows
             check_refusal(error, effect.answer)
             return
-        assert isinstance(effect.answer, Told)
+        assert isinstance(effect.answer, WriteResult)
         check_reply(reply, effect.answer)
         if writes(request, effect.answer):
             self.landed(effect.left, reply.header.seq)

@@ -39,7 +39,7 @@ from tests.model.requests import (
     with_seqs,
 )
 from tests.model.writer_machine import CALL, WINDOW_MS, Asked, Sent, WriterMachine
-from tests.sim.history import Told
+from tests.sim.history import WriteResult
 
 LEVELS = st.sampled_from(
     [kv_pb2.READ_LEVEL_COMMITTED, kv_pb2.READ_LEVEL_LINEARIZABLE, kv_pb2.READ_LEVEL_UNCOMMITTED]
@@ -175,8 +175,8 @@ class ClientMachine(WriterMachine):
             assert reply.header.seq == first.seq
             assert reply.header.HasField("wal_id")
             assert reply.durability == first.durability
-            assert isinstance(first.told, Told)
-            check_reply(reply, first.told)
+            assert isinstance(first.expected, WriteResult)
+            check_reply(reply, first.expected)
         else:
             again = replace(first, answer=answer)
             is_plain = not first.rests_on_state and not isinstance(request, kv_pb2.TxnRequest)

@@ -50,7 +50,7 @@ from tests.model.requests import (
     check_refusal,
     check_reply,
 )
-from tests.sim.history import Refusal, Told
+from tests.sim.history import Refusal, WriteResult
 
 WINDOW_MS = 60_000  # of idempotency keys
 CALL = Call(peer="model")
@@ -74,7 +74,7 @@ class Asked:
     """A write whose caller waits, or waited, for the answer."""
 
     seq: int
-    told: Told | Refusal  # by the model
+    expected: WriteResult | Refusal  # by the model
     writes: bool
     rests_on_state: bool
     durability: Any
@@ -320,14 +320,14 @@ class WriterMachine(RuleBasedStateMachine):
 
     def check_answer(self, asked: Asked) -> None:
         """The answer is the model's, with the number of the commit, or of its view."""
-        if isinstance(asked.told, Refusal):
-            check_refusal(asked.answer.exception(), asked.told)
+        if isinstance(asked.expected, Refusal):
+            check_refusal(asked.answer.exception(), asked.expected)
             return
         reply = asked.answer.result()
         before = max((seq for seq in self.landed if seq < asked.seq), default=0)
         assert reply.header.seq == (asked.seq if asked.writes else before)
         assert reply.durability == asked.durability
-        check_reply(reply, asked.told)
+        check_reply(reply, asked.expected)
 
     @invariant()
     def replies_tell_what_is_durable(self) -> None:

@@ -79,7 +79,7 @@ async def count_from_here(stage: Stage) -> None:
     """The next slot is slot 0, the next create in the WAL has time 0; so far there are fences."""
     assert not any(sst.footer.contents.entry_count for sst in stage.wal())
     stage.first_slot = len(stage.sim.store.names(names.WAL_FOLDER))
-    stage.first_attempt = stage.told_attempts = len(stage.attempts.of("wal"))
+    stage.first_attempt = stage.listed_attempts = len(stage.attempts.of("wal"))
 
 
 # --- the way to the store -----------------------------------------------------------------------

@@ -20,10 +20,10 @@ async def wal_attempts(stage: Stage, rows: list[str]) -> None:
     """Every create in the WAL since the last such table, in the order in which they took effect."""
     attempts = stage.attempts.of("wal")
     shown: list[str] = []
-    for time in range(stage.told_attempts, len(attempts)):
+    for time in range(stage.listed_attempts, len(attempts)):
         before = attempts[stage.first_attempt : time]
         shown.append(_attempt_row(stage, attempts[time], before))
-    stage.told_attempts = len(attempts)
+    stage.listed_attempts = len(attempts)
     assert shown == rows
 
 
@@ -32,8 +32,8 @@ def _attempt_row(stage: Stage, attempt: Attempt, before: Sequence[Attempt]) -> s
     result = "success" if attempt.is_success else attempt.outcome
     if attempt.outcome == "Exists":
         result = f"failure ({_winner(attempt, before)}){_halt(stage, attempt, before)}"
-    told = f", {attempt.told}" if attempt.told else ""
-    return f"time {len(before)}, {slot:020d}.sst, writer_epoch={attempt.epoch} // {result}{told}"
+    unheard = f", {attempt.unheard}" if attempt.unheard else ""
+    return f"time {len(before)}, {slot:020d}.sst, writer_epoch={attempt.epoch} // {result}{unheard}"
 
 
 def _winner(attempt: Attempt, before: Sequence[Attempt]) -> str:
@@ -58,7 +58,7 @@ def _halt(stage: Stage, attempt: Attempt, before: Sequence[Attempt]) -> str:
 
 def _meets_newer(attempt: Attempt, before: Sequence[Attempt]) -> bool:
     winners = [o.epoch for o in before if o.is_success and o.object_id == attempt.object_id]
-    hears = attempt.outcome == "Exists" and not attempt.told
+    hears = attempt.outcome == "Exists" and not attempt.unheard
     return hears and max(winners, default=0) > attempt.epoch
 
 
@@ -66,16 +66,16 @@ def _meets_newer(attempt: Attempt, before: Sequence[Attempt]) -> bool:
 async def manifest_attempts(stage: Stage, rows: list[str]) -> None:
     """Every create of a manifest since the last such table, in the order of their effect."""
     attempts = stage.attempts.of("manifest")
-    new = attempts[stage.told_manifests :]
-    stage.told_manifests = len(attempts)
+    new = attempts[stage.listed_manifests :]
+    stage.listed_manifests = len(attempts)
     assert [_manifest_row(attempt) for attempt in new] == rows
 
 
 def _manifest_row(attempt: Attempt) -> str:
     mark = "✅" if attempt.is_success else "❌"
-    told = attempt.told or (attempt.outcome if attempt.outcome.startswith("lost") else "")
+    unheard = attempt.unheard or (attempt.outcome if attempt.outcome.startswith("lost") else "")
     row = f"{attempt.sender} -> Write manifest/{attempt.object_id:020d}.manifest {mark}"
-    return f"{row} {told}".rstrip()
+    return f"{row} {unheard}".rstrip()
 
 
 @table(r"\d{20}\.sst, ")
@@ -298,8 +298,8 @@ async def stays_and_goes(stage: Stage, rows: list[str]) -> None:
 
 def _fates(stage: Stage, folder: str) -> list[str]:
     log = stage.sim.store.log
-    since = stage.told_changes.get(folder, 0)
-    stage.told_changes[folder] = len(log)
+    since = stage.listed_changes.get(folder, 0)
+    stage.listed_changes[folder] = len(log)
     there = stage.sim.store.names(folder)
     gone = {entry.name for entry in log[since:] if entry.operation == "delete"}
     first = stage.wal_name(0)

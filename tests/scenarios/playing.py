@@ -95,8 +95,8 @@ async def ends(stage: Stage, process: str, outcome: str, error: str | None = Non
     creator = _creator(stage, process)
     found = await creator.end()
     assert found is None or isinstance(found, ShaleError), f"{process} ended with {found!r}"
-    assert (type(found).__name__ if found else creator.told or "done") == outcome
-    creator.told = ""
+    assert (type(found).__name__ if found else creator.outcome or "done") == outcome
+    creator.outcome = ""
 
 
 @sentence(r"the temporary objects of process (?P<number>\d+) are deleted")
@@ -157,8 +157,8 @@ async def records_stay_and_go(stage: Stage, rows: list[str]) -> None:
     """The records of the folders that are mentioned; gone are those that went since the last."""
     mentioned = {row.split()[2].partition("/")[0] for row in rows}
     there = {record.destination.name for record in stores(stage).records()}
-    found = [name for name in {*there, *stage.told_records} if name.split("/")[0] in mentioned]
-    stage.told_records = there
+    found = [name for name in {*there, *stage.listed_records} if name.split("/")[0] in mentioned]
+    stage.listed_records = there
     shown = {stage.shown(name): name in there for name in found if _is_counted(stage, name)}
     assert [f"record of {n} {'stays' if shown[n] else 'goes'}" for n in sorted(shown)] == rows
 
@@ -211,7 +211,7 @@ def play(scenario: Scenario, seed: int, *, limit_s: float = LIMIT_S) -> None:
             creator = sim.node("creator")
             store, runtime = sim.store_for(creator), sim.runtime_for(creator)
             await creator.run(create_database(store, runtime, StoreSettings()))
-        stage.told_manifests = len(stage.attempts.of("manifest"))
+        stage.listed_manifests = len(stage.attempts.of("manifest"))
         await carry_out(stage, scenario)
 
     # Whoever sends a request that is held waits for as long as it is held.

@@ -126,7 +126,7 @@ async def carry_out(stage: Stage, scenario: Scenario) -> None:
             raise
     if stage.faults:  # who hears nothing may give up while its request is under way
         await stage.sim.sleep_ms(1_000)
-    stage.check_all_is_told()
+    stage.check_all_is_resolved()
 
 
 async def _step(stage: Stage, step: Step) -> None:

@@ -49,7 +49,7 @@ class Process(Generic[RoleT]):
         self.sim = sim
         self.name = name
         self.node = sim.node(name)
-        self.is_told = True  # whether the scenario has said how what it does, or did, ended
+        self.is_resolved = True  # whether the scenario has said how what it does, or did, ended
         self._role: asyncio.Future[RoleT] = sim.loop.create_future()
         self._life: asyncio.Task[Any]
 
@@ -79,13 +79,13 @@ class Process(Generic[RoleT]):
         either: set[asyncio.Future[Any]] = {self._role, self._life}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._role.done():
-            self.is_told = True
+            self.is_resolved = True
             await self._life
         return self.role
 
     async def end(self) -> BaseException | None:
         await asyncio.wait({self._life})
-        self.is_told = True
+        self.is_resolved = True
         return self._life.exception()
 
     def error_now(self) -> BaseException | None:
@@ -101,11 +101,11 @@ class Jobs(Process[RoleT]):
 
     def begin_job(self, job: Coroutine[Any, Any, object]) -> None:
         """Do this; how it ends is to be told."""
-        if not self.is_told:
+        if not self.is_resolved:
             job.close()
             raise AssertionError(f"{self.name} does something else still")
         self.begin(job)
-        self.is_told = False
+        self.is_resolved = False
 
     async def done(self) -> None:
         """Return once the job is done; raises what ended it."""
@@ -168,12 +168,12 @@ class CreatorProcess(Jobs[ObjectStore]):
 
     def __init__(self, sim: Simulation, name: str) -> None:
         super().__init__(sim, name)
-        self.told = ""  # of its last create
+        self.outcome = ""  # of its last create
         self.has_role(sim.store_for(self.node))
 
     async def create(self, name: str) -> None:
         """Create the object, whose contents tell whose it is."""
-        self.told = type(await self.role.create(name, f"of {self.name}".encode())).__name__
+        self.outcome = type(await self.role.create(name, f"of {self.name}".encode())).__name__
 
 
 # A writer learns at a slot that it was fenced, not by a poll in between, and not when it renews its
@@ -233,7 +233,7 @@ class WriterProcess(ServingProcess[Writer]):
     def begin_open(self, options: Options) -> None:
         writer = WriterSettings.model_validate({**_WRITER, **options})
         settings = WriterConfig(database=DatabaseSettings(url=URL), writer=writer)
-        self.is_told = False
+        self.is_resolved = False
         self.begin(self._live(settings))
 
     async def _live(self, settings: WriterConfig) -> None:
@@ -252,7 +252,7 @@ class ReaderProcess(ServingProcess[Reader]):
     def begin_open(self, options: Options) -> None:
         reader = ReaderSettings.model_validate({**_READER, **options})
         settings = ReaderConfig(database=UrlSettings(url=URL), reader=reader)
-        self.is_told = False
+        self.is_resolved = False
         self.begin(self._live(settings))
 
     async def _live(self, settings: ReaderConfig) -> None:
@@ -269,7 +269,7 @@ class Put:
     """A put of one key, on its way."""
 
     def __init__(self, writer: WriterProcess, key: str, value: str) -> None:
-        self.is_told = False  # whether the scenario has said what became of it
+        self.is_resolved = False  # whether the scenario has said what became of it
         self._node = writer.node
         self._outcome = writer.node.spawn(_put(writer.role, key, value))
 
@@ -286,7 +286,7 @@ class Put:
 
     async def settled(self) -> str:
         await asyncio.wait({self._outcome})
-        self.is_told = True
+        self.is_resolved = True
         return self._name(self._outcome)
 
     def _name(self, outcome: asyncio.Task[kv_pb2.PutReply]) -> str:

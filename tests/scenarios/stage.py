@@ -32,7 +32,7 @@ from tests.sim.trace import Line
 # As `tests.sim.network` notes them.
 _ARRIVAL = re.compile(
     r"create (?P<name>(?P<folder>wal|manifest)/(?P<id>\d{20})\.\w+) of (?P<sender>[^:]+): "
-    r"(?P<outcome>Created|Exists|lost on its way)(?: \((?P<told>[\w ]+)\))?"
+    r"(?P<outcome>Created|Exists|lost on its way)(?: \((?P<unheard>[\w ]+)\))?"
 )
 STORES = frozenset({"store", "records"})
 _FOLDERS = (WAL_FOLDER, MANIFEST_FOLDER)
@@ -47,7 +47,7 @@ class Attempt:
     sender: str  # such as "writer 2"
     epoch: int  # of the sender
     outcome: str  # "Created", "Exists" or "lost on its way"
-    told: str  # what kept the sender from hearing of the outcome; empty: nothing did
+    unheard: str  # what kept the sender from hearing of the outcome; empty: nothing did
 
     @property
     def is_success(self) -> bool:
@@ -98,7 +98,7 @@ class Attempts:
                 sender=sender,
                 epoch=epochs.get(sender, 0),
                 outcome=match["outcome"],
-                told=match["told"] or "",
+                unheard=match["unheard"] or "",
             )
             attempts.append(attempt)
         return attempts
@@ -141,10 +141,10 @@ class Stage:
         self.faults: dict[str, str] = {}  # fault by request, as the timeline calls them
         self.first_slot = 0  # the WAL id of slot 0 of the scenario
         self.first_attempt = 0  # in the WAL: time 0 of the scenario
-        self.told_attempts = 0  # how many of those in the WAL stood in a table
-        self.told_manifests = 0  # how many of those in the manifest stood in a table
-        self.told_changes: dict[str, int] = {}  # of the store's log, by folder, likewise
-        self.told_records: set[str] = set()  # the destinations of those that stood in a table
+        self.listed_attempts = 0  # how many of those in the WAL stood in a table
+        self.listed_manifests = 0  # how many of those in the manifest stood in a table
+        self.listed_changes: dict[str, int] = {}  # of the store's log, by folder, likewise
+        self.listed_records: set[str] = set()  # the destinations of those that stood in a table
 
     def process(self, name: str) -> Process[Any]:
         """The process of that name, which has begun to do something."""
@@ -214,16 +214,16 @@ class Stage:
         texts = [text for text in self.attempts.at_store()[since:] if pattern.fullmatch(text)]
         return [self.shown(text.split()[1]) for text in texts]
 
-    def check_all_is_told(self) -> None:
+    def check_all_is_resolved(self) -> None:
         """Fail if something happened of which the scenario does not speak, or the reverse."""
         for put, outcome in self.puts.items():
-            assert outcome.is_told or outcome.is_lost, (
+            assert outcome.is_resolved or outcome.is_lost, (
                 f"nothing is said about {put}, which is {outcome.now()}"
             )
         for name, process in self.processes.items():
             error = process.error_now()
-            assert process.is_told or error is None, f"{name} has failed: {error}"
-            is_unsaid = isinstance(process, Jobs) and not process.is_told and process.node.alive
+            assert process.is_resolved or error is None, f"{name} has failed: {error}"
+            is_unsaid = isinstance(process, Jobs) and not process.is_resolved and process.node.alive
             assert not is_unsaid, f"nothing is said about what {name} does"
         for request, gate in self.gates.items():
             assert gate.arrived_count, f"{request} never arrived"

@@ -191,8 +191,8 @@ def mutants(names: Sequence[str], processes: int | None) -> None:
     """Plant each mutant, or those of these names, and see whether the simulation notices."""
     unknown = set(names) - set(MUTANTS)
     if unknown:
-        told = ", ".join(repr(name) for name in sorted(unknown))
-        text = f"no mutant is called {told}; RELIABILITY.md has a table of them"
+        names = ", ".join(repr(name) for name in sorted(unknown))
+        text = f"no mutant is called {names}; RELIABILITY.md has a table of them"
         raise click.BadParameter(text, param_hint="NAMES")
     survivors = 0
     chosen = names or [*MUTANTS]

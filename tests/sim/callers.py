@@ -34,8 +34,8 @@ from tests.sim.history import (
     ReadOp,
     Refusal,
     ScanOp,
-    Told,
     WriteRequest,
+    WriteResult,
 )
 from tests.sim.invariants.catalogue import checks
 from tests.sim.network import Gate
@@ -158,7 +158,7 @@ class Calls:
     def _take_down(self, operation: Operation, attempt: Attempt, reply: Any) -> None:
         in_memory = reply.durability == kv_pb2.DURABILITY_MEMORY
         attempt.outcome = Outcome.IN_MEMORY if in_memory else Outcome.ACKNOWLEDGED
-        attempt.answer = told(reply)
+        attempt.answer = result_of(reply)
         attempt.seq = reply.header.seq
         attempt.wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
         match operation.request:
@@ -191,15 +191,15 @@ class Calls:
         return await self._sim.node(name).run(run())
 
 
-def told(reply: Any) -> Told:
+def result_of(reply: Any) -> WriteResult:
     """A reply to a write as the model gives it."""
     match reply:
         case kv_pb2.WriteReply():
-            return Told(results=tuple(reply.counters))
+            return WriteResult(results=tuple(reply.counters))
         case kv_pb2.TxnReply():
-            return Told(reply.succeeded, tuple(map(_result, reply.results)))
+            return WriteResult(reply.succeeded, tuple(map(_result, reply.results)))
         case _:
-            return Told()
+            return WriteResult()
 
 
 def _result(result: kv_pb2.TxnResult) -> Got | int | None:

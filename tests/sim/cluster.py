@@ -114,11 +114,11 @@ class Cluster:
         off_ms, which = some_days_ms(self._wrong_times), self._wrong_times.random()
         if name in ROOMY or not self.sim.options.has(Trouble.CLOCKS):
             return
-        told_ms = off_ms if which < WRONG_SHARE else 0
-        self.sim.store.mislead(name, told_ms)
+        store_off_ms = off_ms if which < WRONG_SHARE else 0
+        self.sim.store.mislead(name, store_off_ms)
         self.sim.clock_of(name).wall_ahead_ms = off_ms if which > 1 - WRONG_SHARE else 0
-        if told_ms:
-            self.sim.note(f"{name} is told a time that is {told_ms} ms ahead")
+        if store_off_ms:
+            self.sim.note(f"{name} is told a time that is {store_off_ms} ms ahead")
 
     async def start_slow_opener(self, settings: WriterConfig, one_way_ms: float) -> str:
         """Start a writer that wins an epoch and then does not look at the WAL until it is let go.

@@ -39,7 +39,7 @@ class Got(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WriteResult:
     """A reply without its header: one result for each operation of the branch that was taken.
 
     A get has a `Got`, an add the counter's new value, another change None. Of a batch only the
@@ -68,7 +68,7 @@ class Attempt:
     replied_us: int | None = None  # None: the client gave up
     seq: int = 0
     wal_id: int | None = None
-    answer: Told | Refusal | None = None
+    answer: WriteResult | Refusal | None = None
     reason: str = ""  # of the error that was told
 
 

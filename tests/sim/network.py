@@ -304,8 +304,8 @@ class Network:
         except ShaleError as error:
             answer = _Answer(error=error)
         gate, fate = request.plan.reply_gate, request.plan.fate
-        told = "" if fate is Fate.SERVED else f" ({fate.value})"
-        self._note(f"{request}: {_outcome(answer)}{told}")
+        suffix = "" if fate is Fate.SERVED else f" ({fate.value})"
+        self._note(f"{request}: {_outcome(answer)}{suffix}")
         if fate is not Fate.SERVED:
             return
         if gate is not None:

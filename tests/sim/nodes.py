@@ -81,8 +81,8 @@ class Node:
     def _tell_error(self, task: asyncio.Task[object]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            told = {"message": "what ran here has failed", "exception": error, "task": task}
-            self._loop.call_exception_handler(told)
+            context = {"message": "what ran here has failed", "exception": error, "task": task}
+            self._loop.call_exception_handler(context)
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """The result of `coro`, which runs on this node, for a caller on another one.

@@ -163,14 +163,14 @@ class Replicas:
             call = Call(deadline_ms=reader.clock.monotonic_ms() + WAIT_MS * self._cluster.pace)
         keys = tuple(KEYS)
         found: dict[bytes, Got] = {}
-        told = kv_pb2.ReplyHeader()
+        reply_header = kv_pb2.ReplyHeader()
         replied_us = 0
         if random.random() < 0.5:
             keys = tuple(random.sample(KEYS, 2))
             request = kv_pb2.BatchGetRequest(header=header, keys=keys)
             answer = reader.kv.batch_get(request, call)
             reply = answer if isinstance(answer, kv_pb2.BatchGetReply) else await answer
-            replied_us, told = self._sim.loop.now_us, reply.header
+            replied_us, reply_header = self._sim.loop.now_us, reply.header
             for key, each in zip(keys, reply.results, strict=True):
                 if each.found:
                     found[key] = Got(each.value, each.seq, each.expire_at_ms)
@@ -178,7 +178,7 @@ class Replicas:
             scan = kv_pb2.ScanRequest(header=header, reverse=random.random() < 0.3)
             async with aclosing(reader.kv.scan(scan, call)) as replies:  # type: ignore[type-var]
                 async for part in replies:
-                    replied_us, told = replied_us or self._sim.loop.now_us, part.header
+                    replied_us, reply_header = replied_us or self._sim.loop.now_us, part.header
                     for e in part.entries:
                         found[e.key] = Got(e.value, e.seq, e.expire_at_ms)
                     await self._sim.sleep_ms(random.choice([0.0, 0.0, 3_000.0]))
@@ -186,8 +186,8 @@ class Replicas:
             node.label,
             began_us,
             replied_us,
-            told.seq,
-            told.staleness_ms,
+            reply_header.seq,
+            reply_header.staleness_ms,
             header.min_seq,
             keys,
             found,

@@ -124,8 +124,8 @@ def table(tallies: Mapping[str, Tally], began_with: str | None = None) -> str:
 
 def simulated() -> str:
     """What is simulated: the trees of git, which are found again in whatever commit they are."""
-    told = [f"{folder} {_tree(folder)}" for folder in SIMULATED]
-    return f"{time.strftime('%Y-%m-%d')}: {', '.join(told)}"
+    parts = [f"{folder} {_tree(folder)}" for folder in SIMULATED]
+    return f"{time.strftime('%Y-%m-%d')}: {', '.join(parts)}"
 
 
 def explain(failed: Outcome) -> str:

@@ -45,10 +45,10 @@ class SerialOrder:
         self.commits = stored.commits()
         self._seqs = {commit.seq for commit in self.commits}
         self._data = [each for each in stored.durable if each.all_entries]
-        self._told_seqs: dict[int, list[Operation]] = {}
+        self._by_reported_seq: dict[int, list[Operation]] = {}
         for outcome in (Outcome.ACKNOWLEDGED, Outcome.IN_MEMORY):
             for operation, attempt in history.attempts(outcome):
-                self._told_seqs.setdefault(attempt.seq, []).append(operation)
+                self._by_reported_seq.setdefault(attempt.seq, []).append(operation)
         self._by_key = {each.key: each for each in history.operations if each.key}
         for commit in self.commits:
             self._follow(commit)
@@ -161,7 +161,7 @@ class SerialOrder:
             if keyed is not None:
                 yield keyed
             return
-        yield from self._told_seqs.get(commit.seq, [])
+        yield from self._by_reported_seq.get(commit.seq, [])
         touched = set(commit.after(self.timeline.keys))
         # One that was told the number of another commit is that one, unless it has read only; one
         # that was told not to be applied is what nothing else is.
@@ -201,7 +201,7 @@ class _Acknowledged:
     """The greatest number that was acknowledged at each time, by epoch and by key."""
 
     def __init__(self, order: SerialOrder) -> None:
-        told: dict[tuple[int | None, bytes | None], list[tuple[int, int]]] = {}
+        reported: dict[tuple[int | None, bytes | None], list[tuple[int, int]]] = {}
         for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
             placed = order.placed.get(operation.number)
             if placed is None or placed.commit.seq != attempt.seq or attempt.replied_us is None:
@@ -209,11 +209,11 @@ class _Acknowledged:
             keys = placed.commit.after(order.timeline.keys)
             epochs = {None, attempt.epoch} - {UNKNOWN_EPOCH}
             for place in product(epochs, (None, *keys)):
-                told.setdefault(place, []).append((attempt.replied_us, attempt.seq))
-        self._times_us = {place: sorted(us for us, _ in each) for place, each in told.items()}
+                reported.setdefault(place, []).append((attempt.replied_us, attempt.seq))
+        self._times_us = {place: sorted(us for us, _ in each) for place, each in reported.items()}
         self._seqs = {
             place: list(accumulate((seq for _, seq in sorted(each)), max))
-            for place, each in told.items()
+            for place, each in reported.items()
         }
 
     def before(self, us: int, epoch: int | None, key: bytes | None) -> int:

@@ -109,8 +109,8 @@ class SimStoreClient(ObjectStore):
             raise self._unavailable("delete", ", ".join(sent[:3]), silence) from None
 
     async def now_ms(self) -> int:
-        told_ms = await self._read("now_ms", "", lambda store: store.now_ms())
-        return told_ms + self._objects.misled_ms.get(self._node.name, 0)
+        now_ms = await self._read("now_ms", "", lambda store: store.now_ms())
+        return now_ms + self._objects.misled_ms.get(self._node.name, 0)
 
     async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:  # noqa: ARG002
         return Recovered()

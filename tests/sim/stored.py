@@ -80,8 +80,8 @@ class StoredCommit:
     @property
     def is_sweep(self) -> bool:
         """Whether a writer made it by itself: it says of keys when their values have expired."""
-        told = all(e.kind is Kind.TOMBSTONE and e.expire_at_ms for e in self.points.values())
-        return told and not self.ranges and not self.idempotency_key
+        is_expiry = all(e.kind is Kind.TOMBSTONE and e.expire_at_ms for e in self.points.values())
+        return is_expiry and not self.ranges and not self.idempotency_key
 
     def after(self, keys: tuple[bytes, ...]) -> dict[bytes, tuple[bytes | None, int]]:
         """Value and expiry that it leaves, for each of `keys` that it touches; None: deleted."""

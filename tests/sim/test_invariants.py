@@ -168,8 +168,8 @@ def test_i12_damage_that_is_served(
     """Another answer is found, as is an error that does not say what is damaged."""
 
     async def scene(sim: Simulation, _cluster: Cluster, callers: Callers) -> None:
-        told = await check_i12_damage_is_detected(sim)
-        assert told.total() == damage.DAMAGES
+        outcomes = await check_i12_damage_is_detected(sim)
+        assert outcomes.total() == damage.DAMAGES
         for _ in range(20):
             await callers.put_one("w1")
         for name in ("flip", "cut", "swap", "put_back"):

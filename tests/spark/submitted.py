@@ -32,14 +32,14 @@ def main(url: str) -> None:
     )
     bulk_load(louder, url, load_id="louder", writer="open")  # its server has ended
     after = spark.read.format("shalekv").option("url", url).option("prefix", "fruit/").load()
-    told = {
+    reported = {
         "driver": shalekv_spark.__file__,
         "task": spark.sparkContext.parallelize([1], 1).map(whereabouts).collect(),
         "after": sorted(
             (bytes(row.key).decode(), bytes(row.value).decode()) for row in after.collect()
         ),
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(reported) + "\n")
     spark.stop()
 
 

@@ -85,9 +85,9 @@ async def test_restarts_lose_and_double_nothing(
         await swept(client, b"2/brief")
         last_seq = (await client.put(b"last", b"")).seq
         await asyncio.to_thread(read_all, limited, sink, tmp_path / "checkpoint")
-        assert sink.told == await watched(server.listen, last_seq)
+        assert sink.reported == await watched(server.listen, last_seq)
     assert sink.repeated >= 1  # the one that was stopped, it may be, as well
-    assert {row.op for row in sink.told} == {"put", "delete", "delete_range", "expire"}
+    assert {row.op for row in sink.reported} == {"put", "delete", "delete_range", "expire"}
     assert max(len(ids) for ids in sink.wal_ids.values()) == 10
 
 
@@ -118,12 +118,12 @@ async def test_a_name_keeps_the_log_while_its_query_is_down(
     await database.drop_snapshots()
     await database.collect()
     await asyncio.to_thread(read_all, kept, named, tmp_path / "named")
-    assert [row.key for row in named.told] == [b"first", *(b"k%d" % each for each in range(5))]
+    assert [row.key for row in named.reported] == [b"first", *(b"k%d" % each for each in range(5))]
     await database.run("consumers", "delete", "totals")
     await database.collect()
     with pytest.raises(StreamingQueryException, match=r"FeedWalCollected: .*wal/0+\d\.sst"):
         await asyncio.to_thread(read_all, lost, nameless, tmp_path / "nameless")
-    assert [row.key for row in nameless.told] == [b"first"]
+    assert [row.key for row in nameless.reported] == [b"first"]
 
 
 FAST = {"pollIntervalMs": "20"}
@@ -136,7 +136,7 @@ OPS = {
 WATCH_S = 20
 
 
-class Told(NamedTuple):
+class ReportedChange(NamedTuple):
     """A change, as a stream or a watch tells it."""
 
     wal_id: int
@@ -156,7 +156,7 @@ class Sink:
 
     def __init__(self, *fail: int) -> None:
         """The batches with these numbers fail once, when they are almost done."""
-        self.batches: dict[int, list[Told]] = {}
+        self.batches: dict[int, list[ReportedChange]] = {}
         self.repeated = 0
         self._fail = {*fail}
 
@@ -164,22 +164,22 @@ class Sink:
         rows = frame.selectExpr(
             "wal_id", "seq", "op", "key", "value", "unix_millis(expire_at)"
         ).collect()
-        told = sorted(
-            Told(row[0], row[1], row[2], bytes(row[3]), row[4] and bytes(row[4]), row[5])
+        reported = sorted(
+            ReportedChange(row[0], row[1], row[2], bytes(row[3]), row[4] and bytes(row[4]), row[5])
             if row[4] is not None
-            else Told(row[0], row[1], row[2], bytes(row[3]), None, row[5])
+            else ReportedChange(row[0], row[1], row[2], bytes(row[3]), None, row[5])
             for row in rows
         )
         if number in self.batches:
             self.repeated += 1
-            assert self.batches[number] == told, f"batch {number} was another one at first"
-        self.batches[number] = told
+            assert self.batches[number] == reported, f"batch {number} was another one at first"
+        self.batches[number] = reported
         if number in self._fail:
             self._fail.discard(number)
             raise Planted
 
     @property
-    def told(self) -> list[Told]:
+    def reported(self) -> list[ReportedChange]:
         return [row for _, rows in sorted(self.batches.items()) for row in rows]
 
     @property
@@ -212,9 +212,9 @@ def read_all(frame: DataFrame, sink: Sink, checkpoint: Path) -> StreamingQuery:
     return query
 
 
-async def watched(address: str, last_seq: int) -> list[Told]:
+async def watched(address: str, last_seq: int) -> list[ReportedChange]:
     """All changes of all commits up to one, as a watch tells them."""
-    found: list[Told] = []
+    found: list[ReportedChange] = []
     async with (
         asyncio.timeout(WATCH_S),
         Client(address) as client,
@@ -229,7 +229,7 @@ async def watched(address: str, last_seq: int) -> list[Told]:
                 if each.kind is ChangeKind.DELETE_RANGE:
                     value = each.end or None
                 found.append(
-                    Told(
+                    ReportedChange(
                         event.wal_id, event.seq, OPS[each.kind], each.key, value, each.expire_at_ms
                     )
                 )

@@ -37,14 +37,14 @@ async def test_the_example_goes_all_the_way_round(processes: Processes, checkout
     env = {"SHALEKV_ADDR": server.listen, "PYSPARK_SUBMIT_ARGS": SESSION}
     env |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": "python"}
     shell = await type_in(processes, checkout, with_shalekv(second), env=env, within_s=TYPED_S)
-    told = shell.stdout()
+    reported = shell.stdout()
     package = metadata.distribution("pyspark")
-    assert f"pyspark is {package.version};" in told
+    assert f"pyspark is {package.version};" in reported
     fed = [
         int(each.replace(",", ""))
-        for each in re.findall(r"^feed +([\d,]+) changes", told, re.MULTILINE)
+        for each in re.findall(r"^feed +([\d,]+) changes", reported, re.MULTILINE)
     ]
-    assert fed[1] == fed[0] + 3, told  # the changes that came in between, and nothing again
+    assert fed[1] == fed[0] + 3, reported  # the changes that came in between, and nothing again
     files = {str(file): file.size or 0 for file in package.files or ()}
     with SyncClient(server.listen) as client:
         assert len([*client.scan(prefix=b"file/", keys_only=True)]) == fed[0]

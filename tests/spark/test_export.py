@@ -49,8 +49,8 @@ async def test_export_is_what_a_scan_shows(
         await client.delete_range(all_keys=True)
     with pytest.raises(AnalysisException, match="PATH_ALREADY_EXISTS"):
         await at_once(export)
-    told = await at_once(lambda: export(mode="append", start="0009", snapshot="kept"))
-    assert told == Exported(10, last.seq)
+    reported = await at_once(lambda: export(mode="append", start="0009", snapshot="kept"))
+    assert reported == Exported(10, last.seq)
     assert spark.read.parquet(path).count() == 20
     over = await at_once(lambda: export(mode="overwrite", key_as="utf-8", snapshot="kept"))
     assert over == Exported(100, last.seq)

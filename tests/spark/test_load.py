@@ -147,8 +147,8 @@ async def test_rows_may_delete_expire_and_come_several_times(
     assert (imported.rows, imported.already_applied) == (1, False)
     refused = await state(server)
     ok = pairs(spark, 4)
-    for load_id, told in (("", "load_id: 0 bytes"), ("x-1", "is the id of a stream's batch")):
-        with pytest.raises(InvalidRequest, match=told):
+    for load_id, reported in (("", "load_id: 0 bytes"), ("x-1", "is the id of a stream's batch")):
+        with pytest.raises(InvalidRequest, match=reported):
             await load(ok, folder, load_id)
     stream = spark.readStream.format("rate").load()
     with pytest.raises(InvalidRequest, match="it is a stream"):

@@ -72,8 +72,8 @@ def spark_home(tmp_path: Path) -> Path:
 
 def without_paths() -> dict[str, str]:
     """The environment of the test without what tells Python and Spark where to look."""
-    told = ("PYTHON", "PYSPARK_", "SPARK_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(told)}
+    reported = ("PYTHON", "PYSPARK_", "SPARK_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(reported)}
 
 
 async def test_a_cluster_needs_the_zip_alone(
@@ -104,15 +104,15 @@ async def test_a_cluster_needs_the_zip_alone(
         within_s=SUBMITTED_S,
         code=0,
     )
-    told = json.loads(submitted.stdout().splitlines()[-1])
-    assert archive.name in Path(told["driver"]).parts
-    [[module, season]] = told["task"]
+    reported = json.loads(submitted.stdout().splitlines()[-1])
+    assert archive.name in Path(reported["driver"]).parts
+    [[module, season]] = reported["task"]
     assert archive.name in Path(module).parts
     assert season == "autumn"
-    assert told["after"] == [["fruit/apple", "RED"], ["fruit/kiwi", "GREEN"]]
+    assert reported["after"] == [["fruit/apple", "RED"], ["fruit/kiwi", "GREEN"]]
 
 
-def test_make_tells_what_java_it_needs(tmp_path: Path) -> None:
+def test_make_reports_which_java_it_needs(tmp_path: Path) -> None:
     """Without Java, or with an old one, `make test` stops before anything is installed or run."""
     old = tmp_path / "old" / "bin" / "java"
     old.parent.mkdir(parents=True)

@@ -205,8 +205,8 @@ def test_formats_are_decoded_as_python_does(spark: SparkSession) -> None:
     (row,) = spark.range(1).select(*columns).collect()
     for found, (layout, values) in zip(row, DECODED, strict=True):
         fields = found if len(values) > 1 else (found,)
-        told = [bytes(each) if isinstance(each, bytearray) else each for each in fields]
-        assert told == [*struct.unpack(layout, struct.pack(layout, *values))]
+        reported = [bytes(each) if isinstance(each, bytearray) else each for each in fields]
+        assert reported == [*struct.unpack(layout, struct.pack(layout, *values))]
     rows = spark.range(1)
     with pytest.raises(PySparkException, match="expected 8 bytes as <q has them, found 2"):
         rows.select(decoded(F.lit(b"t\xff"), "<q")).collect()

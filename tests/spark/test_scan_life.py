@@ -103,7 +103,7 @@ async def test_snapshot_of_a_frame(
     await at_once(lambda: wait_until(is_gone))
 
 
-async def test_whose_snapshot_is_gone_is_told(
+async def test_a_scan_whose_snapshot_is_gone_reports_that(
     spark: SparkSession, processes: Processes, folder: SparkDatabase
 ) -> None:
     """An action that is planned, or was planned before; whether the snapshot was released or has

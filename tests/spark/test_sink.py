@@ -156,8 +156,8 @@ async def test_a_batch_that_cannot_be_loaded_ends_the_query(
     source, checkpoint = Source(tmp_path / "source"), tmp_path / "checkpoint"
     df = source.stream(spark)
     source.add(("a", "1", "put", 1), ("b", "1", "upsert", 1))
-    told = re.escape("key b'b': op is 'upsert', expected put or delete")
-    with pytest.raises(StreamingQueryException, match=told):
+    reported = re.escape("key b'b': op is 'upsert', expected put or delete")
+    with pytest.raises(StreamingQueryException, match=reported):
         await run(df, folder, checkpoint)
     assert await state(server) == {}
     mended = df.replace("upsert", "put", ["op"])

@@ -45,7 +45,7 @@ class Election:
         self, *names: str, ttl_ms: int | None = None
     ) -> AsyncIterator[tuple[list[Elector], dict[str, str]]]:
         """Electors of these names, and what each was told last."""
-        told: dict[str, str] = {}
+        reported: dict[str, str] = {}
         settings = ElectionSettings(
             elect=self.elect,
             lease_ttl_ms=ttl_ms or self.ttl_ms,
@@ -63,12 +63,12 @@ class Election:
                     CasStore(store, runtime, StoreSettings()),
                     runtime,
                     holder=name,
-                    told=partial(told.__setitem__, name),
+                    told=partial(reported.__setitem__, name),
                     environment=self.environment,
                 )
                 made.append(await stack.enter_async_context(opening))
             async with asyncio.timeout(DEADLINE_S):
-                yield made, told
+                yield made, reported
 
 
 def in_bucket() -> Election:

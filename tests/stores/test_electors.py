@@ -39,7 +39,7 @@ async def test_one_of_several_is_elected(election: Election) -> None:
     """The others wait, and are told who it is; it stays elected longer than a lease lasts."""
     ttl_ms = election.lasting_ttl_ms
     async with (
-        election.electors("a", "b", "c", ttl_ms=ttl_ms) as (made, told),
+        election.electors("a", "b", "c", ttl_ms=ttl_ms) as (made, reported),
         asyncio.TaskGroup() as tasks,
     ):
         campaigns = [tasks.create_task(each.campaign()) for each in made]
@@ -48,18 +48,18 @@ async def test_one_of_several_is_elected(election: Election) -> None:
         keeping = tasks.create_task(next(iter(done)).result().keep())
         await asyncio.wait(others, timeout=1.5 * ttl_ms / 1_000)
         assert not any(each.done() for each in [*others, keeping])
-        assert len(told) == 3
-        assert len(set(told.values())) == 1
+        assert len(reported) == 3
+        assert len(set(reported.values())) == 1
         for each in [*others, keeping]:
             each.cancel()
 
 
 async def test_a_lease_that_is_not_renewed_is_taken(election: Election) -> None:
     """When its holder is gone, another one is elected; the first then knows that it is over."""
-    async with election.electors("a", "b") as ((first, second), told):
+    async with election.electors("a", "b") as ((first, second), reported):
         term = await first.campaign()
         await (await second.campaign()).resign()
-        assert told == {"a": "a", "b": "b"}
+        assert reported == {"a": "a", "b": "b"}
         assert "the lease could not be renewed" in await term.keep()
 
 
@@ -99,10 +99,10 @@ async def test_silence_is_waited_out(election: Election) -> None:
         elect=f"etcd://127.0.0.1:{port}/key" if election.elect.startswith(ETCD) else election.elect,
         environment={**election.environment, "KUBERNETES_SERVICE_PORT": str(port)},
     )
-    async with silent.electors("a") as ((elector,), told):
+    async with silent.electors("a") as ((elector,), reported):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(elector.campaign(), timeout=1.0)
-        assert told == {}
+        assert reported == {}
 
 
 async def test_another_server_is_asked_when_one_is_gone(etcd_server: EtcdServer) -> None:
@@ -114,7 +114,7 @@ async def test_another_server_is_asked_when_one_is_gone(etcd_server: EtcdServer)
         await (await elector.campaign()).resign()
 
 
-async def test_silence_of_etcd_is_told() -> None:
+async def test_silence_of_etcd_is_reported() -> None:
     """A client that reaches nobody says whom it has asked."""
     port = free_port()
     client = EtcdClient([EtcdAddress("127.0.0.1", port)], "key", timeout_ms=TIMEOUT_MS)

@@ -91,12 +91,12 @@ async def test_no_clock_of_another_machine_matters(kubernetes: KubernetesApi) ->
         kubernetes.put(name, {**FOREIGN, "renewTime": renewed})
         election = replace(in_kubernetes(kubernetes), elect=f"kubernetes://{NAMESPACE}/{name}")
         async with (
-            election.electors("a:1", ttl_ms=LONG_MS) as ((made,), told),
+            election.electors("a:1", ttl_ms=LONG_MS) as ((made,), reported),
             asyncio.TaskGroup() as tasks,
         ):
             campaign = tasks.create_task(made.campaign())
-            await until(lambda: told, "a look at the lease")
-            assert told == {"a:1": FOREIGN["holderIdentity"]}
+            await until(lambda: reported, "a look at the lease")
+            assert reported == {"a:1": FOREIGN["holderIdentity"]}
             await asyncio.wait([campaign], timeout=0.3)
             renewed_s = time.monotonic()
             kubernetes.put(name, {**FOREIGN, "renewTime": again})

@@ -175,7 +175,9 @@ def broken_pods(kubernetes: KubernetesApi) -> Iterator[tuple[Election, str]]:
     yield replace(election, elect="kubernetes:///name"), "namespace: No such file or .*; name one"
 
 
-async def test_a_process_that_is_in_no_pod_is_told_so(kubernetes: KubernetesApi) -> None:
+async def test_a_process_outside_a_pod_gets_an_error_that_says_so(
+    kubernetes: KubernetesApi,
+) -> None:
     """At once, with what is missing."""
     for election, problem in broken_pods(kubernetes):
         with pytest.raises(InvalidSetting, match=f"^--elect kubernetes://.*{problem}"):

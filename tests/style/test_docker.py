@@ -240,7 +240,7 @@ def test_minio_is_that_of_the_tests() -> None:
     assert '"github.com/minio/minio@${MINIO_VERSION}"' in install
 
 
-def test_a_secret_that_is_missing_is_told() -> None:
+def test_a_missing_secret_is_reported() -> None:
     """No default password: compose refuses to start, and says where it belongs."""
     for name in EXAMPLE:
         with pytest.raises(VariableMissing, match=name):

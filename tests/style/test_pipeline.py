@@ -22,7 +22,7 @@ PAGE = (ROOT / "server" / "docs" / "pipeline.md").read_text(encoding="utf-8")
 LOADS = {"store", "levels", "value_bytes_max"}  # that the plan of a load has as other things
 
 
-def told(heading: str) -> dict[str, str]:
+def documented(heading: str) -> dict[str, str]:
     """The names in the first column of a table of the page, and what stands beside each."""
     section = PAGE.split(f"\n### {heading}\n", 1)[1].split("\n#", 1)[0]
     found: dict[str, str] = {}
@@ -62,36 +62,36 @@ def known(read: Callable[[Mapping[str, str]], object]) -> set[str]:
     "name",
     ["scan", "stats", "export_parquet", "bulk_load", "import_parquet", "write_stream", "compact"],
 )
-def test_arguments_are_told_with_their_defaults(name: str) -> None:
+def test_arguments_are_documented_with_their_defaults(name: str) -> None:
     """Each function has a table of exactly its arguments."""
     expected = arguments(getattr(shalekv_spark, name))
     if name == "bulk_load":
         expected |= of_loads()
-    found = told(name)
+    found = documented(name)
     assert found.keys() == expected.keys()
     for argument, text in found.items():
         default = ast.literal_eval(text) if text else REQUIRED
         assert default == expected[argument], argument
 
 
-def test_all_functions_are_told() -> None:
+def test_all_functions_are_documented() -> None:
     """No public function is left out."""
     functions = {n for n in shalekv_spark.__all__ if inspect.isfunction(getattr(shalekv_spark, n))}
     assert [n for n in sorted(functions) if f"`{n}" not in PAGE and f"### {n}\n" not in PAGE] == []
 
 
-def test_options_of_scans_are_told() -> None:
+def test_options_of_scans_are_documented() -> None:
     """The format "shalekv" has a table of exactly its options, and their defaults are taken."""
-    found = told("Options of `shalekv`")
+    found = documented("Options of `shalekv`")
     assert found.keys() == known(scan_request) | {"store.<setting>"}
     given = {name: text for name, text in found.items() if text}
     plain = {"url": "file:///tmp/fruit"}
     assert scan_request(plain | given) == scan_request(plain)
 
 
-def test_options_of_the_feed_are_told() -> None:
+def test_options_of_the_feed_are_documented() -> None:
     """The format "shalekv.changes" has a table of exactly its options, and so have its defaults."""
-    found = told("Options of `shalekv.changes`")
+    found = documented("Options of `shalekv.changes`")
     assert found.keys() == known(FeedOptions.of) | {"store.<setting>"}
     given = {name: text for name, text in found.items() if text}
     plain = {"url": "file:///tmp/fruit"}

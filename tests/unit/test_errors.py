@@ -23,7 +23,7 @@ def drawn() -> list[tuple[str, int]]:
     return [(each[2], len(each[1]) // 4) for each in found]
 
 
-def test_the_tree_is_drawn_as_it_is() -> None:
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
     """Each class is once in the tree of the docstring, below its base class."""
     seen: list[str] = []
     parents = {}

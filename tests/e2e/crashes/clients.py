@@ -31,7 +31,7 @@ from tests.e2e.crashes.fleet import WITHIN_S, Fleet, Serving, now_us
 from tests.kit.processes.stubs import kv_stub, reason_of
 from tests.kit.timeouts import until
 from tests.sim import requests
-from tests.sim.callers import told
+from tests.sim.callers import result_of
 from tests.sim.history import (
     Attempt,
     Got,
@@ -104,7 +104,7 @@ class Clients:
         self.seen: list[Seen] = []  # at replicas
         self.answered: Counter[int] = Counter()  # reads of replicas, by process id
         self.acknowledged = 0
-        self.told: Counter[str] = Counter()  # reasons
+        self.reasons: Counter[str] = Counter()  # reasons
         self._known: dict[bytes, Got] = {}
         self._newest_seq = 0  # of all that was acknowledged as durable
         self._fleet = fleet
@@ -209,11 +209,11 @@ class Clients:
                 attempt.outcome = Outcome.NOT_APPLIED
             if error.code == "DEADLINE_EXCEEDED":
                 return  # the client gave up
-            self.told[f"{attempt.outcome.name}: {attempt.reason}"] += 1
+            self.reasons[f"{attempt.outcome.name}: {attempt.reason}"] += 1
         else:
             is_in_memory = reply.durability == kv_pb2.DURABILITY_MEMORY
             attempt.outcome = Outcome.IN_MEMORY if is_in_memory else Outcome.ACKNOWLEDGED
-            attempt.answer, attempt.seq = told(reply), reply.header.seq
+            attempt.answer, attempt.seq = result_of(reply), reply.header.seq
             attempt.wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
             if not is_in_memory:
                 self._acknowledged(operation.request, attempt.seq)
@@ -241,7 +241,7 @@ class Clients:
         try:
             reply = await stub.Get(kv_pb2.GetRequest(header=header, key=key), timeout=within_s)
         except grpc.aio.AioRpcError as error:
-            self.told[f"get: {reason_of(error) or error.code().name}"] += 1
+            self.reasons[f"get: {reason_of(error) or error.code().name}"] += 1
             return
         shown = _got(reply) if reply.found else Got()
         is_linearizable = level == kv_pb2.READ_LEVEL_LINEARIZABLE
@@ -254,7 +254,7 @@ class Clients:
         try:
             header, found = await _scanned(stub, kv_pb2.RequestHeader(), within_s)
         except grpc.aio.AioRpcError as error:
-            self.told[f"scan: {reason_of(error) or error.code().name}"] += 1
+            self.reasons[f"scan: {reason_of(error) or error.code().name}"] += 1
             return
         entries = tuple(found.items())
         self.history.scans.append(ScanOp(header.epoch, invoked_us, now_us(), header.seq, entries))
@@ -269,7 +269,7 @@ class Clients:
                 try:
                     await self._read_replica(await stubs.to(server), server, min_seq, random)
                 except grpc.aio.AioRpcError as error:
-                    self.told[f"replica: {reason_of(error) or error.code().name}"] += 1
+                    self.reasons[f"replica: {reason_of(error) or error.code().name}"] += 1
                 await self._pause(0.05)
 
     async def _read_replica(

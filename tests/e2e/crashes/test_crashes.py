@@ -83,7 +83,7 @@ async def crash(
     sys.stdout.write(
         f"{purpose}: {len(fleet.writers)} writers, attempts {outcomes}, {len(history.reads)} gets, "
         f"{len(history.scans)} scans, {len(clients.seen)} of replicas; paused for "
-        f"{troubles.stopped_ms} ms; {dict(troubles.notes)}, told {dict(clients.told)}\n"
+        f"{troubles.stopped_ms} ms; {dict(troubles.notes)}, told {dict(clients.reasons)}\n"
     )
     steps_max = STEPS if plan in (IN_FOLDER, IN_BUCKET) else STEPS_SOAK
     stored = await fleet.stored()

@@ -64,7 +64,7 @@ def lose_control(folder: Path) -> None:
 ALL = (flip_in_records, flip_in_head, tear_off, cut_file, lose_segment, lose_synced)
 
 
-def told(node: Child) -> list[Line]:
+def damage_events(node: Child) -> list[Line]:
     return [line for line in node.lines() if line.get("event") == "records were lost"]
 
 

@@ -82,7 +82,7 @@ class RandomFaults:
                     self._damage(struck[0], random)
                 for index in struck:
                     node = await self._cluster.start_node(index)
-                    self.made["logs found damaged"] += len(damage.told(node))
+                    self.made["logs found damaged"] += len(damage.damage_events(node))
             else:
                 self.made[f"{len(struck)} safekeepers paused"] += 1
                 for index in struck:

@@ -57,9 +57,9 @@ async def test_records_are_lost(processes: Processes, tmp_path: Path) -> None:
     await load_and_kill(cluster, history, writer, 0)
     random_of("damage").choice(damage.ALL)(cluster.log_folder(0))
     node = await cluster.start_node(0)
-    (told,) = damage.told(node)
-    assert (told["health"], told["url"]) == ("damaged", cluster.url)
-    assert told["problem"]
+    (line,) = damage.damage_events(node)
+    assert (line["health"], line["url"]) == ("damaged", cluster.url)
+    assert line["problem"]
     assert (await cluster.status_of(0))["health"] == "damaged", cluster.reports()
     await has_no_vote(cluster, 1)
     writer = await cluster.serve(*WRITER, create=False)

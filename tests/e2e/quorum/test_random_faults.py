@@ -56,7 +56,7 @@ async def test_random_faults_lose_nothing(
         writer = await faults.settle()
         await load.more(30)
         load.over.set()
-    sys.stdout.write(f"told: {dict(load.told)}\nmade: {dict(faults.made)}\n")
+    sys.stdout.write(f"reasons: {dict(load.reasons)}\nmade: {dict(faults.made)}\n")
     await check_archived(cluster.folder, writer, load.history)
     assert await writer.stop() == 0, writer.report()
     await cluster.run("fsck", "--deep")

@@ -38,10 +38,10 @@ async def test_a_minority_goes_on(processes: Processes, tmp_path: Path) -> None:
     old.pause()
     await cluster.kill([0, 1])
     planned = await cluster.run("safekeeper", "recover", "--format", "json")
-    told = json.loads(planned.stdout())
-    assert told["kept_members"] == [cluster.addresses[2]]
-    assert sorted(told["lost_members"]) == sorted(cluster.addresses[:2])
-    assert "acknowledged" in told["given_up"]
+    reported = json.loads(planned.stdout())
+    assert reported["kept_members"] == [cluster.addresses[2]]
+    assert sorted(reported["lost_members"]) == sorted(cluster.addresses[:2])
+    assert "acknowledged" in reported["given_up"]
     assert "Nothing was changed" in planned.stderr()
     done = await cluster.run("safekeeper", "recover", MEANT)
     assert "lost members never run again" in done.stderr()

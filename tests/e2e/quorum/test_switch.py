@@ -133,9 +133,9 @@ async def test_commands_that_read_the_bucket(processes: Processes, tmp_path: Pat
         for number in range(10):
             await client.put(b"key%d" % number, b"value")
     manifest = await cluster.run("manifest", "--format", "json")
-    told = json.loads(manifest.stdout())
-    assert "quorum" in str(told).lower(), manifest.report()
-    assert all(address in str(told) for address in cluster.addresses)
+    reported = json.loads(manifest.stdout())
+    assert "quorum" in str(reported).lower(), manifest.report()
+    assert all(address in str(reported) for address in cluster.addresses)
     wal = await cluster.run("wal")
     assert "safekeepers" in wal.stderr(), wal.report()
     for argv in (("levels",), ("fsck", "--deep")):

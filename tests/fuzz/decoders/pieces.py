@@ -82,9 +82,9 @@ SIZE_BYTES = 9_000 + len(FOOTERS[0])  # the parts of an object begin at multiple
 
 def _footer(data: bytes) -> object:
     """A footer at the end of an object of a size that is known."""
-    told = name_in_footer("a file", data, SIZE_BYTES)
+    named = name_in_footer("a file", data, SIZE_BYTES)
     piece, _ = unseal(WAL_NAME, data, SIZE_BYTES)
-    return told, piece, read_footer(WAL_NAME, data, SIZE_BYTES, database_id=None)
+    return named, piece, read_footer(WAL_NAME, data, SIZE_BYTES, database_id=None)
 
 
 def _resized(footer: bytes) -> bytes:
@@ -100,10 +100,10 @@ def _resized(footer: bytes) -> bytes:
 
 
 def _index(data: bytes) -> object:
-    return _told(parse_index(Piece(WAL_NAME, 96, data), 96))
+    return _contents(parse_index(Piece(WAL_NAME, 96, data), 96))
 
 
-def _told(index: BlockIndex) -> object:
+def _contents(index: BlockIndex) -> object:
     places = [(handle.section, handle.first_key) for handle in index]
     assert all(before < after for before, after in pairwise(places)), "out of order"
     found = [index.locate(section, b"k") for section in Section]
@@ -163,7 +163,7 @@ class _Pieces:
     def read_metadata(self, data: bytes) -> object:
         found = read_metadata(self.info, data, database_id=DATABASE_ID)
         assert found.filter is not None
-        return found.footer, _told(found.index), bytes(found.filter.data)
+        return found.footer, _contents(found.index), bytes(found.filter.data)
 
     def read_filter(self, data: bytes) -> object:
         opened = open_filter(self.footer, data)
@@ -233,7 +233,7 @@ DECODERS = (
     Decoder(
         name="fetched index",
         covers=(read_index,),
-        decode=lambda data: _told(read_index(PIECES.footer, data)),
+        decode=lambda data: _contents(read_index(PIECES.footer, data)),
         samples=[PIECES.index],
         is_sealed=True,
     ),

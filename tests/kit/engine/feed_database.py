@@ -65,7 +65,7 @@ class FeedDatabase(CollectedDatabase):
     def query(self, **options: Any) -> FeedQuery:
         return FeedQuery(self.cas(), feed_options(**options))
 
-    async def told(self, query: FeedQuery, start: FeedOffset, end: FeedOffset) -> list[Any]:
+    async def rows(self, query: FeedQuery, start: FeedOffset, end: FeedOffset) -> list[Any]:
         """The rows of a batch, as tasks read them."""
         batches: list[pa.RecordBatch] = []
         for part in await query.parts(start, end):

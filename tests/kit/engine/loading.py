@@ -31,7 +31,7 @@ from shalekv.write.recovery import RecoveredLog
 from shalekv.write.wal import list_wal
 from tests.kit.engine.commits import MemoryDatabase
 from tests.kit.engine.databases import Database
-from tests.kit.engine.running_log import Told, yielding_runtime
+from tests.kit.engine.running_log import Settlement, yielding_runtime
 from tests.kit.store import FaultyStore
 
 SETTINGS = LevelSettings(
@@ -77,13 +77,13 @@ class LoadingWriter(MemoryDatabase):
         if group.load is not None:
             self.landed.append((group.load, self.loads.land(group.load)))
 
-    async def write(self, changes: Sequence[Change]) -> Told:
+    async def write(self, changes: Sequence[Change]) -> Settlement:
         """Admit a batch, and write it as a load."""
-        told = Told()
+        settlement = Settlement()
         size_bytes = changes_bytes(changes)
         await self.admission.wait(size_bytes)
-        await self.loads.write_batch(changes, told.settle, size_bytes=size_bytes)
-        return told
+        await self.loads.write_batch(changes, settlement.settle, size_bytes=size_bytes)
+        return settlement
 
 
 async def budget_for_all() -> None:

@@ -22,7 +22,7 @@ from shalekv.write.engine import WriterEngine
 from shalekv.write.ingest import Loaded
 from shalekv.write.opening import open_log
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
-from tests.kit.engine.running_log import Told
+from tests.kit.engine.running_log import Settlement
 from tests.kit.inline_runtime import InlineWorkers, gathered
 
 LOAD_ID = "monday"
@@ -80,14 +80,14 @@ async def write(database: CollectedDatabase, **pairs: bytes) -> int:
     store = process(database)
     opened = await open_log(store, WRITER, address="")
     engine = WriterEngine(opened, WRITER, LoopClock())
-    told = Told()
+    settlement = Settlement()
     changes = [Change(key.encode(), Kind.PUT, value) for key, value in pairs.items()]
     assert engine.admission.try_admit(changes_bytes(changes))
-    engine.log.submit(changes, told.settle)
+    engine.log.submit(changes, settlement.settle)
     engine.close()
     await engine.run(stop_grace_ms=NEVER_MS)
     await engine.release()
-    return (await told.receipt()).seq
+    return (await settlement.receipt()).seq
 
 
 class Found(NamedTuple):

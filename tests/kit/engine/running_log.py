@@ -69,21 +69,21 @@ def slots_on(store: ObjectStore, own: WriterId) -> ObjectStoreWal:
     )
 
 
-class Told:
+class Settlement:
     """What became of a commit, as its caller was told; told twice is a bug."""
 
     def __init__(self) -> None:
-        self.told: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
         self._settled = asyncio.Event()
 
     def settle(self, outcome: Outcome) -> None:
-        self.told.append(outcome)
+        self.outcomes.append(outcome)
         self._settled.set()
 
     async def outcome(self) -> Outcome:
         await self._settled.wait()
-        assert len(self.told) == 1
-        return self.told[0]
+        assert len(self.outcomes) == 1
+        return self.outcomes[0]
 
     async def receipt(self) -> Receipt:
         outcome = await self.outcome()
@@ -96,7 +96,7 @@ class Told:
         return outcome
 
 
-class Write(Told):
+class Write(Settlement):
     """One commit of one put."""
 
     def __init__(self, key: bytes, value: bytes) -> None:
@@ -104,7 +104,7 @@ class Write(Told):
         self.changes = [put(key, value)]
 
 
-class Transacted(Told):
+class Transacted(Settlement):
     """One commit that a transaction decides."""
 
     commit: Commit  # known when it was submitted
@@ -144,7 +144,7 @@ class RunningLog(MemoryDatabase):
             clock=LoopClock(),
             next_seq=100,
         )
-        self.writes: list[Told] = []
+        self.writes: list[Settlement] = []
 
     def write(self, key: bytes, value: bytes = b"v") -> Write:
         write = Write(key, value)
@@ -196,7 +196,7 @@ class RunningLog(MemoryDatabase):
 
     def check_settled(self) -> None:
         """Every write was told once, and all bytes were given back."""
-        assert [len(write.told) for write in self.writes] == [1] * len(self.writes)
+        assert [len(write.outcomes) for write in self.writes] == [1] * len(self.writes)
         assert self.admission.queued_bytes == 0
         assert len(self.log.pending_writes) == 0
         assert self.log.objects_in_flight == 0

@@ -296,8 +296,8 @@ class Cluster:
         return "--safekeepers", ",".join(self.addresses)
 
     async def status(self) -> dict[str, Row]:
-        told = await self.run("safekeeper", "status", "--format", "json")
-        rows = [json.loads(line) for line in told.stdout().splitlines()]
+        status = await self.run("safekeeper", "status", "--format", "json")
+        rows = [json.loads(line) for line in status.stdout().splitlines()]
         return {row["address"]: row for row in rows}
 
     async def status_of(self, index: int) -> Row:

@@ -191,7 +191,7 @@ class Persistent:
     clients: int = 6
     acknowledged: int = 0
     epoch: int = 0  # of the writer that has acknowledged the latest
-    told: Counter[str] = field(default_factory=Counter)  # reasons, or codes of gRPC
+    reasons: Counter[str] = field(default_factory=Counter)  # reasons, or codes of gRPC
     over: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -214,7 +214,7 @@ class Persistent:
             async with asyncio.timeout(WITHIN_S), self._news:
                 await self._news.wait_for(holds)
         except TimeoutError:
-            raise AssertionError(f"no {what} within {WITHIN_S} s: {self.told}") from None
+            raise AssertionError(f"no {what} within {WITHIN_S} s: {self.reasons}") from None
 
     async def _run_client(self, random: Random, name: int) -> None:
         first = name % len(self.addresses)
@@ -231,7 +231,7 @@ class Persistent:
     async def _write(self, client: Client, random: Random) -> bool:
         attempt = draw(self.history, random)
         if problem := await attempt_write(self.history, client, attempt):
-            self.told[problem] += 1
+            self.reasons[problem] += 1
         elif attempt.commit is not None:
             self.acknowledged += 1
             self.epoch = max(self.epoch, attempt.commit.epoch)
@@ -285,16 +285,16 @@ async def until_accepted(history: History, address: str) -> None:
 
 
 async def _write_until(history: History, address: str, timeout_ms: int, wanted: str) -> None:
-    told = None
+    outcome = None
     try:
         async with (
             asyncio.timeout(WITHIN_S),
             Client(address, timeout_ms=timeout_ms, retry=ONE_ATTEMPT) as client,
         ):
-            while told != wanted:
-                told = await attempt_write(history, client, history.begin([b"tried"]))
+            while outcome != wanted:
+                outcome = await attempt_write(history, client, history.begin([b"tried"]))
     except TimeoutError:
-        raise AssertionError(f"not {wanted or 'accepted'} within {WITHIN_S} s: {told}") from None
+        raise AssertionError(f"not {wanted or 'accepted'} within {WITHIN_S} s: {outcome}") from None
 
 
 async def check_archived(

@@ -201,8 +201,8 @@ class ScheduleRun:
             self._late.append((attempt, task))
 
     async def do_refused(self) -> None:
-        told = await asyncio.gather(*(task for _, task in self._late))
-        assert all(told), [str(attempt) for attempt, _ in self._late]
+        found = await asyncio.gather(*(task for _, task in self._late))
+        assert all(found), [str(attempt) for attempt, _ in self._late]
 
     async def do_lost(self, name: str) -> None:
         """It says which writes it had accepted and lost; none of them was acknowledged."""
@@ -335,8 +335,8 @@ class ScheduleRun:
         """The outcome of a write is unknown at its deadline; an outage so short is no news."""
         child, attempt = self._children[name], self.history.begin([b"short of time"])
         async with Client(child.listen, timeout_ms=IMPATIENT_MS, retry=ONE_ATTEMPT) as client:
-            told = await attempt_write(self.history, client, attempt)
-        assert told == "unknown: WRITE_TIMED_OUT", told
+            outcome = await attempt_write(self.history, client, attempt)
+        assert outcome == "unknown: WRITE_TIMED_OUT", outcome
         health = await self.database.processes.run("health", "--addr", child.listen)
         assert await health.exited() == ExitCode.OK, child.report()
 

@@ -70,7 +70,9 @@ class KeptLog:
         self.appends: list[Append] = []  # all that came
         self.relayed: list[Append] = []  # all that others have passed on, and was taken
         self.pass_on: PassOn = _pass_nothing_on
-        self._told: dict[int, int | None] = {}  # how far the archive is, by stream that is joined
+        self._reported_archive: dict[
+            int, int | None
+        ] = {}  # how far the archive is, by stream that is joined
 
     def receive(self, stream: int, message: ToAcceptor) -> None:
         if isinstance(message, Append):
@@ -105,7 +107,7 @@ class KeptLog:
 
     def disconnected(self, stream: int) -> None:
         self.replies.pop(stream, None)
-        self._told.pop(stream, None)
+        self._reported_archive.pop(stream, None)
         self.state = acceptor.disconnected(self.state, stream)
 
     def after(self, lsn: int, up_to_lsn: int | None = None) -> Sequence[Record]:
@@ -159,7 +161,7 @@ class KeptLog:
         base = mark or state.log.base
         self.state = acceptor.archived(state, seen, base)
         self.records = [record for record in self.records if record.lsn > base.lsn]
-        for stream in [*self._told]:
+        for stream in [*self._reported_archive]:
             self._tell_archived(stream)
         self._check()
         self.tell_moved()
@@ -191,15 +193,17 @@ class KeptLog:
     def _note(self, stream: int, reply: ToProposer) -> None:
         match reply:
             case Joined():
-                self._told[stream] = None
+                self._reported_archive[stream] = None
                 self._tell_archived(stream)
             case Appended():
-                self._told[stream] = reply.archived_wal_id
+                self._reported_archive[stream] = reply.archived_wal_id
             case Archived():
-                self._told[stream] = reply.wal_id
+                self._reported_archive[stream] = reply.wal_id
 
     def _tell_archived(self, stream: int) -> None:
-        notification = acceptor.archive_notification(self.state, stream, self._told[stream])
+        notification = acceptor.archive_notification(
+            self.state, stream, self._reported_archive[stream]
+        )
         if notification is not None:
             self._perform((self.state, [Reply(stream, notification)]))
 

@@ -71,8 +71,8 @@ def program_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return lambda text: (script.write_text(text), None)[1]
 
 
-def saying(told: object) -> str:
-    return f"echo '{json.dumps({'Version': 1, **told} if isinstance(told, dict) else told)}'"
+def saying(value: object) -> str:
+    return f"echo '{json.dumps({'Version': 1, **value} if isinstance(value, dict) else value)}'"
 
 
 FAILING = [

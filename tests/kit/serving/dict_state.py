@@ -16,7 +16,7 @@ from shalekv import errors
 from shalekv.rpc.status import status_of
 from shalekv.v1 import admin_pb2, kv_pb2
 from tests.kit.model import Moment, Timeline, decide, keys_of
-from tests.sim.history import Got, Refusal, Told, WriteRequest
+from tests.sim.history import Got, Refusal, WriteRequest, WriteResult
 
 EPOCH = 7
 DATABASE_ID = bytes(range(16))
@@ -124,11 +124,13 @@ class State:
         content = type(request)()
         content.CopyFrom(request)
         content.ClearField("header")
-        told = content.DESCRIPTOR.name.encode() + content.SerializeToString(deterministic=True)
+        fingerprint = content.DESCRIPTOR.name.encode() + content.SerializeToString(
+            deterministic=True
+        )
         if key not in self.replies:
-            self.replies[key] = (told, self._reply(request))
+            self.replies[key] = (fingerprint, self._reply(request))
         first, reply = self.replies[key]
-        if first != told:
+        if first != fingerprint:
             raise errors.KeyReused("the key belongs to another write")
         return reply
 
@@ -176,7 +178,7 @@ class State:
         )
 
     def _write(self, request: WriteRequest) -> Message:
-        told = self._decided(request)
+        result = self._decided(request)
         header, durability = self.header(), request.durability
         match request:
             case kv_pb2.PutRequest():
@@ -186,17 +188,17 @@ class State:
             case kv_pb2.DeleteRangeRequest():
                 return kv_pb2.DeleteRangeReply(header=header, durability=durability)
             case kv_pb2.WriteRequest():
-                counters = [each for each in told.results if isinstance(each, int)]
+                counters = [each for each in result.results if isinstance(each, int)]
                 return kv_pb2.WriteReply(header=header, durability=durability, counters=counters)
             case kv_pb2.TxnRequest():
                 return kv_pb2.TxnReply(
                     header=header,
-                    succeeded=told.succeeded,
-                    results=map(self._result, told.results),
+                    succeeded=result.succeeded,
+                    results=map(self._result, result.results),
                     durability=durability,
                 )
 
-    def _decided(self, request: WriteRequest) -> Told:
+    def _decided(self, request: WriteRequest) -> WriteResult:
         """Apply a write as the model says; raises its refusal."""
         keys = keys_of(request, sorted(self.data))
         for number, key in enumerate(keys):
@@ -220,14 +222,14 @@ class State:
                 )
         return effect.answer
 
-    def _result(self, told: Got | int | None) -> kv_pb2.TxnResult:
-        if isinstance(told, Got):
+    def _result(self, result: Got | int | None) -> kv_pb2.TxnResult:
+        if isinstance(result, Got):
             found = kv_pb2.GetReply(header=self.header())
-            if told.value is not None:
-                found.found, found.value, found.seq = True, told.value, told.seq
-                found.expire_at_ms = told.expire_at_ms
+            if result.value is not None:
+                found.found, found.value, found.seq = True, result.value, result.seq
+                found.expire_at_ms = result.expire_at_ms
             return kv_pb2.TxnResult(get=found)
-        return kv_pb2.TxnResult() if told is None else kv_pb2.TxnResult(counter=told)
+        return kv_pb2.TxnResult() if result is None else kv_pb2.TxnResult(counter=result)
 
 
 def _error_of(refusal: Refusal) -> errors.ShaleError:

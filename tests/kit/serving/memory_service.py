@@ -205,7 +205,7 @@ class MemoryStream:
     """Answers `WatchStream`: what is no create ends it."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Queue[kv_pb2.WatchReply | ShaleError | None] = asyncio.Queue()
+        self._replies: asyncio.Queue[kv_pb2.WatchReply | ShaleError | None] = asyncio.Queue()
         self.closed = asyncio.Event()
         self.left = asyncio.Event()
         self.may_leave = asyncio.Event()
@@ -219,24 +219,24 @@ class MemoryStream:
             if not request.HasField("create"):
                 self.refuse(InvalidRequest("request", "is no create"))
                 return
-            told = kv_pb2.WatchReply(watch_id=request.create.watch_id, opened_at_seq=1)
-            self._told.put_nowait(told)
-        self._told.put_nowait(None)
+            reply = kv_pb2.WatchReply(watch_id=request.create.watch_id, opened_at_seq=1)
+            self._replies.put_nowait(reply)
+        self._replies.put_nowait(None)
 
     async def replies(self) -> AsyncIterator[kv_pb2.WatchReply]:
-        while (told := await self._told.get()) is not None:
-            if isinstance(told, ShaleError):
-                raise told
-            yield told
+        while (reply := await self._replies.get()) is not None:
+            if isinstance(reply, ShaleError):
+                raise reply
+            yield reply
 
     def refuse(self, error: ShaleError) -> None:
-        self._told.put_nowait(error)
+        self._replies.put_nowait(error)
 
     def close(self) -> None:
         self.closed.set()
 
     def end(self) -> None:
-        self._told.put_nowait(None)
+        self._replies.put_nowait(None)
 
     async def leave(self) -> None:
         self.leaving.set()

@@ -23,7 +23,7 @@ FILES = {
     "a leader ends another change than its own": "members",
     "a damaged log votes": "refilling",
     "a refilled member is sound at once": "refilling",
-    "who joins late is told an old log": "refilling",
+    "a late member gets an old log": "refilling",
 }
 
 

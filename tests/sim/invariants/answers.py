@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shalekv.v1 import kv_pb2
 from tests.kit.model import KeyVersion, decide, keys_of, rests_on_state
 from tests.sim.errors import Violation
-from tests.sim.history import Attempt, Got, Operation, Outcome, ReadOp, Seen, Told
+from tests.sim.history import Attempt, Got, Operation, Outcome, ReadOp, Seen, WriteResult
 from tests.sim.invariants.catalogue import checks
 from tests.sim.serial import AHEAD_MS, SerialOrder
 
@@ -25,19 +25,19 @@ def check_i1_acknowledged_writes_are_in_the_log(order: SerialOrder) -> None:
     """
     for operation, attempt in order.history.attempts(Outcome.IN_MEMORY):
         if rests_on_state(operation.request):
-            raise _told(f"I1: {operation} is told from memory: {attempt}", attempt)
+            raise _violation(f"I1: {operation} is told from memory: {attempt}", attempt)
     for operation, attempt in order.history.attempts(Outcome.ACKNOWLEDGED):
         placed, replied_us = order.placed.get(operation.number), attempt.replied_us or 0
         if placed is None or attempt.seq != placed.commit.seq:
             if _always_changes(operation, order.timeline.keys):
-                raise _told(f"I1: {operation} was told {attempt}, and is {placed}", attempt)
+                raise _violation(f"I1: {operation} was told {attempt}, and is {placed}", attempt)
             continue
         commit = placed.commit
         if attempt.wal_id != commit.wal.wal_id or order.landed_us(commit.wal) > replied_us:
-            raise _told(f"I1: {operation} was told {attempt}, and is {commit}", attempt)
+            raise _violation(f"I1: {operation} was told {attempt}, and is {commit}", attempt)
         if rests_on_state(operation.request) and commit.seq > order.durable_at(replied_us):
             problem = f"I1: {operation} rests on what was not durable: {attempt}, {commit}"
-            raise _told(problem, attempt)
+            raise _violation(problem, attempt)
 
 
 @checks(14, "writers", "database")
@@ -66,7 +66,7 @@ def check_i14_answers(order: SerialOrder) -> None:
             if placed is None or attempt.seq != placed.commit.seq:
                 _explain(order, operation, attempt)
             elif attempt.answer not in [effect.answer for effect in placed.effects]:
-                raise _told(f"I14: {operation} was told {attempt}, and does {placed}", attempt)
+                raise _violation(f"I14: {operation} was told {attempt}, and does {placed}", attempt)
 
 
 @checks(15, "writers", "database")
@@ -77,13 +77,13 @@ def check_i15_one_answer(order: SerialOrder) -> None:
     """
     for number, placed in order.placed.items():
         operation = order.history.operations[number - 1]
-        told = {
+        distinct = {
             attempt.answer
             for attempt in operation.attempts
             if attempt.outcome in _TOLD and attempt.seq == placed.commit.seq
         }
-        if len(told) > 1:
-            raise Violation(f"I15: {operation} was told different things: {told}")
+        if len(distinct) > 1:
+            raise Violation(f"I15: {operation} was told different things: {distinct}")
 
 
 @checks(15, "writers", "database")
@@ -100,7 +100,7 @@ def check_i15_counters(order: SerialOrder, counters: Collection[bytes]) -> None:
             raise Violation(f"I15: {counter!r} holds {held}, and {added} was added to it")
 
 
-def _told(problem: str, attempt: Attempt) -> Violation:
+def _violation(problem: str, attempt: Attempt) -> Violation:
     return Violation(problem, at_us=attempt.replied_us)
 
 
@@ -110,7 +110,7 @@ def _added(order: SerialOrder, number: int, counter: bytes) -> int:
             changes = list(request.changes)
         case kv_pb2.TxnRequest() as request:
             answer = order.placed[number].effects[0].answer
-            is_then = isinstance(answer, Told) and answer.succeeded
+            is_then = isinstance(answer, WriteResult) and answer.succeeded
             operations = request.then if is_then else request.otherwise
             changes = [operation.change for operation in operations]
         case _:
@@ -146,7 +146,7 @@ def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None
             effect = decide(request, moment)
             if effect.answer == attempt.answer and not effect.left:
                 return
-    raise _told(
+    raise _violation(
         f"I1, I14, I15: no state from {first} to {last} explains {attempt} to {operation}, "
         f"which is {order.placed.get(operation.number)}",
         attempt,
@@ -156,7 +156,7 @@ def _explain(order: SerialOrder, operation: Operation, attempt: Attempt) -> None
 def _last_state(order: SerialOrder, operation: Operation, attempt: Attempt, first: int) -> int:
     """The number of the last state that an attempt may have been decided in."""
     last = order.durable_at(attempt.replied_us or 0)
-    if isinstance(attempt.answer, Told):
+    if isinstance(attempt.answer, WriteResult):
         last = min(last, attempt.seq)
     if operation.number in order.placed:  # one that is applied already is not decided again
         return min(last, order.placed[operation.number].commit.seq - 1)

@@ -43,8 +43,8 @@ from tests.sim.history import (
     Outcome,
     ReadOp,
     ScanOp,
-    Told,
     WriteRequest,
+    WriteResult,
 )
 from tests.sim.history import Operation as Asked
 from tests.sim.invariants.catalogue import checks
@@ -120,7 +120,7 @@ class Translation:
                 found_seq = getattr(answer, "found_seq", None)
                 return Reply((), succeeded=False, found_seq=found_seq)
             return Reply((), not_a_counter=True)
-        if attempt.outcome is not Outcome.ACKNOWLEDGED or not isinstance(answer, Told):
+        if attempt.outcome is not Outcome.ACKNOWLEDGED or not isinstance(answer, WriteResult):
             return None
         succeeded = answer.succeeded
         actions = operation.then if succeeded else operation.otherwise or ()
@@ -194,12 +194,12 @@ class Translation:
                 return ()
 
 
-def _results(actions: Sequence[Action], answer: Told) -> tuple[Result, ...]:
+def _results(actions: Sequence[Action], answer: WriteResult) -> tuple[Result, ...]:
     """One for each action: a reply tells gets and counters, in their order."""
-    told = iter([each for each in answer.results if each is not None])
+    known = iter([each for each in answer.results if each is not None])
     results: list[Result] = []
     for each in actions:
-        found = next(told, None) if isinstance(each, Get | Add) else None
+        found = next(known, None) if isinstance(each, Get | Add) else None
         results.append(_seen(found) if isinstance(found, Got) else found)
     return tuple(results)
 
@@ -226,12 +226,12 @@ def part_of(keys: Collection[bytes], calls: Sequence[Call]) -> Iterator[Call]:
             yield from _branches(keys, call)
         elif not reply.not_a_counter:
             pairs = zip(call.branch, reply.results, strict=False)
-            told = [(action, result) for action, result in pairs if action.key in keys]
+            known = [(action, result) for action, result in pairs if action.key in keys]
             tests = [test for test in call.operation.tests if test.key in keys and reply.succeeded]
-            changes = any(not isinstance(action, Get) for action, _ in told)
-            if told or tests:
-                actions = tuple(action for action, _ in told)
-                results = tuple(result for _, result in told)
+            changes = any(not isinstance(action, Get) for action, _ in known)
+            if known or tests:
+                actions = tuple(action for action, _ in known)
+                results = tuple(result for _, result in known)
                 yield replace(
                     call,
                     operation=Operation(Kind.TXN, actions, tuple(tests)),

@@ -62,7 +62,7 @@ class Bounds:
 
 
 # What callers are told again and again while a writer goes on; other errors end it.
-TOLD = (
+KEPT_ALIVE = (
     ConditionFailed,
     CounterOverflow,
     KeyExpired,
@@ -80,7 +80,7 @@ def check_i13_refusals_are_freed() -> None:
     Nothing was collected during the run (`collect_later`): all that it has left is there.
     """
     for each in cycles():
-        if isinstance(each, TOLD) and each.__traceback__ is not None:
+        if isinstance(each, KEPT_ALIVE) and each.__traceback__ is not None:
             frames = [
                 frame.f_code.co_qualname for frame, _ in traceback.walk_tb(each.__traceback__)
             ]

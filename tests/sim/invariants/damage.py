@@ -65,26 +65,26 @@ async def check_i12_damage_is_detected(
     random = random or sim.random_for("damage")
     log = sim.store.log
     there = objects_at(sim, random.randrange(len(log) // 2, len(log)) + 1)
-    told: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     try:
         expected = await _examine(sim, there)
     except ShaleError as error:  # between two steps of a process it may be no database yet
-        told[f"not damaged: {type(error).__name__}"] += 1
-        return told
+        outcomes[f"not damaged: {type(error).__name__}"] += 1
+        return outcomes
     for _ in range(damages):
         damage = random.choice([flip, flip_value, cut, swap, put_back])
         damaged, what = damage(random, there)
         try:
             answers = await _examine(sim, damaged)
         except CorruptObject as error:
-            told[f"{damage.__name__}: {type(error).__name__}"] += 1
+            outcomes[f"{damage.__name__}: {type(error).__name__}"] += 1
         except (ShaleError, TimeoutError) as error:
             raise Violation(f"I12: {what}, and a reader says {error!r}") from error
         else:
             if answers != expected:
                 raise Violation(f"I12: {what}, and {answers} is read instead of {expected}")
-            told[f"{damage.__name__}: harmless"] += 1
-    return told
+            outcomes[f"{damage.__name__}: harmless"] += 1
+    return outcomes
 
 
 def flip(random: Random, there: Objects) -> tuple[Objects, str]:

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[3]
 # What the output of the test of a mutant must say: whatever else makes it fail is no catch.
 SHOWN: Mapping[str, str] = {
     "list before manifest": r"> +again = await store\.arrived\(2\)",  # fences are not made again
-    "a tree newer than its snapshot": r"assert held\.version\.manifest_id == snapshot\.manifest_id",
+    "a version newer than its snapshot": (
+        r"assert held\.version\.manifest_id == snapshot\.manifest_id"
+    ),
     "a replica goes backwards": r"await get\(engine, b.a.\)\) == \(2, b.2.\)",
 }
 
@@ -72,7 +74,7 @@ def hunt(mutant: Mutant) -> Hunted:
             continue
         seconds = time.perf_counter() - began_s
         without = failure(seed, main)
-        return Caught(seed, _told(error), tried, seconds, _told(without) if without else "")
+        return Caught(seed, _text(error), tried, seconds, _text(without) if without else "")
     return Survived(mutant.seeds, time.perf_counter() - began_s, tuple(beside))
 
 
@@ -107,6 +109,6 @@ def _hunt_by_test(mutant: Mutant) -> Hunted:
     return Caught(0, f"{mutant.test} fails", 1, seconds, "" if is_sound else without.stdout)
 
 
-def _told(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     first = first_of(error)
     return f"{type(first).__name__}: {first}"

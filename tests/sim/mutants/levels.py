@@ -235,10 +235,10 @@ LEVELS = (
         "forget the snapshot's expiry renewal",
         (ReadPins, "is_renewal_due", property(lambda _self: False)),
     ),
-    mutant("memory lets go early", (VersionSet, "follow_manifest", _drop_at_once), hint=26),
-    mutant("a tree without a snapshot", (ReadPins, "_edit", _edit_without_snapshot)),
+    mutant("memory is freed early", (VersionSet, "follow_manifest", _drop_at_once), hint=26),
+    mutant("a version without a snapshot", (ReadPins, "_edit", _edit_without_snapshot)),
     mutant(
-        "a tree newer than its snapshot",
+        "a version newer than its snapshot",
         (version_set, "named_manifest", _the_newest_will_do),
         test="tests/unit/read/test_version_set.py::"
         "test_a_version_is_that_of_the_manifest_that_its_snapshot_names",

@@ -46,7 +46,7 @@ def _decided_once(self: Commit, state: DatabaseState) -> None:
         _real_decide(self, state)
 
 
-def _told_at_once(self: GroupCommit) -> None:
+def _refused_at_once(self: GroupCommit) -> None:
     while (commit := self._queue.pop_decided()) is not None:
         self._admission.release(commit.size_bytes)
         commit.succeed(seq=self._watermark.landed_seq, wal_id=self._watermark.wal_id)
@@ -121,7 +121,9 @@ MUTANTS = (
     ),
     mutant("a transaction is taken along", (CommitQueue, "take", _taken_along), hint=22),
     mutant("a displaced transaction is not decided again", (Commit, "decide", _decided_once)),
-    mutant("a refusal is told too early", (GroupCommit, "_settle_decided", _told_at_once), hint=1),
+    mutant(
+        "a refusal is sent too early", (GroupCommit, "_settle_decided", _refused_at_once), hint=1
+    ),
     mutant("a refusal is not confirmed", (Writes, "_confirmed", _unconfirmed), hint=41),
     mutant(
         "adds look at what is durable only", (WriterEngine, "newest_state", _durable_state_only)

@@ -69,7 +69,7 @@ async def _exists_is_a_rival(
     return cas.Taken((await store.get(name)).data)
 
 
-async def _told_when_sent(self: GroupCommit, group: Group) -> None:
+async def _acknowledged_when_sent(self: GroupCommit, group: Group) -> None:
     self._apply(SlotFilled(group.position, None))
     self._settle_decided()
     self._wake.set()
@@ -173,7 +173,7 @@ MUTANTS = (
         also=("IllegalState",),
         hint=1,
     ),
-    mutant("ack before durable", (GroupCommit, "_upload", _told_when_sent)),
+    mutant("ack before durable", (GroupCommit, "_upload", _acknowledged_when_sent)),
     mutant("an opener forgets others' width", (recover, "claim_epoch", _own_width_only)),
     mutant(
         "fence with one SST when k are needed",
@@ -212,5 +212,5 @@ MUTANTS = (
     mutant("admission lets everything in", (Admission, "_fits", _always_fits), hint=4),
     mutant("admission releases nothing", (Admission, "release", _release_nothing), hint=6),
     mutant("a refusal holds its frames", (Writes, "_confirmed", _future_stays)),
-    mutant("memory is never let go of", (Memtable, "drop_through", _drop_nothing)),
+    mutant("memory is never freed", (Memtable, "drop_through", _drop_nothing)),
 )

@@ -344,5 +344,5 @@ UNNUMBERED: Mapping[str, Bug] = {
     "a leader ends another change than its own": any_change_ends,
     "a damaged log votes": damaged_log_votes,
     "a refilled member is sound at once": refilled_at_once,
-    "who joins late is told an old log": elected_log_is_all,
+    "a late member gets an old log": elected_log_is_all,
 }

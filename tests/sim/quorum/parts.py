@@ -18,25 +18,25 @@ from tests.sim.quorum.safekeeper import Bucket, Safekeeper
 from tests.sim.quorum.writer import Stream, Writer
 
 
-def told(part: object) -> str:
+def text_of(part: object) -> str:
     match part:
         case LogEnd():
             return f"{part.epoch}.{part.lsn}"
         case LogShape():
             runs = (f"{first}-{last.lsn} of epoch {last.epoch}" for first, last in part.sections)
-            return f"[behind {told(part.base)}: {', '.join(runs)}]"
+            return f"[behind {text_of(part.base)}: {', '.join(runs)}]"
         case Record():
             return f"{part.lsn}:{part.payload.decode()}"
         case Ballot():
             return f"{part.epoch}/{part.nonce.decode().lstrip('0')}"
         case tuple():
-            return f"({' '.join(map(told, part))})"
+            return f"({' '.join(map(text_of, part))})"
         case bytes():
             return part.decode(errors="replace").lstrip("0")
         case enum.Enum():
             return str(part.value)
         case _ if is_dataclass(part) and not isinstance(part, type):
-            values = (f"{each.name}={told(getattr(part, each.name))}" for each in fields(part))
+            values = (f"{each.name}={text_of(getattr(part, each.name))}" for each in fields(part))
             return f"{type(part).__name__}({', '.join(values)})"
     return str(part)
 
@@ -232,4 +232,4 @@ class Parts:
 
     def timeline(self, last: int) -> str:
         """The last of what has happened, to be read by people."""
-        return "\n".join(" ".join(map(told, parts)) for parts in self._events[-last:])
+        return "\n".join(" ".join(map(text_of, parts)) for parts in self._events[-last:])

@@ -39,7 +39,7 @@ THEMES = {
     "a leader ends another change than its own": "members",
     "a damaged log votes": "damages",
     "a refilled member is sound at once": "damages",
-    "who joins late is told an old log": "damages",
+    "a late member gets an old log": "damages",
 }
 
 # The first seed to be tried, where the one that notices comes late: it saves time.

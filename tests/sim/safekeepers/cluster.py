@@ -212,7 +212,7 @@ class QuorumCluster(Cluster):
         self.machines = {name: Machine(sim, self.wires, name) for name in names}
         for machine in self.machines.values():
             machine.on_synced = self.witness.look
-            machine.on_sent = self.witness.told
+            machine.on_sent = self.witness.reply_sent
 
     async def found(self) -> None:
         """Create the database, at times after attempts that came to nothing, or late."""

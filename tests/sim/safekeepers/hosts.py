@@ -190,7 +190,7 @@ class Machine(Listener):
             open_store=open_store,
         )
         adapter = Adapter(runtime, calls_max=CALLS_MAX)
-        self.methods = safekeeper_methods(_WatchedService(safekeeper, self._told), adapter)
+        self.methods = safekeeper_methods(_WatchedService(safekeeper, self._sent), adapter)
         await safekeeper.run()
         self.methods = None
         await sync_workers.run(_nothing)
@@ -200,7 +200,7 @@ class Machine(Listener):
             self._cut_short(node)
         self._sim.loop.call_soon(self._bury, node, context=self._sim.loop.root.context)
 
-    def _told(self, reply: ToProposer) -> None:
+    def _sent(self, reply: ToProposer) -> None:
         self.on_sent(self, reply)
 
     def _workers(self, node: Node, threads: int) -> DiskWorkers:

@@ -253,8 +253,8 @@ class Line:
         wires = self.wires
         for stream in self.streams:
             stream.sender_is_gone(node)
-        is_told = wires.random.random() < 0.5
-        delay_ms = None if is_told else wires.keepalive_ms * (0.5 + wires.random.random())
+        is_reported = wires.random.random() < 0.5
+        delay_ms = None if is_reported else wires.keepalive_ms * (0.5 + wires.random.random())
         wires.later(self.lose_server if node is self.client else self.lose_client, delay_ms)
 
     def lose_client(self) -> None:

@@ -97,7 +97,7 @@ class Witness:
             if known.get(lsn) is not record:
                 self._note(record, member_id)
 
-    def told(self, machine: Machine, reply: ToProposer) -> None:
+    def reply_sent(self, machine: Machine, reply: ToProposer) -> None:
         """A safekeeper says this to a writer: it has to be on its disk by now."""
         held = self.held.get(machine.name)
         if not isinstance(reply, Vote | Joined | Appended):

@@ -33,11 +33,11 @@ from tests.sim.levels import whole_database
 from tests.sim.simulation import Simulation
 from tests.sim.two_phase.records import (
     Change,
+    CreateEnded,
     Happening,
     ObjectChanged,
     RecordChange,
     RecordChanged,
-    Told,
 )
 from tests.sim.two_phase.store import TwoPhaseSimStore
 
@@ -98,7 +98,7 @@ class _Judge:
     def __init__(self) -> None:
         self._places: dict[str, _Place] = defaultdict(_Place)
         self._temporary: set[str] = set()  # that are there
-        self._told: list[Told] = []
+        self._ended: list[CreateEnded] = []
 
     def judge(self, happened: list[Happening]) -> None:
         for each in happened:
@@ -109,10 +109,10 @@ class _Judge:
                     self._object_changed(each, self._places[each.name])
                 case RecordChanged():
                     self._record_changed(each, self._places[each.name])
-                case Told():
+                case CreateEnded():
                     self._create_ended(each, self._places[each.name])
-        for told in self._told:
-            self._check_never_entered(told)
+        for ended in self._ended:
+            self._check_never_entered(ended)
 
     def _temporary_changed(self, each: ObjectChanged, place: _Place) -> None:
         if each.change is not Change.DELETED:
@@ -161,26 +161,27 @@ class _Judge:
             case _:
                 pass
 
-    def _create_ended(self, told: Told, place: _Place) -> None:
-        if told.outcome in _NOT_CREATED:
-            self._told.append(told)
+    def _create_ended(self, ended: CreateEnded, place: _Place) -> None:
+        if ended.outcome in _NOT_CREATED:
+            self._ended.append(ended)
         if place.is_collected:
             return
-        if told.outcome == "Exists" and place.data is None:
-            raise Violation(f"I10: {told.node} was told that {told.name} exists, and it does not")
-        if told.outcome == "Created":
-            place.creators.append(told.node)
-            if place.data != told.data:
-                raise Violation(f"I10: {told.node} was told that it created {told.name}, wrongly")
+        if ended.outcome == "Exists" and place.data is None:
+            raise Violation(f"I10: {ended.node} was told that {ended.name} exists, and it does not")
+        if ended.outcome == "Created":
+            place.creators.append(ended.node)
+            if place.data != ended.data:
+                raise Violation(f"I10: {ended.node} was told that it created {ended.name}, wrongly")
             if len(place.creators) > 1:
-                raise Violation(f"I10: {place.creators} were told that they created {told.name}")
+                raise Violation(f"I10: {place.creators} were told that they created {ended.name}")
 
-    def _check_never_entered(self, told: Told) -> None:
-        """Whoever was told that it has lost, or that nothing was created, never wins later."""
-        entered = self._places[told.name].sources.intersection(told.sources)
+    def _check_never_entered(self, ended: CreateEnded) -> None:
+        """A create that was reported as lost, or as not made, must not win later."""
+        entered = self._places[ended.name].sources.intersection(ended.sources)
         if entered:
             raise Violation(
-                f"I10: {told.node} was told {told.outcome} of {told.name}; a record names {entered}"
+                f"I10: {ended.node} was told {ended.outcome} of {ended.name}; "
+                f"a record names {entered}"
             )
 
     def _is_dead(self, name: str) -> bool:

@@ -74,7 +74,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CreateEnded:
     """A `create` ended. `outcome` is the name of the type that it returned or raised."""
 
     node: str
@@ -84,7 +84,7 @@ class Told:
     sources: tuple[str, ...]
 
 
-Happening: TypeAlias = ObjectChanged | RecordChanged | Told
+Happening: TypeAlias = ObjectChanged | RecordChanged | CreateEnded
 
 # The create for which the current task makes its requests.
 CALL: ContextVar[Call] = ContextVar("tests.sim.two_phase.call")

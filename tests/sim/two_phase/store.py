@@ -25,11 +25,11 @@ from tests.sim.two_phase.records import (
     CALL,
     Call,
     Change,
+    CreateEnded,
     Happening,
     ObjectChanged,
     RecordTable,
     SimRecords,
-    Told,
 )
 
 if TYPE_CHECKING:
@@ -133,17 +133,17 @@ class WatchedStore(OwnedStore):
     ) -> CreateOutcome:
         call = Call()
         token = CALL.set(call)
-        told = "cancelled"
+        ended = "cancelled"
         try:
             outcome = await super().create(name, data, metadata)
-            told = type(outcome).__name__
+            ended = type(outcome).__name__
         except (StoreUnavailable, StoreRefused) as error:
-            told = type(error).__name__
+            ended = type(error).__name__
             raise
         finally:
             CALL.reset(token)
             sources = tuple(call.sources)
-            self._happened.append(Told(self._node.label, name, bytes(data), told, sources))
+            self._happened.append(CreateEnded(self._node.label, name, bytes(data), ended, sources))
         return outcome
 
 

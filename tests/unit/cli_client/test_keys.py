@@ -66,7 +66,7 @@ def test_misspelt_bytes_are_refused(encoding: Encoding, text: str, problem: str)
         encoding.decode(text)
 
 
-def test_json_tells_bytes_from_text() -> None:
+def test_json_distinguishes_bytes_from_text() -> None:
     """The name of a JSON member has the encoding; bytes that are not UTF-8 are base64."""
     assert json_field("key", b"k", Encoding.TEXT) == {"key": "k"}
     assert json_field("key", b"\xff", Encoding.TEXT) == {"key_base64": "/w=="}

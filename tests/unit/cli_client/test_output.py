@@ -38,7 +38,7 @@ def test_output_that_fails_ends_with_its_exit_code(tmp_path: Path, count: int) -
     assert run.stderr.splitlines() == [f"Error: standard output cannot be written: {why}"]
 
 
-def test_the_bar_tells_rows_bytes_and_rates(
+def test_the_bar_shows_rows_bytes_and_rates(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bar counts rows and bytes; `rows_progress` shows it only on a terminal, for files."""

@@ -48,7 +48,7 @@ def state(target: CallTarget) -> CallState:
         errors.ClientClosed,
     ],
 )
-def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:
+def test_refusal_on_admission_does_not_settle_a_write(kind: type[ShaleKVError]) -> None:
     """Once an attempt may have been applied, the refusal of a repeat does not settle the
     outcome.
     """
@@ -60,7 +60,7 @@ def test_refusal_at_the_door_does_not_settle_a_write(kind: type[ShaleKVError]) -
     assert state(REPEATABLE_WRITE).final(refusal) == (refusal, None)
 
 
-def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
+def test_a_reason_that_arrives_in_time_is_reported() -> None:
     """A write that timed out at its server is not sent again in the moment that is left,
     unless attempts have timeouts of their own; a later timeout does not replace the
     server's reason.
@@ -78,7 +78,7 @@ def test_a_server_that_told_the_reason_in_time_is_heard() -> None:
     assert write.final(silence) == (reported, silence)
 
 
-def test_silence_after_a_reason_tells_that_reason() -> None:
+def test_silence_after_a_reason_reports_that_reason() -> None:
     """After a timeout, a read raises the earlier reason of a server. A write stays unknown,
     since its last attempt may have been applied, and its message has both.
     """

@@ -75,7 +75,7 @@ def test_failures_in_a_row_are_avoided_longer() -> None:
     assert (reader.avoid_until_s, reader.failures, endpoints.failing) == (0.0, 0, set())
 
 
-def test_nearest_is_whoever_answers_soonest() -> None:
+def test_nearest_is_the_server_that_answers_soonest() -> None:
     """Servers without a measurement come first; then the least latency, and others now and then."""
     endpoints, (near, far) = known(2, nearest_first=True)
     writer = at(endpoints, "w:1")
@@ -124,7 +124,7 @@ def test_refusal_can_tell_of_a_newer_epoch() -> None:
     assert endpoints.writer is None
 
 
-def test_told_addresses_are_asked_for_nothing_until_they_answer() -> None:
+def test_reported_addresses_get_no_calls_until_they_answer() -> None:
     """A reported address is not read from, and is dropped if the writer is not there; those
     of the user stay.
     """

@@ -184,7 +184,7 @@ async def test_errors_can_be_pickled(server: DictServer) -> None:
     assert (copy.details, str(copy)) == (error.details, str(error))
 
 
-def test_failed_condition_tells_what_was_found() -> None:
+def test_failed_condition_reports_what_was_found() -> None:
     """`ConditionFailed` has the condition, and the seq of the present value; 0 when there
     is none.
     """

@@ -92,7 +92,7 @@ async def test_what_is_given_up_is_not_sent() -> None:
     assert outbox.held_bytes == 200
 
 
-async def test_room_is_news() -> None:
+async def test_free_space_is_news() -> None:
     """`wait_for_work` returns when an operation is queued, and when an answer frees bytes."""
     outbox = Outbox(bytes_max=100)
     waiting = asyncio.ensure_future(outbox.wait_for_work())

@@ -75,7 +75,7 @@ async def test_without_consistency_each_read_is_alone() -> None:
         assert [min_seqs(reader) for reader in running.readers] == [[0, 0], [0, 0]]
 
 
-async def test_lone_writer_is_told_no_seq() -> None:
+async def test_lone_writer_gets_no_min_seq() -> None:
     """Requests to one plain writer have no `min_seq`, and no server is asked for its role first."""
     async with cluster(readers=0) as running:
         async with Client(running.writer.address) as client:

@@ -17,7 +17,7 @@ TOKEN = SessionToken(DATABASE, 9)
 
 
 @pytest.mark.parametrize("seq", [0, 1, 300, 1 << 32, (1 << 64) - 1])
-def test_text_of_a_token_tells_all_of_it(seq: int) -> None:
+def test_text_of_a_token_has_all_its_fields(seq: int) -> None:
     """The text of a token is parsed to the same token, and can be used in a URL unchanged."""
     token = SessionToken(bytes(reversed(range(16))), seq)
     assert SessionToken.parse(str(token)) == token
@@ -47,7 +47,7 @@ def test_other_text_is_no_token(text: str) -> None:
         SessionToken.parse(text)
 
 
-def test_token_of_a_later_version_is_told_apart() -> None:
+def test_token_of_a_later_version_is_recognized() -> None:
     """A token of an unknown version is refused, and the error names the version."""
     with pytest.raises(InvalidToken, match="version 2"):
         SessionToken.parse("AgABAgMEBQYHCAkKCwwNDg8AAAAAAAAACa-whRA")

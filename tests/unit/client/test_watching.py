@@ -82,7 +82,7 @@ async def commits(it: Watch, count: int) -> list[tuple[int, list[bytes]]]:
     return found
 
 
-async def test_a_watch_tells_commits_from_its_opening_on() -> None:
+async def test_a_watch_reports_commits_from_its_opening_on() -> None:
     """Inside `async with` a watch delivers commits from its opening on, and none before."""
     history = History()
     await history.put(b"a")
@@ -138,7 +138,9 @@ async def test_a_watch_may_begin_while_the_stream_ends(turns: int) -> None:
 
 
 @pytest.mark.parametrize("cut_after", [3, 4, 5, 8])
-async def test_broken_streams_are_replaced_and_every_commit_is_told_once(cut_after: int) -> None:
+async def test_broken_streams_are_replaced_and_every_commit_is_reported_once(
+    cut_after: int,
+) -> None:
     """Wherever a stream breaks, within a commit too, no commit is lost or repeated, and no
     error is raised.
     """
@@ -196,7 +198,7 @@ async def test_watches_of_a_collected_past_fail_with_the_oldest_number() -> None
         assert await commits(other, 1) == [(5, [b"k"])]
 
 
-async def test_a_watch_that_was_cut_tells_where_to_go_on() -> None:
+async def test_a_watch_that_was_cut_reports_where_to_go_on() -> None:
     """Events before `WatchTooSlow` are delivered first, and the error has the next seq."""
     history = History()
     async with WatchServer(history) as server, watching(server.address) as watches:
@@ -286,7 +288,7 @@ async def test_a_consumer_waits_until_its_name_is_free_again() -> None:
             await watch(watches, consumer="mirror").opened()
 
 
-async def test_progress_is_told_once_for_what_was_not_taken() -> None:
+async def test_progress_is_reported_once_for_what_was_not_taken() -> None:
     """Consecutive progress events that were not taken are merged into one."""
     history = History()
     async with (

@@ -96,7 +96,7 @@ def test_range_tombstones_widen_the_bounds(
     assert (contents.first_key, contents.last_key) == bounds
 
 
-def test_info_tells_the_manifest_all() -> None:
+def test_info_has_all_that_the_manifest_needs() -> None:
     """The row in the manifest has all that a reader of pieces needs, and fits a table."""
     data = sample(LEVEL_NAME, filter_bytes=b"filtered" * 3)
     footer = opened(data, LEVEL_NAME).footer

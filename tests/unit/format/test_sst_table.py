@@ -170,7 +170,7 @@ def test_sizes_are_those_of_the_object(codec: Codec) -> None:
     assert found.filter_bytes == 80
 
 
-def test_the_ratio_tells_what_compression_saves() -> None:
+def test_the_ratio_says_what_compression_saves() -> None:
     """Stored bytes per byte of keys and values are above 1 for columns, and below if compressed."""
     plain = opened(encode_sst(properties(), ROWS, block_bytes=4_096))
     small = opened(encode_sst(properties(), ROWS, block_bytes=4_096, codec=Codec.ZSTD))

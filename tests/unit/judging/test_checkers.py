@@ -17,9 +17,9 @@ from tests.judging.commits import (
     DeleteRange,
     Put,
     Row,
+    SeenValue,
     SeenView,
     SeenViews,
-    Told,
     Violation,
 )
 
@@ -49,7 +49,7 @@ def view(seq: int, *rows: tuple[bytes, bytes, int]) -> SeenView:
         view(3, (b"u", b"2", 2), (b"c", b"3", 3)),  # in reverse
     ],
 )
-def test_what_may_be_told_is_accepted(seen: SeenView) -> None:
+def test_a_possible_answer_is_accepted(seen: SeenView) -> None:
     """The states of the model, each at its number; a value that expires just now may be there."""
     SeenViews(history(), [seen]).check()
 
@@ -68,7 +68,7 @@ def test_what_may_be_told_is_accepted(seen: SeenView) -> None:
         view(3, (b"u", b"2", 2), (b"c", b"3", 3), (b"v", b"", 1)),  # out of order
     ],
 )
-def test_what_may_not_be_told_is_found(seen: SeenView) -> None:
+def test_an_impossible_answer_is_found(seen: SeenView) -> None:
     """Resurrected, lost, of another time, twice or out of order."""
     with pytest.raises(Violation):
         SeenViews(history(), [seen]).check()
@@ -93,7 +93,7 @@ def test_no_number_is_issued_twice() -> None:
     with pytest.raises(Violation):
         commits.add(2, [Put(b"z", b"")])
     (state,) = commits.states([9])
-    state.check_key(b"c", NOW, Told(b"3", 3))
+    state.check_key(b"c", NOW, SeenValue(b"3", 3))
 
 
 def test_objects_are_explained() -> None:

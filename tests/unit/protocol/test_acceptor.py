@@ -110,7 +110,7 @@ def test_records_of_another_log_are_refused(sent: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "has_space"), [(1, False), (2, True)])
-def test_records_without_room_or_behind_them_are_not_taken(first: int, *, has_space: bool) -> None:
+def test_records_without_space_or_behind_them_are_not_taken(first: int, *, has_space: bool) -> None:
     """The reply says where the log ends, and the commit point is accepted all the same."""
     before = followed("1", "1")
     message = Append(ballot(2), tuple(records("122")[first:]), 1)

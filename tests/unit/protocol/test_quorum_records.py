@@ -132,7 +132,7 @@ def test_object_ends_with_a_word_of_the_log() -> None:
     assert whole == [(0, False), (0, True), (0, True), (1, False), (1, True), (3, False)]
 
 
-def test_gap_and_another_history_are_told_apart() -> None:
+def test_gap_and_another_history_are_distinguished() -> None:
     """A gap is distinguished from another record in the place of one that was applied."""
     position = AppliedPosition().after(LOG[0]).after(LOG[1])
     assert position.judge(LOG[3]) is News.GAP
@@ -151,7 +151,7 @@ def test_log_that_has_begun_anew_is_not_taken_for_what_is_known() -> None:
     assert AppliedPosition(4, LOG[5].mark).judge(anew) is News.NEXT
 
 
-def test_only_a_majority_of_sound_members_tells_how_far_the_log_goes() -> None:
+def test_only_a_majority_of_sound_members_determines_the_end_of_the_log() -> None:
     """The newest log end needs a majority of sound members, of both sets during a change."""
     answers = {IDS[0]: answer(6), IDS[1]: answer(3, health=LogHealth.REFILLING)}
     assert newest_of_majority(CONFIGURATION, answers) is None

@@ -13,8 +13,8 @@ from tests.sim.history import (
     ReadOp,
     Refusal,
     ScanOp,
-    Told,
     WriteRequest,
+    WriteResult,
 )
 from tests.sim.invariants import answers
 from tests.sim.serial import SerialOrder
@@ -22,7 +22,7 @@ from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored, WalObject
 
 KEYS = (b"a", b"b", b"n")
-TOLD = Told()
+DONE = WriteResult()
 
 
 class Past:
@@ -104,13 +104,13 @@ def attempted(
     ended_us: int | None = None,
     *,
     seq: int = 0,
-    answer: Told | Refusal | None = None,
+    answer: WriteResult | Refusal | None = None,
     epoch: int = 1,
 ) -> None:
     """An attempt at an operation; without `ended_us` nobody knows what became of it."""
     attempt = Attempt(epoch, began_us, replied_us=ended_us, seq=seq, answer=answer)
     match answer:
-        case Told():
+        case WriteResult():
             attempt.outcome, attempt.wal_id = Outcome.ACKNOWLEDGED, seq
         case Refusal():
             attempt.outcome = Outcome.REFUSED

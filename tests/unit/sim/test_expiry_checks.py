@@ -12,7 +12,7 @@ from tests.sim.invariants.answers import BEHIND_MS, check_i2_nothing_comes_back
 from tests.sim.serial import SerialOrder
 from tests.sim.store import EPOCH_MS
 from tests.sim.stored import Stored
-from tests.unit.sim.histories import KEYS, TOLD, Past, attempted
+from tests.unit.sim.histories import DONE, KEYS, Past, attempted
 
 EXPIRED = pytest.raises(Violation, match=r"^I2: .* had expired")
 GONE = Got()
@@ -24,7 +24,7 @@ def past() -> Past:
     """Key a is v1 since 2 ms, and expires at 12 ms."""
     past = Past()
     put = past.put(b"a", ttl_ms=10)
-    attempted(put, 1_000, 3_000, seq=past.landed(2_000, a="v1@12"), answer=TOLD)
+    attempted(put, 1_000, 3_000, seq=past.landed(2_000, a="v1@12"), answer=DONE)
     return past
 
 

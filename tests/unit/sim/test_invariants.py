@@ -14,7 +14,7 @@ from shalekv.protocol.manifest import Manifest, Snapshot, WalMode
 from shalekv.protocol.sst_table import SstInfo, SstTable
 from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
-from tests.sim.history import Got, Outcome, Seen, Told
+from tests.sim.history import Got, Outcome, Seen, WriteResult
 from tests.sim.invariants import answers, log
 from tests.sim.invariants.answers import (
     check_i2_nothing_comes_back,
@@ -31,7 +31,7 @@ from tests.sim.snapshot_readers import (
     check_i7_what_was_promised_is_in_a_manifest,
 )
 from tests.sim.stored import Stored, WalObject
-from tests.unit.sim.histories import KEYS, TOLD, Past, attempted
+from tests.unit.sim.histories import DONE, KEYS, Past, attempted
 
 ADD = kv_pb2.Change(add=kv_pb2.AddChange(key=b"a", delta=1))
 SNAPSHOT = Snapshot(b"s" * 16, 1, 100)
@@ -66,12 +66,12 @@ def test_i1_what_lands_late_among_ids_left_out(*, has_entries: bool) -> None:
     """Fences among the ids that a switch has left out hold back nothing; entries there do."""
     past = Past()
     if has_entries:
-        attempted(past.put(b"b"), 500, 9_500, seq=past.landed(9_000, b="v1"), answer=TOLD)
+        attempted(past.put(b"b"), 500, 9_500, seq=past.landed(9_000, b="v1"), answer=DONE)
     else:
         past.landed(9_000)
     put = past.put(b"a", precondition=kv_pb2.Precondition(absent=True))
     seq = past.landed(2_000, a=f"v{put.number}")
-    attempted(put, 1_000, 3_000, seq=seq, answer=TOLD)
+    attempted(put, 1_000, 3_000, seq=seq, answer=DONE)
     with pytest.raises(Violation, match=r"^I1: .* not durable"):
         answers.check_i1_acknowledged_writes_are_in_the_log(order_of(past))
     left_out = manifest(1, wal_ids_left_out=(range(1, 2),))
@@ -201,7 +201,7 @@ def test_i14_a_change_of_nothing_needs_no_durable_state() -> None:
 def test_i5_a_number_twice(past: Past) -> None:
     """A number that was shown for a write to memory, and again for another one, is found."""
     log.check_i5_numbers_are_issued_once(order_of(past))
-    attempted(past.put(b"b"), 1_000, 1_500, seq=2, answer=TOLD)
+    attempted(past.put(b"b"), 1_000, 1_500, seq=2, answer=DONE)
     past.history.operations[-1].attempts[0].outcome = Outcome.IN_MEMORY
     with pytest.raises(Violation, match=r"^I5: number 2"):
         log.check_i5_numbers_are_issued_once(order_of(past))
@@ -319,13 +319,13 @@ def test_i14_transactions_are_searched(past: Past) -> None:
     both = kv_pb2.WriteRequest()
     for key in (b"a", b"b"):
         both.changes.add().put.CopyFrom(kv_pb2.PutChange(key=key, value=b"v3"))
-    attempted(past.asked(both), 7_500, 8_500, seq=3, answer=TOLD, epoch=2)
+    attempted(past.asked(both), 7_500, 8_500, seq=3, answer=DONE, epoch=2)
     gets = [kv_pb2.TxnOperation(get=kv_pb2.GetRequest(key=key)) for key in (b"a", b"b")]
     reading = past.asked(kv_pb2.TxnRequest(then=gets))
-    before = Told(results=(Got(b"v2", 2), Got()))
+    before = WriteResult(results=(Got(b"v2", 2), Got()))
     attempted(reading, 8_000, 9_000, seq=2, answer=before, epoch=2)
     assert check_i14_linearizable(past.history, KEYS)["ties judged"] == 1
-    reading.attempts[0].answer = Told(results=(Got(b"v2", 2), Got(b"v3", 3)))
+    reading.attempts[0].answer = WriteResult(results=(Got(b"v2", 2), Got(b"v3", 3)))
     with pytest.raises(Violation, match=r"^I14: not linearizable"):
         check_i14_linearizable(past.history, KEYS)
 
@@ -339,7 +339,9 @@ def test_i14_a_search_that_is_too_long_is_counted(past: Past) -> None:
 def test_i15_counter() -> None:
     """A counter that holds more than was added to it is found."""
     past = Past()
-    attempted(past.add(5), 1_000, 3_000, seq=past.landed(2_000, n="5"), answer=Told(results=(5,)))
+    attempted(
+        past.add(5), 1_000, 3_000, seq=past.landed(2_000, n="5"), answer=WriteResult(results=(5,))
+    )
     past.got(b"n", 4_000, Got((5).to_bytes(8, "little"), 1))
     answers.check_i15_counters(order_of(past), [b"n"])
     past.got(b"n", 5_000, Got((10).to_bytes(8, "little"), 1))

@@ -8,18 +8,18 @@ import pytest
 
 from shalekv.v1 import kv_pb2
 from tests.sim.errors import Violation
-from tests.sim.history import Got, Refusal, Told
-from tests.unit.sim.histories import TOLD, Past, attempted
+from tests.sim.history import Got, Refusal, WriteResult
+from tests.unit.sim.histories import DONE, Past, attempted
 
 ABSENT = kv_pb2.Precondition(absent=True)
 
 
-def test_what_was_told_is_in_the_log() -> None:
+def test_acknowledged_writes_are_in_the_log() -> None:
     """An acknowledged write stands where its reply says, under its number, and as it was asked."""
     past = Past()
-    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
+    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=DONE)
     past.check()
-    attempted(past.put(b"a"), 1_000, 3_000, seq=2, answer=TOLD)
+    attempted(past.put(b"a"), 1_000, 3_000, seq=2, answer=DONE)
     with pytest.raises(Violation, match="I1"):
         past.check()
     past.landed(2_500, b="v2")
@@ -27,14 +27,14 @@ def test_what_was_told_is_in_the_log() -> None:
         past.check()
 
 
-def test_nothing_is_told_before_it_is_durable() -> None:
+def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     """An acknowledgement comes when the object has landed, and all on which it rests."""
     past = Past()
-    attempted(past.put(b"a"), 1_000, 4_000, seq=past.landed(3_000, a="v1"), answer=TOLD)
-    attempted(past.put(b"b"), 1_000, 2_500, seq=past.landed(2_000, b="v2"), answer=TOLD)
+    attempted(past.put(b"a"), 1_000, 4_000, seq=past.landed(3_000, a="v1"), answer=DONE)
+    attempted(past.put(b"b"), 1_000, 2_500, seq=past.landed(2_000, b="v2"), answer=DONE)
     past.check()
     add = past.add(5)
-    attempted(add, 1_000, 2_500, seq=past.landed(2_000, n="5"), answer=Told(results=(5,)))
+    attempted(add, 1_000, 2_500, seq=past.landed(2_000, n="5"), answer=WriteResult(results=(5,)))
     with pytest.raises(Violation, match="rests on what was not durable"):
         past.check()
     add.attempts[0].replied_us = 1_500
@@ -63,11 +63,11 @@ def test_a_repeat_is_not_applied_again() -> None:
     past = Past()
     put, add = past.put(b"a"), past.add(7)
     attempted(put, 1_000)
-    attempted(put, 5_000, 6_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
-    attempted(add, 1_000, 2_500, seq=past.landed(2_000, n="7"), answer=Told(results=(7,)))
-    attempted(add, 5_000, 6_000, seq=2, answer=Told(results=(7,)))
+    attempted(put, 5_000, 6_000, seq=past.landed(2_000, a="v1"), answer=DONE)
+    attempted(add, 1_000, 2_500, seq=past.landed(2_000, n="7"), answer=WriteResult(results=(7,)))
+    attempted(add, 5_000, 6_000, seq=2, answer=WriteResult(results=(7,)))
     past.check()
-    add.attempts[-1].answer = Told(results=(14,))
+    add.attempts[-1].answer = WriteResult(results=(14,))
     with pytest.raises(Violation, match="I14"):
         past.check()
     add.attempts[-1].seq = past.landed(5_500, n="14")
@@ -83,7 +83,7 @@ def test_a_repeat_is_not_applied_again() -> None:
 def test_a_refusal_has_a_reason() -> None:
     """A refused condition failed in a state that was durable, and not older than the question."""
     past = Past()
-    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
+    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=DONE)
     refused = past.put(b"a", precondition=ABSENT)
     attempted(refused, 1_000, 2_500, answer=Refusal("CONDITION_FAILED", 1))
     past.check()
@@ -102,9 +102,9 @@ def test_a_refusal_is_not_stale() -> None:
     With the level COMMITTED it may miss what others wrote, never what the same writer did.
     """
     past = Past()
-    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=TOLD)
+    attempted(past.put(b"a"), 1_000, 3_000, seq=past.landed(2_000, a="v1"), answer=DONE)
     delete = past.asked(kv_pb2.DeleteRequest(key=b"a"))
-    attempted(delete, 3_000, 5_000, seq=past.landed(4_000, epoch=2, a=""), answer=TOLD, epoch=2)
+    attempted(delete, 3_000, 5_000, seq=past.landed(4_000, epoch=2, a=""), answer=DONE, epoch=2)
     refused = past.put(b"a", precondition=ABSENT)
     attempted(refused, 5_001, 6_000, answer=Refusal("CONDITION_FAILED", 1))
     with pytest.raises(Violation, match="no state from 2 to 2"):
@@ -121,8 +121,8 @@ def test_commits_are_in_real_time_order() -> None:
     past = Past()
     late = past.put(b"a")
     past.landed(2_000, a="v1")
-    attempted(past.put(b"b"), 1_000, 3_000, seq=past.landed(2_000, b="v2"), answer=TOLD)
-    attempted(late, 1_900, 9_000, seq=1, answer=TOLD)
+    attempted(past.put(b"b"), 1_000, 3_000, seq=past.landed(2_000, b="v2"), answer=DONE)
+    attempted(late, 1_900, 9_000, seq=1, answer=DONE)
     past.check()
     late.attempts[0].invoked_us = 3_001
     past.wal[0] = replace(past.wal[0], landed_us=4_000)

@@ -112,7 +112,7 @@ async def test_a_range_tombstone_of_an_sst_that_is_not_open_yet() -> None:
 
 
 @pytest.mark.parametrize("at", range(6))
-async def test_an_error_of_the_store_is_told(at: int) -> None:
+async def test_an_error_of_the_store_is_reported(at: int) -> None:
     """An error of any read of any source is raised unchanged, not in a group."""
     database = ScannedDatabase(Random(1), LARGE_BLOCKS)
     for run in range(3):

@@ -55,7 +55,7 @@ async def test_a_consumer_keeps_what_was_not_committed() -> None:
     end = await query.latest(start, ALL)
     await query.parts(start, end)
     await compacted(database)
-    assert [row["key"] for row in await database.told(database.query(), start, end)] == [
+    assert [row["key"] for row in await database.rows(database.query(), start, end)] == [
         b"a",
         b"b",
         b"c",
@@ -164,7 +164,7 @@ async def test_a_batch_that_is_planned_again_keeps_the_files_it_had() -> None:
     end = await query.latest(start, ALL)
     await query.parts(start, end)
     await database.edit(lambda manifest: replace(manifest, pending_loads=()))
-    assert [row["key"] for row in await database.told(query, start, end)] == [b"a"]
+    assert [row["key"] for row in await database.rows(query, start, end)] == [b"a"]
     await collect(database)
     assert {names.level_name(info.id) for info in pending.ssts} <= database.names()
 

@@ -33,7 +33,7 @@ async def batches(
     return ends
 
 
-async def test_what_stands_behind_a_gap_is_not_told() -> None:
+async def test_commits_behind_a_gap_are_not_fed() -> None:
     """Objects behind a gap are not read until the gap is filled."""
     database = await FeedDatabase.created()
     await database.put(b"a")
@@ -97,12 +97,12 @@ async def test_a_stream_goes_on_behind_ids_that_were_left_out() -> None:
     )
     await database.object()
     late = replace(ends[-1], wal_id=3, batch_wal_id=2)  # a batch that was planned before the switch
-    assert await database.told(query, replace(late, wal_id=2), late) == []
+    assert await database.rows(query, replace(late, wal_id=2), late) == []
     database.last_wal_id = 9
     await database.put(b"c")
     ends += (await batches(query, ALL, ends[-1]))[1:]
     assert [each.wal_id for each in ends] == [0, 1, 3, 11]
-    told = [await database.told(query, *pair) for pair in pairwise(ends)]
+    told = [await database.rows(query, *pair) for pair in pairwise(ends)]
     assert [row["key"] for rows in told for row in rows] == [b"a", b"b", b"c"]
 
 
@@ -160,12 +160,12 @@ async def test_a_first_batch_is_repeated_from_where_it_began() -> None:
     again = database.query()
     moved = await again.initial()
     assert moved != start
-    assert [row["key"] for row in await database.told(again, moved, end)] == [b"b"]
+    assert [row["key"] for row in await database.rows(again, moved, end)] == [b"b"]
     assert not await again.parts(end, end)
     assert not await again.parts(moved, start)
 
 
-async def test_new_queries_begin_where_they_are_told_to() -> None:
+async def test_new_queries_begin_at_their_start_option() -> None:
     """A new query begins at the end, at the first object without a hole behind it, or at an
     id below the end.
     """

@@ -106,7 +106,7 @@ async def test_rows_come_in_the_order_of_commits() -> None:
     keys in order. A fence has no rows.
     """
     database = await mixed()
-    rows = await database.told(database.query(), *_whole(database))
+    rows = await database.rows(database.query(), *_whole(database))
     assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
         (1, "delete_range", b"b", None),
         (1, "put", b"a", b"first"),
@@ -126,7 +126,7 @@ async def test_rows_come_in_the_order_of_commits() -> None:
 async def test_other_keys_are_left_out_and_ranges_cut() -> None:
     """With a range of keys, other keys are omitted, and deletes of ranges are cut."""
     database = await mixed()
-    rows = await database.told(database.query(start="b", end="c"), *_whole(database))
+    rows = await database.rows(database.query(start="b", end="c"), *_whole(database))
     assert [(row["seq"], row["op"], row["key"], row["value"]) for row in rows] == [
         (1, "delete_range", b"b", b"c"),
         (2, "delete_range", b"b", b"c"),
@@ -134,7 +134,7 @@ async def test_other_keys_are_left_out_and_ranges_cut() -> None:
     ]
 
 
-async def test_loads_are_told_by_parts_of_their_files() -> None:
+async def test_loads_are_fed_by_parts_of_their_files() -> None:
     """A load is read in parts of its files, with its sequence number, between the commits
     around it, without other keys.
     """
@@ -145,7 +145,7 @@ async def test_loads_are_told_by_parts_of_their_files() -> None:
     query = database.query(partitionBytes=1, start="b", end="d")
     parts = await query.parts(*_whole(database))
     assert [type(part) for part in parts] == [SlotsPart, LoadPart, LoadPart, SlotsPart]
-    rows = await database.told(query, *_whole(database))
+    rows = await database.rows(query, *_whole(database))
     assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
         (0, 1, b"before"),
         (1, 2, b"b"),
@@ -155,7 +155,7 @@ async def test_loads_are_told_by_parts_of_their_files() -> None:
     assert {row["epoch"] for row in rows} == {EPOCH}
 
 
-async def test_a_load_that_the_driver_overlooks_is_told_all_the_same() -> None:
+async def test_a_load_that_the_driver_overlooks_is_fed_all_the_same() -> None:
     """A task reads the files of a load record in its WAL object if the driver has made no
     part of it.
     """
@@ -171,7 +171,7 @@ async def test_an_object_may_commit_several_loads() -> None:
     database = await FeedDatabase.created()
     loads = [await database.load([key]) for key in (b"a", b"b")]
     await database.object(control=[load_entry(load, 3 + at) for at, load in enumerate(loads)])
-    rows = await database.told(database.query(), *_whole(database))
+    rows = await database.rows(database.query(), *_whole(database))
     assert [(row["wal_id"], row["seq"], row["key"]) for row in rows] == [
         (0, 1, b"a"),
         (1, 2, b"b"),
@@ -187,7 +187,7 @@ async def test_slots_out_of_order_end_the_query() -> None:
     database.last_seq = 0
     await database.put(b"b")
     with pytest.raises(IllegalState, match="slot order"):
-        await database.told(database.query(), *_whole(database))
+        await database.rows(database.query(), *_whole(database))
 
 
 async def test_what_is_gone_when_a_task_reads_is_named() -> None:

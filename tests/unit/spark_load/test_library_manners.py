@@ -78,7 +78,7 @@ def test_results_count_in_words() -> None:
     )
 
 
-def test_a_store_that_cannot_be_opened_is_told_as_such(
+def test_a_store_that_cannot_be_opened_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error of opening a store is raised, also when its loop has ended before the wait

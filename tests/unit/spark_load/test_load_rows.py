@@ -298,7 +298,7 @@ def test_the_bytes_are_those_of_the_servers_code(codec: Codec) -> None:
         assert sst.first_expiry_ms == expected.first_expiry_ms, f"seed {seed}"
 
 
-def test_a_block_does_not_go_below_what_stands() -> None:
+def test_a_block_out_of_order_is_refused() -> None:
     """A writer refuses a block below its last key, after single rows, or after another section."""
     parts = taken(batches_of([Row(b"a"), Row(b"b")], []))
     (block,) = encoded(parts)

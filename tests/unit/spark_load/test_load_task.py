@@ -103,7 +103,7 @@ async def test_a_late_task_publishes_nothing(tmp_path: Path) -> None:
         assert again.already_applied
 
 
-async def test_rows_that_are_refused_are_told_and_not_raised(tmp_path: Path) -> None:
+async def test_refused_rows_are_reported_and_not_raised(tmp_path: Path) -> None:
     """Refused rows are reported, not raised, since Spark would try again; the task takes
     all its batches.
     """
@@ -281,7 +281,7 @@ async def test_a_database_that_was_never_served_is_opened(tmp_path: Path) -> Non
         assert not (await committer.commit(LOAD_ID, collect_reports(report).infos)).already_applied
 
 
-async def test_a_writer_without_room_is_asked_again(
+async def test_a_writer_without_memory_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit is repeated while the writer is overloaded."""

@@ -141,7 +141,7 @@ class _Scanned(Exception):
 
 
 @pytest.mark.parametrize("snapshot", ["nightly", FOUND.snapshot_id])
-def test_an_export_reads_the_snapshot_whose_number_it_tells(
+def test_an_export_reads_the_snapshot_whose_number_it_reports(
     monkeypatch: pytest.MonkeyPatch, snapshot: str | bytes
 ) -> None:
     """An export reads the snapshot whose seq it returns, even if its name is reused meanwhile."""

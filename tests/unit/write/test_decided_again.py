@@ -17,7 +17,7 @@ from shalekv.protocol.transaction import (
 )
 from shalekv.write.commit import Claim, Receipt
 from tests.kit.engine.commits import read
-from tests.kit.engine.running_log import OLDER, RunningLog, Told, quiesce, running
+from tests.kit.engine.running_log import OLDER, RunningLog, Settlement, quiesce, running
 from tests.kit.states import counter
 
 # Whether the fence is met before the object behind it lands, or after that.
@@ -38,7 +38,7 @@ async def fenced(log: RunningLog) -> None:
     await log.fill(10, OLDER)
 
 
-async def behind(log: RunningLog, key: bytes, value: bytes) -> Told:
+async def behind(log: RunningLog, key: bytes, value: bytes) -> Settlement:
     """A put in slot 11, while the earlier submission is in flight in slot 10."""
     await log.store.arrived(1)
     written = log.write(key, value)
@@ -74,7 +74,7 @@ async def test_refusal_decided_again_waits_for_its_cause() -> None:
         await behind(log, b"a", b"other")
         log.store.held[0].release()
         await quiesce()
-        assert mine.told == []
+        assert mine.outcomes == []
         assert log.newest(b"a") == [b"other"]
         assert len(log.store.held) == 2
 

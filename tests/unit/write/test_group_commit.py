@@ -185,7 +185,7 @@ async def test_nothing_is_reported_before_its_premises_are_durable(k: int) -> No
         others = [log.transact(Get(first)), log.transact(NOTHING)]
         for held in reversed(log.store.held[:before]):
             await quiesce()
-            assert not any(each.told for each in (refused, *others))
+            assert not any(each.outcomes for each in (refused, *others))
             held.release()
         refusal = await refused.refusal()
         assert isinstance(refusal, ConditionFailed)
@@ -200,12 +200,12 @@ async def test_idle_log_settles_reads_at_once() -> None:
     """With nothing in flight, reads and refusals are settled before the call returns."""
     async with running(RunningLog()) as log:
         read = log.transact(Get(b"a"))
-        assert [(each.seq, each.wal_id) for each in read.told if isinstance(each, Receipt)] == [
+        assert [(each.seq, each.wal_id) for each in read.outcomes if isinstance(each, Receipt)] == [
             (50, 9)
         ]
         refused = log.transact(Put(b"a", b"1"), compares=[ExistsCompare(b"a", exists=True)])
-        assert [type(each) for each in refused.told] == [ConditionFailed]
-        assert len(log.transact(NOTHING).told) == 1
+        assert [type(each) for each in refused.outcomes] == [ConditionFailed]
+        assert len(log.transact(NOTHING).outcomes) == 1
         await quiesce()
         assert log.store.held == []
         assert log.admission.queued_bytes == 0
@@ -222,7 +222,7 @@ async def test_write_before_a_transaction_goes_alone_while_others_are_in_flight(
         assert len(log.store.held) == 2
         log.store.held[1].release()
         assert (await early.receipt()).wal_id == 11
-        assert (added.told, late.told) == ([], [])
+        assert (added.outcomes, late.outcomes) == ([], [])
         log.store.held[0].release()
         (await log.store.arrived(3)).release()
         assert [(await each.receipt()).wal_id for each in (added, late)] == [12, 12]

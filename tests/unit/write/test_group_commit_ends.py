@@ -23,7 +23,7 @@ from tests.kit.engine.running_log import (
     OLDER,
     TRANSACTION_BYTES,
     RunningLog,
-    Told,
+    Settlement,
     quiesce,
     running,
 )
@@ -140,7 +140,7 @@ async def test_a_landed_commit_is_released() -> None:
     async with running(RunningLog()) as log:
         read_set = ReadSet(VersionToken())
         token = weakref.ref(read_set.token)
-        told = Told()
+        told = Settlement()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         log.log.transact(
             Transaction([Put(b"a", b"1")]),
@@ -162,7 +162,7 @@ async def test_a_kept_refusal_releases_its_read_set() -> None:
     async with running(RunningLog()) as log:
         read_set = ReadSet(VersionToken())
         token = weakref.ref(read_set.token)
-        told = Told()
+        told = Settlement()
         assert log.admission.try_admit(TRANSACTION_BYTES)
         no_counter = Transaction([Put(b"a", b"1"), Add(b"a", 1)])
         log.log.transact(no_counter, told.settle, size_bytes=TRANSACTION_BYTES, read_set=read_set)

@@ -41,7 +41,7 @@ from tests.kit.engine.running_log import (
     OLDER,
     OWN,
     RunningLog,
-    Told,
+    Settlement,
     quiesce,
     running,
     slots_on,
@@ -278,13 +278,13 @@ class LoadingLog(RunningLog):
             self._land(group.load)
 
     def _land(self, landed: CommittedLoad) -> None:
-        self.told_before_landing += sum(bool(write.told) for write in self.writes[-1:])
+        self.told_before_landing += sum(bool(write.outcomes) for write in self.writes[-1:])
         assert self.watermark.seq == landed.seq
         assert self.watermark.is_whole
         self.landed.append(landed)
 
-    def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Told:
-        told = Told()
+    def ingest(self, pending: PendingLoad, *, claim: Claim | None = None) -> Settlement:
+        told = Settlement()
         assert self.admission.try_admit(LOAD_BYTES + (0 if claim is None else RECORD_BYTES))
         self.log.ingest(pending, told.settle, size_bytes=LOAD_BYTES, claim=claim)
         self.writes.append(told)
@@ -312,7 +312,7 @@ async def test_a_load_is_alone(k: int) -> None:
         await quiesce()
         assert log.store.waiting == [held]
         assert held.name == names.wal_name(13)
-        assert [len(write.told) for write in before] == [1, 1, 1]
+        assert [len(write.outcomes) for write in before] == [1, 1, 1]
         waiting = asyncio.create_task(log.log.pending_writes.wait_loaded())
         await quiesce()
         assert not waiting.done()
@@ -323,7 +323,7 @@ async def test_a_load_is_alone(k: int) -> None:
         assert (receipt.seq, receipt.wal_id) == (103, 13)
         assert log.landed == [CommittedLoad("load-1", load_of(info(0)).ssts, 103, 13)]
         assert log.told_before_landing == 0
-        assert not any(write.told for write in after)
+        assert not any(write.outcomes for write in after)
         log.store.let_go()
         assert [(await write.receipt()).seq for write in after] == [104, 105, 106]
     sst = log.sst(13)

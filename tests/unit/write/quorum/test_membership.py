@@ -252,7 +252,7 @@ async def test_change_waits_for_a_majority_of_the_next_members() -> None:
         await until(lambda: _generation(writing) == 2)
         write = writing.write(b"b")
         await until(lambda: database.log("n1:1").state.log.last.lsn > writing.committed_lsn)
-        assert not write.told
+        assert not write.outcomes
         assert (await database.manifest()).wal_members_next
         await database.edit(cancel_change)
         await _see_manifest(writing)

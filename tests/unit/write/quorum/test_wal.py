@@ -108,7 +108,7 @@ async def test_object_ends_although_its_archive_wait_was_cancelled() -> None:
         for n in range(9):
             writes.append(writing.write(b"k%02d" % n, bytes(40 * KIB)))
             await LoopClock().sleep_ms(20)
-        assert not writes[-1].told
+        assert not writes[-1].outcomes
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(writing.slots.archive(writing.engine.log.next_wal_id - 1))
             await LoopClock().sleep_ms(20)

@@ -36,7 +36,7 @@ async def test_writes_resume_when_a_lost_majority_returns() -> None:
             await waiting
         with pytest.raises(QuorumUnavailable, match="no majority"):
             writing.write(b"c")
-        assert not write.told
+        assert not write.outcomes
         assert [key for key, _ in await writing.contents()] == [b"a"]
         database.nodes["n1:1"].let_go()
         assert isinstance(await write.outcome(), Receipt)
@@ -118,7 +118,7 @@ async def test_memory_for_what_is_not_archived_is_bounded() -> None:
         await writing.put(b"a")
         database.let_archive(False)
         writes: list[Write] = []
-        while not any(not write.told for write in writes[-3:-1]):
+        while not any(not write.outcomes for write in writes[-3:-1]):
             writes.append(writing.write(b"k%02d" % len(writes), bytes(64 * KIB)))
             await LoopClock().sleep_ms(20)
         await until(lambda: _refuses(writing, LogFull))
@@ -147,11 +147,11 @@ async def test_stop_at_the_memory_bound_leaves_a_log_that_can_be_archived(
         await writing.slots.archive()
         database.let_archive(False)
         writes: list[Write] = []
-        while sum(not write.told for write in writes) < waiting:
+        while sum(not write.outcomes for write in writes) < waiting:
             writes.append(writing.write(b"b%02d" % len(writes), bytes(40 * KIB)))
             await LoopClock().sleep_ms(pause_ms)
         await LoopClock().sleep_ms(500)
-    told = {write.changes[0].key for write in writes if isinstance(write.told[0], Receipt)}
+    told = {write.changes[0].key for write in writes if isinstance(write.outcomes[0], Receipt)}
     database.let_archive(True)
     async with database.writing() as writing:
         await writing.put(b"c")
