@@ -160,14 +160,23 @@ class FifoLock:
     @contextmanager
     def take(self) -> Iterator[Waiter]:
         """Queue until the end of the block. The waiter is done once the lock is granted."""
+        granted = self.join()
+        try:
+            yield granted
+        finally:
+            self.leave(granted)
+
+    def join(self) -> Waiter:
+        """Queue until `leave`. The waiter is done once the lock is granted."""
         granted = new_waiter()
         if not self._queue:
             complete(granted)
         self._queue[granted] = None
-        try:
-            yield granted
-        finally:
-            del self._queue[granted]
-            for first in self._queue:
-                complete(first)
-                break
+        return granted
+
+    def leave(self, granted: Waiter) -> None:
+        """Leave the queue, and so release the lock if it was granted."""
+        del self._queue[granted]
+        for first in self._queue:
+            complete(first)
+            break

@@ -122,7 +122,6 @@ async def stand(it: Writing, links: CountingLinks, way: str) -> None:
 async def everywhere(it: Writing) -> None:
     while True:
         report = it.slots.report()
-        assert report is not None
         if all(member.flushed_lsn >= report.last_lsn for member in report.members):
             return
         await LoopClock().sleep_ms(1)

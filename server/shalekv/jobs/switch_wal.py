@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -153,10 +152,10 @@ async def _wait_archived(
     clock = store.runtime.clock
     before, since_ms = slots.leader.log.base.wal_id, clock.monotonic_ms()
     while True:
-        with suppress(LogFull):  # nothing more is appended, so a full log does not matter
-            slots.check_available()
-        report = slots.report()
-        archived = None if report is None else report.archived_wal_id
+        refusal = slots.refusal
+        if refusal is not None and not isinstance(refusal, LogFull):
+            raise refusal  # a full log does not matter, since nothing more is appended
+        archived = slots.report().archived_wal_id
         if is_archived(opened.last_wal_id, archived):
             return
         if archived != before:

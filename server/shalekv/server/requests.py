@@ -51,19 +51,6 @@ ARCHIVED = kv_pb2.DURABILITY_ARCHIVED
 SNAPSHOT_ID_BYTES = 16
 _LEVELS = frozenset(kv_pb2.ReadLevel.values())
 _DURABILITIES = frozenset(kv_pb2.Durability.values())
-_OBJECT_STORE_DURABILITY: dict[int, DurabilityValue] = {
-    kv_pb2.DURABILITY_UNSPECIFIED: DURABLE,
-    DURABLE: DURABLE,
-    MEMORY: MEMORY,
-    ARCHIVED: ARCHIVED,  # an acknowledged write is already an object in the store
-}
-_QUORUM_DURABILITY: dict[int, DurabilityValue] = {
-    kv_pb2.DURABILITY_UNSPECIFIED: QUORUM,
-    DURABLE: QUORUM,
-    MEMORY: MEMORY,
-    QUORUM: QUORUM,
-    ARCHIVED: ARCHIVED,
-}
 
 _TOKEN_HEAD = struct.Struct("<IBB16s")
 _CHECKSUM = struct.Struct("<I")
@@ -145,18 +132,16 @@ def write_changes(
     return list(changes.values())
 
 
-def durability(value: int, *, is_quorum: bool = False) -> DurabilityValue:
+def durability(value: DurabilityValue, durable: DurabilityValue = DURABLE) -> DurabilityValue:
     """Resolve the durability that a write asks for, as the reply reports it.
 
-    DURABLE, and the default, become QUORUM for a database with safekeepers.
+    `durable` is that of the log, DURABLE or QUORUM, which DURABLE and the default become.
     """
     _check_enum(value, _DURABILITIES, "durability")
-    if is_quorum:
-        return _QUORUM_DURABILITY[value]
-    if value == QUORUM:
+    if value == QUORUM != durable:
         problem = "this database has no safekeepers: use DURABLE"
         raise InvalidRequest("durability", problem)
-    return _OBJECT_STORE_DURABILITY[value]
+    return value if value in (MEMORY, ARCHIVED) else durable
 
 
 def read_level(header: kv_pb2.RequestHeader) -> LevelValue:

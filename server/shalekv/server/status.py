@@ -40,7 +40,7 @@ from shalekv.store.counting import Count, Operation
 from shalekv.v1 import admin_pb2, kv_pb2, manifest_pb2
 from shalekv.watch.stream import Watches
 from shalekv.write.snapshots import SnapshotUsage
-from shalekv.write.wal import MemberReport, QuorumReport
+from shalekv.write.wal import MemberReport, Safekeepers
 
 PINS_TIMEOUT_MS = 1_000  # a store that does not answer must not delay a status by more
 RequestCounts = Mapping[tuple[Operation, str], Count]
@@ -75,10 +75,11 @@ def manifest_status(manifest: Manifest) -> admin_pb2.ManifestStatus:
     )
 
 
-def quorum_status(report: QuorumReport | None) -> admin_pb2.QuorumStatus | None:
-    """Convert a report on the safekeepers; None: there are none."""
-    if report is None:
+def quorum_status(safekeepers: Safekeepers | None) -> admin_pb2.QuorumStatus | None:
+    """Describe the safekeepers; None: there are none."""
+    if safekeepers is None:
         return None
+    report = safekeepers.report()
     return admin_pb2.QuorumStatus(
         generation=report.generation,
         members=map(_member, report.members),

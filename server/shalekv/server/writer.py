@@ -19,13 +19,12 @@ from shalekv.server.status import (
 )
 from shalekv.server.watches import watches_of
 from shalekv.server.writer_service import WriterAdmin, WriterKv
-from shalekv.settings import StoreSettings, WriterConfig, WriterSettings
+from shalekv.settings import StoreSettings, WriterConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
 from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import open_disk_cache
-from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
 from shalekv.write.engine import WriterEngine
@@ -34,8 +33,6 @@ from shalekv.write.quorum.links import Links
 from shalekv.write.snapshots import SnapshotUsage
 
 log = structlog.get_logger()
-
-CHARGED_FLUSH_INTERVAL_MS = 50  # default interval between groups where requests cost money
 
 
 class Writer:
@@ -92,11 +89,9 @@ class Writer:
                 links=links,
                 quorum=settings.quorum,
             )
-        is_quorum = opened.wal.is_quorum
-        writer_settings = with_flush_interval(settings.writer, store.url, is_quorum=is_quorum)
         open_ms = clock.monotonic_ms() - began_ms
         engine = WriterEngine(
-            opened, writer_settings, clock, limits=settings.limits, levels=settings.levels
+            opened, settings.writer, clock, limits=settings.limits, levels=settings.levels
         )
         log.info(
             "database opened",
@@ -111,7 +106,7 @@ class Writer:
         pins, requests = SnapshotUsage(cas), counting.counts_by_folder
         admin = WriterAdmin(
             engine,
-            writer_settings,
+            settings.writer,
             clock,
             memory,
             _store_use(store, settings.store, clock, began_ms),
@@ -164,14 +159,8 @@ class Writer:
 
 
 def _readiness(reads: Trouble | None, engine: WriterEngine) -> Readiness:
-    """Combine the trouble with reads of the store, `reads`, with that of the log.
-
-    A log in the object store is written to the same store, so trouble with reads counts for both.
-    """
-    writes = engine.wal.trouble()
-    if writes is None and not engine.wal.is_quorum:
-        writes = reads
-    return Readiness(reads, writes)
+    """Combine the trouble with reads of the store, `reads`, with that of the log."""
+    return Readiness(reads, engine.wal.trouble(reads=reads))
 
 
 def _memory_use(
@@ -191,14 +180,3 @@ def _store_use(
     use = StoreUse(StorePlace.of(store.url, settings), clock)
     use.measure(lambda: [ProcessUse("writer", began_ms, store.sent.by_kind)])
     return use
-
-
-def with_flush_interval(
-    settings: WriterSettings, url: str, *, is_quorum: bool = False
-) -> WriterSettings:
-    """Fill in the default interval between groups, which depends on the kind of log and store."""
-    if settings.flush_interval_ms is not None:
-        return settings
-    is_free = is_quorum or url.startswith(UNCHARGED_SCHEMES)
-    interval_ms = 0 if is_free else CHARGED_FLUSH_INTERVAL_MS
-    return settings.model_copy(update={"flush_interval_ms": interval_ms})

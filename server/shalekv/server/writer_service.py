@@ -269,7 +269,7 @@ class WriterAdmin:
             manifest=manifest_status(self._engine.manifest.current),
             memory=self.memory.status(),
             watches=None if self.watches is None else self.watches.status(),
-            quorum=quorum_status(engine.wal.report()),
+            quorum=quorum_status(engine.safekeepers),
         )
 
     def _writer_status(self) -> admin_pb2.WriterStatus:

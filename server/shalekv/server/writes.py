@@ -29,10 +29,8 @@ from shalekv.read.read_set import EMPTY_READ_SET, ReadSet
 from shalekv.server import requests
 from shalekv.server.requests import (
     ARCHIVED,
-    DURABLE,
     LINEARIZABLE,
     MEMORY,
-    QUORUM,
     DurabilityValue,
 )
 from shalekv.server.service import Answer, Call, MakeHeader
@@ -50,7 +48,6 @@ from shalekv.write.commit import (
 from shalekv.write.engine import WriterEngine
 from shalekv.write.idempotency import Pending, Remembered
 from shalekv.write.pending_replies import still_unknown
-from shalekv.write.wal import WriteAheadLog
 
 WriteRequest: TypeAlias = (
     kv_pb2.PutRequest
@@ -66,7 +63,9 @@ _NO_NEEDS = Needs()
 _STATE_REFUSALS = (ConditionFailed, NotACounter, CounterOverflow)
 
 
-async def archived_reply(slots: WriteAheadLog, answer: Awaitable[ReplyT]) -> ReplyT:
+async def archived_reply(
+    archive: Callable[[int | None], Awaitable[None]], answer: Awaitable[ReplyT]
+) -> ReplyT:
     """Await the reply, and then until its WAL object and all before it are in the object store.
 
     Raises `OutcomeUnknown` if it is durable, and it is not known whether it was archived.
@@ -77,7 +76,7 @@ async def archived_reply(slots: WriteAheadLog, answer: Awaitable[ReplyT]) -> Rep
         del answer  # its error would hold this frame
     wal_id = reply.header.wal_id if reply.header.HasField("wal_id") else None
     try:
-        await slots.archive(wal_id)
+        await archive(wal_id)
     except ShaleError as error:
         raise OutcomeUnknown(
             "the write is durable, but whether it is in the object store is not known: "
@@ -146,8 +145,7 @@ class Writes:
         self._header = header
         self._queue = FifoLock()
         self._pending_replies = engine.log.pending_replies
-        self._is_quorum = engine.log.is_quorum
-        self._durable = QUORUM if self._is_quorum else DURABLE
+        self._durable = engine.wal.durability
 
     def commit(
         self,
@@ -170,7 +168,7 @@ class Writes:
         def load(settle: OnSettled, claim: Claim | None) -> Awaitable[Commit]:
             return engine.loads.write_batch(changes, settle, size_bytes=size_bytes, claim=claim)
 
-        durability = requests.durability(request.durability, is_quorum=self._is_quorum)
+        durability = requests.durability(request.durability, self._durable)
         is_load = size_bytes > engine.direct_ingest_bytes
         if is_load and durability == MEMORY:
             durability = self._durable  # a load is not in memory before it is durable
@@ -201,7 +199,7 @@ class Writes:
         Later writes of the same session do not overtake it.
         """
         log = self._engine.log
-        durability = requests.durability(request.durability, is_quorum=self._is_quorum)
+        durability = requests.durability(request.durability, self._durable)
         is_confirmed = False
         if sized.transaction.depends_on_state or builder.kind is ReplyKind.TXN:
             is_confirmed = requests.condition_level(request.header) == LINEARIZABLE
@@ -389,8 +387,8 @@ class Writes:
 
     def _when_durable(self, write: _Write[ReplyT], answer: Awaitable[ReplyT]) -> Awaitable[ReplyT]:
         """Delay an answer until the write is as durable as it was asked to be."""
-        if self._is_quorum and write.durability == ARCHIVED:
-            return archived_reply(self._engine.wal, answer)
+        if write.durability == ARCHIVED:
+            return archived_reply(self._engine.archive, answer)
         return answer
 
     def _left_ms(self, write: _Write[ReplyT]) -> float | None:

@@ -22,7 +22,6 @@ from shalekv.errors import (
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
-from shalekv.protocol.log import FlushPolicy
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_pins import ReadPins
 from shalekv.read.read_set import ReadSet
@@ -43,7 +42,7 @@ from shalekv.write.ingest import Loads
 from shalekv.write.pending_writes import NewestState, PendingWrites
 from shalekv.write.prefetch import Prefetch
 from shalekv.write.recovery import RecoveredLog
-from shalekv.write.wal import WriteAheadLog
+from shalekv.write.wal import Safekeepers
 
 log = structlog.get_logger()
 
@@ -161,7 +160,7 @@ class CommitPublisher:
         self._feed.applied(obj, before)
 
 
-async def run_until_archived(commits: GroupCommit, slots: WriteAheadLog) -> None:
+async def run_until_archived(commits: GroupCommit, archive: Callable[[], Awaitable[None]]) -> None:
     """Run the log until it is closed or stopped; if it was closed, until all of it is archived.
 
     Then readers of the object store alone find everything that was acknowledged. If archiving
@@ -172,7 +171,7 @@ async def run_until_archived(commits: GroupCommit, slots: WriteAheadLog) -> None
         return
     problem = "there was no time left"
     try:
-        await slots.archive()
+        await archive()
         problem = ""
     except ShaleError as error:
         problem = str(error)
@@ -227,9 +226,10 @@ class WriterEngine:
         limits: LimitSettings | None = None,
         levels: LevelSettings | None = None,
     ) -> None:
-        """REQUIRES: `settings.flush_interval_ms` is set."""
+        """Build the parts of a writer of the log that was opened."""
         self._clock, self._settings = clock, settings
         self.manifest, self.wal = opened.manifest, opened.wal
+        self.safekeepers = opened.safekeepers
         self.time, self.memtable = opened.time, opened.memtable
         self.objects_replayed = opened.objects_replayed
         self.idempotency = Idempotency(
@@ -260,11 +260,7 @@ class WriterEngine:
             database=self,
             admission=self.admission,
             watermark=self.watermark,
-            policy=FlushPolicy(
-                opened.wal.parallel_max or settings.max_parallel_writes,
-                settings.flush_interval_ms or 0,
-                settings.flush_bytes,
-            ),
+            policy=opened.policy,
             pending_writes=PendingWrites(self.memtable),
             clock=clock,
             next_seq=opened.first_seq,
@@ -330,15 +326,19 @@ class WriterEngine:
         return self.levels.current
 
     def _position(self) -> FeedPosition:
-        return FeedPosition(self.watermark.seq, self.watermark.wal_id, is_open=self.wal.is_quorum)
+        return FeedPosition(self.watermark.seq, self.watermark.wal_id, is_open=self.wal.is_ordered)
 
     async def unarchived_object(self, wal_id: int) -> Sst | None:
         """Read what has landed of a WAL object that may not be in the store; None: it is there."""
-        return await self.wal.unarchived(wal_id)
+        return await self.safekeepers.unarchived(wal_id) if self.safekeepers is not None else None
 
-    async def archive(self) -> None:
-        """Wait until all that has landed is in the store. Raises as `WriteAheadLog.archive`."""
-        await self.wal.archive()
+    async def archive(self, wal_id: int | None = None) -> None:
+        """Wait until a WAL object that has landed, and all before it, are in the store.
+
+        None: all that has landed. Raises as `Safekeepers.archive`.
+        """
+        if self.safekeepers is not None:
+            await self.safekeepers.archive(wal_id)
 
     @property
     def newest_seq(self) -> int:
@@ -455,11 +455,11 @@ class WriterEngine:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                end = tasks.create_task(run_until_archived(self.log, self.wal), name="group commit")
+                ending = run_until_archived(self.log, self.archive)
+                end = tasks.create_task(ending, name="group commit")
                 bound = limit_shutdown(self.admission, end, self._clock, grace_ms=stop_grace_ms)
                 others = [
                     tasks.create_task(self._watch_ownership(), name="watch for another writer"),
-                    tasks.create_task(self._run_wal(), name="run the WAL"),
                     tasks.create_task(self._follow_manifest(), name="follow the manifest"),
                     tasks.create_task(self.levels.pruner.run(), name="drop what is compacted"),
                     tasks.create_task(self.loads.drop_abandoned(), name="drop abandoned loads"),
@@ -468,6 +468,9 @@ class WriterEngine:
                     tasks.create_task(self.levels.ssts.keep_on_disk(), name="cache on disk"),
                     tasks.create_task(bound, name="limit the shutdown"),
                 ]
+                if self.safekeepers is not None:
+                    following = self._follow_safekeepers(self.safekeepers)
+                    others.append(tasks.create_task(following, name="follow the safekeepers"))
                 await asyncio.wait([end])
                 for task in others:
                     task.cancel()
@@ -480,9 +483,9 @@ class WriterEngine:
     async def _watch_ownership(self) -> None:
         self.log.stop(await self.ownership.run())
 
-    async def _run_wal(self) -> None:
+    async def _follow_safekeepers(self, safekeepers: Safekeepers) -> None:
         try:
-            await self.wal.run()
+            await safekeepers.run(self.log.pending_replies.fail_all)
         except ShaleError as error:
             self.log.stop(error)
 
@@ -491,7 +494,6 @@ class WriterEngine:
 
         REQUIRES: no reads are in progress.
         """
-        await self.wal.close()
         await self.levels.close(timeout_ms)
 
     def _poll_ms(self) -> int:

@@ -56,7 +56,7 @@ from shalekv.write.admission import Admission
 from shalekv.write.commit import Claim, Commit, Group, OnSettled, outcome_unknown
 from shalekv.write.pending_replies import PendingReplies
 from shalekv.write.pending_writes import PendingWrites
-from shalekv.write.wal import WriteAheadLog
+from shalekv.write.wal import WriteAheadLog, raise_if
 
 log = structlog.get_logger()
 _PLACE = attrgetter("place")
@@ -212,14 +212,13 @@ class GroupCommit:
         self._clock = clock
         self._queue = CommitQueue(next_seq)
         next_wal_id = 0 if watermark.wal_id is None else watermark.wal_id + 1
-        self._state = LogState(wal.own, policy, wal.is_quorum, next_wal_id)
+        self._state = LogState(wal.own, policy, wal.is_ordered, next_wal_id)
         self._groups: dict[int, Group] = {}  # by position: those of the window, in order
         self._wake = asyncio.Event()
         self.pending_writes = pending_writes
         self.stats = LogStats()
         wal.begin(next_wal_id)
         self.pending_replies = PendingReplies(self._explain)  # the calls that wait for commits
-        wal.on_unavailable = self.pending_replies.fail_all
 
     @property
     def objects_in_flight(self) -> int:
@@ -246,14 +245,9 @@ class GroupCommit:
         """The contents of the groups that are durable behind a gap, in their order."""
         return [self._groups[slot.position].run for slot in self._state.landed_ahead]
 
-    @property
-    def is_quorum(self) -> bool:
-        """Whether a majority of safekeepers makes a commit durable."""
-        return self._wal.is_quorum
-
     def check_available(self) -> None:
         """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable."""
-        self._wal.check_available()
+        raise_if(self._wal.refusal)
 
     @property
     def is_closing(self) -> bool:
@@ -321,9 +315,8 @@ class GroupCommit:
 
     def _enqueue(self, commit: Commit) -> Commit:
         try:
-            if self._state.refusal is not None:
-                raise self._state.refusal.with_traceback(None)  # else the traceback would grow
-            self._wal.check_available()
+            raise_if(self._state.refusal)
+            self.check_available()
         except ShaleError:
             self._admission.release(commit.size_bytes)
             raise
@@ -463,7 +456,7 @@ class GroupCommit:
             case Requeue(slot):
                 self._requeue(self._groups[slot.position])
             case Fail(slot, error):
-                reason = error or outcome_unknown(self._storage_name)
+                reason = error or outcome_unknown(self._wal.storage_name)
                 for commit in self._groups[slot.position].commits:
                     self._fail(commit, reason)
             case Refuse(error):
@@ -507,15 +500,11 @@ class GroupCommit:
             commit.decide(self._database.newest_state(self.pending_writes, commit.read_set))
             self.pending_writes.add(commit)
 
-    @property
-    def _storage_name(self) -> str:
-        return "a majority of the safekeepers" if self.is_quorum else "the object store"
-
     def _explain(self) -> str:
         """Say what keeps commits from becoming durable."""
         trouble = self._wal.trouble(after_ms=0.0)
         if trouble is None:
-            return f"{self._storage_name} has not answered yet"
+            return f"{self._wal.storage_name} has not answered yet"
         return trouble.text(self._clock.monotonic_ms())
 
     def _fail(self, commit: Commit, error: ShaleError) -> None:

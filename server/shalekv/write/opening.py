@@ -47,6 +47,7 @@ from shalekv.settings import CacheSettings, QuorumSettings, WriterSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.manifests import FencedManifest, StoredManifest, edit_deadline
+from shalekv.store.url import UNCHARGED_SCHEMES
 from shalekv.write.commit import WalContents
 from shalekv.write.logical_time import first_time
 from shalekv.write.quorum.links import Links
@@ -54,6 +55,7 @@ from shalekv.write.recovery import (
     FencedLog,
     OpeningSnapshot,
     RecoveredLog,
+    flush_policy,
     opening_deadline,
     replay_log,
     serve_replayed,
@@ -247,8 +249,13 @@ class _Opener:
         self._opening, (finish,) = step(self._opening, LogReplayed(replayed.last_seq))
         assert isinstance(finish, FinishOpening)
         last = finish.last_wal_id
+        policy = flush_policy(
+            self._settings,
+            max_parallel_writes=self._settings.max_parallel_writes,
+            is_charged=not self._store.url.startswith(UNCHARGED_SCHEMES),
+        )
         fenced = FencedLog(
-            replayed, wal, time, last, last_stored_wal_id=last, first_seq=finish.first_seq
+            replayed, wal, policy, time, last, last_stored_wal_id=last, first_seq=finish.first_seq
         )
         served = await serve_replayed(
             self._store, manifest, self._settings, fenced, self._cache, self._disk

@@ -13,6 +13,7 @@ from functools import partial
 from shalekv.errors import ManifestConflict
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.loads import CommittedLoad, drop_unrecorded
+from shalekv.protocol.log import FlushPolicy
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.opening import finish_opening, is_opening_finished
 from shalekv.protocol.snapshot import find_snapshot, renew_snapshot
@@ -26,9 +27,10 @@ from shalekv.store.cas import CasStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.manifests import FencedManifest, named_manifest
 from shalekv.write.logical_time import LogicalTime
-from shalekv.write.wal import WriteAheadLog
+from shalekv.write.wal import Safekeepers, WriteAheadLog
 
 RENEWALS_IN_A_LIFE = 3
+CHARGED_FLUSH_INTERVAL_MS = 50  # default interval between groups where requests cost money
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class RecoveredLog:
     manifest: FencedManifest
     version: PinnedVersion  # the levels
     wal: WriteAheadLog
+    policy: FlushPolicy
     memtable: Memtable
     time: LogicalTime
     last_wal_id: int
@@ -47,6 +50,21 @@ class RecoveredLog:
     objects_replayed: int
     records: Sequence[Entry] = ()  # of idempotency keys, oldest first
     loads: Sequence[CommittedLoad] = ()  # those whose records were replayed, oldest first
+    safekeepers: Safekeepers | None = None  # None: groups are made durable by the object store
+
+
+def flush_policy(
+    settings: WriterSettings, *, max_parallel_writes: int, is_charged: bool
+) -> FlushPolicy:
+    """The policy of a writer with these settings, for a log that takes so many groups at once.
+
+    `is_charged` says that each group costs a request to be paid for: by default they are spaced
+    then.
+    """
+    interval_ms = settings.flush_interval_ms
+    if interval_ms is None:
+        interval_ms = CHARGED_FLUSH_INTERVAL_MS if is_charged else 0
+    return FlushPolicy(max_parallel_writes, interval_ms, settings.flush_bytes)
 
 
 class OpeningSnapshot:
@@ -93,11 +111,13 @@ class FencedLog:
     """A log that no older writer can append to any more, and its replayed contents."""
 
     replayed: Replayed
-    slots: WriteAheadLog
+    wal: WriteAheadLog
+    policy: FlushPolicy  # when groups go into it
     time: LogicalTime
     last_wal_id: int
     last_stored_wal_id: int | None  # the last object that is in the object store
     first_seq: int  # the first one that the writer may issue
+    safekeepers: Safekeepers | None = None
 
 
 async def replay_log(
@@ -157,7 +177,8 @@ async def serve_replayed(
         store=store,
         version=pinned,
         manifest=manifest,
-        wal=log.slots,
+        wal=log.wal,
+        policy=log.policy,
         memtable=replayed.memtable,
         time=log.time,
         last_wal_id=log.last_wal_id,
@@ -166,6 +187,7 @@ async def serve_replayed(
         objects_replayed=replayed.objects,
         records=replayed.records,
         loads=replayed.loads,
+        safekeepers=log.safekeepers,
     )
 
 

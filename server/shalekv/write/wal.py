@@ -1,7 +1,8 @@
 """The write-ahead log: its interface, and the log of WAL objects in the store.
 
 `GroupCommit` writes to a `WriteAheadLog`: to `ObjectStoreWal`, here, or to
-`write.quorum.wal.QuorumWal`. This module also encodes and lists WAL objects.
+`write.quorum.wal.QuorumWal`, which is also `Safekeepers`. This module also encodes and lists WAL
+objects.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shalekv.errors import OutcomeUnknown
+from shalekv.errors import OutcomeUnknown, ShaleError
 from shalekv.format import names
 from shalekv.format.block_frame import Codec
 from shalekv.format.footer import SstProperties
@@ -19,6 +20,7 @@ from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.fencing import Occupant, WalListing, WriterId
 from shalekv.store.cas import CasStore, ClaimOutcome, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
+from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
 
@@ -27,6 +29,15 @@ ENCODE_INLINE_COUNT = 4_000
 ENCODE_INLINE_BYTES = 1 << 20
 COMPRESS_INLINE_BYTES = ENCODE_INLINE_BYTES // 4  # compression takes some 2.5 ms for a megabyte
 EPOCH_METADATA = "writer_epoch"  # user metadata of each WAL object
+
+
+def raise_if(error: ShaleError | None) -> None:
+    """Raise the error if there is one. Its earlier traceback is dropped, else it would grow."""
+    try:
+        if error is not None:
+            raise error.with_traceback(None)
+    finally:
+        del error  # it refers to this frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +70,12 @@ class QuorumReport:
 
 
 class WriteAheadLog(Protocol):
-    """The log that `GroupCommit` puts its groups into."""
+    """The log that `GroupCommit` puts its groups into.
 
-    on_unavailable: Callable[[], None]  # set by the owner of pending calls, see `check_available`
+    Logs differ in values (`is_ordered`, `storage_name`, `durability`), which callers use without
+    asking which log it is. Operations that only a log in safekeepers has are not here, but in
+    `Safekeepers`.
+    """
 
     @property
     def own(self) -> WriterId:
@@ -69,29 +83,30 @@ class WriteAheadLog(Protocol):
         ...
 
     @property
-    def is_quorum(self) -> bool:
-        """Whether a majority of safekeepers stores groups before they are objects of the store.
+    def is_ordered(self) -> bool:
+        """Whether groups become durable strictly in their order, none without those before it.
 
-        If so, groups become durable strictly in their order, none without those before it, and
-        several may share an object.
+        If so, several may share an object.
         """
         ...
 
     @property
-    def parallel_max(self) -> int | None:
-        """The maximum number of groups in flight; None: `max_parallel_writes` decides."""
+    def storage_name(self) -> str:
+        """What makes a group durable, for messages."""
+        ...
+
+    @property
+    def durability(self) -> kv_pb2.Durability.ValueType:
+        """The durability that the reply to a durable write reports."""
+        ...
+
+    @property
+    def refusal(self) -> ShaleError | None:
+        """The error for new groups while nothing can become durable; None: they are accepted."""
         ...
 
     def begin(self, next_wal_id: int) -> None:
         """Prepare for the first group: `next_wal_id` is the object after the durable watermark."""
-        ...
-
-    def check_available(self) -> None:
-        """Raise `QuorumUnavailable` or `LogFull` while nothing can become durable.
-
-        When that begins, `on_unavailable` is called once: calls should no longer wait for groups in
-        flight, although these continue and may land.
-        """
         ...
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
@@ -102,13 +117,37 @@ class WriteAheadLog(Protocol):
         ...
 
     async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
-        """Make a group durable. Returns None when it is, else who has the slot (never with a
-        quorum).
+        """Make a group durable. Returns None when it is, else who has the slot (never if ordered).
 
-        `position` is how many groups were taken before this one. With a quorum, records are ordered
-        by it, in whatever order calls arrive. Repeats until the outcome is known. Raises `Fenced`
+        `position` is how many groups were taken before this one. An ordered log puts groups in this
+        order, in whatever order calls arrive. Repeats until the outcome is known. Raises `Fenced`
         when another writer has taken over (the outcome is unknown then), and as
         `ObjectStoreWal.create`.
+        """
+        ...
+
+    def trouble(
+        self, after_ms: float = UNREACHABLE_AFTER_MS, *, reads: Trouble | None = None
+    ) -> Trouble | None:
+        """The reason why groups do not become durable, if that has been so for `after_ms`.
+
+        `reads` is trouble with reads of the object store, which counts for a log in that store.
+        """
+        ...
+
+
+class Safekeepers(Protocol):
+    """The safekeepers that make a log durable before its objects are in the store.
+
+    This part exists only beside a log in safekeepers; without them its owner has None.
+    """
+
+    async def run(self, on_unavailable: Callable[[], None]) -> None:
+        """Follow the safekeepers, and end objects in time, until cancelled.
+
+        Whenever nothing can become durable any more, `on_unavailable` is called once: calls should
+        no longer wait for groups in flight, although these continue and may land. Raises the error
+        that ends the log, also when nothing is written (`Fenced`).
         """
         ...
 
@@ -127,23 +166,8 @@ class WriteAheadLog(Protocol):
         """
         ...
 
-    def report(self) -> QuorumReport | None:
-        """The state of the quorum; None without one."""
-        ...
-
-    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The reason why groups do not become durable, if that has been so for `after_ms`."""
-        ...
-
-    async def run(self) -> None:
-        """Run the background work of the log until cancelled or closed.
-
-        Raises the error that ends the log, also when nothing is written (`Fenced`).
-        """
-        ...
-
-    async def close(self) -> None:
-        """Close connections. REQUIRES: nothing is in flight, and `run` has ended."""
+    def report(self) -> QuorumReport:
+        """The state of the safekeepers."""
         ...
 
 
@@ -152,6 +176,11 @@ class ObjectStoreWal:
 
     Each group is a WAL object of its own, in a slot of its own.
     """
+
+    is_ordered = False
+    storage_name = "the object store"
+    durability = kv_pb2.DURABILITY_DURABLE
+    refusal = None  # uploads repeat until they succeed, and the queue bounds what waits
 
     def __init__(
         self,
@@ -178,47 +207,20 @@ class ObjectStoreWal:
         self._next_wal_id = 0
         self.own = own
         self._uploads = Reachability(store.runtime.clock)
-        self.on_unavailable: Callable[[], None] = lambda: None  # never called
-
-    @property
-    def is_quorum(self) -> bool:
-        return False
-
-    @property
-    def parallel_max(self) -> int | None:
-        return None
 
     def begin(self, next_wal_id: int) -> None:
         self._next_wal_id = next_wal_id
-
-    def check_available(self) -> None:
-        """Never raises: uploads repeat until they succeed, and the queue bounds what waits."""
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
         del size_bytes, is_load
         self._next_wal_id += 1
         return self._next_wal_id - 1
 
-    async def archive(self, wal_id: int | None = None) -> None:
-        """Return at once: what has landed is in the store."""
-
-    async def unarchived(self, wal_id: int) -> Sst | None:
-        """Return None: what has landed is in the store."""
-        del wal_id
-        return None
-
-    def report(self) -> QuorumReport | None:
-        return None
-
-    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The reason why uploads do not succeed, if none has succeeded for `after_ms`."""
-        return self._uploads.trouble(after_ms)
-
-    async def run(self) -> None:
-        """Return at once: there is no background work."""
-
-    async def close(self) -> None:
-        """Do nothing: there are no connections to close."""
+    def trouble(
+        self, after_ms: float = UNREACHABLE_AFTER_MS, *, reads: Trouble | None = None
+    ) -> Trouble | None:
+        """The reason why no upload has succeeded for `after_ms`; else `reads`."""
+        return self._uploads.trouble(after_ms) or reads
 
     async def create(
         self, wal_id: int, contents: WalContents, *, position: int = 0

@@ -159,9 +159,7 @@ class Writing:
 
     @property
     def committed_lsn(self) -> int:
-        report = self.slots.report()
-        assert report is not None
-        return report.committed_lsn
+        return self.slots.report().committed_lsn
 
     async def run(self) -> None:
         """Run until it is closed or has failed, which `ended_by` tells."""

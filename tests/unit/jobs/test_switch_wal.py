@@ -201,7 +201,7 @@ async def test_an_opening_that_crosses_a_switch_writes_nothing(target: WalMode) 
         writing = Writing(opened, database.links())
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(writing.run())
-            is_new_mode = opened.wal.is_quorum is (target is WalMode.QUORUM)
+            is_new_mode = (opened.safekeepers is not None) is (target is WalMode.QUORUM)
             was_switched = bool(switched) and not is_new_mode
             if not isinstance(await writing.write(b"late").outcome(), ShaleError):
                 assert not was_switched

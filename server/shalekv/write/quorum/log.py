@@ -51,13 +51,16 @@ ANNOUNCE_MS = 1.0
 MANIFEST_POLL_MS = 100  # of the manifest as this process knows it, which costs no request
 
 
+def nobody_waits() -> None:
+    """Listener for a log that no call waits for."""
+
+
 class QuorumLog:
     """The members of one log, by their ids."""
 
     def __init__(self, ledger: Ledger, context: QuorumContext) -> None:
         """Prepare the peers; connections are made by `run`."""
         self.ledger = ledger
-        self.on_unavailable: Callable[[], None] = lambda: None
         self._context = context
         self._clock = context.runtime.clock
         self._chain = Chain(context.settings)
@@ -76,10 +79,11 @@ class QuorumLog:
         joined = {member_id for member_id, peer in self._peers.items() if peer.is_joined}
         return self.ledger.leader.configuration.is_majority(joined)
 
-    async def run(self) -> None:
+    async def run(self, on_unavailable: Callable[[], None] = nobody_waits) -> None:
         """Follow all members until cancelled; may be run again.
 
-        Raises the error that ends the log.
+        `on_unavailable` is called whenever no majority has answered for `quorum_timeout_ms`. Raises
+        the error that ends the log.
         """
         ledger = self.ledger
         ledger.check_leading()
@@ -87,7 +91,9 @@ class QuorumLog:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._follow_all()
-            checking = tasks.create_task(self._check_periodically(), name="check the quorum")
+            checking = tasks.create_task(
+                self._check_periodically(on_unavailable), name="check the quorum"
+            )
             polling = tasks.create_task(self._poll_archive(), name="poll the archive")
             announcing = tasks.create_task(self._announce(), name="announce what is committed")
             try:
@@ -113,15 +119,10 @@ class QuorumLog:
         self._set_peers()
         self._follow_all()
 
-    def check_available(self) -> None:
-        """Raise `QuorumUnavailable` or `LogFull` while nothing can be committed."""
-        self.ledger.check_leading()
-        problem = self._problem()
-        try:
-            if problem is not None:
-                raise problem
-        finally:
-            del problem  # it refers to this frame
+    @property
+    def refusal(self) -> ShaleError | None:
+        """The error that ended the log, or says why nothing can be committed for now."""
+        return self.ledger.failure or self._problem()
 
     def trouble(self) -> Trouble | None:
         """The reason why nothing can be committed."""
@@ -139,7 +140,7 @@ class QuorumLog:
         ledger = self.ledger
         configuration = ledger.leader.configuration
         next_ids = {member.id for member in configuration.next}
-        problem = ledger.failure or self._problem()
+        problem = self.refusal
         return QuorumReport(
             generation=configuration.generation,
             members=tuple(
@@ -222,7 +223,7 @@ class QuorumLog:
         lost_ms = 0.0 if since_ms is None else now_ms - since_ms
         return max(lost_ms, self.ledger.stalled_ms(now_ms))
 
-    async def _check_periodically(self) -> None:
+    async def _check_periodically(self, on_unavailable: Callable[[], None]) -> None:
         """Act on what no message reports: silent members, slow archivers, timeouts."""
         check_ms = min(CHECK_MS_MAX, self._context.settings.quorum_timeout_ms / CHECKS_PER_TIMEOUT)
         while True:
@@ -230,11 +231,11 @@ class QuorumLog:
             for peer in [*self._peers.values()]:
                 await peer.disconnect_if_silent(now_ms)
             self._appoint(now_ms)
-            self._update_availability()
+            self._update_availability(on_unavailable)
             self.ledger.drop_archived()
             await self._clock.sleep_ms(check_ms)
 
-    def _update_availability(self) -> None:
+    def _update_availability(self, on_unavailable: Callable[[], None]) -> None:
         timeout_ms = self._context.settings.quorum_timeout_ms
         was_unavailable = self._is_unavailable
         self._is_unavailable = self._silent_ms() >= timeout_ms
@@ -245,7 +246,7 @@ class QuorumLog:
             return
         problem = self._problem()
         log.error("no majority of the safekeepers", problem=str(problem))
-        self.on_unavailable()
+        on_unavailable()
         if problem is not None:
             self.ledger.give_up_archiving(problem)
 

@@ -52,6 +52,7 @@ from shalekv.write.recovery import (
     FencedLog,
     OpeningSnapshot,
     RecoveredLog,
+    flush_policy,
     opening_deadline,
     replay_log,
     serve_replayed,
@@ -98,10 +99,12 @@ async def open_quorum_log(  # noqa: PLR0913 - what an opening is made of
     fenced = FencedLog(
         replayed,
         wal,
+        flush_policy(settings, max_parallel_writes=quorum.parallel_appends, is_charged=False),
         time,
         fence_wal_id,
         last_stored_wal_id=fetched.archive_tip,
         first_seq=first_seq_of_writer(manifest.current, replayed.last_seq),
+        safekeepers=wal,
     )
     return await serve_replayed(store, manifest, settings, fenced, cache, disk)
 

@@ -27,14 +27,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import structlog
 
-from shalekv.clock import NOW_MS
-from shalekv.concurrency import Waiter, complete, new_waiter
+from shalekv.clock import NOW_MS, Clock
+from shalekv.concurrency import FifoLock, Waiter
 from shalekv.errors import BadStructure, CorruptObject, LogFull, ShaleError, Stopping
 from shalekv.format import names
 from shalekv.format.block_frame import Codec, codec_of
@@ -49,10 +50,12 @@ from shalekv.protocol.quorum_records import Record
 from shalekv.runtime import Runtime
 from shalekv.settings import QuorumSettings
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS
+from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
 from shalekv.write.commit import WalContents
-from shalekv.write.quorum.log import RETRY_AFTER_MS, MembershipFollower, QuorumLog
-from shalekv.write.wal import QuorumReport, encode_wal, is_small
+from shalekv.write.quorum.ledger import Ledger
+from shalekv.write.quorum.log import RETRY_AFTER_MS, MembershipFollower, QuorumLog, nobody_waits
+from shalekv.write.wal import QuorumReport, encode_wal, is_small, raise_if
 
 log = structlog.get_logger()
 
@@ -159,16 +162,160 @@ class GroupEncoding:
     now_ms: Callable[[], int]  # logical time, which every SST records
 
 
-class _AppendTicket(NamedTuple):
+class _Ticket(NamedTuple):
     """The place of a record in the order of appends."""
 
-    number: int
-    place: ObjectPosition
+    turn: Waiter  # done when all records before it were appended or given up
+    position: ObjectPosition
     size_bytes: int
 
 
+class ObjectBoundaries:
+    """Assigns records to objects of the archive, and says when the open object has to end."""
+
+    def __init__(self, policy: GroupingPolicy, clock: Clock) -> None:
+        """REQUIRES: `begin` is called before `take`."""
+        self._grouping = Grouping(policy, 0)
+        self._clock = clock
+        self._opened = asyncio.Event()  # set when an object is open
+        self._hurry = asyncio.Event()  # set when the open object is to be ended before its time
+        self._wanted_wal_id = -1  # a call waits until this object is in the archive
+
+    def begin(self, next_wal_id: int) -> None:
+        """Begin with this object."""
+        self._grouping = replace(self._grouping, next_wal_id=next_wal_id)
+
+    def take(self, size_bytes: int, *, is_load: bool) -> ObjectPosition:
+        """Return the position of the next record; a load is alone in its object."""
+        if is_load:
+            position, self._grouping = self._grouping.take_alone()
+        else:
+            now_ms = self._clock.monotonic_ms()
+            position, self._grouping = self._grouping.take(size_bytes, now_ms)
+        if self._grouping.begun is not None:
+            self._opened.set()
+        return position
+
+    def correct(self, wal_id: int, by_bytes: int) -> None:
+        """Correct the size of the open object, once the encoded size of one of its groups is known.
+
+        The size accounted when the group was taken is larger than that of its SST.
+        """
+        opened = self._grouping.begun
+        if opened is not None and opened.wal_id == wal_id:
+            corrected = replace(opened, size_bytes=max(0, opened.size_bytes + by_bytes))
+            self._grouping = replace(self._grouping, begun=corrected)
+
+    def want(self, wal_id: int) -> None:
+        """Let the open object end before its time, if a call waits for it by waiting for this one.
+
+        The call does not end the object itself, since it may be cancelled half way.
+        """
+        self._wanted_wal_id = max(self._wanted_wal_id, wal_id)
+        self._hurry.set()
+
+    def seal(self) -> bool:
+        """End the open object. Returns whether there was one: then an empty record ends it."""
+        sealed = self._grouping.seal()
+        if sealed is None:
+            return False
+        _, self._grouping = sealed
+        return True
+
+    async def wait_due(self) -> None:
+        """Wait until an object is open that has to end: its time is over, or a call wants it."""
+        while True:
+            due_ms = self._grouping.seal_due_ms
+            if due_ms is None:
+                self._opened.clear()
+                await self._opened.wait()
+                continue
+            left_ms = due_ms - self._clock.monotonic_ms()
+            if left_ms < NOW_MS or self._is_wanted:
+                return
+            self._hurry.clear()
+            try:
+                # At least 1 ms, else a rest left by rounding would be waited for in a loop.
+                async with asyncio.timeout(max(1.0, left_ms) / 1_000):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether a call waits for the object that is open to be archived."""
+        opened = self._grouping.begun
+        return opened is not None and opened.wal_id <= self._wanted_wal_id
+
+
+class UnarchivedLimit:
+    """Makes an append wait while too many bytes in memory are not archived.
+
+    Appends are ordered, so at most one waits here; groups behind it fill the queue.
+    """
+
+    def __init__(self, ledger: Ledger, settings: QuorumSettings, clock: Clock) -> None:
+        """The limit is `unarchived_log_bytes_max`."""
+        self._ledger = ledger
+        self._bytes_max = settings.unarchived_log_bytes_max
+        self._timeout_ms = settings.quorum_timeout_ms
+        self._clock = clock
+        self._since_ms: float | None = None  # since when an append waits
+        self.stalled = asyncio.Event()  # set after a timeout; cleared by the task that waits for it
+
+    async def wait(self) -> None:
+        """Wait until another record may be appended; `stalled` is set after `quorum_timeout_ms`."""
+        if not self._is_reached:
+            return
+        self._since_ms = self._clock.monotonic_ms()
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1_000):
+                await self._wait_archived()
+        except TimeoutError:
+            self.stalled.set()
+            await self._wait_archived()
+        finally:
+            self._since_ms = None
+
+    @property
+    def refusal(self) -> LogFull | None:
+        """The error to refuse writes with, if an append has waited for too long."""
+        since_ms = self._since_ms
+        if since_ms is None or self._clock.monotonic_ms() - since_ms < self._timeout_ms:
+            return None
+        return LogFull(
+            f"{self._ledger.held.unarchived_bytes} bytes are not in the archive yet, and "
+            f"unarchived_log_bytes_max is {self._bytes_max}: the safekeepers archive too slowly, "
+            "or cannot reach the object store. Try again later",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """The same as a reason why nothing is committed."""
+        refusal, since_ms = self.refusal, self._since_ms
+        if refusal is None or since_ms is None:
+            return None
+        return Trouble("log full", str(refusal), since_ms)
+
+    @property
+    def _is_reached(self) -> bool:
+        return self._ledger.held.unarchived_bytes >= self._bytes_max
+
+    async def _wait_archived(self) -> None:
+        ledger = self._ledger
+        while self._is_reached:
+            ledger.archive_advanced.clear()
+            await ledger.archive_advanced.wait()
+            ledger.check_leading()
+
+
 class QuorumWal:
-    """The log of one writer, in safekeepers: implements `WriteAheadLog`."""
+    """The log of one writer, in safekeepers: implements `WriteAheadLog` and `Safekeepers`."""
+
+    is_ordered = True
+    storage_name = "a majority of the safekeepers"
+    durability = kv_pb2.DURABILITY_QUORUM
 
     def __init__(
         self,
@@ -183,23 +330,16 @@ class QuorumWal:
         self._ledger = quorum_log.ledger
         self._membership = membership
         self._encoding = encoding
-        self._settings = settings
         self._runtime = runtime
         object_bytes_max = settings.unarchived_log_bytes_max // OBJECTS_HELD_MIN
-        self._policy = GroupingPolicy(
+        policy = GroupingPolicy(
             settings.archive_interval_ms or 0, min(settings.archive_object_bytes, object_bytes_max)
         )
-        self._grouping = Grouping(self._policy, 0)
-        self._opened = asyncio.Event()  # set when an object is open
-        self._wanted_wal_id = -1  # a call waits until this object is in the archive
-        self._hurry = asyncio.Event()  # set when the open object is to be ended before its time
-        self._tickets: dict[int, _AppendTicket] = {}  # of groups not created yet, by position
+        self._objects = ObjectBoundaries(policy, runtime.clock)
+        self._limit = UnarchivedLimit(self._ledger, settings, runtime.clock)
+        self._appends = FifoLock()  # of records, in the order in which their groups were taken
+        self._tickets: dict[int, _Ticket] = {}  # of groups not created yet, by position
         self._taken_count = 0
-        self._ticket_count = 0
-        self._current_ticket = 0
-        self._waiting: dict[int, Waiter] = {}  # tickets whose turn has not come
-        self._given_up: set[int] = set()  # tickets that were given up before their turn
-        self._full_since_ms: float | None = None  # since when a record waits for memory space
 
     @property
     def own(self) -> WriterId:
@@ -207,66 +347,24 @@ class QuorumWal:
         return self._ledger.own
 
     @property
-    def is_quorum(self) -> bool:
-        return True
-
-    @property
     def leader(self) -> Leader:
         """The state of the log, and which member has which part of it."""
         return self._ledger.leader
 
     @property
-    def parallel_max(self) -> int | None:
-        return self._settings.parallel_appends
-
-    @property
-    def on_unavailable(self) -> Callable[[], None]:
-        """Called when no majority has answered for `quorum_timeout_ms`."""
-        return self._log.on_unavailable
-
-    @on_unavailable.setter
-    def on_unavailable(self, tell_waiting: Callable[[], None]) -> None:
-        self._log.on_unavailable = tell_waiting
+    def refusal(self) -> ShaleError | None:
+        """`QuorumUnavailable` or `LogFull` while nothing can be committed, or why the log ended."""
+        return self._log.refusal or self._limit.refusal
 
     def begin(self, next_wal_id: int) -> None:
-        self._grouping = Grouping(self._policy, next_wal_id)
-
-    def check_available(self) -> None:
-        """Raise `QuorumUnavailable` or `LogFull` while nothing can be committed."""
-        self._log.check_available()
-        full = self._full()
-        try:
-            if full is not None:
-                raise full
-        finally:
-            del full  # it refers to this frame
-
-    def _full(self) -> LogFull | None:
-        """The error to refuse writes with, if a record has waited too long for memory space."""
-        since_ms = self._full_since_ms
-        if since_ms is None:
-            return None
-        if self._runtime.clock.monotonic_ms() - since_ms < self._settings.quorum_timeout_ms:
-            return None
-        return LogFull(
-            f"{self._ledger.held.unarchived_bytes} bytes are not in the archive yet, and "
-            f"unarchived_log_bytes_max is {self._settings.unarchived_log_bytes_max}: the "
-            "safekeepers archive too slowly, or cannot reach the object store. Try again later",
-            retry_after_ms=RETRY_AFTER_MS,
-        )
+        self._objects.begin(next_wal_id)
 
     def take(self, size_bytes: int, *, is_load: bool) -> int:
         """Assign a WAL object to the next group: that of the group before, or the next one."""
-        if is_load:
-            place, self._grouping = self._grouping.take_alone()
-        else:
-            now_ms = self._runtime.clock.monotonic_ms()
-            place, self._grouping = self._grouping.take(size_bytes, now_ms)
-        self._tickets[self._taken_count] = self._next_ticket(place, size_bytes)
+        position = self._objects.take(size_bytes, is_load=is_load)
+        self._tickets[self._taken_count] = _Ticket(self._appends.join(), position, size_bytes)
         self._taken_count += 1
-        if self._grouping.begun is not None:
-            self._opened.set()
-        return place.wal_id
+        return position.wal_id
 
     async def create(self, wal_id: int, contents: WalContents, *, position: int) -> Occupant | None:
         """Append a record of `contents`, and return None when it is committed.
@@ -277,12 +375,12 @@ class QuorumWal:
         ticket = self._tickets.pop(position)
         try:
             data = await self._encode(wal_id, contents)
-            self._correct(ticket, len(data))
-            await self._await_ticket(ticket.number)
-            await self._await_space()
-            record = self._ledger.append(ticket.place, data)
+            self._objects.correct(wal_id, len(data) - ticket.size_bytes)
+            await ticket.turn
+            await self._limit.wait()
+            record = self._ledger.append(ticket.position, data)
         finally:
-            self._finish_ticket(ticket.number)
+            self._appends.leave(ticket.turn)
         await self._ledger.wait_committed(record.lsn)
         return None
 
@@ -291,19 +389,27 @@ class QuorumWal:
         data = await self._encode(wal_id, WalContents())
         return self._ledger.append(ObjectPosition(wal_id, ends_object=True), data)
 
+    def trouble(
+        self, after_ms: float = UNREACHABLE_AFTER_MS, *, reads: Trouble | None = None
+    ) -> Trouble | None:
+        """The reason why nothing is committed, once that has lasted `quorum_timeout_ms`.
+
+        `after_ms` is ignored, and so are `reads`: no record is written to the object store.
+        """
+        del after_ms, reads
+        return self._log.trouble() or self._limit.trouble
+
     async def archive(self, wal_id: int | None = None) -> None:
         """Wait until an object, and all before it, are in the archive.
 
         None: the object of the last committed record. An open object is ended. Raises the error
         that ends the log, and `QuorumUnavailable`.
         """
-        self._log.check_available()
+        raise_if(self._log.refusal)
         wanted = self._ledger.committed_wal_id if wal_id is None else wal_id
         if wanted is None:
             return
-        # This call does not end the object itself, since it may be cancelled half way.
-        self._wanted_wal_id = max(self._wanted_wal_id, wanted)
-        self._hurry.set()
+        self._objects.want(wanted)
         await self._ledger.wait_archived(wanted)
 
     async def unarchived(self, wal_id: int) -> Sst | None:
@@ -318,30 +424,21 @@ class QuorumWal:
         data = await self._runtime.workers.run(object_bytes, name, records)
         return open_sst(name, data, database_id=self._encoding.database_id)
 
-    def report(self) -> QuorumReport | None:
+    def report(self) -> QuorumReport:
         return self._log.report()
 
-    def trouble(self, after_ms: float = UNREACHABLE_AFTER_MS) -> Trouble | None:
-        """The reason why nothing is committed, once that has lasted `quorum_timeout_ms`.
-
-        `after_ms` is ignored.
-        """
-        del after_ms
-        trouble, full, since_ms = self._log.trouble(), self._full(), self._full_since_ms
-        if trouble is not None or full is None or since_ms is None:
-            return trouble
-        return Trouble("log full", str(full), since_ms)
-
-    async def run(self) -> None:
+    async def run(self, on_unavailable: Callable[[], None] = nobody_waits) -> None:
         """Follow members and the manifest, and end objects, until cancelled.
 
         Raises the error that ends the log.
         """
+        following = partial(self._log.run, on_unavailable)
         async with asyncio.TaskGroup() as tasks:
             others = [
-                tasks.create_task(self._failing(self._log.run), name="quorum log"),
+                tasks.create_task(self._failing(following), name="quorum log"),
                 tasks.create_task(self._seal_when_due(), name="end objects"),
                 tasks.create_task(self._failing(self._membership.run), name="follow the members"),
+                tasks.create_task(self._report_stalls(on_unavailable), name="report a full log"),
             ]
             try:
                 await self._ledger.ended.wait()
@@ -351,15 +448,18 @@ class QuorumWal:
                     task.cancel()
         self._ledger.check_leading()
 
-    async def close(self) -> None:
-        """Do nothing: streams end with `run`, and the owner of the links closes them."""
-
     async def _failing(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run one part of the log; its failure ends the whole log."""
         try:
             await run()
         except ShaleError as error:
             self._ledger.fail(error)
+
+    async def _report_stalls(self, on_unavailable: Callable[[], None]) -> None:
+        while True:
+            await self._limit.stalled.wait()
+            self._limit.stalled.clear()
+            on_unavailable()
 
     async def _encode(self, wal_id: int, contents: WalContents) -> bytes:
         encoding = self._encoding
@@ -376,106 +476,21 @@ class QuorumWal:
         run = self._runtime.workers.run
         return await run(encode_wal, properties, contents, encoding.block_bytes, encoding.codec)
 
-    def _correct(self, ticket: _AppendTicket, size_bytes: int) -> None:
-        """Correct the size of the open object, now that the encoded size of a group is known.
-
-        The size accounted when the group was taken is larger than that of its SST.
-        """
-        opened = self._grouping.begun
-        if opened is not None and opened.wal_id == ticket.place.wal_id:
-            corrected = opened.size_bytes + size_bytes - ticket.size_bytes
-            self._grouping = replace(
-                self._grouping, begun=replace(opened, size_bytes=max(0, corrected))
-            )
-
-    def _next_ticket(self, place: ObjectPosition, size_bytes: int) -> _AppendTicket:
-        self._ticket_count += 1
-        return _AppendTicket(self._ticket_count - 1, place, size_bytes)
-
-    async def _await_ticket(self, number: int) -> None:
-        if number > self._current_ticket:
-            waiter = self._waiting[number] = new_waiter()
-            await waiter
-
-    def _finish_ticket(self, number: int) -> None:
-        """Pass on the turn: the record was appended, or never will be."""
-        self._waiting.pop(number, None)
-        if number != self._current_ticket:
-            self._given_up.add(number)
-            return
-        self._current_ticket += 1
-        while self._current_ticket in self._given_up:
-            self._given_up.remove(self._current_ticket)
-            self._current_ticket += 1
-        waiter = self._waiting.get(self._current_ticket)
-        if waiter is not None:
-            complete(waiter)
-
-    async def _await_space(self) -> None:
-        """Wait while too many bytes are not archived; groups that wait behind this fill the queue.
-
-        After `quorum_timeout_ms`, calls that wait for these groups are released.
-        """
-        if self._ledger.held.unarchived_bytes < self._settings.unarchived_log_bytes_max:
-            return
-        self._full_since_ms = self._runtime.clock.monotonic_ms()
-        try:
-            async with asyncio.timeout(self._settings.quorum_timeout_ms / 1_000):
-                await self._await_space_forever()
-        except TimeoutError:
-            self.on_unavailable()
-            await self._await_space_forever()
-        finally:
-            self._full_since_ms = None
-
-    async def _await_space_forever(self) -> None:
-        ledger = self._ledger
-        while ledger.held.unarchived_bytes >= self._settings.unarchived_log_bytes_max:
-            ledger.archive_advanced.clear()
-            await ledger.archive_advanced.wait()
-            ledger.check_leading()
+    async def _seal_when_due(self) -> None:
+        """End objects that no record has ended in time."""
+        while self._ledger.failure is None:
+            await self._objects.wait_due()
+            await self._failing(self._seal)
 
     async def _seal(self) -> None:
         """End the open object, if there is one, and return when that is committed."""
-        sealed = self._grouping.seal()
-        if sealed is None:
+        if not self._objects.seal():
             return
-        place, self._grouping = sealed
-        ticket = self._next_ticket(place, 0)
-        try:
-            await self._await_ticket(ticket.number)
+        with self._appends.take() as turn:
+            await turn
             # If the groups before it were given up, its object was never begun.
             last = self._ledger.leader.log.last
             if last.wal_id is None or last.ends_object:
                 return
             record = self._ledger.append(ObjectPosition(last.wal_id, ends_object=True), b"")
-        finally:
-            self._finish_ticket(ticket.number)
         await self._ledger.wait_committed(record.lsn)
-
-    async def _seal_when_due(self) -> None:
-        """End objects that no record has ended in time."""
-        clock = self._runtime.clock
-        while self._ledger.failure is None:
-            due_ms = self._grouping.seal_due_ms
-            if due_ms is None:
-                self._opened.clear()
-                await self._opened.wait()
-                continue
-            left_ms = due_ms - clock.monotonic_ms()
-            if left_ms < NOW_MS or self._is_wanted:
-                await self._failing(self._seal)
-                continue
-            self._hurry.clear()
-            try:
-                # At least 1 ms, else a rest left by rounding would be waited for in a loop.
-                async with asyncio.timeout(max(1.0, left_ms) / 1_000):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-
-    @property
-    def _is_wanted(self) -> bool:
-        """Whether a call waits for the object that is open to be archived."""
-        opened = self._grouping.begun
-        return opened is not None and opened.wal_id <= self._wanted_wal_id

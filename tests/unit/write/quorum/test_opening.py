@@ -54,7 +54,8 @@ async def test_archived_records_are_not_applied_twice() -> None:
         await archive.add(wal_id, [each for each in ahead.records if each.wal_id == wal_id])
     opened = await database.opened()
     assert contents(opened) == [(b"a", b"v"), (b"b", b"v"), (b"c", b"v")]
-    assert opened.wal.report().archived_wal_id == 2  # type: ignore[union-attr]
+    assert opened.safekeepers is not None
+    assert opened.safekeepers.report().archived_wal_id == 2
 
 
 @virtual_time(3)
