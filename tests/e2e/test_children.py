@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.constants import variables
 from tests.kit.processes.child import Line
 from tests.kit.processes.children import is_start_of, started
 from tests.kit.processes.processes import Processes
 
 ROLES = ("compactor", "collector")
-QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")
-PATIENT = ("--child-grace-ms", "60000")  # a child that ends late is not warned of
+SUPERVISOR = "shalekv.cli.process.supervisor"
+QUICK = variables({f"{SUPERVISOR}:RESTART_INITIAL_MS": 1, f"{SUPERVISOR}:RESTART_MAX_MS": 100})
+PATIENT = variables({f"{SUPERVISOR}:GRACE_MS": 60_000})  # a child that ends late is not warned of
 
 
 def is_reported_by(role: str) -> Callable[[Line], bool]:
@@ -46,7 +48,7 @@ async def test_a_signal_ends_all(
     processes: Processes, tmp_path: Path, number: signal.Signals
 ) -> None:
     """As Ctrl-C does in a terminal: the server ends with 0 after both children, which say so."""
-    server = await processes.serve(f"file://{tmp_path}/db", *PATIENT)
+    server = await processes.serve(f"file://{tmp_path}/db", env=PATIENT)
     children = [await started(server, role) for role in ROLES]
     for role in ROLES:
         await server.line(is_reported_by(role))
@@ -62,7 +64,7 @@ async def test_a_signal_ends_all(
 async def test_a_compactor_elsewhere_is_not_fought(processes: Processes, tmp_path: Path) -> None:
     """The child is superseded, the server says so once, starts none, and serves on."""
     url = f"file://{tmp_path}/db"
-    server = await processes.serve(url, *QUICK)
+    server = await processes.serve(url, env=QUICK)
     child = await started(server, "compactor")
     await server.line(is_reported_by("compactor"))
     other = processes.start("compactor", "--url", url, "--log-format", "json")

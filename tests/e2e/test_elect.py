@@ -10,6 +10,7 @@ import pytest
 
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv_client import Client, Stopping
+from tests.kit.constants import variables
 from tests.kit.processes.child import Child, Line, event
 from tests.kit.processes.cluster import Cluster
 from tests.kit.processes.elected import elected, epochs_of
@@ -168,8 +169,10 @@ async def test_a_pause_past_the_lease_steps_down(processes: Processes, tmp_path:
     end, and it serves again when it is elected once more. Children run beside the writer alone.
     """
     # Children that have only just begun end late, too, and say so when they are given the time.
-    flags = (*STEADY, "--child-grace-ms", "60000", "--with-compactor", "--with-collector")
-    async with elected(Cluster(processes, tmp_path), "bucket", "bucket", flags=flags) as group:
+    flags = (*STEADY, "--with-compactor", "--with-collector")
+    env = variables({"shalekv.cli.process.supervisor:GRACE_MS": 60_000})
+    cluster = Cluster(processes, tmp_path)
+    async with elected(cluster, "bucket", "bucket", flags=flags, env=env) as group:
         paused, other, epoch = group.writer, group.idle, group.writes.epoch
         await paused.line(is_compactor_started)
         assert not any("child" in line for line in other.lines()), other.report()

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shalekv.cli.commands.serve import commands_to_try
 from shalekv.cli.console.exit_codes import ExitCode
 from shalekv.v1 import kv_pb2, kv_pb2_grpc
+from tests.kit.constants import variables
 from tests.kit.processes.child import Child, event
 from tests.kit.processes.processes import SERVE, SHALEKV, Processes
 
@@ -98,7 +99,8 @@ async def test_it_stops_when_it_is_asked_to(
 ) -> None:
     """Exit code 0; who watches the health is told, and nothing is logged as an error."""
     # Children that have only just begun end late, too: without a word when they are given the time.
-    server = await processes.serve(_url(tmp_path), "--child-grace-ms", "60000")
+    patient = variables({"shalekv.cli.process.supervisor:GRACE_MS": 60_000})
+    server = await processes.serve(_url(tmp_path), env=patient)
     async with grpc.aio.insecure_channel(server.listen) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service="shalekv.v1.KV"))
@@ -230,7 +232,8 @@ async def test_a_console_says_what_to_try(processes: Processes, tmp_path: Path) 
 
 async def test_abuse_of_the_port_does_not_hurt(processes: Processes, tmp_path: Path) -> None:
     """Garbage, and 100 connections that never speak: calls are served, the silent are closed."""
-    server = await processes.serve(_url(tmp_path), "--handshake-timeout-ms", "500")
+    quick = variables({"shalekv.rpc.server:HANDSHAKE_TIMEOUT_MS": 500})
+    server = await processes.serve(_url(tmp_path), env=quick)
     host, _, port = server.listen.rpartition(":")
     with closing(socket.create_connection((host, int(port)), timeout=10)) as garbage:
         garbage.sendall(b"\x16\x03\x01 this is not HTTP/2 \x00\xff" * 1000)

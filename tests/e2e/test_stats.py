@@ -7,13 +7,15 @@ import signal
 from pathlib import Path
 
 from shalekv_client import Client, Stats
+from tests.kit.constants import variables
 from tests.kit.processes.children import Watched, started
 from tests.kit.processes.processes import Processes
 
 ROLES = ("writer", "compactor", "collector")
 # So that both have something to do all the time.
 BUSY = ("--compactor-poll-ms", "50", "--collect-interval-ms", "100")
-QUICK = ("--child-restart-initial-ms", "1", "--child-restart-max-ms", "100")
+SUPERVISOR = "shalekv.cli.process.supervisor"
+QUICK = variables({f"{SUPERVISOR}:RESTART_INITIAL_MS": 1, f"{SUPERVISOR}:RESTART_MAX_MS": 100})
 
 
 def totals(stats: Stats) -> dict[str, int]:
@@ -31,7 +33,7 @@ async def more_than(client: Client, floor: dict[str, int]) -> dict[str, int]:
 
 async def test_a_restart_of_a_child_loses_nothing(processes: Processes, tmp_path: Path) -> None:
     """What the one before it has told stays in the sum."""
-    server = await processes.serve(f"file://{tmp_path}/db", *BUSY, *QUICK)
+    server = await processes.serve(f"file://{tmp_path}/db", *BUSY, env=QUICK)
     collector: Watched = await started(server, "collector")
     async with Client(server.listen) as client:
         before = await more_than(client, {})

@@ -9,6 +9,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are a package of their 
 
 from shalekv.cli.commands.serve import serve
 from shalekv.cli.process.lifecycle import serving_settings
+from shalekv.cli.process.supervisor import GRACE_MS
 from shalekv.server.election.elector import KubernetesPlace, parse_place
 from shalekv.server.election.kubernetes import API_VERSION, METHODS
 from shalekv.settings import WriterConfig
@@ -76,7 +77,7 @@ def test_kubernetes_lets_the_servers_stand_by() -> None:
     assert container["livenessProbe"]["tcpSocket"]["port"] == port
     assert container["readinessProbe"]["grpc"] == {"port": port, "service": "shalekv.write"}
     grace_ms = spec["terminationGracePeriodSeconds"] * 1_000
-    children_ms = 2 * settings.children.child_grace_ms
+    children_ms = 2 * GRACE_MS
     lease_ms = settings.election.lease_ttl_ms
     assert grace_ms > settings.server.shutdown_grace_ms + lease_ms + children_ms
     assert spec["enableServiceLinks"] is False

@@ -49,7 +49,7 @@ from shalekv.rpc.adapter import Adapter, SwitchableHandler
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
 from shalekv.server.service import AdminService, Call, KvService, WatchService
-from shalekv.settings import EndpointSettings, LimitSettings, LogLevel
+from shalekv.settings import KIB, EndpointSettings, LimitSettings, LogLevel
 from shalekv.v1 import admin_pb2 as admin
 from shalekv.v1 import kv_pb2 as kv
 from shalekv.v1 import safekeeper_pb2 as wire
@@ -142,6 +142,18 @@ LAST_CALLS_S = 0.1
 # Time for the ends of watches, which update the leases of their consumers with some requests to the
 # store.
 LAST_EDITS_S = 1.0
+# Calls of one connection at once: a client that starts more waits for others of its own.
+CONCURRENT_STREAMS_MAX = 256
+METADATA_BYTES_MAX = 16 * KIB  # of a call; ours are under 1 KiB, so this leaves space for proxies
+# A connection that has not sent HTTP/2 by then is of no client of gRPC.
+HANDSHAKE_TIMEOUT_MS = 10_000
+CONNECTION_IDLE_MS = 300_000  # clients connect again at their next call, which takes one round trip
+# Calls may run so long after their connection was asked to reconnect: longer than any but watches
+# and scans, which clients continue elsewhere.
+CONNECTION_AGE_GRACE_MS = 30_000
+# A client that pings more often while it sends no data is disconnected. Clients of gRPC ping every
+# 30 seconds or less often.
+PING_INTERVAL_MIN_MS = 20_000
 GRPC_LOGGER = "grpc._cython.cygrpc"
 OWN_SERVICES = (KV_SERVICE, ADMIN_SERVICE)
 READY = Readiness()
@@ -496,22 +508,22 @@ def channel_options(settings: EndpointSettings) -> Sequence[tuple[str, int]]:
     """Return the options of grpc for connections, messages and metadata."""
     return [
         ("grpc.so_reuseport", 0),  # else two servers could share a port unnoticed
-        ("grpc.server_handshake_timeout_ms", settings.handshake_timeout_ms),
-        ("grpc.max_connection_idle_ms", settings.connection_idle_ms),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
         ("grpc.max_connection_age_ms", settings.connection_age_ms),
-        ("grpc.max_connection_age_grace_ms", settings.connection_age_grace_ms),
-        ("grpc.max_concurrent_streams", settings.concurrent_streams_max),
+        ("grpc.max_connection_age_grace_ms", CONNECTION_AGE_GRACE_MS),
+        ("grpc.max_concurrent_streams", CONCURRENT_STREAMS_MAX),
         # Clients keep to that limit by queueing. Overload protection would also count calls that
         # have just ended, and end new ones of a client at its limit with a bare UNAVAILABLE.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_receive_message_length", settings.message_bytes_max),
         ("grpc.max_send_message_length", -1),  # the services cut their replies
         # Below the absolute limit grpc refuses at random, so both are the same.
-        ("grpc.max_metadata_size", settings.metadata_bytes_max),
-        ("grpc.absolute_max_metadata_size", settings.metadata_bytes_max),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         # By default grpc closes the connections of clients that send pings without calls.
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", settings.ping_interval_min_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         # By default grpc collects the statistics for channelz even if no service shows them.
         ("grpc.enable_channelz", int(settings.debug_services)),
     ]

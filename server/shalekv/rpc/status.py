@@ -231,7 +231,7 @@ people and may change.
 
 A bare code was made by gRPC itself, in the client, in the server, or in something between. Of the
 server's own limits these are told so: `RESOURCE_EXHAUSTED` for a message over `message_bytes_max`,
-for metadata over `metadata_bytes_max` and past twice `concurrent_calls_max` calls of any kind, and
+for metadata over 16 KiB and past twice `concurrent_calls_max` calls of any kind, and
 `UNIMPLEMENTED` for a method that no version has.
 
 Unknown means that the write may be applied now, later, or never. Read the key to find out, or write

@@ -24,6 +24,20 @@ RENAMED: Mapping[str, str] = {
 REMOVED: Mapping[str, str] = {
     "collector.fence_age_s": "fences are never deleted any more, since a writer that was stalled "
     "for longer than their age lost acknowledged writes",
+    "server.concurrent_streams_max": "a connection has at most 256 calls in progress",
+    "server.metadata_bytes_max": "the metadata of a call has at most 16 KiB",
+    "server.handshake_timeout_ms": "a connection that has not sent HTTP/2 after 10 seconds is "
+    "closed",
+    "server.connection_idle_ms": "a connection without calls is closed after 5 minutes",
+    "server.connection_age_grace_ms": "calls may continue for 30 seconds after their connection "
+    "has reached connection_age_ms",
+    "server.ping_interval_min_ms": "a client without data may ping every 20 seconds",
+    "children.child_restart_initial_ms": "the first delay is half a second, and doubles",
+    "children.child_restart_max_ms": "the longest delay is a minute",
+    "children.child_takeover_ms": "the own compactor is started again when writes were delayed "
+    "for 30 seconds",
+    "children.child_grace_ms": "a child process is sent SIGTERM after 5 seconds, and SIGKILL "
+    "after 5 more",
 }
 
 

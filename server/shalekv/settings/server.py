@@ -64,50 +64,17 @@ class EndpointSettings(ProcessSettings):
         le=1_000_000,
         description="Most calls in progress; more are refused with RESOURCE_EXHAUSTED.",
     )
-    concurrent_streams_max: int = Field(
-        default=256, ge=1, le=100_000, description="Most calls in progress on one connection."
-    )
     message_bytes_max: int = Field(
         default=68 * MIB,
         ge=64 * KIB,
         le=1 * GIB,
         description="Largest message that the server accepts, bytes.",
     )
-    metadata_bytes_max: int = Field(
-        default=16 * KIB, ge=1 * KIB, le=1 * MIB, description="Largest metadata of a call, bytes."
-    )
-    handshake_timeout_ms: int = Field(
-        default=10_000,
-        ge=100,
-        le=600_000,
-        description="Time after which a new connection that has not sent HTTP/2 is closed, "
-        "milliseconds.",
-    )
-    connection_idle_ms: int = Field(
-        default=300_000,
-        ge=1_000,
-        le=86_400_000,
-        description="Time after which a connection without calls is closed, milliseconds.",
-    )
     connection_age_ms: int = Field(
         default=3_600_000,
         ge=1_000,
         le=86_400_000,
         description="Age at which a connection is asked to reconnect, milliseconds.",
-    )
-    connection_age_grace_ms: int = Field(
-        default=30_000,
-        ge=0,
-        le=3_600_000,
-        description="How long calls may continue after their connection was asked to reconnect, "
-        "milliseconds.",
-    )
-    ping_interval_min_ms: int = Field(
-        default=20_000,
-        ge=1_000,
-        le=3_600_000,
-        description="Least time between pings of a client without data, milliseconds; one that "
-        "pings more often is disconnected.",
     )
     debug_services: bool = Field(
         default=False,
@@ -156,33 +123,6 @@ class ChildrenSettings(Settings):
     with_collector: bool = Field(
         default=True,
         description="Run a collector of this database as a child process. Never run for memory://.",
-    )
-    child_restart_initial_ms: int = Field(
-        default=500,
-        ge=1,
-        le=3_600_000,
-        description="Delay before a child process that has ended is started again, milliseconds. "
-        "It doubles with each end until the process has run for as long as the longest delay.",
-    )
-    child_restart_max_ms: int = Field(
-        default=60_000,
-        ge=1,
-        le=86_400_000,
-        description="Longest delay before a child process is started again, milliseconds.",
-    )
-    child_takeover_ms: int = Field(
-        default=30_000,
-        ge=50,
-        le=86_400_000,
-        description="After another compactor has taken over, the own one is started again when "
-        "writes have been delayed for so long, milliseconds: then the other one does not compact.",
-    )
-    child_grace_ms: int = Field(
-        default=5_000,
-        ge=0,
-        le=600_000,
-        description="How long a shutdown waits for a child process that was asked to end, before "
-        "it sends SIGTERM, milliseconds; after the same time again it sends SIGKILL.",
     )
 
 

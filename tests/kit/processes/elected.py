@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -26,10 +26,11 @@ class Elected:
     cluster: Cluster
     flags: tuple[str, ...]
     writes: Persistent
+    env: Mapping[str, str]
     servers: list[Child] = field(default_factory=list)
 
     async def start(self, *flags: str, listen: str = "127.0.0.1:0") -> Child:
-        child = await self.cluster.serve("--listen", listen, *self.flags, *flags)
+        child = await self.cluster.serve("--listen", listen, *self.flags, *flags, env=self.env)
         self.servers.append(child)
         return child
 
@@ -65,7 +66,7 @@ class Elected:
 
 @asynccontextmanager
 async def elected(
-    cluster: Cluster, *elects: str, flags: Sequence[str] = ()
+    cluster: Cluster, *elects: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Elected]:
     """A server for each of `elects`, and clients that write to whichever serves, until the end.
 
@@ -73,7 +74,7 @@ async def elected(
     """
     writes = Persistent(History(run_seed()), [], random_of("elected"), clients=4)
     # Later flags win: a test may have children all the same.
-    group = Elected(cluster, ("--elect", elects[0], *ALONE, *flags), writes)
+    group = Elected(cluster, ("--elect", elects[0], *ALONE, *flags), writes, env or {})
     await asyncio.gather(*(group.start("--elect", elect) for elect in elects))
     writes.addresses = [child.listen for child in group.servers]
     async with asyncio.TaskGroup() as tasks:

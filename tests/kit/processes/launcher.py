@@ -33,6 +33,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from tests.kit.constants import replace_as_given
+
 _LENGTH = struct.Struct(">I")
 _STATUS = struct.Struct(">i")
 _FDS = 4  # stdin, stdout, stderr, and the pipe that is told how the process ended
@@ -196,6 +198,7 @@ def _become(request: list[object], fds: Sequence[int], not_its: Sequence[int]) -
         time.tzset()
         os.chdir(str(folder))
         sys.argv = argv
+        replace_as_given(os.environ)
         main()
         code = 0
     except SystemExit as ended:

@@ -25,10 +25,11 @@ from shalekv.cli.process.supervisor import (
 )
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime, ThreadWorkers
-from shalekv.settings import ChildrenSettings
 from shalekv.store.api import RequestCounts, RequestKind
+from tests.kit.constants import constants
 
-QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=5_000)
+SUPERVISOR = "shalekv.cli.process.supervisor"
+QUICK = {f"{SUPERVISOR}:RESTART_INITIAL_MS": 1, f"{SUPERVISOR}:RESTART_MAX_MS": 4}
 
 # Counts and reports requests, waits for the end of its input, and counts one more.
 REPORTER = """
@@ -109,9 +110,10 @@ async def run_beside(
     """Run `program` as a child until `until_` holds, and return the final reports."""
     runtime = Runtime(LoopClock(), Random(0), ThreadWorkers(1))
     command = ChildCommand("test", ["-c", program, *argv])
-    children = ChildSupervisor([command], QUICK, runtime, is_pressed=lambda: False)
+    children = ChildSupervisor([command], runtime, is_pressed=lambda: False)
     children.reports = reports = AwaitableReports()
-    await children.run_beside(reports.until(until_))
+    with constants(QUICK):
+        await children.run_beside(reports.until(until_))
     return reports
 
 

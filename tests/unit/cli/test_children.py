@@ -33,9 +33,12 @@ from shalekv.settings import (
     StoreSettings,
     WriterConfig,
 )
+from tests.kit.constants import Constants, constants
 
-QUICK = ChildrenSettings(child_restart_initial_ms=1, child_restart_max_ms=4, child_grace_ms=50)
-LONG_GRACE = ChildrenSettings(child_grace_ms=600_000)
+SUPERVISOR = "shalekv.cli.process.supervisor"
+QUICK = {f"{SUPERVISOR}:RESTART_INITIAL_MS": 1, f"{SUPERVISOR}:RESTART_MAX_MS": 4}
+GRACE = f"{SUPERVISOR}:GRACE_MS"
+LONG_GRACE = {GRACE: 600_000}
 
 # Each appends what happens to it to the file that it is given.
 RECORD = """
@@ -134,7 +137,7 @@ async def run_beside(
     serving: Awaitable[None],
     output: ChildOutput,
     program: str,
-    settings: ChildrenSettings = QUICK,
+    changed: Constants = QUICK,
     *,
     is_pressed: bool = False,
     clock: Clock | None = None,
@@ -145,8 +148,9 @@ async def run_beside(
 
     command = ChildCommand(COMPACTOR, ["-c", program, str(output.path)], secrets or {})
     runtime = Runtime(clock or LoopClock(), Random(0), ThreadWorkers(1))
-    children = ChildSupervisor([command], settings, runtime, is_pressed=lambda: is_pressed)
-    await children.run_beside(serve())
+    children = ChildSupervisor([command], runtime, is_pressed=lambda: is_pressed)
+    with constants({GRACE: 50} | dict(changed)):
+        await children.run_beside(serve())
 
 
 @pytest.mark.parametrize("code", [0, 1, 6])
@@ -158,9 +162,9 @@ async def test_a_child_that_ends_is_started_again(output: ChildOutput, code: int
 
 async def test_delays_double_up_to_the_longest(output: ChildOutput) -> None:
     """Delays are random, from the upper half, so that many servers do not restart at once."""
-    settings = ChildrenSettings(child_restart_initial_ms=4, child_restart_max_ms=30)
+    changed = {f"{SUPERVISOR}:RESTART_INITIAL_MS": 4, f"{SUPERVISOR}:RESTART_MAX_MS": 30}
     serving = output.until_logged("child process has ended", 6)
-    await run_beside(serving, output, "raise SystemExit(1)", settings, clock=ShortLives())
+    await run_beside(serving, output, "raise SystemExit(1)", changed, clock=ShortLives())
     longest = [4, 8, 16, 30, 30, 30]
     assert all(
         most / 2 - 1 <= drawn <= most
@@ -181,8 +185,7 @@ async def test_a_child_that_was_fenced_or_misconfigured_stays_down(
 async def test_a_child_that_does_not_end_is_ended(output: ChildOutput) -> None:
     """A child gets SIGTERM after the grace, SIGKILL after another, and has a lower priority."""
     # As it is niced, it may have to wait for its turn to record of the signal.
-    settings = QUICK.model_copy(update={"child_grace_ms": 2_000})
-    await run_beside(output.until(bool), output, STUBBORN, settings)
+    await run_beside(output.until(bool), output, STUBBORN, QUICK | {GRACE: 2_000})
     await output.until(lambda lines: len(lines) == 2)
     began, terminated = output.lines
     assert terminated == "SIGTERM"
@@ -282,9 +285,9 @@ def test_children_are_those_that_are_wanted(
 
 async def test_a_fenced_compactor_takes_over_again(output: ChildOutput) -> None:
     """A fenced compactor is restarted if writes stay held back: the other one may have ended."""
-    settings = QUICK.model_copy(update={"child_takeover_ms": 100})
+    changed = QUICK | {f"{SUPERVISOR}:TAKEOVER_MS": 100}
     serving = output.until(lambda lines: len(lines) >= 3)
-    await run_beside(serving, output, ENDS.format(code=4), settings, is_pressed=True)
+    await run_beside(serving, output, ENDS.format(code=4), changed, is_pressed=True)
     assert "child process is started again: no other process does its work" in output.events
 
 

@@ -19,6 +19,7 @@ from shalekv.errors import Fenced
 from shalekv.rpc.server import GRPC_LOGGER, Server
 from shalekv.settings import LogLevel, ServerSettings
 from shalekv.v1 import admin_pb2, kv_pb2
+from tests.kit.constants import replace
 from tests.kit.serving import raw_http2
 from tests.kit.serving.rpc import failure, runtime, serving
 
@@ -167,9 +168,10 @@ async def _some(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def test_silent_connections_are_closed() -> None:
+async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 connections that send nothing do not keep others from being served, and are closed."""
-    async with serving(handshake_timeout_ms=500) as it:
+    replace(monkeypatch, {"shalekv.rpc.server:HANDSHAKE_TIMEOUT_MS": 500})
+    async with serving() as it:
         silent = [await _connect(it.server.listen) for _ in range(100)]
         read = kv_pb2.GetRequest(key=b"a")
         assert not (await it.kv.Get(read, wait_for_ready=True)).found  # it may be late, too
@@ -208,7 +210,7 @@ async def test_a_message_over_the_limit_is_refused() -> None:
 async def test_metadata_over_the_limit_is_refused() -> None:
     """Metadata that are too long always get RESOURCE_EXHAUSTED, and the connection goes on."""
     get = kv_pb2.GetRequest(key=b"a")
-    async with serving(metadata_bytes_max=16 * 1024) as it:
+    async with serving() as it:
         for _ in range(3):
             failed = await failure(it.kv.Get(get, metadata=(("x-much", "x" * 16 * 1024),)))
             assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED

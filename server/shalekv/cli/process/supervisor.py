@@ -40,7 +40,6 @@ from shalekv.clock import Clock
 from shalekv.runtime import Runtime
 from shalekv.server.status import ProcessUse
 from shalekv.settings import (
-    ChildrenSettings,
     CollectorConfig,
     CompactorConfig,
     Settings,
@@ -54,6 +53,15 @@ REQUESTS_MAX = 2**53  # so that sums stay within 64 bits
 COMPACTOR = "compactor"
 NICENESS = 10  # below whatever serves, above idle work
 LAST_REPORT_MS = 1_000
+# The first delay before a child that has ended is started again: an accident costs little. The
+# delay doubles with each end until the child has run for as long as the longest delay, which spares
+# a store that refuses every start.
+RESTART_INITIAL_MS = 500
+RESTART_MAX_MS = 60_000
+# When writes have been delayed for so long, no other compactor works: one that does ends the delay
+# within a few seconds.
+TAKEOVER_MS = 30_000
+GRACE_MS = 5_000  # until SIGTERM, and again until SIGKILL: a child has to end requests in flight
 PRESSURE_POLL_MS = 50  # a memtable of some MiB is filled in a second
 STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
 # Exit codes after which a restart does not help: another compactor has taken over, and restarting
@@ -61,7 +69,7 @@ STARTED_BY_ITSELF = ("-m", "shalekv.cli.main")
 STAY_DOWN: Mapping[int, str] = {
     ExitCode.FENCED: "another compactor has taken over, and restarting this one would fence it: "
     "give --no-with-compactor to this server if another compactor is intended. It is started again "
-    "when nothing is compacted for child_takeover_ms",
+    "when nothing is compacted for 30 seconds",
     ExitCode.USAGE: "its settings are wrong, and would be wrong again",
 }
 
@@ -249,7 +257,6 @@ class ChildSupervisor:
     def __init__(
         self,
         commands: Sequence[ChildCommand],
-        settings: ChildrenSettings,
         runtime: Runtime,
         *,
         is_pressed: Callable[[], bool],
@@ -260,7 +267,6 @@ class ChildSupervisor:
         """
         self._commands = commands
         self._is_pressed = is_pressed
-        self._settings = settings
         self._clock = runtime.clock
         self._random = runtime.random
         self._processes: dict[str, Process] = {}
@@ -303,8 +309,7 @@ class ChildSupervisor:
             await self._wait_ms(PRESSURE_POLL_MS)
 
     async def _supervise(self, command: ChildCommand) -> None:
-        settings = self._settings
-        delay_ms = float(settings.child_restart_initial_ms)
+        delay_ms = float(RESTART_INITIAL_MS)
         while not self._stopping.is_set():
             began_ms = self._clock.monotonic_ms()
             code = await self._run(command)
@@ -317,15 +322,15 @@ class ChildSupervisor:
                     return
                 log.warning("child process is started again: no other process does its work")
                 continue
-            if self._clock.monotonic_ms() - began_ms >= settings.child_restart_max_ms:
-                delay_ms = settings.child_restart_initial_ms
+            if self._clock.monotonic_ms() - began_ms >= RESTART_MAX_MS:
+                delay_ms = RESTART_INITIAL_MS
             jittered_ms = self._random.uniform(delay_ms / 2, delay_ms)
             log.warning("child process has ended", restart_ms=round(jittered_ms))
             await self._wait_ms(jittered_ms)
-            delay_ms = min(2 * delay_ms, settings.child_restart_max_ms)
+            delay_ms = min(2 * delay_ms, RESTART_MAX_MS)
 
     async def _is_takeover_due(self) -> bool:
-        """Wait until writes were held back for `child_takeover_ms`; False if a stop came before.
+        """Wait until writes were held back for `TAKEOVER_MS`; False if a stop came before.
 
         The compactor that took over may have ended, for example with the fenced writer that
         started it.
@@ -334,7 +339,7 @@ class ChildSupervisor:
         while not self._stopping.is_set():
             await self._wait_ms(PRESSURE_POLL_MS)
             pressed_ms = pressed_ms + PRESSURE_POLL_MS if self._is_pressed() else 0
-            if pressed_ms >= self._settings.child_takeover_ms:
+            if pressed_ms >= TAKEOVER_MS:
                 return True
         return False
 
@@ -382,7 +387,7 @@ class ChildSupervisor:
         if process.stdin is not None:
             process.stdin.close()
         for number, send in ((signal.SIGTERM, os.kill), (signal.SIGKILL, os.killpg)):
-            await self._clock.sleep_ms(self._settings.child_grace_ms)
+            await self._clock.sleep_ms(GRACE_MS)
             _log.warning("child process does not end", pid=process.pid, sent=number.name)
             with suppress(ProcessLookupError):
                 send(process.pid, number)  # SIGKILL goes to the processes of the child as well

@@ -144,7 +144,6 @@ def child_supervisor(context: WriterContext, writer: Writer) -> ChildSupervisor:
     """The supervisor of the child processes of `writer`; it has not started any."""
     children = ChildSupervisor(
         child_commands(context.settings),
-        context.settings.children,
         context.runtime,
         is_pressed=lambda: writer.engine.is_pressed,
     )
