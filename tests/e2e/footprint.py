@@ -30,23 +30,23 @@ class Footprint:
         return sum(self._wal_bytes.values())
 
     def look(self) -> Version:
-        """Look at the files; the tree of the newest manifest."""
+        """Look at the files; the version of the newest manifest."""
         sizes = self._sizes()
         manifest = self._newest_manifest()
-        tree = Version.of(manifest)
+        version = Version.of(manifest)
         wal_bytes = {
             wal_id: size_bytes
             for name, size_bytes in sizes.items()
             if (wal_id := names.parse_wal_name(name)) is not None
         }
         self._wal_bytes |= wal_bytes
-        after = -1 if tree.wal_id is None else tree.wal_id
+        after = -1 if version.wal_id is None else version.wal_id
         open_bytes = sum(size for wal_id, size in wal_bytes.items() if wal_id > after)
-        self.needed_bytes = tree_bytes(tree) + open_bytes
-        self.l0_count_max = max(self.l0_count_max, len(tree.l0))
+        self.needed_bytes = tree_bytes(version) + open_bytes
+        self.l0_count_max = max(self.l0_count_max, len(version.l0))
         self.open_wal_bytes_max = max(self.open_wal_bytes_max, open_bytes)
         self.disk_bytes_max = max(self.disk_bytes_max, sum(sizes.values()))
-        return tree
+        return version
 
     def _sizes(self) -> dict[str, int]:
         sizes = {}
@@ -68,6 +68,6 @@ class Footprint:
             return decode_manifest(path.relative_to(self.folder).as_posix(), data)
 
 
-def tree_bytes(tree: Version) -> int:
-    runs = [info for run in tree.runs for info in run.ssts]
-    return sum(info.size_bytes for info in (*tree.l0, *runs))
+def tree_bytes(version: Version) -> int:
+    runs = [info for run in version.runs for info in run.ssts]
+    return sum(info.size_bytes for info in (*version.l0, *runs))

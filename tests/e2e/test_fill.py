@@ -99,7 +99,7 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
         within_s=240,
         code=0,
     )
-    tree = footprint.look()
+    version = footprint.look()
 
     level_bytes = written_bytes(server) + written_bytes(compactor)
     say(f"{filling.logical_bytes >> 20} MiB in {elapsed_s:.0f} s, {filling.key_count} keys left")
@@ -112,7 +112,7 @@ async def test_fill(processes: Processes, tmp_path: Path, fill: Fill) -> None:
     if fill != SHORT:
         measured = Measured(
             write=(footprint.wal_bytes + level_bytes) / filling.logical_bytes,
-            space=tree_bytes(tree) / filling.live_bytes(),
+            space=tree_bytes(version) / filling.live_bytes(),
             bytes_per_s=filling.logical_bytes / elapsed_s,
             merged_bytes_per_s=merged_bytes_per_s(server),
         )

@@ -100,10 +100,10 @@ async def test_the_levels_have_every_kind_of_object() -> None:
     """The newest database has L0, sorted runs, records, a snapshot and loads, compacted or not."""
     store = store_of("v0_3_levels")
     manifest = await manifest_of(store)
-    tree = Version.of(manifest)
-    assert tree.l0
-    assert tree.runs
-    assert tree.system
+    version = Version.of(manifest)
+    assert version.l0
+    assert version.runs
+    assert version.system
     assert {each.name for each in manifest.snapshots} >= {"kept"}
     assert len(manifest.pending_loads) == 1
     assert {each.level for each in manifest.leveled_ssts} >= {0, SYSTEM_LEVEL}

@@ -315,8 +315,8 @@ def _fates(stage: Stage, folder: str) -> list[str]:
 @table(r"levels/\d+\.sst, ")
 async def level_contents(stage: Stage, rows: list[str]) -> None:
     """The SSTs of the current manifest, in the order in which reads meet them: L0, newest first."""
-    tree = Version.of(stage.current())
-    ssts = [*tree.l0, *(info for run in tree.runs for info in run.ssts)]
+    version = Version.of(stage.current())
+    ssts = [*version.l0, *(info for run in version.runs for info in run.ssts)]
     assert [_level_row(stage, info.id, info.level) for info in ssts] == rows
 
 

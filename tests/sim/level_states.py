@@ -146,12 +146,12 @@ class LevelStates:
         called = (names.level_name(ids[at : at + 16]) for at in range(0, len(ids), 16))
         return [name for name in called if name not in self._data]
 
-    def answer(self, tree: Version, key: bytes) -> Entry | None:
+    def answer(self, version: Version, key: bytes) -> Entry | None:
         """The newest version of `key`; None: there is none, or a range tombstone hides it."""
         lowest = 1 << 64  # of what stands in newer sources for this key
         found: Entry | None = None
         hidden_below = 0
-        for info in tree.sources_of(key):
+        for info in version.sources_of(key):
             read = self._sst(info)
             point = read.points.get(key)
             over = [t.seq for t in read.range_tombstones if _covers(t, key)]
@@ -193,10 +193,10 @@ def check_i9_levels_are_the_log(order: SerialOrder, stored: Stored) -> int:
             raise Violation(f"I8: manifest {after.manifest_id} names {missing}, never written")
         checked += 1
         _check_c(stored, after)
-        tree = Version.of(after)
+        levels = Version.of(after)
         for key in order.timeline.keys:
             version = order.timeline.at(key, after.last_compacted_seq)
-            found = states.answer(tree, key)
+            found = states.answer(levels, key)
             if not _agrees(found, version, after.logical_time_ms):
                 raise Violation(
                     f"I2, I9: the levels of manifest {after.manifest_id} say {found} of {key!r}, "

@@ -163,7 +163,7 @@ class PinnedVersions:
 
     @checks(8, "database")
     def check_i8_versions_are_those_of_their_snapshots(self) -> None:
-        """Every SST of a tree that is read is one that its snapshot keeps."""
+        """Every SST of a version that is read is one that its snapshot keeps."""
         if self.problems:
             raise Violation(self.problems[0])
 
@@ -184,8 +184,8 @@ class PinnedVersions:
             )
 
 
-def _ids(tree: Version) -> set[bytes]:
-    infos = chain(tree.l0, tree.system, chain.from_iterable(run.ssts for run in tree.runs))
+def _ids(version: Version) -> set[bytes]:
+    infos = chain(version.l0, version.system, chain.from_iterable(run.ssts for run in version.runs))
     return {info.id for info in infos}
 
 

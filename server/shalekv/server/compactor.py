@@ -223,10 +223,10 @@ class Compactor:
             return True
         job = self._policy.pick(state)
         if isinstance(job, WalJob) or (job is not None and job.is_move and not self._merging):
-            await self._compactions.run(job, manifest, state.tree, self._is_hurried)
+            await self._compactions.run(job, manifest, state.version, self._is_hurried)
             return True
         if isinstance(job, MergeJob) and self._merging is None:
-            self._merging = tasks.create_task(self._merge(job, manifest, state.tree))
+            self._merging = tasks.create_task(self._merge(job, manifest, state.version))
         return False
 
     async def _read_state(self, manifest: Manifest) -> CompactionState:

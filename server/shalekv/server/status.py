@@ -314,16 +314,16 @@ class LevelsReport:
 
     def _fill_compaction(self, status: admin_pb2.CompactionStatus) -> None:
         engine = self._engine
-        tree = engine.levels.current.version
+        version = engine.levels.current.version
         landed = -1 if engine.watermark.wal_id is None else engine.watermark.wal_id
         compacted = engine.manifest.current.wal_id_last_compacted
         status.wal_objects = max(landed - (-1 if compacted is None else compacted), 0)
         status.uncompacted_bytes = engine.memory_bytes
         status.debt_bytes = debt_bytes(
-            tree,
-            LevelTargets.of(tree, self._compactor),
+            version,
+            LevelTargets.of(version, self._compactor),
             wal_bytes=engine.memory_bytes,
-            is_l0_due=len(tree.l0) >= self._compactor.l0_trigger_count,
+            is_l0_due=len(version.l0) >= self._compactor.l0_trigger_count,
         )
 
 

@@ -177,11 +177,11 @@ class CompactedDatabase:
 
     async def merge(self, source_level: int, target_level: int, count: int = 99) -> Result:
         """Merge up to `count` SSTs of a level, which are there, into another one."""
-        job = merge_job(await self.tree(), source_level, target_level, count)
+        job = merge_job(await self.version(), source_level, target_level, count)
         assert job is not None
         return await self.run(job)
 
-    async def tree(self) -> Version:
+    async def version(self) -> Version:
         return Version.of(await self.stored.refresh())
 
     async def read(self) -> NaiveLevels:
@@ -249,20 +249,22 @@ def record(client_key: bytes, expire_at_ms: int, reply: bytes = b"") -> Entry:
     return Entry(record_key(client_key), 0, Kind.PUT, value, expire_at_ms)
 
 
-def merge_job(tree: Version, source_level: int, target_level: int, count: int) -> MergeJob | None:
+def merge_job(
+    version: Version, source_level: int, target_level: int, count: int
+) -> MergeJob | None:
     """A job as the policy may pick it: `count` SSTs of a level, in a row; None: there are none."""
     if source_level == SYSTEM_LEVEL:
-        sources = tree.system[:count]
+        sources = version.system[:count]
     elif source_level == L0:
-        sources = tree.l0[::-1][:count]
+        sources = version.l0[::-1][:count]
     else:
-        run = next((run for run in tree.runs if run.level == source_level), None)
+        run = next((run for run in version.runs if run.level == source_level), None)
         sources = run.ssts[:count] if run is not None else ()
     if not sources:
         return None
     overlapped: Sequence[SstInfo] = ()
     if source_level != SYSTEM_LEVEL:
-        target = next((run for run in tree.runs if run.level == target_level), None)
+        target = next((run for run in version.runs if run.level == target_level), None)
         overlapped = _overlapped(target, sources)
     return MergeJob(source_level, target_level, sources, overlapped, is_move=False, reason="test")
 

@@ -34,7 +34,7 @@ from tests.kit.store import FaultyStore, Gate
 
 
 class Levels:
-    """SSTs that are added one by one, and the tree that they make."""
+    """SSTs that are added one by one, and the version that they make."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -86,7 +86,7 @@ class Levels:
         self.objects.remove(name)
         assert finish(self.store.create(name, data)) == Created()
 
-    def tree(self) -> Version:
+    def version(self) -> Version:
         manifest = Manifest(
             database_id=DATABASE_ID,
             manifest_id=1,

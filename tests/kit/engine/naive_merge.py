@@ -73,8 +73,8 @@ async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst
 class NaiveLevels:
     """All entries of all SSTs of one manifest, in memory."""
 
-    def __init__(self, tree: Version, entries: dict[bytes, list[Entry]]) -> None:
-        self.tree = tree
+    def __init__(self, version: Version, entries: dict[bytes, list[Entry]]) -> None:
+        self.version = version
         self._entries = entries
         self._versions = {sst_id: Versions(of_sst) for sst_id, of_sst in entries.items()}
 
@@ -94,7 +94,7 @@ class NaiveLevels:
         found = {}
         for key in keys:
             newest = None
-            for info in self.tree.sources_of(key):
+            for info in self.version.sources_of(key):
                 newest = self._versions[info.id].newest_of(key)
                 if newest is not None:
                     break
@@ -102,7 +102,7 @@ class NaiveLevels:
         return found
 
     def record(self, key: bytes) -> Entry | None:
-        for info in self.tree.system:
+        for info in self.version.system:
             for entry in self._entries[info.id]:
                 if entry.key == key:
                     return entry

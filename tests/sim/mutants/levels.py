@@ -78,17 +78,19 @@ def _anything(self: Watermark, seq: int, wal_id: int | None) -> None:
     self._wake()
 
 
-def _back_to_the_tree(self: LogApplier, tree: Version, *, epoch: int, logical_time_ms: int) -> None:
-    _real_jump(self, tree, epoch=epoch, logical_time_ms=logical_time_ms)
-    self._replayed.last_seq = tree.last_seq
-    self._watermark.advance(tree.last_seq, tree.wal_id)
+def _back_to_the_levels(
+    self: LogApplier, version: Version, *, epoch: int, logical_time_ms: int
+) -> None:
+    _real_jump(self, version, epoch=epoch, logical_time_ms=logical_time_ms)
+    self._replayed.last_seq = version.last_seq
+    self._watermark.advance(version.last_seq, version.wal_id)
 
 
 _real_jump = LogApplier.jump
 
 
 async def _leave_what_was_applied(self: VersionSet, *, is_forced: bool) -> None:
-    """When the snapshot was lost, all is begun anew with the tree that is protected then."""
+    """When the snapshot was lost, all is begun anew with the version that is protected then."""
     is_lost, jump = self.is_lost, self._jump
     await _real_follow(self, is_forced=is_forced)
     if is_lost and jump is not None:
@@ -104,7 +106,7 @@ REPLICAS = (
     mutant(
         "a replica goes backwards",
         (VersionSet, "_follow", _leave_what_was_applied),
-        (LogApplier, "jump", _back_to_the_tree),
+        (LogApplier, "jump", _back_to_the_levels),
         (Watermark, "advance", _anything),
         test="tests/unit/replica/test_engine.py::"
         "test_lost_snapshot_takes_nothing_back_and_is_made_again",

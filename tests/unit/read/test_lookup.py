@@ -51,7 +51,7 @@ def large() -> Levels:
 
 def opened(levels: Levels) -> tuple[LevelSsts, Version]:
     """Return a reader with a block cache of under a twentieth of the levels, and their version."""
-    return levels.open(block_cache_bytes=CACHE_BYTES), levels.tree()
+    return levels.open(block_cache_bytes=CACHE_BYTES), levels.version()
 
 
 def assert_one_block_per_hit(ssts: LevelSsts, hits: int) -> None:
@@ -128,7 +128,7 @@ async def test_range_tombstone_answers_without_reading_blocks() -> None:
     levels.add(2, [Entry(key, 1, Kind.PUT) for key in (b"a", b"b", b"h")])
     put = Entry(b"d", 5, Kind.PUT)
     levels.add(0, [put], [range_tombstone(b"b", b"f", 5), range_tombstone(b"h", b"", 6)])
-    ssts, version = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.version()
     await ssts.open_many(levels.infos)
     assert await find(ssts, version, b"b") is None
     assert await find_many(ssts, version, [b"b", b"h"]) == {}
@@ -143,7 +143,7 @@ async def test_a_lookup_stops_where_it_finds() -> None:
     levels = Levels()
     levels.add(2, [Entry(b"a", 1, Kind.PUT), Entry(b"k", 1, Kind.PUT)])
     newest = levels.add(0, [Entry(b"k", 2, Kind.TOMBSTONE)])
-    ssts, version = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.version()
     await ssts.metadata(newest)
     assert await find(ssts, version, b"k") == Entry(b"k", 2, Kind.TOMBSTONE)
     assert {name for name, _, _ in levels.store.reads} == {level_name(newest.id)}
@@ -157,7 +157,7 @@ async def test_records_of_the_system(filter_bits: float | None) -> None:
     for at, seq in ((0, 1), (50, 2), (100, 3)):
         records = [Entry(key, seq, Kind.PUT, b"record", 99) for key in keys[at : at + 100]]
         levels.add(SYSTEM_LEVEL, records=records, block_bytes=100, filter_bits=filter_bits)
-    ssts, version = levels.open(block_cache_bytes=0), levels.tree()
+    ssts, version = levels.open(block_cache_bytes=0), levels.version()
     for number, key in enumerate(keys):
         found = await find_record(ssts, version, key)
         assert found == Entry(key, min(number // 50 + 1, 3), Kind.PUT, b"record", 99)
@@ -168,7 +168,7 @@ async def test_records_of_the_system(filter_bits: float | None) -> None:
     assert await find_record(ssts, version, record_key(b"absent")) is None
     denied = [may_hold_record(ssts, version, record_key(b"absent %d" % at)) for at in range(500)]
     assert denied.count(False) > 450 or filter_bits is None
-    assert await find_record(ssts, Levels().tree(), keys[0]) is None
+    assert await find_record(ssts, Levels().version(), keys[0]) is None
 
 
 async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
@@ -176,7 +176,7 @@ async def test_the_error_of_one_of_many_reads_is_the_error() -> None:
     levels = Levels()
     entries = [Entry(b"%03d" % key, 1, Kind.PUT, b"v" * 50) for key in range(100)]
     info = levels.add(1, entries, block_bytes=1)
-    ssts, version = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.version()
     await ssts.open_many(levels.infos)
     requested = [entry.key for entry in entries[::2]]
     levels.store.fail("get_range")

@@ -32,7 +32,7 @@ def levels_of_two() -> Levels:
 
 
 async def read_all(levels: Levels, ssts: LevelSsts) -> list[Entry | None]:
-    version = levels.tree()
+    version = levels.version()
     return [await find(ssts, version, key) for key in KEYS]
 
 
@@ -53,7 +53,7 @@ async def test_a_new_process_asks_the_store_for_nothing(tmp_path: Path) -> None:
     levels.store.requests.clear()
     ssts = levels.open(open_cache(tmp_path))
     assert await read_all(levels, ssts) == expected
-    assert await find_many(levels.open(open_cache(tmp_path)), levels.tree(), KEYS) == {
+    assert await find_many(levels.open(open_cache(tmp_path)), levels.version(), KEYS) == {
         entry.key: entry for entry in expected if entry is not None
     }
     assert levels.store.reads == []
@@ -75,7 +75,7 @@ async def test_long_scans_pass_the_disk_by(tmp_path: Path) -> None:
 
     async def scan() -> int:
         rows = 0
-        for source in level_sources(ssts, levels.tree(), ALL, reverse=False):
+        for source in level_sources(ssts, levels.version(), ALL, reverse=False):
             while (window := await source.next()) is not None:
                 rows += len(window.run.keys)
         return rows

@@ -96,7 +96,7 @@ async def test_a_scan_reads_each_block_once(
     reverse: bool,  # noqa: FBT001 - parameter
 ) -> None:
     """Over L0 and several levels every data block is read exactly once, in either direction."""
-    ssts, version = all_levels.open(block_cache_bytes=block_cache_bytes), all_levels.tree()
+    ssts, version = all_levels.open(block_cache_bytes=block_cache_bytes), all_levels.version()
     all_levels.store.requests.clear()
     found = await drain(ssts, version, reverse=reverse)
     assert len(found) == COUNT - 100 + len(range(300, 400, 50))
@@ -121,7 +121,7 @@ def wide() -> Levels:
 async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
     """A scan begins with one block and doubles, up to the setting."""
     levels = wide()
-    ssts, version = levels.open(read_ahead_bytes_max=20 * KIB), levels.tree()
+    ssts, version = levels.open(read_ahead_bytes_max=20 * KIB), levels.version()
     await ssts.open_many(levels.infos)
     handles = [*(await ssts.metadata(levels.infos[0])).index]
     levels.store.requests.clear()
@@ -139,7 +139,7 @@ async def test_read_ahead_doubles_up_to_its_bound(*, reverse: bool) -> None:
 async def test_a_long_scan_leaves_the_cache_alone() -> None:
     """Blocks cached by lookups stay through a scan of far more than the cache holds."""
     levels = wide()
-    ssts, version = levels.open(block_cache_bytes=40_000), levels.tree()
+    ssts, version = levels.open(block_cache_bytes=40_000), levels.version()
     opened = await ssts.metadata(levels.infos[0])
     hot = range(100, 110)
     for number in hot:
@@ -154,7 +154,7 @@ async def test_a_long_scan_leaves_the_cache_alone() -> None:
 @BOTH
 async def test_only_what_is_in_the_range_is_read(all_levels: Levels, *, reverse: bool) -> None:
     """A short scan opens the SSTs of its range, and reads the few blocks that may hold its keys."""
-    ssts, version = all_levels.open(), all_levels.tree()
+    ssts, version = all_levels.open(), all_levels.version()
     all_levels.store.requests.clear()
     keys = KeyRange(key_of(1_500), key_of(1_510))
     found = await drain(ssts, version, keys, reverse=reverse)
@@ -173,7 +173,7 @@ async def test_what_is_hidden_whole_is_not_read(*, reverse: bool) -> None:
     levels = Levels()
     cuts = [key_of(number) for number in (1_000, 2_000, 3_000)]
     add_run(levels, 3, entries_of(range(4_000), 1), cuts=cuts, block_bytes=1_000)
-    ssts, version = levels.open(read_ahead_bytes_max=4 * KIB), levels.tree()
+    ssts, version = levels.open(read_ahead_bytes_max=4 * KIB), levels.version()
     hidden = RangeTombstones().with_added([range_tombstone(key_of(500), key_of(3_500), 5)])
     (source,) = level_sources(ssts, version, ALL, reverse=reverse)
     keys = [key async for window in windows(source, hidden) for key in window.run.keys]
@@ -188,7 +188,7 @@ async def test_windows_are_short() -> None:
     """A window has a bounded number of rows, however much was fetched."""
     levels = Levels()
     levels.add(1, entries_of(range(9_000), 1, value_bytes=0), block_bytes=1_000)
-    ssts, version = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.version()
     (source,) = level_sources(ssts, version, ALL, reverse=False)
     rows = [len(window.run.keys) async for window in windows(source)]
     assert sum(rows) == 9_000
@@ -201,7 +201,7 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
     """After a cancelled or failed read the next one returns the same keys and deletions."""
     levels = Levels()
     levels.add(0, entries_of(range(200), 1), [range_tombstone(b"a", b"b", 2)], block_bytes=100)
-    ssts, version = levels.open(block_cache_bytes=0), levels.tree()
+    ssts, version = levels.open(block_cache_bytes=0), levels.version()
     (source,) = level_sources(ssts, version, ALL, reverse=reverse)
     await ssts.metadata(levels.infos[0])
     received: list[MergeWindow] = []
@@ -230,7 +230,7 @@ async def test_an_interrupted_scan_goes_on_where_it_was(*, reverse: bool) -> Non
 async def test_a_scan_does_not_hold_filters() -> None:
     """The metadata that a scan holds beside the caches is without the filter, its largest part."""
     levels = wide()
-    ssts, version = levels.open(), levels.tree()
+    ssts, version = levels.open(), levels.version()
     assert (await ssts.metadata(levels.infos[0])).filter is not None
     (source,) = level_sources(ssts, version, ALL, reverse=False)
     await source.next()

@@ -103,7 +103,7 @@ class History:
             ordered = sorted(ranges.values(), key=lambda entry: (entry.key, -entry.seq))
             if entries:
                 self._add(points, ordered)
-        self.version = self.levels.tree()
+        self.version = self.levels.version()
         self.ssts = self.levels.open(
             block_cache_bytes=drawn.block_cache_bytes, read_ahead_bytes_max=4096
         )
@@ -252,7 +252,7 @@ def test_a_range_delete_that_is_compacted_hides_nothing_that_came_after() -> Non
     deleted = Entry(b"a", 1, Kind.RANGE_TOMBSTONE, b"z")
     after = Entry(b"k", 2, Kind.PUT, b"after")
     levels.add(0, [after], [deleted])
-    held = PinnedVersion(replace(levels.tree(), last_seq=2), levels.open(), b"s" * 16)
+    held = PinnedVersion(replace(levels.version(), last_seq=2), levels.open(), b"s" * 16)
     memory = ReadView(2, 0, (), NONE.with_added([deleted]))
     info = levels.add(0, [Entry(b"x", 0, Kind.PUT, b"loaded")])
     load = CommittedLoad("load", SstTable.from_infos([info]), 3, 0)

@@ -206,9 +206,9 @@ LEVELS_SEQ = 10
 def pinned_version(levels: Levels) -> PinnedVersion:
     """Pin a version whose levels hold everything up to commit 10, including the key."""
     levels.add(1, [IN_LEVELS])
-    tree = levels.tree()
-    object.__setattr__(tree, "last_seq", LEVELS_SEQ)
-    return PinnedVersion(tree, levels.open(), b"snapshot")
+    version = levels.version()
+    object.__setattr__(version, "last_seq", LEVELS_SEQ)
+    return PinnedVersion(version, levels.open(), b"snapshot")
 
 
 def view(held: PinnedVersion, *points: Entry, tombstone: Entry | None = None) -> ReadView:

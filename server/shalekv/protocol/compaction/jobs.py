@@ -128,7 +128,7 @@ class CompactionState:
     another process merges all entries of the levels up to there; None: there is no such job.
     """
 
-    tree: Version
+    version: Version
     wal: WalState
     is_hurried: bool
     now_ms: int = 0
@@ -140,10 +140,10 @@ def applied(state: CompactionState, result: Result) -> CompactionState:
     if isinstance(result, WalResult):
         return replace(
             state,
-            tree=_with_slots(state.tree, result),
+            version=_with_slots(state.version, result),
             wal=state.wal.after(result.job.slots),
         )
-    return replace(state, tree=_with_merge(state.tree, result))
+    return replace(state, version=_with_merge(state.version, result))
 
 
 def _with_slots(version: Version, result: WalResult) -> Version:

@@ -200,13 +200,13 @@ class LeveledPolicy:
         if state.reserved_seq is not None:
             return self._pick_beside_range_job(state, state.reserved_seq)
         merged_bytes = _L0_MERGED * self._settings.wal_trigger_bytes
-        fullness = l0_fullness(state.tree, merged_bytes=merged_bytes)
+        fullness = l0_fullness(state.version, merged_bytes=merged_bytes)
         is_full = fullness >= _L0_FULL * self._settings.l0_trigger_count
         reason = self._wal_reason(state)
         if reason and not is_full:
             return self._wal_job(state.wal, reason)
         # A level beyond its target makes merges of L0 more expensive, so it may come before L0.
-        found = self._l0_candidates(state.tree) if reason else self._candidates(state)
+        found = self._l0_candidates(state.version) if reason else self._candidates(state)
         candidates = sorted(found, key=lambda each: -each.score)
         for candidate in candidates:
             job = candidate.job() if candidate.score >= 1 else None
@@ -220,8 +220,8 @@ class LeveledPolicy:
         If writes would have to wait for that job, its reservation is ignored, and it fails.
         """
         trigger_count = self._settings.l0_trigger_count
-        runs = new_runs(state.tree, reserved_seq)
-        is_long = len(l0_runs(state.tree.l0)) >= _L0_LONG * trigger_count
+        runs = new_runs(state.version, reserved_seq)
+        is_long = len(l0_runs(state.version.l0)) >= _L0_LONG * trigger_count
         reason = self._wal_reason(state)
         if reason and not is_long and len(runs) < _L0_BUSY * trigger_count:
             return self._wal_job(state.wal, reason)
@@ -230,7 +230,7 @@ class LeveledPolicy:
         if sources:
             return _merge(L0, L0, MergeWindow(sources, ()), "L0 beside a job over a range of keys")
         if not reason:
-            return self._records_job(state.tree)
+            return self._records_job(state.version)
         if not is_long and len(runs) < _L0_FULL * trigger_count:
             return self._wal_job(state.wal, reason)
         return self.pick(replace(state, reserved_seq=None))
@@ -241,12 +241,12 @@ class LeveledPolicy:
 
     def debt_bytes(self, state: CompactionState) -> int:
         """Return about how many bytes compactions have to read until `pick` returns None."""
-        targets = LevelTargets.of(state.tree, self._settings)
+        targets = LevelTargets.of(state.version, self._settings)
         return debt_bytes(
-            state.tree,
+            state.version,
             targets,
             wal_bytes=state.wal.size_bytes if self._wal_reason(state) else 0,
-            is_l0_due=self._l0_score(state.tree) >= 1,
+            is_l0_due=self._l0_score(state.version) >= 1,
         )
 
     def _wal_reason(self, state: CompactionState) -> str:
@@ -277,7 +277,7 @@ class LeveledPolicy:
             yield _ScoredJob(targets.fullness(run.level), job)
 
     def _candidates(self, state: CompactionState) -> Iterator[_ScoredJob]:
-        version = state.tree
+        version = state.version
         targets = LevelTargets.of(version, self._settings)
         score = self._l0_score(version)
         yield _ScoredJob(
@@ -367,7 +367,7 @@ class LeveledPolicy:
         return _merge(SYSTEM_LEVEL, SYSTEM_LEVEL, MergeWindow(sources, ()), reason)
 
     def _old_records(self, state: CompactionState) -> _ScoredJob:
-        system = state.tree.system
+        system = state.version.system
         if not system:
             return _ScoredJob(0, lambda: None)
         oldest = min(system, key=_made_at_ms)
@@ -379,14 +379,14 @@ class LeveledPolicy:
 
     def _old_tombstones(self, state: CompactionState, targets: LevelTargets) -> _ScoredJob:
         """Return the job that merges down the oldest SST with many tombstones; L0 counts as one."""
-        runs = (run for run in state.tree.runs if run.level < targets.last_level)
-        ssts = [*(info for run in runs for info in run.ssts), *state.tree.l0]
+        runs = (run for run in state.version.runs if run.level < targets.last_level)
+        ssts = [*(info for run in runs for info in run.ssts), *state.version.l0]
         found = [info for info in ssts if _has_many_tombstones(info)]
         if not found:
             return _ScoredJob(0, lambda: None)
         oldest = min(found, key=_made_at_ms)
         score = (state.now_ms - _made_at_ms(oldest)) / (self._settings.tombstone_age_s * _MS_PER_S)
-        return _ScoredJob(score, lambda: self._tombstone_job(state.tree, targets, oldest))
+        return _ScoredJob(score, lambda: self._tombstone_job(state.version, targets, oldest))
 
     def _tombstone_job(self, version: Version, targets: LevelTargets, info: SstInfo) -> MergeJob:
         reason = f"{info.tombstone_count} tombstones of {info.entry_count} entries"

@@ -179,7 +179,7 @@ class _Simulation:
             totals.requests.add(SimulatedRequests(put=1), len(result.outputs))
             totals.requests.add(EDIT)  # of the lease
         totals.requests.add(EDIT)
-        self._version = self._policy.apply(state, result).tree
+        self._version = self._policy.apply(state, result).version
         self._rehearsal.forget(self._version)
         self._pass(self._setup.job_s + read_bytes / self._setup.compaction_bytes_per_s)
 

@@ -94,20 +94,20 @@ async def filled(slots: int = 8, limits: CompactorConfig | None = None) -> Compa
     return database
 
 
-def picked(random: Random, tree: Version, slots_left: int) -> Job | None:
+def picked(random: Random, version: Version, slots_left: int) -> Job | None:
     kind = random.randrange(6)
     if kind < 2 and slots_left:
-        first = 0 if tree.wal_id is None else tree.wal_id + 1
+        first = 0 if version.wal_id is None else version.wal_id + 1
         return WalJob(range(first, first + random.randint(1, slots_left)), "random")
     if kind == 5:
-        return merge_job(tree, SYSTEM_LEVEL, SYSTEM_LEVEL, random.randint(1, 4))
-    levels = [run.level for run in tree.runs]
+        return merge_job(version, SYSTEM_LEVEL, SYSTEM_LEVEL, random.randint(1, 4))
+    levels = [run.level for run in version.runs]
     source = random.choice([L0, *levels])
     if source >= DEEPEST:
         return None  # below, only a job over a range merges
     below = [level for level in levels if level > source]
     target = min([random.randint(source + 1, DEEPEST), *below])
-    job = merge_job(tree, source, target, random.randint(1, 6))
+    job = merge_job(version, source, target, random.randint(1, 6))
     if job is None or job.overlapped or random.random() < 0.5:
         return job
     if source == L0 and len(job.sources) > 1:

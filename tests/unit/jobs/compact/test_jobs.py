@@ -144,13 +144,13 @@ async def test_a_damaged_input_is_not_merged() -> None:
     await database.write([put(b"a", b"v" * 99)])
     await database.compact_wal()
     before = await database.stored.refresh()
-    tree = Version.of(before)
-    name = level_name(tree.l0[0].id)
+    version = Version.of(before)
+    name = level_name(version.l0[0].id)
     data = bytearray((await database.store.get(name)).data)
     data[20] ^= 1
     await database.store.delete([name])
     await database.store.create(name, bytes(data))
-    job = merge_job(tree, L0, 1, 1)
+    job = merge_job(version, L0, 1, 1)
     assert job is not None
     with pytest.raises(BadChecksum):
         await database.run(job)
@@ -177,8 +177,8 @@ async def test_a_large_merge_is_divided_and_each_part_reads_its_share() -> None:
     for _ in range(2):
         await database.write([put(key, b"v" * 20) for key in keys])
         await database.compact_wal()
-    tree = Version.of(await database.stored.refresh())
-    job = merge_job(tree, L0, 1, 99)
+    version = Version.of(await database.stored.refresh())
+    job = merge_job(version, L0, 1, 99)
     assert isinstance(job, MergeJob)
     before = database.compactions.counters.read_bytes
     result = await database.run(job)
@@ -269,8 +269,8 @@ async def test_a_slot_with_a_load_is_merged_alone() -> None:
     manifest = await database.stored.refresh()
     assert manifest.pending_loads == ()
     assert [load.load_id for load in manifest.recent_loads] == ["load"]
-    tree = Version.of(manifest)
-    assert [(info.min_seq, info.max_seq) for info in tree.l0] == [(3, 3), (2, 2), (1, 1)]
+    version = Version.of(manifest)
+    assert [(info.min_seq, info.max_seq) for info in version.l0] == [(3, 3), (2, 2), (1, 1)]
     expected = {b"a": (2, b"load"), b"b": (1, b"before"), b"c": (3, b"after")}
     naive = await database.read()
     assert naive.answers(expected, STORE_NOW_MS) == expected

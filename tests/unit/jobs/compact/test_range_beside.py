@@ -78,17 +78,17 @@ async def test_a_merge_that_began_before_gives_way() -> None:
     """
     database = await filled()
     picked_for = await database.stored.refresh()
-    tree = Version.of(picked_for)
-    job = merge_job(tree, L0, DEEPEST - 1, 99)
+    version = Version.of(picked_for)
+    job = merge_job(version, L0, DEEPEST - 1, 99)
     assert job is not None
 
     async def late() -> None:
         with pytest.raises(ManifestConflict, match="has reserved an input meanwhile"):
-            await database.compactions.run(job, picked_for, tree, lambda: False)
+            await database.compactions.run(job, picked_for, version, lambda: False)
 
     assert (await ranged(database, meanwhile=late)).is_done
     with pytest.raises(ManifestConflict, match="has merged an input meanwhile"):
-        await database.compactions.run(job, picked_for, tree, lambda: False)
+        await database.compactions.run(job, picked_for, version, lambda: False)
     await check(database)
 
 
@@ -117,11 +117,11 @@ async def test_writes_and_compactions_go_on_above() -> None:
                 job = policy.pick(state)
                 if job is None:
                     break
-                await database.compactions.run(job, manifest, state.tree, lambda: False)
+                await database.compactions.run(job, manifest, state.version, lambda: False)
                 merges += isinstance(job, MergeJob)
                 await check(database)
                 levels.update(info.level for info in (await database.stored.refresh()).leveled_ssts)
-            assert len(new_runs(state.tree, reserved)) <= 5
+            assert len(new_runs(state.version, reserved)) <= 5
 
     assert (await ranged(database, meanwhile=go_on)).is_done
     await check(database)

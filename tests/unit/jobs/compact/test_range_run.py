@@ -186,7 +186,7 @@ async def history(seed: int) -> None:
                 await database.write(*commits, records=kept, time_ms=random.choice((0, 5, 900)))
             manifest = await database.stored.refresh()
             left = len(database.written) - manifest.first_uncompacted_wal_id
-            job = picked(random, await database.tree(), left)
+            job = picked(random, await database.version(), left)
             if job is not None:
                 await database.run(job)
                 await check(database)

@@ -98,13 +98,13 @@ class Driven:
             wal_result = self.rehearsal.run_wal(job, self.slots[self.done : job.slots.stop])
             self.done = job.slots.stop
             self.written_bytes += sum(info.size_bytes for info in wal_result.outputs)
-            self.version = self.policy.apply(state, wal_result).tree
+            self.version = self.policy.apply(state, wal_result).version
         else:
-            judge(state.tree, job, self.settings)
-            result = self.rehearsal.run_merge(job, state.tree)
+            judge(state.version, job, self.settings)
+            result = self.rehearsal.run_merge(job, state.version)
             if not job.is_move:
                 self.written_bytes += sum(info.size_bytes for info in result.outputs)
-            self.version = self.policy.apply(state, result).tree
+            self.version = self.policy.apply(state, result).version
         self.jobs.append(job)
         self.l0_count_max = max(self.l0_count_max, l0_count(self.version))
         return job

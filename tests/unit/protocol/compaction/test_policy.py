@@ -258,7 +258,7 @@ def test_jobs_one_after_the_other_do_not_let_l0_grow() -> None:
     job = POLICY.pick(state)
     assert isinstance(job, MergeJob)
     assert job.target_level > L0
-    fewer = replace(state, tree=version_of(*old[1:]))
+    fewer = replace(state, version=version_of(*old[1:]))
     assert isinstance(POLICY.pick(fewer), WalJob)
     assert POLICY.pick(replace(state, wal=WalState(7, 0, 0, 0), is_hurried=False)) is None
 
@@ -314,7 +314,7 @@ def test_records_are_merged_into_few_ssts(sizes: list[int]) -> None:
     state = state_of([])
     written_bytes = 0
     for number, size_bytes in enumerate(sizes, 1):
-        state = state_of([records(number, size_bytes), *state.tree.system])
+        state = state_of([records(number, size_bytes), *state.version.system])
         while (job := POLICY.pick(state)) is not None:
             assert isinstance(job, MergeJob)
             assert job.source_level == job.target_level == SYSTEM_LEVEL
@@ -323,7 +323,7 @@ def test_records_are_merged_into_few_ssts(sizes: list[int]) -> None:
             merged = records(max(info.max_seq for info in job.sources), total)
             merged = replace(merged, id=len(job.sources).to_bytes(8, "big") + merged.id[8:])
             state = POLICY.apply(state, MergeResult(job, [merged]))
-    assert len(state.tree.system) < 40
+    assert len(state.version.system) < 40
     assert written_bytes <= 8 * sum(sizes)
 
 

@@ -213,7 +213,7 @@ def test_a_compactor_merges_the_wal_and_what_is_new() -> None:
     assert (job.source_level, job.target_level, job.overlapped) == (L0, L0, ())
     assert {each.id for each in job.sources} == {each.id for each in new}
     after = applied(state(new), MergeResult(job, [info(30, 0, 61, (b"a", b"z"))]))
-    assert after.tree.l0 == newest_first([info(30, 0, 61, (b"a", b"z")), *OLD[:2]])
+    assert after.version.l0 == newest_first([info(30, 0, 61, (b"a", b"z")), *OLD[:2]])
     assert POLICY.pick(after) is None
 
 
