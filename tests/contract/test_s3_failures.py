@@ -17,12 +17,13 @@ from shalekv.errors import ObjectNotFound, StoreError, StoreRefused, StoreUnavai
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Exists
-from shalekv.store.cas import Claimed, claim
+from shalekv.store.cas import Claimed
 from shalekv.store.s3.requests import Calls
 from shalekv.store.s3.store import S3Store
 from shalekv.store.s3.uploads import abort_stale_uploads
 from shalekv.store.url import BucketUrl, Provider
 from tests.kit.processes.in_process import real_runtime
+from tests.kit.store import claim
 from tests.servers.fixtures import BUCKET
 from tests.servers.proxy import INTERNAL_ERROR, Proxy, proxy_before
 from tests.servers.s3 import S3Server

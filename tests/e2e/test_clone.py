@@ -94,7 +94,7 @@ class Databases:
 
     async def ssts(self, name: str) -> set[bytes]:
         async with self[name].store() as store:
-            infos = [info async for info in store.reads.list(LEVELS_FOLDER)]
+            infos = [info async for info in store.list(LEVELS_FOLDER)]
         return {found for info in infos if (found := parse_level_name(info.name)) is not None}
 
 

@@ -18,6 +18,7 @@ class SlowStore(MemoryStore):
 
     `most_slots_open` is the greatest number of WAL slots that were claimed at once: from the first
     create until the claimant knows whose the slot is, with all pauses between its attempts.
+    `most_creates` is the greatest number of creates of WAL objects that were in flight at once.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class SlowStore(MemoryStore):
     ) -> None:
         super().__init__(wall_clock_ms, objects=objects)
         self.most_slots_open = 0
+        self.most_creates = 0
         self.lost_count = 0
         self.is_open = asyncio.Event()
         self.is_open.set()
@@ -37,13 +39,23 @@ class SlowStore(MemoryStore):
         self._lost = lost
         self._random = Random(seed)
         self._slots: set[str] = set()
+        self._creates = 0  # of WAL objects, in flight
 
     async def create(
         self, name: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA
     ) -> CreateOutcome:
-        if name.startswith(names.WAL_FOLDER):
-            self._slots.add(name)
-            self.most_slots_open = max(self.most_slots_open, len(self._slots))
+        if not name.startswith(names.WAL_FOLDER):
+            return await self._create(name, data, metadata)
+        self._slots.add(name)
+        self.most_slots_open = max(self.most_slots_open, len(self._slots))
+        self._creates += 1
+        self.most_creates = max(self.most_creates, self._creates)
+        try:
+            return await self._create(name, data, metadata)
+        finally:
+            self._creates -= 1
+
+    async def _create(self, name: str, data: bytes, metadata: Mapping[str, str]) -> CreateOutcome:
         await LoopClock().sleep_ms(self.create_ms)
         await self.is_open.wait()
         dice = self._random.random()

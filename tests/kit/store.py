@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from shalekv.errors import ObjectNotFound, StoreBroken, StoreUnavailable
 from shalekv.format import names
+from shalekv.runtime import Runtime
+from shalekv.settings import StoreSettings
 from shalekv.store.api import (
     NO_METADATA,
     CreateOutcome,
@@ -19,6 +21,7 @@ from shalekv.store.api import (
     Unknown,
     nothing_is_collected,
 )
+from shalekv.store.cas import CasStore, ClaimOutcome
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import finish
 
@@ -113,6 +116,18 @@ async def at_each_request(
     return at
 
 
+async def claim(
+    store: ObjectStore,
+    name: str,
+    data: bytes,
+    metadata: Mapping[str, str] = NO_METADATA,
+    *,
+    runtime: Runtime,
+) -> ClaimOutcome:
+    """Claim one name through a `CasStore` of its own."""
+    return await CasStore(store, runtime, StoreSettings()).claim(name, data, metadata)
+
+
 class Died(BaseException):
     """The process is no more."""
 
@@ -173,6 +188,7 @@ class FaultyStore(ObjectStore):
         self.after = after
         self.hidden: set[str] = set()
         self.requests: list[Request] = []
+        self.read_bytes = 0  # contents of objects that were read
 
     def asked(self, operation: str, prefix: str = "") -> list[str]:
         """The names that were asked for with this operation, in order."""
@@ -213,13 +229,17 @@ class FaultyStore(ObjectStore):
             return Unknown(str(lost))
 
     async def get(self, name: str) -> StoredObject:
-        return await self._read("get", name, lambda: self.inner.get(name))
+        found = await self._read("get", name, lambda: self.inner.get(name))
+        self.read_bytes += len(found.data)
+        return found
 
     async def get_range(self, name: str, offset: int, length: int) -> bytes:
         def read() -> Awaitable[bytes]:
             return self.inner.get_range(name, offset, length)
 
-        return await self._read("get_range", name, read, offset=offset, length=length)
+        data = await self._read("get_range", name, read, offset=offset, length=length)
+        self.read_bytes += len(data)
+        return data
 
     async def head(self, name: str) -> ObjectInfo:
         return await self._read("head", name, lambda: self.inner.head(name))
@@ -240,7 +260,7 @@ class FaultyStore(ObjectStore):
         return await self._read("now_ms", "", self.inner.now_ms)
 
     async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
-        return await self._read("recover", "", lambda: self.inner.repair(is_collected))
+        return await self._read("repair", "", lambda: self.inner.repair(is_collected))
 
     async def close(self) -> None:
         await self.inner.close()

@@ -84,7 +84,7 @@ async def check(database: CompactedDatabase, path: Path) -> tuple[Manifest, Naiv
     """The levels hold what was written, told without any of the code that merges."""
     async with place_of(path).open() as store:
         manifest = await StoredManifest(store).refresh()
-        naive = await NaiveLevels.read(store.reads, manifest)
+        naive = await NaiveLevels.read(store, manifest)
     now_ms = manifest.logical_time_ms
     keys = [*KEYS, b"expires", b"later"]
     assert naive.answers(keys, now_ms) == answers(database.compacted(manifest), keys, now_ms)

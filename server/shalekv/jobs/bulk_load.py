@@ -279,7 +279,7 @@ class LoadJob:
         stored = StoredManifest(store)
         stored.check_cas_mode(await stored.refresh())
         committed = await committed_seq(store, stored, load_id)
-        now_ms = await store.reads.now_ms()
+        now_ms = await store.now_ms()
         leases = CompactorLeases(store, ttl_s=ttl_s, holder=f"load {load_id}")
         held = None
         if committed is None:  # last, so that no later failure leaves the lease behind

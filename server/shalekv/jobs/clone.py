@@ -93,7 +93,7 @@ async def claim_id(store: CasStore) -> bytes:
     another object is in the WAL: the manifests of another database are lost. REQUIRES: no manifest
     was found before.
     """
-    async for info in store.reads.list(names.WAL_FOLDER):
+    async for info in store.list(names.WAL_FOLDER):
         wal_id = names.parse_wal_name(info.name)
         if wal_id is not None and wal_id != FIRST_SLOT:
             raise remains(store, info.name)
@@ -210,7 +210,7 @@ async def merge_tail(
     `keep_alive` is awaited before each merge. Raises what reading the WAL and creating SSTs raises.
     """
     random = target.runtime.random
-    now_ms = await target.reads.now_ms()
+    now_ms = await target.now_ms()
     own = CompactorId(manifest.compactor_epoch + 1, random.randbytes(_NONCE_BYTES))
     lease = Lease(new_lease_id(now_ms, random.randbytes(RANDOM_BYTES)), NEVER, "clone")
     merged = with_lease(claim_compactor_epoch(manifest, own.nonce), lease)
@@ -281,7 +281,7 @@ class CloneJob:
         self, clone_id: bytes, snapshot_ref: str, lost: Manifest | None = None
     ) -> CloneReport:
         """Make the clone; it replaces `lost`, if there is such a manifest, whose pins are gone."""
-        began_ms = await self._cas.reads.now_ms()
+        began_ms = await self._cas.now_ms()
         own_pins = ClonePins(self._parent, clone_id)
         pin = await own_pins.pin_parent(snapshot_ref)
         if pin.ssts_only:

@@ -18,7 +18,6 @@ from itertools import islice
 
 import structlog
 
-from shalekv.clock import Clock
 from shalekv.concurrency import in_parallel
 from shalekv.errors import CorruptObject, ObjectNotFound, ShaleError
 from shalekv.format import names
@@ -44,7 +43,7 @@ from shalekv.protocol.retention import (
 from shalekv.read.origins import origin_pins
 from shalekv.settings import CollectorSettings
 from shalekv.store.active_manifests import ActiveManifests, unless_overtaken
-from shalekv.store.api import IsCollected, ObjectInfo, ObjectStore, RequestCounts
+from shalekv.store.api import IsCollected, ObjectInfo, RequestCounts
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest, edit_deadline
 
@@ -145,7 +144,7 @@ class CollectReport:
 
 async def list_objects(store: CasStore) -> list[Listed]:
     """List every object, in the order in which garbage is deleted: by folder, then by name."""
-    return [as_listed(info) for prefix in _FOLDERS async for info in store.reads.list(prefix)]
+    return [as_listed(info) for prefix in _FOLDERS async for info in store.list(prefix)]
 
 
 def is_own_name(name: str) -> bool:
@@ -200,7 +199,7 @@ class Fences:
     async def _is_fence(self, listed: Listed) -> bool:
         name, size_bytes = listed.name, listed.size_bytes
         try:
-            data = await self._store.reads.get_range(name, 0, size_bytes)
+            data = await self._store.get_range(name, 0, size_bytes)
             footer = read_footer(name, data, size_bytes, database_id=None)
         except (CorruptObject, ObjectNotFound):
             return True
@@ -210,12 +209,12 @@ class Fences:
 class Deleter:
     """Deletes objects of one database in batches, at a bounded rate across all calls."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, *, per_s_count: int) -> None:
+    def __init__(self, store: CasStore, *, per_s_count: int) -> None:
         """Delete at most `per_s_count` objects a second."""
         self._store = store
-        self._clock = clock
+        self._clock = store.runtime.clock
         self._per_s_count = per_s_count
-        self._free_at_ms = clock.monotonic_ms()
+        self._free_at_ms = self._clock.monotonic_ms()
 
     async def delete(self, names: Iterable[str]) -> None:
         """Delete these objects in their order, batch by batch."""
@@ -287,9 +286,7 @@ class CollectJob:
         self._settings = settings
         self._active = ActiveManifests(store)
         self._fences = Fences(store)
-        self._deleter = Deleter(
-            store.reads, store.runtime.clock, per_s_count=settings.deletes_per_s_count
-        )
+        self._deleter = Deleter(store, per_s_count=settings.deletes_per_s_count)
 
     @property
     def url(self) -> str:
@@ -335,7 +332,7 @@ class CollectJob:
         return CollectReport.on(plan)
 
     async def _survey(self, stored: StoredManifest) -> _Survey:
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._store.now_ms()
         cutoffs = Cutoffs.at(
             now_ms,
             collect_age_s=self._settings.collect_age_s,

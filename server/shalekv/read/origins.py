@@ -167,7 +167,7 @@ class OriginPins:
             raise lost(url, snapshot_id) from error
         if found is not None and is_pin(found):
             return False
-        now_s = await self._origins.store_at(url).reads.now_ms() / 1_000
+        now_s = await self._origins.store_at(url).now_ms() / 1_000
         if found is None or is_expired(found, now_s):
             raise lost(url, snapshot_id)
         if may_fix:
@@ -177,7 +177,7 @@ class OriginPins:
     async def fix(self, url: str, snapshot_id: bytes) -> None:
         """Make the pin permanent, and let it keep only SSTs. Raises `OriginLost`."""
         store, stored = await self._to_be_edited(url)
-        now_s = await store.reads.now_ms() / 1_000
+        now_s = await store.now_ms() / 1_000
         try:
             async with edit_deadline(store):
                 await stored.edit(

@@ -157,7 +157,7 @@ class ReadPins:
 
     async def _edit(self, unused: set[bytes], created: bytes | None) -> Manifest:
         began_ms = self._now_ms()
-        store_ms = await self._store.reads.now_ms()
+        store_ms = await self._store.now_ms()
         now_ms = self._accept_ms(store_ms, self._now_ms() - began_ms)
         expire_time_s = now_ms // 1_000 + (self._ttl_s or 0)
         archived_wal_id = self._archived()

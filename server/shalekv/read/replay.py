@@ -116,7 +116,7 @@ async def read_slot(store: CasStore, wal_id: int, database_id: bytes) -> Sst | S
     """Return one object, or the error that prevents its use, to be raised when it is its turn."""
     name = names.wal_name(wal_id)
     try:
-        stored = await store.reads.get(name)
+        stored = await store.get(name)
         return open_sst(name, stored.data, database_id=database_id)
     except ShaleError as error:
         return error

@@ -154,7 +154,7 @@ class SnapshotViews:
             self._begun += 1
             began_ms = self._clock.monotonic_ms()
             if self._measured_ms is None or began_ms - self._measured_ms >= CLOCK_POLL_MS:
-                reported_ms = await self.store.reads.now_ms()
+                reported_ms = await self.store.now_ms()
                 self._ahead_ms = reported_ms - self._clock.monotonic_ms()
                 self._measured_ms = began_ms
             await self._manifest.refresh()

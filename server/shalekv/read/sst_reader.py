@@ -472,8 +472,8 @@ class LevelSsts:
     async def _fetch(self, sst_id: bytes, at: ByteRange, count: FetchCounts) -> bytes:
         async with self._budget.reserve(at.length):
             count.requests += 1
-            reads = self.origins.locate(sst_id).store.reads
-            data = await reads.get_range(level_name(sst_id), at.start, at.length)
+            store = self.origins.locate(sst_id).store
+            data = await store.get_range(level_name(sst_id), at.start, at.length)
         count.fetched_bytes += len(data)
         return data
 

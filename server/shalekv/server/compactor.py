@@ -253,7 +253,7 @@ class Compactor:
         """
         passed_ms = self._clock.monotonic_ms() - self._asked_at_ms
         if not 0 <= passed_ms < _NOW_KEPT_MS:
-            self._store_now_ms = await self._store.reads.now_ms()
+            self._store_now_ms = await self._store.now_ms()
             self._asked_at_ms, passed_ms = self._clock.monotonic_ms(), 0.0
         return self._store_now_ms + int(passed_ms)
 

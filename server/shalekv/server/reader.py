@@ -27,7 +27,6 @@ from shalekv.settings import CompactorSettings, ReaderConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import open_disk_cache
 from shalekv.store.manifests import StoredManifest
 from shalekv.watch.stream import Watches
@@ -77,8 +76,7 @@ class Reader:
         `IllegalState`, `StoreError`.
         """
         began_ms = runtime.clock.monotonic_ms()
-        counting = CountingStore(store, runtime.clock)
-        cas = CasStore(counting, runtime, settings.store)
+        cas = CasStore(store, runtime, settings.store)
         with cas.refusals.opening(settings.reader.reader_open_timeout_ms):
             engine = await _join(cas, settings, links)
         open_ms = runtime.clock.monotonic_ms() - began_ms
@@ -89,7 +87,7 @@ class Reader:
             wal_objects_applied=engine.follower.counts.applied,
             open_ms=round(open_ms),
         )
-        kv = ReaderKv(engine, settings.limits, runtime, counting.reads)
+        kv = ReaderKv(engine, settings.limits, runtime, cas.reachability)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
@@ -100,10 +98,10 @@ class Reader:
             runtime.clock,
             _memory_use(settings, engine, kv, watches),
             use,
-            LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder),
+            LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder),
             url=store.url,
             open_ms=open_ms,
-            readiness=lambda: Readiness(counting.reads.trouble(), takes_writes=False),
+            readiness=lambda: Readiness(cas.reachability.trouble(), takes_writes=False),
         )
         admin.watches = watches
         return cls(engine, kv, admin, watches, runtime.clock)

@@ -114,7 +114,7 @@ class SnapshotAdmin:
 
         `snapshot_id` limits them to one; None: all.
         """
-        now_s = await self._store.reads.now_ms() / 1_000
+        now_s = await self._store.now_ms() / 1_000
         current: Manifest = await stored.refresh()
         active = [
             each

@@ -23,7 +23,6 @@ from shalekv.settings import StoreSettings, WriterConfig
 from shalekv.settings.budget import memory_budget
 from shalekv.store.api import ObjectStore
 from shalekv.store.cas import CasStore
-from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import open_disk_cache
 from shalekv.watch.stream import Watches
 from shalekv.wording import Trouble
@@ -76,8 +75,7 @@ class Writer:
         """
         clock = runtime.clock
         began_ms = clock.monotonic_ms()
-        counting = CountingStore(store, clock)
-        cas = CasStore(counting, runtime, settings.store)
+        cas = CasStore(store, runtime, settings.store)
         with cas.refusals.opening(settings.writer.open_timeout_ms):
             opened = await open_log(
                 cas,
@@ -100,10 +98,10 @@ class Writer:
             keys=opened.memtable.key_count,
             open_ms=round(open_ms),
         )
-        kv = WriterKv(engine, settings.limits, runtime, counting.reads)
+        kv = WriterKv(engine, settings.limits, runtime, cas.reachability)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         memory = _memory_use(settings, engine, kv, watches)
-        pins, requests = SnapshotUsage(cas), counting.counts_by_folder
+        pins, requests = SnapshotUsage(cas), cas.counts.by_folder
         admin = WriterAdmin(
             engine,
             settings.writer,
@@ -113,7 +111,7 @@ class Writer:
             url=store.url,
             open_ms=open_ms,
             levels=LevelsReport(engine, settings.compactor, pins, requests),
-            readiness=lambda: _readiness(counting.reads.trouble(), engine),
+            readiness=lambda: _readiness(cas.reachability.trouble(), engine),
         )
         admin.watches = watches
         return cls(engine, kv, admin, watches, stop_grace_ms=settings.server.shutdown_grace_ms)

@@ -73,7 +73,7 @@ async def read_pinned(store: CasStore, current: Manifest, manifest_id: int) -> t
     """
     name = names.manifest_name(manifest_id)
     try:
-        data = (await store.reads.get(name)).data
+        data = (await store.get(name)).data
     except ObjectNotFound:
         message = (
             f"{name} is missing although a snapshot needs it: it must have been deleted by hand. "

@@ -1,4 +1,7 @@
-"""Compare-and-swap on one object: `claim`, and `CasStore`, the store as manifest and log use it.
+"""The store of one database as a process uses it: claims, and reads that are repeated.
+
+`ObjectStore` sends one request for each call. `CasStore` is the one layer above it: it counts the
+requests, repeats those that failed, and carries a create to a known outcome.
 
 `create` has three outcomes, `claim` has two: the object of this name is ours, or a rival's. The
 rule (`server/docs/protocol.md`, "Objects"): unless the outcome of a create is plainly ours, the
@@ -8,12 +11,13 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import TypeVar, TypeVarTuple
 
 import structlog
 
-from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.errors import ObjectNotFound, StoreBroken, StoreRefused, StoreUnavailable
 from shalekv.runtime import Runtime
 from shalekv.settings import StoreSettings
 from shalekv.store.api import (
@@ -21,21 +25,21 @@ from shalekv.store.api import (
     Created,
     Exists,
     IsCollected,
+    ObjectInfo,
     ObjectStore,
     Recovered,
+    StoredObject,
     Unknown,
     nothing_is_collected,
 )
-from shalekv.store.retry import (
-    DEFAULT_BACKOFF,
-    Backoff,
-    RetryingStore,
-    RetryListener,
-    no_listener,
-    repeat,
-)
+from shalekv.store.counting import CallCounts, Count, Operation
+from shalekv.store.reachability import Reachability
+from shalekv.store.retry import Backoff, RefusalPolicy
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,9 @@ class Claimed:
 class Taken:
     """The object of this name is a rival's, and durable: these are its bytes.
 
-    If not `is_certain`, the outcome of an earlier attempt was unknown: our object may have been
-    created then and collected since, before the rival created its own. Whether that is possible
-    depends on when objects of this kind are collected, which the caller knows.
+    If not `is_first_owner`, the outcome of an earlier attempt was unknown: our object may have
+    been created then and collected since, before the rival created its own. Whether that is
+    possible depends on when objects of this kind are collected, which the caller knows.
     """
 
     data: bytes
@@ -58,103 +62,24 @@ class Taken:
 
 ClaimOutcome = Claimed | Taken
 
-
-async def claim(
-    store: ObjectStore,
-    name: str,
-    data: bytes,
-    *,
-    runtime: Runtime,
-    metadata: Mapping[str, str] = NO_METADATA,
-    backoff: Backoff = DEFAULT_BACKOFF,
-    listener: RetryListener = no_listener,
-    may_pass: Callable[[StoreRefused], bool] = lambda _: False,
-) -> ClaimOutcome:
-    """Create `name` with `data` unless a rival has; retry until the owner of the name is known.
-
-    REQUIRES: `data` holds a write id that was drawn for this name and these bytes. Only then do
-    identical bytes mean "ours": a lost reply to our own success is not taken for a rival, and the
-    same contents written by a rival are not taken for ours.
-
-    There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
-    owner cancels when it no longer needs the result, and the outcome is then unknown. `listener`
-    is called after each failed attempt. Raises `StoreRefused` unless `may_pass` returns true for
-    it, and `StoreBroken` as `create` does; the outcome is unknown after both.
-
-    Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
-    """
-    is_certain = True
-
-    async def attempt() -> ClaimOutcome:
-        nonlocal is_certain
-        try:
-            outcome = await _attempt(store, name, data, metadata)
-        except _Unresolved as unresolved:
-            is_certain = is_certain and unresolved.is_certain
-            if isinstance(unresolved.__cause__, StoreRefused):
-                raise unresolved.__cause__ from None
-            raise
-        if isinstance(outcome, Taken) and not is_certain:
-            return Taken(outcome.data, is_first_owner=False)
-        return outcome
-
-    def should_retry(error: Exception, _failed_attempts: int) -> bool:
-        if isinstance(error, StoreRefused):
-            return may_pass(error)
-        return isinstance(error, StoreUnavailable | _Unresolved)
-
-    return await repeat(attempt, runtime, backoff, should_retry=should_retry, listener=listener)
+_CLAIMED = Claimed()
 
 
-class _Unresolved(Exception):
-    """An attempt to claim a name that ended without an object to compare with."""
+class _Absent(Exception):
+    """An attempt to claim a name ended without an object to compare with."""
 
-    def __init__(self, message: str, *, problem: str, is_certain: bool) -> None:
-        """`problem` is the store's part of the message.
-
-        `is_certain`: this attempt cannot have created an object.
-        """
+    def __init__(self, message: str, problem: str) -> None:
+        """`problem` is the store's part of the message."""
         super().__init__(message)
         self.problem = problem
-        self.is_certain = is_certain
-
-
-async def _attempt(
-    store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> ClaimOutcome:
-    """Send one create and, unless it succeeds, one read.
-
-    After a `StoreUnavailable` of the read the create is sent again, too. That is harmless: it
-    replaces no object, and our own object is recognised by its bytes.
-    """
-    outcome = await store.create(name, data, metadata)
-    if isinstance(outcome, Created):
-        return Claimed()
-    is_certain = isinstance(outcome, Exists)
-    if isinstance(outcome, Unknown):
-        problem = outcome.cause
-        absent = f"it is unknown whether {name} was created, and it is not there: {problem}"
-    else:
-        problem = absent = f"{name} existed, and was gone when it was read"
-    try:
-        found = await store.get(name)
-    except ObjectNotFound as error:
-        # Gone after `Exists` means collected, and the next attempt may create the object a
-        # second time. Nothing is lost by that. A WAL slot of a fence run is never collected
-        # (F1), so a stalled writer keeps failing there. A collected slot lies before the run: if
-        # our write had been created there, it was replayed and counts, and the object that we
-        # create now is never read. For a manifest, a create proves nothing before a list shows
-        # it as the highest (F2).
-        raise _Unresolved(absent, problem=problem, is_certain=is_certain) from error
-    except (StoreUnavailable, StoreRefused) as error:
-        raise _Unresolved(str(error), problem=error.problem, is_certain=is_certain) from error
-    return Claimed() if found.data == data else Taken(found.data, is_certain)
 
 
 class CasStore:
     """The store of one database, with the runtime and the settings for requests to it.
 
-    `claim` and `repair` change it; `reads` is the same store with reads that are retried.
+    The methods are those of `ObjectStore`, but for `create`, whose place `claim` takes. The last
+    of `read_attempts` that end in `StoreUnavailable` is raised; refusals are repeated as `refusals`
+    decides. Each attempt counts as a request.
     """
 
     def __init__(self, store: ObjectStore, runtime: Runtime, settings: StoreSettings) -> None:
@@ -165,15 +90,9 @@ class CasStore:
         self.url = store.url
         self.cas_mode = store.cas_mode
         self.sent = store.sent
-        retrying = RetryingStore(
-            store,
-            runtime,
-            attempts=settings.read_attempts,
-            backoff=self.backoff,
-            listener=log_retry,
-        )
-        self.reads: ObjectStore = retrying
-        self.refusals = retrying.refusals
+        self.refusals = RefusalPolicy(store.sent, runtime)
+        self.counts = CallCounts()
+        self.reachability = Reachability(runtime.clock)  # of reads
         self._store = store
 
     async def claim(
@@ -183,47 +102,228 @@ class CasStore:
         metadata: Mapping[str, str] = NO_METADATA,
         *,
         is_patient: bool = False,
-        listener: RetryListener | None = None,
+        uploads: Reachability | None = None,
     ) -> ClaimOutcome:
-        """Create `name` unless a rival has; retry until its owner is known: see `claim` above.
+        """Create `name` with `data` unless a rival has; retry until the owner of the name is known.
 
-        A refused request is retried as `refusals` decides; if `is_patient`, until an operator has
-        fixed the cause. Failed attempts are logged, and `listener` is called for each.
+        REQUIRES: `data` holds a write id that was drawn for this name and these bytes. Only then do
+        identical bytes mean "ours": a lost reply to our own success is not taken for a rival, and
+        the same contents written by a rival are not taken for ours.
+
+        There is no deadline, since giving up on a slot would leave a gap or a doubt (I1, I4): the
+        owner cancels when it no longer needs the result, and the outcome is then unknown. Failed
+        attempts are logged, and recorded in `uploads`. A refused request is repeated as `refusals`
+        decides; if `is_patient`, until an operator has fixed the cause. Raises `StoreRefused`
+        otherwise, and `StoreBroken` as `create` does; the outcome is unknown after both.
+
+        Whether an object that is ours *counts* is for the caller to find out: see F1 and F2.
         """
+        count = self.counts.of(Operation.CREATE, name)
+        refused_until_ms = self.refusals.until_ms()
+        failed_attempts, is_first_owner = 0, True
+        upload = uploads.begin() if uploads is not None else 0
+        try:
+            while True:
+                try:
+                    count.transferred_bytes += len(data)
+                    with count:
+                        created = await self._store.create(name, data, metadata)
+                    count.answered(created)
+                    if isinstance(created, Created):
+                        outcome: ClaimOutcome = _CLAIMED
+                    else:
+                        is_first_owner = is_first_owner and isinstance(created, Exists)
+                        outcome = await self._compare(
+                            name, data, created, is_first_owner=is_first_owner
+                        )
+                except (StoreUnavailable, StoreRefused, _Absent) as error:
+                    failed_attempts += 1
+                    if not is_patient and self.refusals.is_final(error, refused_until_ms):
+                        raise
+                    log_retry(failed_attempts, error)
+                    if uploads is not None:
+                        uploads.fail(upload, error)
+                else:
+                    self.refusals.accepted()
+                    if uploads is not None:
+                        uploads.succeed()
+                    return outcome
+                await self.pause(failed_attempts)
+        finally:
+            if uploads is not None:
+                uploads.end(upload)
 
-        def failed(failed_attempts: int, error: BaseException) -> None:
-            log_retry(failed_attempts, error)
-            if listener is not None:
-                listener(failed_attempts, error)
+    async def _compare(
+        self, name: str, data: bytes, created: Exists | Unknown, *, is_first_owner: bool
+    ) -> ClaimOutcome:
+        """Read the object that may be ours, and compare it.
 
-        outcome = await claim(
-            self._store,
-            name,
-            data,
-            runtime=self.runtime,
-            metadata=metadata,
-            backoff=self.backoff,
-            listener=failed,
-            may_pass=(lambda _: True) if is_patient else self.refusals.begin(),
-        )
-        self.refusals.accepted()
-        return outcome
+        After a `StoreUnavailable` the caller sends the create again, too. That is harmless: it
+        replaces no object, and our own object is recognised by its bytes.
+        """
+        count = self.counts.of(Operation.GET, name)
+        try:
+            found = await self._send(count, self._store.get, name, is_read=True)
+        except ObjectNotFound as error:
+            # Gone after `Exists` means collected, and the next attempt may create the object a
+            # second time. Nothing is lost by that. A WAL slot of a fence run is never collected
+            # (F1), so a stalled writer keeps failing there. A collected slot lies before the run:
+            # if our write had been created there, it was replayed and counts, and the object that
+            # we create now is never read. For a manifest, a create proves nothing before a list
+            # shows it as the highest (F2).
+            if isinstance(created, Exists):
+                problem = f"{name} existed, and was gone when it was read"
+                raise _Absent(problem, problem) from error
+            message = f"it is unknown whether {name} was created, and it is not there: "
+            raise _Absent(message + created.cause, created.cause) from error
+        count.received(found.data)
+        return _CLAIMED if found.data == data else Taken(found.data, is_first_owner)
+
+    async def get(self, name: str) -> StoredObject:
+        """Read the whole object."""
+        count = self.counts.of(Operation.GET, name)
+        found = await self._repeat(count, self._store.get, name, is_read=True)
+        count.received(found.data)
+        return found
+
+    async def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """Read a part of an object: see `ObjectStore.get_range`."""
+        count = self.counts.of(Operation.GET_RANGE, name)
+        data = await self._repeat(count, self._store.get_range, name, offset, length, is_read=True)
+        count.received(data)
+        return data
+
+    async def head(self, name: str) -> ObjectInfo:
+        """Read the size and the time of an object."""
+        count = self.counts.of(Operation.HEAD, name)
+        info = await self._repeat(count, self._store.head, name, is_read=True)
+        count.objects += 1
+        return info
+
+    async def list(self, prefix: str, *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """List as `ObjectStore.list`; after a failure, continue behind the last yielded object."""
+        count = self.counts.of(Operation.LIST, prefix)
+        refused_until_ms = self.refusals.until_ms()
+        failed_attempts = unanswered = 0
+        while True:
+            request = self.reachability.begin()
+            try:
+                with count:
+                    async for info in self._store.list(prefix, start_after=start_after):
+                        if failed_attempts:
+                            refused_until_ms = self.refusals.until_ms()
+                            failed_attempts = unanswered = 0
+                        count.objects += 1
+                        self.reachability.succeed()
+                        start_after = info.name
+                        yield info
+                self.reachability.succeed()
+                self.refusals.accepted()
+                return
+            except (StoreUnavailable, StoreRefused) as error:
+                self.reachability.fail(request, error)
+                failed_attempts += 1
+                unanswered += isinstance(error, StoreUnavailable)
+                if not self._may_repeat(error, unanswered, refused_until_ms):
+                    raise
+                log_retry(failed_attempts, error)
+            except StoreBroken as error:
+                self.reachability.fail(request, error)
+                raise
+            finally:
+                self.reachability.end(request)
+            await self.pause(failed_attempts)
+
+    async def delete(self, names: Iterable[str]) -> None:
+        """Delete objects: see `ObjectStore.delete`."""
+        doomed = tuple(names)
+        count = self.counts.of_many(Operation.DELETE, doomed)
+        count.objects += len(doomed)
+        await self._repeat(count, self._store.delete, doomed)
+
+    async def now_ms(self) -> int:
+        """Read the store's own clock: milliseconds since the Unix epoch."""
+        return await self._repeat(self.counts.of(Operation.NOW_MS), self._store.now_ms)
 
     async def repair(self, is_collected: IsCollected = nothing_is_collected) -> Recovered:
         """Complete creates that crashed half-way, and log it: see `ObjectStore.repair`."""
-        recovered = await self.reads.repair(is_collected)
+        count = self.counts.of(Operation.REPAIR)
+        recovered = await self._repeat(count, self._store.repair, is_collected)
+        count.objects += recovered.completed
         if recovered != Recovered():
             log.info("creates recovered", url=self.url, **asdict(recovered))
         return recovered
 
     async def pause(self, failed_attempts: int) -> None:
-        """Wait before the next attempt after a conflict; `failed_attempts` is at least 1."""
+        """Wait before the next attempt; `failed_attempts` is at least 1."""
         wait_ms = self.backoff.wait_ms(failed_attempts, self.runtime.random)
         await self.runtime.clock.sleep_ms(wait_ms)
 
+    async def _repeat(
+        self,
+        count: Count,
+        request: Callable[[*Ts], Awaitable[T]],
+        *arguments: *Ts,
+        is_read: bool = False,
+    ) -> T:
+        """Send a request until it succeeds; raise the error that ends it."""
+        refused_until_ms = self.refusals.until_ms()
+        failed_attempts = unanswered = 0
+        while True:
+            try:
+                answer = await self._send(count, request, *arguments, is_read=is_read)
+            except ObjectNotFound:
+                self.refusals.accepted()
+                raise
+            except (StoreUnavailable, StoreRefused) as error:
+                failed_attempts += 1
+                unanswered += isinstance(error, StoreUnavailable)
+                if not self._may_repeat(error, unanswered, refused_until_ms):
+                    raise
+                log_retry(failed_attempts, error)
+            else:
+                self.refusals.accepted()
+                return answer
+            await self.pause(failed_attempts)
+
+    def _may_repeat(
+        self, error: StoreUnavailable | StoreRefused, unanswered: int, refused_until_ms: float
+    ) -> bool:
+        """Whether to repeat a request of which `unanswered` attempts had no answer."""
+        if isinstance(error, StoreUnavailable):
+            return unanswered < self.settings.read_attempts
+        return not self.refusals.is_final(error, refused_until_ms)
+
+    async def _send(
+        self,
+        count: Count,
+        request: Callable[[*Ts], Awaitable[T]],
+        *arguments: *Ts,
+        is_read: bool,
+    ) -> T:
+        """Send a request once; record in `reachability` whether a read was answered."""
+        if not is_read:
+            with count:
+                return await request(*arguments)
+        number = self.reachability.begin()
+        try:
+            with count:
+                answer = await request(*arguments)
+        except ObjectNotFound:
+            self.reachability.succeed()
+            raise
+        except (StoreUnavailable, StoreBroken, StoreRefused) as error:
+            self.reachability.fail(number, error)
+            raise
+        else:
+            self.reachability.succeed()
+            return answer
+        finally:
+            self.reachability.end(number)
+
 
 def log_retry(failed_attempts: int, error: BaseException) -> None:
-    """Log that a request is repeated, and why: a `RetryListener`.
+    """Log that a request is repeated, and why.
 
     Only the attempts that are powers of two are logged, so that a long outage fills no log.
     """

@@ -80,7 +80,7 @@ class StoredManifest:
                 self.confirmed_ms = max(self.confirmed_ms, asked_ms)
                 return self._current
             try:
-                stored = await self._store.reads.get(name)
+                stored = await self._store.get(name)
             except ObjectNotFound:
                 if highest == missing:
                     raise
@@ -185,7 +185,7 @@ class StoredManifest:
         # manifests are gone.
         start_after = names.manifest_name(known - 1) if known else ""
         highest: ObjectInfo | None = None
-        async for info in self._store.reads.list(names.MANIFEST_FOLDER, start_after=start_after):
+        async for info in self._store.list(names.MANIFEST_FOLDER, start_after=start_after):
             if names.parse_manifest_name(info.name) is not None:
                 highest = info  # names are in the order of ids
         return highest
@@ -244,7 +244,7 @@ async def named_manifest(store: CasStore, seen: Manifest, snapshot_id: bytes) ->
     if snapshot.manifest_id == seen.manifest_id:
         return seen
     name = names.manifest_name(snapshot.manifest_id)
-    data = (await store.reads.get(name)).data
+    data = (await store.get(name)).data
     return await store.runtime.workers.run(decode_manifest, name, data)
 
 
@@ -342,7 +342,7 @@ async def check_vacant(cas: CasStore) -> None:
 
 async def any_wal_object(cas: CasStore) -> str | None:
     """Return the name of the first WAL object, or None without one."""
-    async for info in cas.reads.list(names.WAL_FOLDER):
+    async for info in cas.list(names.WAL_FOLDER):
         if names.parse_wal_name(info.name) is not None:
             return info.name
     return None
@@ -367,7 +367,7 @@ def remains(cas: CasStore, name: str) -> IllegalState:
 
 
 async def _manifest_ids(cas: CasStore) -> set[int]:
-    listed = cas.reads.list(names.MANIFEST_FOLDER)
+    listed = cas.list(names.MANIFEST_FOLDER)
     ids = {names.parse_manifest_name(info.name) async for info in listed}
     return {manifest_id for manifest_id in ids if manifest_id is not None}
 

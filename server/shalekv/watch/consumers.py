@@ -74,7 +74,7 @@ class ConsumerLeases:
         invalid name, `ManifestConflict`, `StoreError`, and what the manifest's `edit` raises.
         """
         holder = holder_of(consumer)
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._store.now_ms()
         if self._is_held(await self._stored.refresh(), holder, wal_id_min, now_ms):
             return
         expire_time_s = -(-now_ms // _MS_PER_S) + self._ttl_s

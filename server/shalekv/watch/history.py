@@ -206,7 +206,7 @@ class History:
         """List the objects from slot `first` on; return their sizes in bytes."""
         start_after = names.wal_name(first - 1) if first else ""
         sizes: dict[int, int] = {}
-        async for info in self._store.reads.list(names.WAL_FOLDER, start_after=start_after):
+        async for info in self._store.list(names.WAL_FOLDER, start_after=start_after):
             wal_id = names.parse_wal_name(info.name)
             if wal_id is not None:
                 sizes[wal_id] = info.size_bytes
@@ -248,11 +248,11 @@ class History:
             raise ObjectNotFound(self._store.url, "list", name, "is not listed")
         size_bytes = sizes[wal_id]
         database_id = self._database_id
-        tail = await self._store.reads.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
+        tail = await self._store.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
         try:
             return read_footer(name, tail, size_bytes, database_id=database_id)
         except Truncated:  # its first and last keys are long
-            whole = await self._store.reads.get(name)
+            whole = await self._store.get(name)
             return read_footer(name, whole.data, len(whole.data), database_id=database_id)
 
 

@@ -104,9 +104,9 @@ async def check_files(store: CasStore, infos: Sequence[SstInfo], *, database_id:
 async def _check(store: CasStore, at: int, info: SstInfo, database_id: bytes) -> int:
     name = level_name(info.id)
     try:
-        found = await store.reads.head(name)
+        found = await store.head(name)
         start, length = metadata_range(info, with_filter=False)
-        data = await store.reads.get_range(name, start, length)
+        data = await store.get_range(name, start, length)
         metadata = read_metadata(info, data, database_id=database_id, with_filter=False)
     except (ObjectNotFound, CorruptObject) as error:
         raise InvalidRequest(f"ssts[{at}]", str(error)) from error
@@ -259,7 +259,7 @@ class Loads:
             async with self._encoding:
                 await self._wait_for_budget()
                 load, files = await self._encode(changes)
-                await self._register(load, oldest_ms=await self._store.reads.now_ms())
+                await self._register(load, oldest_ms=await self._store.now_ms())
                 with self._abandoned_unless_done(load.load_id):
                     while files:
                         await self._upload(files.pop())
@@ -364,7 +364,7 @@ class Loads:
 
     async def _encode(self, changes: Sequence[Change]) -> tuple[PendingLoad, list[FinishedSst]]:
         random = self._store.runtime.random
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._store.now_ms()
         author = FileOwner(
             database_id=self._manifest.current.database_id,
             own=self._manifest.own,

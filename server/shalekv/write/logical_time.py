@@ -158,7 +158,7 @@ async def _read_clock(store: CasStore) -> int:
         began_ms = clock.monotonic_ms()
         try:
             async with asyncio.timeout(None if shortest_ms == math.inf else shortest_ms / 1_000):
-                store_now_ms = await store.reads.now_ms()
+                store_now_ms = await store.now_ms()
         except (StoreUnavailable, TimeoutError):
             if shortest_ms == math.inf:
                 raise
@@ -205,6 +205,6 @@ class StoreTime:
         """
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._compared_ms >= self._interval_ms:
-            self._ahead_ms = await self._store.reads.now_ms() - now_ms
+            self._ahead_ms = await self._store.now_ms() - now_ms
             self._compared_ms = now_ms
         return store_ms - self._ahead_ms - UNSURE_MS

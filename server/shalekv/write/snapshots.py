@@ -102,7 +102,7 @@ class Snapshots:
         """
         check_snapshot_name(name)
         snapshot_id = self._new_id()
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._store.now_ms()
         landed = partial(has_snapshot, snapshot_id=snapshot_id)
         conflicts = 0
         async with edit_deadline(self._store, timeout_ms):
@@ -135,7 +135,7 @@ class Snapshots:
         """
         check_snapshot_name(name)
         snapshot_id = self._new_id()
-        now_s = await self._store.reads.now_ms() / 1_000
+        now_s = await self._store.now_ms() / 1_000
 
         async def look(stored: StoredManifest) -> tuple[Snapshot, int]:
             current = await stored.refresh()
@@ -166,7 +166,7 @@ class Snapshots:
         if ttl_ms is not None:
             _check_no_pin(found)
         snapshot_id = found.id
-        now_s = await self._store.reads.now_ms() / 1_000
+        now_s = await self._store.now_ms() / 1_000
         expire_time_s = await self._expire_time_s(ttl_ms)
         edit = partial(
             renew_snapshot, snapshot_id=snapshot_id, expire_time_s=expire_time_s, now_s=now_s
@@ -206,7 +206,7 @@ class Snapshots:
         return await unless_overtaken(self._store, self._list)
 
     async def _list(self, stored: StoredManifest) -> Sequence[SnapshotView]:
-        now_s = await self._store.reads.now_ms() / 1_000
+        now_s = await self._store.now_ms() / 1_000
         current = await stored.refresh()
         manifests = {current.manifest_id: current}
         for snapshot in current.snapshots:
@@ -215,7 +215,7 @@ class Snapshots:
                 manifests[manifest_id], _ = await read_pinned(self._store, current, manifest_id)
         wal_bytes = {
             wal_id: info.size_bytes
-            async for info in self._store.reads.list(names.WAL_FOLDER)
+            async for info in self._store.list(names.WAL_FOLDER)
             if (wal_id := names.parse_wal_name(info.name)) is not None
         }
         known = {manifest_id: LiveObjects.of(each) for manifest_id, each in manifests.items()}
@@ -262,7 +262,7 @@ class Snapshots:
         return None if last < 0 else last
 
     async def _expire_time_s(self, ttl_ms: int | None) -> int:
-        return _expire_time_s(await self._store.reads.now_ms(), ttl_ms)
+        return _expire_time_s(await self._store.now_ms(), ttl_ms)
 
     def _new_id(self) -> bytes:
         return self._store.runtime.random.randbytes(ID_BYTES)
@@ -386,7 +386,7 @@ class SnapshotUsage:
     async def _read(self, manifest_id: int) -> LiveObjects | None:
         name = manifest_name(manifest_id)
         try:
-            data = (await self._store.reads.get(name)).data
+            data = (await self._store.get(name)).data
             manifest = await self._store.runtime.workers.run(decode_manifest, name, data)
         except (CorruptObject, StoreError):
             return None  # `shalekv fsck` reports what is wrong with it
@@ -442,13 +442,13 @@ class SnapshotSeqs:
         return manifest.last_compacted_seq
 
     async def _footer(self, name: str, database_id: bytes) -> Footer:
-        reads = self._store.reads
+        store = self._store
         try:
-            size_bytes = (await reads.head(name)).size_bytes
-            tail = await reads.get_range(name, -TAIL_BYTES, TAIL_BYTES)
+            size_bytes = (await store.head(name)).size_bytes
+            tail = await store.get_range(name, -TAIL_BYTES, TAIL_BYTES)
             needed = needed_tail(name, tail, size_bytes)
             if needed > len(tail):
-                tail = await reads.get_range(name, -needed, needed)
+                tail = await store.get_range(name, -needed, needed)
         except ObjectNotFound:
             message = (
                 f"{name} is missing although a snapshot needs it: it must have been deleted by "

@@ -18,7 +18,7 @@ from shalekv.format.footer import SstProperties
 from shalekv.format.sst import Sst, open_sst
 from shalekv.format.sst_writer import encode_sst
 from shalekv.protocol.fencing import Occupant, WalListing, WriterId
-from shalekv.store.cas import CasStore, ClaimOutcome, Taken
+from shalekv.store.cas import CasStore, Taken
 from shalekv.store.reachability import UNREACHABLE_AFTER_MS, Reachability
 from shalekv.v1 import kv_pb2
 from shalekv.wording import Trouble
@@ -206,6 +206,7 @@ class ObjectStoreWal:
         self._now_ms = now_ms
         self._next_wal_id = 0
         self.own = own
+        self._metadata = {EPOCH_METADATA: str(own.epoch)}
         self._uploads = Reachability(store.runtime.clock)
 
     def begin(self, next_wal_id: int) -> None:
@@ -249,28 +250,14 @@ class ObjectStoreWal:
         else:
             run = self._store.runtime.workers.run
             data = await run(encode_wal, properties, contents, self._block_bytes, self._codec)
-        outcome = await self._claim(name, data, is_patient=any(contents))
+        outcome = await self._store.claim(
+            name, data, self._metadata, is_patient=any(contents), uploads=self._uploads
+        )
         if isinstance(outcome, Taken):
             if not outcome.is_first_owner:
                 await self._check_not_compacted(wal_id)
             return occupant_of(open_sst(name, outcome.data, database_id=self._database_id))
         return None
-
-    async def _claim(self, name: str, data: bytes, *, is_patient: bool) -> ClaimOutcome:
-        metadata = {EPOCH_METADATA: str(self.own.epoch)}
-        number = self._uploads.begin()
-        try:
-            outcome = await self._store.claim(
-                name,
-                data,
-                metadata,
-                is_patient=is_patient,
-                listener=lambda _, error: self._uploads.fail(number, error),
-            )
-            self._uploads.succeed()
-            return outcome
-        finally:
-            self._uploads.end(number)
 
     async def _check_not_compacted(self, wal_id: int) -> None:
         """Raise `OutcomeUnknown` if the slot may have been collected and filled again.
@@ -323,7 +310,7 @@ async def list_wal(store: CasStore, first: int) -> WalListing:
     """List the slots from `first` on."""
     start_after = names.wal_name(first - 1) if first else ""
     filled = set()
-    async for info in store.reads.list(names.WAL_FOLDER, start_after=start_after):
+    async for info in store.list(names.WAL_FOLDER, start_after=start_after):
         wal_id = names.parse_wal_name(info.name)
         if wal_id is not None:
             filled.add(wal_id)

@@ -25,7 +25,6 @@ from shalekv.settings import CacheSettings, StoreSettings
 from shalekv.settings.model import MIB
 from shalekv.store.api import Created
 from shalekv.store.cas import CasStore
-from shalekv.store.counting import CountingStore
 from shalekv.store.disk_cache import DiskCache
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from tests.kit.inline_runtime import finish, inline_runtime
@@ -40,7 +39,6 @@ class Levels:
         self.objects = MemoryObjects()
         self.gate = Gate("get_range")
         self.store = FaultyStore(MemoryStore(lambda: 0, objects=self.objects), before=self.gate)
-        self.counting = CountingStore(self.store)
         self.infos: list[SstInfo] = []
 
     def add(
@@ -97,7 +95,7 @@ class Levels:
 
     def open(self, disk: DiskCache | None = None, /, **settings: Any) -> LevelSsts:
         values = {"metadata_cache_bytes": 64 * MIB, "block_cache_bytes": 64 * MIB} | settings
-        cas = CasStore(self.counting, inline_runtime(), StoreSettings(read_attempts=1))
+        cas = CasStore(self.store, inline_runtime(), StoreSettings(read_attempts=1))
         return LevelSsts(
             cas, database_id=DATABASE_ID, settings=CacheSettings.model_validate(values), disk=disk
         )

@@ -15,6 +15,7 @@ from shalekv.protocol.entry import Entry, Kind
 from shalekv.protocol.manifest import Manifest, Version
 from shalekv.protocol.sst_table import SstInfo
 from shalekv.store.api import ObjectStore
+from shalekv.store.cas import CasStore
 
 Answer = tuple[int, bytes] | None  # sequence number and value
 
@@ -55,7 +56,7 @@ def answers(entries: Sequence[Entry], keys: Iterable[bytes], now_ms: int) -> dic
     return {key: answer(versions.newest_of(key), now_ms) for key in keys}
 
 
-async def read_sst(store: ObjectStore, info: SstInfo, database_id: bytes) -> Sst:
+async def read_sst(store: ObjectStore | CasStore, info: SstInfo, database_id: bytes) -> Sst:
     """A whole SST, audited, which must be what the manifest says."""
     name = level_name(info.id)
     data = (await store.get(name)).data
@@ -79,7 +80,7 @@ class NaiveLevels:
         self._versions = {sst_id: Versions(of_sst) for sst_id, of_sst in entries.items()}
 
     @classmethod
-    async def read(cls, store: ObjectStore, manifest: Manifest) -> NaiveLevels:
+    async def read(cls, store: ObjectStore | CasStore, manifest: Manifest) -> NaiveLevels:
         entries = {}
         for info in manifest.leveled_ssts:
             sst = await read_sst(store, info, manifest.database_id)

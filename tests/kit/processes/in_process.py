@@ -1,6 +1,6 @@
 """A real server with a real writer inside the process of the test, on a store of the test's choice.
 
-async with serving(CountingStore(memory_store()), writer={"max_parallel_writes": 4}) as served:
+async with serving(memory_store(), writer={"max_parallel_writes": 4}) as served:
     ... served.listen is HOST:PORT, served.writer the role behind it ...
 """
 

@@ -64,7 +64,7 @@ def _clock_time(self: LogicalTime) -> int:
 
 
 async def _whatever_it_shows(store: CasStore, *_: object) -> LogicalTime:
-    now_ms = await store.reads.now_ms()
+    now_ms = await store.now_ms()
     return LogicalTime(store.runtime.clock, store_now_ms=now_ms, jump_max_ms=3_600_000)
 
 

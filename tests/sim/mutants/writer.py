@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,8 @@ from shalekv.protocol.manifest import Manifest
 from shalekv.read import replay
 from shalekv.read.memtable import Memtable
 from shalekv.server.writes import Writes
-from shalekv.store import cas
-from shalekv.store.api import Created, ObjectStore, Unknown
-from shalekv.store.cas import CasStore
+from shalekv.store.api import Exists, Unknown
+from shalekv.store.cas import CasStore, Claimed, ClaimOutcome, Taken
 from shalekv.v1 import kv_pb2
 from shalekv.write import group_commit
 from shalekv.write import opening as recover
@@ -31,7 +29,7 @@ from shalekv.write.group_commit import CommitQueue, GroupCommit
 from tests.sim.planting import mutant
 
 # ruff: noqa: SLF001 - what a mutant replaces is private, as a rule
-_real_claim_attempt = cas._attempt
+_real_compare = CasStore._compare
 _real_claim_epoch = opening.claim_epoch
 _real_read_slot = replay.read_slot
 _real_settle = protocol_log._settle
@@ -39,21 +37,19 @@ _real_judge = fencing.judge
 
 
 async def _unknown_is_success(
-    store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> cas.ClaimOutcome:
-    outcome = await store.create(name, data, metadata)
-    if isinstance(outcome, Created | Unknown):
-        return cas.Claimed()
-    return await _real_claim_attempt(store, name, data, metadata)
+    self: CasStore, name: str, data: bytes, created: Exists | Unknown, *, is_first_owner: bool
+) -> ClaimOutcome:
+    if isinstance(created, Unknown):
+        return Claimed()
+    return await _real_compare(self, name, data, created, is_first_owner=is_first_owner)
 
 
 async def _unknown_is_failure(
-    store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> cas.ClaimOutcome:
-    outcome = await store.create(name, data, metadata)
-    if isinstance(outcome, Unknown) and name.startswith("wal/"):
-        raise StoreBroken(store.url, "create", name, outcome.cause)
-    return await _real_claim_attempt(store, name, data, metadata)
+    self: CasStore, name: str, data: bytes, created: Exists | Unknown, *, is_first_owner: bool
+) -> ClaimOutcome:
+    if isinstance(created, Unknown) and name.startswith("wal/"):
+        raise StoreBroken(self.url, "create", name, created.cause)
+    return await _real_compare(self, name, data, created, is_first_owner=is_first_owner)
 
 
 def _nothing_was_applied(_who: str) -> ShaleError:
@@ -61,12 +57,10 @@ def _nothing_was_applied(_who: str) -> ShaleError:
 
 
 async def _exists_is_a_rival(
-    store: ObjectStore, name: str, data: bytes, metadata: Mapping[str, str]
-) -> cas.ClaimOutcome:
-    outcome = await store.create(name, data, metadata)
-    if isinstance(outcome, Created):
-        return cas.Claimed()
-    return cas.Taken((await store.get(name)).data)
+    self: CasStore, name: str, _data: bytes, _created: Exists | Unknown, *, is_first_owner: bool
+) -> ClaimOutcome:
+    del is_first_owner
+    return Taken((await self._store.get(name)).data)
 
 
 async def _acknowledged_when_sent(self: GroupCommit, group: Group) -> None:
@@ -160,16 +154,16 @@ async def _future_stays(
 
 
 MUTANTS = (
-    mutant("treat unknown as success", (cas, "_attempt", _unknown_is_success), hint=10),
+    mutant("treat unknown as success", (CasStore, "_compare", _unknown_is_success), hint=10),
     mutant(
         "treat unknown as failed",
-        (cas, "_attempt", _unknown_is_failure),
+        (CasStore, "_compare", _unknown_is_failure),
         (group_commit, "outcome_unknown", _nothing_was_applied),
         also=("I13",),
     ),
     mutant(
         "an object that exists is a rival's",
-        (cas, "_attempt", _exists_is_a_rival),
+        (CasStore, "_compare", _exists_is_a_rival),
         also=("IllegalState",),
         hint=1,
     ),

@@ -26,9 +26,9 @@ from shalekv.server.writer_service import Ingests, file_infos
 from shalekv.settings import CompactorSettings, StoreSettings, WriterSettings
 from shalekv.store.api import RequestKind
 from shalekv.store.cas import CasStore
-from shalekv.store.counting import CountingStore
 from shalekv.v1 import admin_pb2, kv_pb2
 from shalekv.write.engine import WriterEngine
+from shalekv.write.opening import open_log
 from shalekv.write.snapshots import SnapshotUsage
 from tests.kit.disks.cache_folders import open_cache
 from tests.kit.engine.damage import sst_id
@@ -135,12 +135,12 @@ async def add_sst(database: Database, number: int, level: int, *keys: bytes) -> 
 
 async def report_of(database: Database) -> tuple[LevelsReport, WriterEngine]:
     """A report on an engine that has opened the database."""
-    counting = CountingStore(database.another_store())
-    opened = await database.open(counting)
+    cas = CasStore(database.another_store(), database.runtime(), StoreSettings())
+    opened = await open_log(cas, WriterSettings(), address="here:1")
     settings = WriterSettings.model_validate({"flush_interval_ms": 0})
     engine = WriterEngine(opened, settings, LoopClock())
-    pins = SnapshotUsage(CasStore(counting, database.runtime(), StoreSettings()))
-    return LevelsReport(engine, CompactorSettings(), pins, counting.counts_by_folder), engine
+    pins = SnapshotUsage(cas)
+    return LevelsReport(engine, CompactorSettings(), pins, cas.counts.by_folder), engine
 
 
 async def status(report: LevelsReport) -> admin_pb2.StatusReply:

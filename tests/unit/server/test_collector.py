@@ -12,7 +12,6 @@ from shalekv.errors import DatabaseNotFound, StoreBroken, StoreUnavailable
 from shalekv.jobs.collect import CollectReport
 from shalekv.server.collector import Collector
 from shalekv.settings import StoreSettings
-from shalekv.store.counting import CountingStore, Operation
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.collection import CollectedDatabase
 from tests.kit.engine.running_log import YieldingClock
@@ -62,17 +61,14 @@ async def test_one_failing_database_does_not_stop_the_others() -> None:
 async def test_collections_are_repeated_whatever_failed() -> None:
     """A database that does not answer is tried again; others are collected meanwhile."""
     database = await with_garbage()
-    counting = CountingStore(database.store)
+    answering = FaultyStore(database.store)
     unavailable = failing(StoreUnavailable("memory://", "now_ms", "", "no answer"))
-    databases = [database.collecting(counting), database.collecting(unavailable)]
+    databases = [database.collecting(answering), database.collecting(unavailable)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     asked_min = 5 * StoreSettings().read_attempts
     await collected_until(
         role,
-        lambda: (
-            counting.counts[Operation.NOW_MS].requests > 5
-            and len(unavailable.asked("now_ms")) > asked_min
-        ),
+        lambda: len(answering.asked("now_ms")) > 5 and len(unavailable.asked("now_ms")) > asked_min,
     )
     assert database.names() == await database.needed()
 
@@ -93,12 +89,12 @@ async def test_store_that_is_broken_is_given_up() -> None:
 async def test_broken_store_does_not_end_the_others() -> None:
     """A broken store of one database does not stop the collection of others."""
     database = await with_garbage()
-    counting = CountingStore(database.store)
+    answering = FaultyStore(database.store)
     broken = failing(StoreBroken("memory://", "now_ms", "", "sync failed"))
-    databases = [database.collecting(broken), database.collecting(counting)]
+    databases = [database.collecting(broken), database.collecting(answering)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     with capture_logs() as lines:
-        await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
+        await collected_until(role, lambda: len(answering.asked("now_ms")) > 5)
     assert len(broken.asked("now_ms")) == 1
     assert [line["url"] for line in lines if line["event"] == "database given up"] == [broken.url]
 
@@ -106,13 +102,13 @@ async def test_broken_store_does_not_end_the_others() -> None:
 async def test_an_error_that_nobody_expects_does_not_end_the_others() -> None:
     """An unexpected error is logged with its traceback, and the database is tried again."""
     first, second = await with_garbage(), await with_garbage()
-    counting = CountingStore(second.store)
+    answering = FaultyStore(second.store)
     strange = FaultyStore(first.store)
     strange.fail("now_ms", error=KeyError("a bug"))
-    databases = [first.collecting(strange), second.collecting(counting)]
+    databases = [first.collecting(strange), second.collecting(answering)]
     role = Collector(databases, YieldingClock(), interval_ms=1_000)
     with capture_logs() as lines:
-        await collected_until(role, lambda: counting.counts[Operation.NOW_MS].requests > 5)
+        await collected_until(role, lambda: len(answering.asked("now_ms")) > 5)
     (failed,) = [line for line in lines if "unexpected" in line["event"]]
     assert isinstance(failed["exc_info"], KeyError)
     assert first.names() == await first.needed()

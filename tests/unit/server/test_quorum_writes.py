@@ -126,7 +126,7 @@ async def test_archived_write_and_its_repeat_wait_for_the_object_store() -> None
         assert await repeat == reply
         assert reply.durability == ARCHIVED
         name = names.wal_name(reply.header.wal_id)
-        assert (await writer.database.cas().reads.head(name)).size_bytes > 0
+        assert (await writer.database.cas().head(name)).size_bytes > 0
 
 
 @virtual_time(5)

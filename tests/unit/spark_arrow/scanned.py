@@ -60,7 +60,7 @@ class ScannedDatabase:
     @property
     def store(self) -> CasStore:
         settings = StoreSettings(read_attempts=1)
-        return CasStore(self.levels.counting, inline_runtime(), settings)
+        return CasStore(self.levels.store, inline_runtime(), settings)
 
     def add_run(self, entries: Sequence[Entry], cuts: Sequence[bytes] = ()) -> None:
         self.stored += entries

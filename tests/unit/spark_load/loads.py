@@ -16,6 +16,7 @@ from shalekv.server.database import create_database
 from shalekv.settings import LevelCodec, LevelSettings, LimitSettings, StoreSettings
 from shalekv.store.cas import CasStore
 from shalekv.store.manifests import StoredManifest
+from shalekv.store.opening import open_store
 from shalekv_spark.loading.rows import EXPIRE_AT, KEY, OP, ORDER, VALUE, PointRows, RowCheck
 from shalekv_spark.loading.task import LoadTask, write_partition
 from shalekv_spark.place import Place
@@ -28,7 +29,8 @@ LEVELS = LevelSettings(sst_bytes=64 * 1024, block_bytes=1024, codec=LevelCodec.N
 async def database(folder: Path) -> AsyncIterator[tuple[Place, CasStore]]:
     place = Place(f"file://{folder}/database")
     async with place.open() as store:
-        await create_database(store.reads, store.runtime, StoreSettings())
+        plain = open_store(place.url, store.runtime, StoreSettings())
+        await create_database(plain, store.runtime, StoreSettings())
         yield place, store
 
 
@@ -51,7 +53,7 @@ async def current(store: CasStore) -> Manifest:
 
 async def files(store: CasStore) -> set[str]:
     """Return the names of all files in the folder of the levels."""
-    return {info.name async for info in store.reads.list("levels/")}
+    return {info.name async for info in store.list("levels/")}
 
 
 TIME = pa.timestamp("us", "UTC")

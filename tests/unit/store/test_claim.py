@@ -6,13 +6,16 @@ import asyncio
 from itertools import product
 
 import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from shalekv.errors import StoreBroken
+from shalekv.settings import StoreSettings
 from shalekv.store.api import Created
-from shalekv.store.cas import Claimed, ClaimOutcome, Taken, claim
-from shalekv.store.retry import Backoff
+from shalekv.store.cas import CasStore, Claimed, ClaimOutcome, Taken
 from tests.kit.inline_runtime import InlineClock, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
+from tests.kit.store import claim
 
 NAME = "wal/1.sst"
 OURS = b"write id 1: ours"
@@ -114,28 +117,25 @@ async def test_a_claim_does_not_give_up_and_can_be_cancelled() -> None:
 
 
 async def test_waits_double_within_limits_and_repeat_with_the_seed() -> None:
-    """Waits grow from the first to the longest and are equal for a seed; the listener gets the
-    cause of each.
+    """Waits grow from the first to the longest and are equal for a seed; attempts whose number is a
+    power of two are logged, with their cause.
     """
-    heard: list[tuple[int, str]] = []
+    logged: list[list[EventDict]] = []
+    settings = StoreSettings(retry_initial_ms=10, retry_max_ms=1_000)
     clocks = [InlineClock() for _ in range(3)]
     for clock, seed in zip(clocks, (1, 1, 2), strict=True):
         store = ScriptedStore()
         store.creates = [Fate.REFUSED, Fate.REQUEST_LOST] * 25
-        await claim(
-            store,
-            NAME,
-            OURS,
-            runtime=inline_runtime(seed, clock),
-            backoff=Backoff(first_ms=10, longest_ms=1_000),
-            listener=lambda attempts, error: heard.append((attempts, str(error))),
-        )
+        with capture_logs() as lines:
+            await CasStore(store, inline_runtime(seed, clock), settings).claim(NAME, OURS)
+        logged.append(lines)
     waits_ms = clocks[0].waits_ms
     assert waits_ms == pytest.approx(clocks[1].waits_ms)
     assert waits_ms != clocks[2].waits_ms
     for number, wait_ms in enumerate(waits_ms):
         full_ms = min(1_000, 10 * 2**number)
         assert full_ms / 2 - 0.001 <= wait_ms <= full_ms + 0.001
-    assert [attempts for attempts, _ in heard] == [*range(1, 51)] * 3
-    assert "the script says so" in heard[0][1]
-    assert "REQUEST_LOST" in heard[1][1]
+    for lines in logged:
+        assert [line["failed_attempts"] for line in lines] == [1, 2, 4, 8, 16, 32]
+        assert "the script says so" in lines[0]["error"]
+        assert "REQUEST_LOST" in lines[1]["error"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shalekv.errors import ObjectNotFound, StoreRefused, StoreUnavailable
+from shalekv.errors import ObjectNotFound, StoreBroken, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.cas import CasStore
-from shalekv.store.counting import CountingStore
 from shalekv.store.reachability import SILENT_AFTER_MS, UNREACHABLE_AFTER_MS, Reachability
-from tests.kit.engine.hand_clock import HandClock
-from tests.kit.inline_runtime import inline_runtime
+from tests.kit.engine.hand_clock import HandClock, hand_runtime
+from tests.kit.inline_runtime import InlineClock, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 
 AFTER_MS = UNREACHABLE_AFTER_MS
@@ -85,36 +84,37 @@ async def test_what_is_told_of_a_claim_is_the_problem_of_its_create() -> None:
     """
     store, reported = ScriptedStore(), list[str]()
     store.creates = [Fate.REQUEST_LOST]
-    cas = CasStore(store, inline_runtime(), StoreSettings())
-    requests = Reachability(cas.runtime.clock)
-    number = requests.begin()
 
-    def listen(_failed_attempts: int, error: BaseException) -> None:
-        requests.fail(number, error)
-        trouble = requests.trouble(0)
-        reported.append(trouble.problem if trouble is not None else "")
+    class Watched(InlineClock):
+        async def sleep_ms(self, duration_ms: float) -> None:
+            await super().sleep_ms(duration_ms)
+            trouble = uploads.trouble(0)
+            reported.append(trouble.problem if trouble is not None else "")
 
-    await cas.claim("wal/1", b"x", listener=listen)
+    cas = CasStore(store, inline_runtime(clock=Watched()), StoreSettings())
+    uploads = Reachability(cas.runtime.clock)
+    await cas.claim("wal/1", b"x", uploads=uploads)
     assert reported == ["REQUEST_LOST"]
+    assert uploads.trouble(0) is None
 
 
-async def test_a_store_that_counts_knows_of_its_reads() -> None:
+async def test_a_store_knows_whether_its_reads_are_answered() -> None:
     """Failures and refusals of reads are trouble; a missing object is an answer, and errors of
     writes are not counted for reads.
     """
     clock, inner = HandClock(), ScriptedStore()
-    store = CountingStore(inner, clock)
-    for fate, kind in ((Fate.REFUSED, StoreUnavailable), (Fate.FORBIDDEN, StoreRefused)):
+    store = CasStore(inner, hand_runtime(clock, 1), StoreSettings(read_attempts=1))
+    for fate, kind in ((Fate.FORBIDDEN, StoreRefused), (Fate.REFUSED, StoreUnavailable)):
         inner.read_fates = [fate]
         with pytest.raises(kind):
             await store.head("wal/1")
         clock.advance(AFTER_MS)
-        assert store.reads.trouble() is not None
+        assert store.reachability.trouble() is not None
         with pytest.raises(ObjectNotFound):
             await store.get("wal/1")
-        assert store.reads.trouble() is None
-    inner.creates = [Fate.REFUSED]
-    with pytest.raises(StoreUnavailable):
-        await store.create("wal/1", b"")
+        assert store.reachability.trouble() is None
+    inner.creates = [Fate.BROKEN]
+    with pytest.raises(StoreBroken):
+        await store.claim("wal/1", b"")
     clock.advance(AFTER_MS)
-    assert store.reads.trouble() is None
+    assert store.reachability.trouble() is None

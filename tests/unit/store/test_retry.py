@@ -6,9 +6,9 @@ import pytest
 
 from shalekv.errors import InvalidSetting, ObjectNotFound, StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
-from shalekv.store.api import REFUSAL_RETRY_MS, Created, ObjectStore, Unknown
+from shalekv.store.api import REFUSAL_RETRY_MS
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import Backoff, RetryingStore
+from shalekv.store.retry import Backoff
 from tests.kit.inline_runtime import InlineClock, gathered, inline_runtime
 from tests.kit.scripted_store import Fate, ScriptedStore
 
@@ -25,7 +25,7 @@ async def inner() -> ScriptedStore:
     return store
 
 
-async def read(store: ObjectStore, kind: str) -> object:
+async def read(store: CasStore, kind: str) -> object:
     match kind:
         case "get":
             return (await store.get("wal/1")).data
@@ -41,21 +41,15 @@ async def read(store: ObjectStore, kind: str) -> object:
 
 @pytest.mark.parametrize("kind", READS)
 async def test_a_read_is_repeated(inner: ScriptedStore, kind: str) -> None:
-    """A read that fails fewer times than there are attempts returns its result, and the listener is
-    called for each wait. One that always fails raises the store's error.
+    """A read that fails fewer times than there are attempts returns its result. One that always
+    fails raises the store's error.
     """
-    clock, heard = InlineClock(), list[int]()
-    store = RetryingStore(
-        inner,
-        inline_runtime(clock=clock),
-        attempts=4,
-        listener=lambda attempts, _error: heard.append(attempts),
-    )
+    clock = InlineClock()
+    store = CasStore(inner, inline_runtime(clock=clock), StoreSettings(read_attempts=4))
     expected = await read(store, kind)
     assert clock.waits_ms == []
     inner.read_fates = [Fate.REFUSED] * 3
     assert await read(store, kind) == expected
-    assert heard == [1, 2, 3]
     assert len(clock.waits_ms) == 3
     assert clock.waits_ms == sorted(clock.waits_ms)
     inner.read_fates = [Fate.REFUSED] * 4
@@ -69,24 +63,17 @@ async def test_a_list_goes_on_where_it_failed(inner: ScriptedStore) -> None:
 
     Only failures in a row count: an object that is shown proves that the store is back.
     """
-    store = RetryingStore(inner, inline_runtime(), attempts=2)
+    store = CasStore(inner, inline_runtime(), StoreSettings(read_attempts=2))
     inner.read_fates = [Fate.REFUSED, Fate.ANSWERED] * len(NAMES)
     assert await read(store, "list") == NAMES
 
 
-async def test_what_is_not_repeated(inner: ScriptedStore) -> None:
-    """A missing object is reported at once, and a create is never repeated, whatever its
-    outcome.
-    """
+async def test_a_missing_object_is_reported_at_once(inner: ScriptedStore) -> None:
+    """`ObjectNotFound` is an answer: the read is not repeated."""
     clock = InlineClock()
-    store = RetryingStore(inner, inline_runtime(clock=clock))
+    store = CasStore(inner, inline_runtime(clock=clock), StoreSettings())
     with pytest.raises(ObjectNotFound):
         await store.get("wal/none")
-    inner.creates = [Fate.REQUEST_LOST, Fate.REFUSED]
-    assert isinstance(await store.create("wal/new", b""), Unknown)
-    with pytest.raises(StoreUnavailable):
-        await store.create("wal/new", b"")
-    assert await store.create("wal/new", b"") == Created()
     assert clock.waits_ms == []
 
 
@@ -104,7 +91,7 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
     async def ask() -> object:
         if kind == "claim":
             return await cas.claim(f"wal/{next(names)}", b"x")
-        return await read(cas.reads, kind)
+        return await read(cas, kind)
 
     refused = [Fate.FORBIDDEN] * 3
     inner.read_fates, inner.creates = list(refused), list(refused)
@@ -112,7 +99,7 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
         await ask()
     assert clock.waits_ms == []  # the store has not accepted these credentials before
     inner.read_fates, inner.creates = [], []
-    assert (await cas.reads.head("wal/1")).name == "wal/1"
+    assert (await cas.head("wal/1")).name == "wal/1"
     inner.read_fates, inner.creates = list(refused), list(refused)
     assert await ask()
     assert len(clock.waits_ms) == 3
@@ -128,20 +115,17 @@ async def test_a_refusal_that_may_pass_is_repeated_for_a_while(
 
 async def test_deletes_take_any_names(inner: ScriptedStore) -> None:
     """Names from an iterator are all deleted, also when the delete is repeated."""
-    store = RetryingStore(inner, inline_runtime())
+    store = CasStore(inner, inline_runtime(), StoreSettings())
     inner.fail("delete")
     await store.delete(name for name in NAMES[:4])
     assert await read(store, "list") == NAMES[4:]
-    await store.close()
 
 
 @pytest.mark.parametrize(("first_ms", "longest_ms"), [(0, 1), (-1, 1), (2, 1)])
 def test_waits_must_grow(first_ms: float, longest_ms: float) -> None:
-    """A backoff that could spin or shrink is refused, and so are zero attempts. After an outage of
-    any length the wait is the longest one, without an overflow.
+    """A backoff that could spin or shrink is refused. After an outage of any length the wait is the
+    longest one, without an overflow.
     """
     with pytest.raises(InvalidSetting):
         Backoff(first_ms=first_ms, longest_ms=longest_ms)
-    with pytest.raises(InvalidSetting):
-        RetryingStore(ScriptedStore(), inline_runtime(), attempts=0)
     assert 2_500 <= Backoff().wait_ms(1_000_000, inline_runtime().random) <= 5_000

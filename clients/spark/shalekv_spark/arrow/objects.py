@@ -136,7 +136,7 @@ class WalRows:
 
     def __init__(self, store: CasStore, database_id: bytes, slot: WalSlot) -> None:
         """Read the object in `slot`, which is filled, of this database."""
-        self._reads = store.reads
+        self._store = store
         self._database_id = database_id
         self._slot = slot
         self._name = wal_name(slot.wal_id)
@@ -161,7 +161,7 @@ class WalRows:
         end = last.offset + last.length
         if self._whole is not None:
             return self._whole[start:end]
-        return await self._reads.get_range(self._name, start, end - start)
+        return await self._store.get_range(self._name, start, end - start)
 
     async def _tail(self, size_bytes: int) -> bytes:
         """Read the end of the object, with the footer or more; a small object is read whole."""
@@ -172,7 +172,7 @@ class WalRows:
         return tail if needed <= len(tail) else await self._last(needed)
 
     async def _last(self, count: int) -> bytes:
-        tail = await self._reads.get_range(self._name, -count, count)
+        tail = await self._store.get_range(self._name, -count, count)
         if len(tail) < min(count, self._slot.size_bytes):
             problem = f"expected {self._slot.size_bytes} bytes, found {len(tail)}"
             raise Truncated(self._name, len(tail), problem)

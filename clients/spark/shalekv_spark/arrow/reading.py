@@ -95,7 +95,7 @@ class SnapshotKeeper:
         """
         # Read the clock first: a snapshot that is found afterwards had not expired at that time,
         # so everything that was read before was protected.
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._store.now_ms()
         manifest = await self._stored.refresh()
         found = next((each for each in manifest.snapshots if each.id == self._id), None)
         if found is None or is_expired(found, now_ms / 1_000):

@@ -312,7 +312,7 @@ class FeedLog:
         """List the sizes of the objects in the `count_max` slots from `first` on."""
         start_after = names.wal_name(first - 1) if first else ""
         sizes: dict[int, int] = {}
-        listed = self._store.reads.list(names.WAL_FOLDER, start_after=start_after)
+        listed = self._store.list(names.WAL_FOLDER, start_after=start_after)
         async for info in listed:
             wal_id = names.parse_wal_name(info.name)
             if wal_id is None:
@@ -349,11 +349,11 @@ class FeedLog:
     async def _footer(self, wal_id: int, size_bytes: int) -> Footer:
         name = names.wal_name(wal_id)
         database_id = self.stored.current.database_id
-        tail = await self._store.reads.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
+        tail = await self._store.get_range(name, -FOOTER_BYTES, FOOTER_BYTES)
         try:
             return read_footer(name, tail, size_bytes, database_id=database_id)
         except Truncated:  # its first and last key are long
-            whole = (await self._store.reads.get(name)).data
+            whole = (await self._store.get(name)).data
             return read_footer(name, whole, len(whole), database_id=database_id)
 
     def _older_state(self, offset: FeedOffset, problem: str) -> IllegalState:

@@ -86,7 +86,7 @@ async def pin_existing(store: CasStore, called: str) -> SnapshotPin:
     stored = StoredManifest(store)
     await stored.refresh()
     found = await Snapshots(store, stored).find(called)
-    now_s = await store.reads.now_ms() / _MS_PER_S
+    now_s = await store.now_ms() / _MS_PER_S
     if found.ssts_only or is_expired(found, now_s):
         raise _gone(called, stored.current)
     await check_pins(store, stored.current, may_fix=False)
@@ -142,7 +142,7 @@ async def _living(store: CasStore, stored: StoredManifest, pin: SnapshotPin) -> 
     """Return the snapshot in the current manifest, which is read now. Raises `SnapshotNotFound`."""
     current = await stored.refresh()
     found = find_snapshot(current, pin.snapshot_id)
-    now_s = await store.reads.now_ms() / _MS_PER_S
+    now_s = await store.now_ms() / _MS_PER_S
     if found is None or found.ssts_only or is_expired(found, now_s):
         raise _gone(pin.called, current)
     return found

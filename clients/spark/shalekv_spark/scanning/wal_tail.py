@@ -187,7 +187,7 @@ async def _sizes(store: CasStore, slots: range) -> Mapping[int, int]:
     """List the sizes of the objects in these slots. Raises `IllegalState` when one is missing."""
     start_after = wal_name(slots.start - 1) if slots.start else ""
     sizes: dict[int, int] = {}
-    async for info in store.reads.list(WAL_FOLDER, start_after=start_after):
+    async for info in store.list(WAL_FOLDER, start_after=start_after):
         wal_id = parse_wal_name(info.name)
         if wal_id is not None:
             sizes[wal_id] = info.size_bytes
@@ -212,7 +212,7 @@ async def _read(
         if size_bytes > max(budget_bytes, SMALL_BYTES):
             return await _read_end(store, manifest.database_id, wal_id, size_bytes)
         name = wal_name(wal_id)
-        data = (await store.reads.get(name)).data
+        data = (await store.get(name)).data
         sst = open_sst(name, data, database_id=manifest.database_id)
         control = [*sst.control_entries()]
         return _Found(wal_id, size_bytes, sst.footer, sst.index, control, sst)
@@ -222,18 +222,18 @@ async def _read(
 
 async def _read_end(store: CasStore, database_id: bytes, wal_id: int, size_bytes: int) -> _Found:
     """Read footer, index and committed loads of a large object."""
-    name, reads = wal_name(wal_id), store.reads
-    end = await reads.get_range(name, -END_BYTES, END_BYTES)
+    name = wal_name(wal_id)
+    end = await store.get_range(name, -END_BYTES, END_BYTES)
     needed = needed_tail(name, end, size_bytes)
     if needed > len(end):
-        end = await reads.get_range(name, -needed, needed)
+        end = await store.get_range(name, -needed, needed)
     footer = read_footer(name, end, size_bytes, database_id=database_id)
     layout = footer.layout
-    data = await reads.get_range(name, layout.index_offset, layout.index_len)
+    data = await store.get_range(name, layout.index_offset, layout.index_len)
     index = read_index(footer, data)
     control: list[Entry] = []
     for number in index.blocks_of(Section.CONTROL):
         handle = index[number]
-        block = await reads.get_range(name, handle.offset, handle.length)
+        block = await store.get_range(name, handle.offset, handle.length)
         control += read_block(index, number, block).columns().entries()
     return _Found(wal_id, size_bytes, footer, index, control, None)

@@ -49,7 +49,7 @@ def list_(*, url: str, output_format: Format) -> None:
     """Print all consumers."""
 
     async def read(store: CasStore) -> tuple[Manifest, int]:
-        return await StoredManifest(store).refresh(), await store.reads.now_ms()
+        return await StoredManifest(store).refresh(), await store.now_ms()
 
     manifest, now_ms = read_store(url, read)
     with printing():

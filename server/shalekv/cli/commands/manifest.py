@@ -96,7 +96,7 @@ def _numbered(manifest_id: int) -> Callable[[CasStore], Awaitable[Manifest]]:
 
 async def _all(store: CasStore) -> list[Row]:
     rows = []
-    async for info in store.reads.list(MANIFEST_FOLDER):
+    async for info in store.list(MANIFEST_FOLDER):
         manifest_id = parse_manifest_name(info.name)
         if manifest_id is not None:
             modified = datetime.fromtimestamp(info.modified_ms / 1000.0, UTC)

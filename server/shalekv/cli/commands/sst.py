@@ -176,7 +176,7 @@ async def _from_store(store: CasStore, wanted: SstParts) -> tuple[OpenedSst, lis
     origins = Origins(store, b"")
     try:
         place, size_bytes = await _found(store, origins, name)
-        opened = await _open(name, size_bytes, partial(place.reads.get_range, name))
+        opened = await _open(name, size_bytes, partial(place.get_range, name))
         return opened, await opened.entries(wanted.entries)
     finally:
         await origins.close()
@@ -185,7 +185,7 @@ async def _from_store(store: CasStore, wanted: SstParts) -> tuple[OpenedSst, lis
 async def _found(store: CasStore, origins: Origins, name: str) -> tuple[CasStore, int]:
     """Find the store that has the object, and its size: a clone reads SSTs of other databases."""
     try:
-        return store, (await store.reads.head(name)).size_bytes
+        return store, (await store.head(name)).size_bytes
     except ObjectNotFound as error:
         missing = error
     sst_id = parse_level_name(name)
@@ -194,7 +194,7 @@ async def _found(store: CasStore, origins: Origins, name: str) -> tuple[CasStore
             origins.learn((await StoredManifest(store).refresh()).origins)
             if origins.is_foreign(sst_id):
                 place = origins.locate(sst_id).store
-                return place, (await place.reads.head(name)).size_bytes
+                return place, (await place.head(name)).size_bytes
     except (ObjectNotFound, DatabaseNotFound) as error:
         missing = error if isinstance(error, ObjectNotFound) else missing
     raise click.BadParameter(f"{missing.store} has no {name}", param_hint="NAME")

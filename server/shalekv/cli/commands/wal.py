@@ -155,7 +155,7 @@ def _objects(first_id: int) -> Callable[[CasStore], Awaitable[tuple[list[WalObje
     async def read(store: CasStore) -> tuple[list[WalObject], bool]:
         start_after = wal_name(first_id - 1) if first_id else ""
         listed = []
-        async for info in store.reads.list(WAL_FOLDER, start_after=start_after):
+        async for info in store.list(WAL_FOLDER, start_after=start_after):
             wal_id = parse_wal_name(info.name)
             if wal_id is not None:
                 listed.append((wal_id, info))
@@ -217,10 +217,10 @@ async def _examine(
 
 
 async def _footer(store: CasStore, info: ObjectInfo) -> Footer:
-    tail = await store.reads.get_range(info.name, -TAIL_BYTES, TAIL_BYTES)
+    tail = await store.get_range(info.name, -TAIL_BYTES, TAIL_BYTES)
     needed = needed_tail(info.name, tail, info.size_bytes)
     if len(tail) < needed <= info.size_bytes:
-        tail = await store.reads.get_range(info.name, -needed, needed)
+        tail = await store.get_range(info.name, -needed, needed)
     return read_footer(info.name, tail, info.size_bytes, database_id=None)
 
 

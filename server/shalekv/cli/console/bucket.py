@@ -121,7 +121,7 @@ def _remember_config(context: click.Context, _option: click.Parameter, value: Pa
 async def read_by_id(store: CasStore, name: str) -> bytes:
     """Read the object `name`, chosen by the user with --id; a usage error when it is missing."""
     try:
-        return (await store.reads.get(name)).data
+        return (await store.get(name)).data
     except ObjectNotFound:
         problem = f"{store.url} has no {name}"
         raise click.BadParameter(problem, param_hint="--id") from None

@@ -166,7 +166,7 @@ class BackupVerification:
     async def _problem(self, copy: Copy, size_bytes: int) -> str | None:
         store = self._repository.store
         try:
-            data = (await store.reads.get(str(copy))).data
+            data = (await store.get(str(copy))).data
             await store.runtime.workers.run(check_copy, copy, size_bytes, data)
         except ObjectNotFound:
             return "is missing"

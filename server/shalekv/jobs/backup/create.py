@@ -190,7 +190,7 @@ class LogCopier:
 
     async def _list(self, slots: range) -> dict[int, int]:
         start_after = wal_name(slots.start - 1) if slots.start else ""
-        listed = self._source.reads.list(WAL_FOLDER, start_after=start_after)
+        listed = self._source.list(WAL_FOLDER, start_after=start_after)
         found = [(parse_wal_name(info.name), info.size_bytes) async for info in listed]
         return {wal_id: size_bytes for wal_id, size_bytes in found if wal_id is not None}
 
@@ -205,17 +205,17 @@ class LogCopier:
         """Read the end of an object with at least its footer; of a small one everything."""
         name = wal_name(wal_id)
         if size_bytes <= TAIL_BYTES:
-            return (await self._source.reads.get(name)).data
-        tail = await self._source.reads.get_range(name, -TAIL_BYTES, TAIL_BYTES)
+            return (await self._source.get(name)).data
+        tail = await self._source.get_range(name, -TAIL_BYTES, TAIL_BYTES)
         needed = needed_tail(name, tail, size_bytes)
         if needed > TAIL_BYTES:
-            tail = await self._source.reads.get_range(name, -needed, needed)
+            tail = await self._source.get_range(name, -needed, needed)
         return tail
 
     async def _copy(self, wal_id: int, tail: bytes, size_bytes: int, database_id: bytes) -> WalCopy:
         name = wal_name(wal_id)
         is_all = len(tail) == size_bytes
-        data = tail if is_all else (await self._source.reads.get(name)).data
+        data = tail if is_all else (await self._source.get(name)).data
         run = self._source.runtime.workers.run
         copy = await run(wal_copy, name, data, wal_id, database_id)
         await self._repository.put(str(copy), data)
@@ -278,7 +278,7 @@ class BackupCreation:
 
         async def work() -> Backup:
             name = manifest_name(snapshot.manifest_id)
-            data = (await self._source.reads.get(name)).data
+            data = (await self._source.get(name)).data
             manifest = await self._source.runtime.workers.run(decode_manifest, name, data)
             return await self._copy(mark, manifest, data)
 
@@ -329,7 +329,7 @@ class BackupCreation:
 
         async def act(info: SstInfo) -> None:
             place = origins.locate(info.id)
-            data = (await place.store.reads.get(level_name(info.id))).data
+            data = (await place.store.get(level_name(info.id))).data
             copy = await self._source.runtime.workers.run(level_copy, info, data)
             await self._repository.put(str(copy), data)
             found[info.id] = copy

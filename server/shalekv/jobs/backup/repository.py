@@ -69,14 +69,14 @@ class Repository:
 
     async def ids(self) -> list[str]:
         """Return the ids of all backups, oldest first."""
-        listed = [info.name async for info in self.store.reads.list(BACKUPS_FOLDER)]
+        listed = [info.name async for info in self.store.list(BACKUPS_FOLDER)]
         return [found for name in listed if (found := parse_backup_name(name)) is not None]
 
     async def read(self, backup_id: str) -> Backup:
         """Read a backup. Raises `BackupNotFound` and `CorruptObject`."""
         name = backup_name(backup_id)
         try:
-            data = (await self.store.reads.get(name)).data
+            data = (await self.store.get(name)).data
         except ObjectNotFound:
             problem = f"{self.url} has no backup {backup_id}: see `shalekv backup list`"
             raise BackupNotFound(problem) from None
@@ -99,7 +99,7 @@ class Repository:
     async def copies(self) -> dict[Copy, int]:
         """List all copies in the repository, with their sizes in bytes."""
         folders = (WAL_FOLDER, LEVELS_FOLDER)
-        listed = [info for folder in folders async for info in self.store.reads.list(folder)]
+        listed = [info for folder in folders async for info in self.store.list(folder)]
         parsed = ((parse_copy(info.name), info.size_bytes) for info in listed)
         return {copy: size_bytes for copy, size_bytes in parsed if copy is not None}
 
@@ -124,7 +124,7 @@ class Repository:
 
     async def begin(self, work: MarkPurpose) -> BackupMark:
         """Put a mark into the repository. Raises `BackupBusy` for a backup during a deletion."""
-        now_ms = await self.store.reads.now_ms()
+        now_ms = await self.store.now_ms()
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
         mark = BackupMark(new_backup_id(now_ms, random_bytes), work)
         await self.put(str(mark), mark.work_id.encode())
@@ -144,14 +144,14 @@ class Repository:
         """Renew the sign of life of a mark. Raises `BackupBusy` if the mark was removed."""
         before = [each for each in await self._signs(mark) if each.sign_id]
         random_bytes = self.store.runtime.random.randbytes(RANDOM_BYTES)
-        sign_id = new_backup_id(await self.store.reads.now_ms(), random_bytes)
+        sign_id = new_backup_id(await self.store.now_ms(), random_bytes)
         await self.put(str(replace(mark, sign_id=sign_id)), sign_id.encode())
-        await self.store.reads.delete(map(str, before))
+        await self.store.delete(map(str, before))
         await self._check(mark)
 
     async def end(self, mark: BackupMark) -> None:
         """Remove a mark, and its signs of life."""
-        await self.store.reads.delete(map(str, await self._signs(mark)))
+        await self.store.delete(map(str, await self._signs(mark)))
 
     async def abandon(self, mark: BackupMark) -> None:
         """Remove a mark while another error is raised.
@@ -173,13 +173,13 @@ class Repository:
         try:
             await self._check(mark)
         except BackupBusy:
-            await self.store.reads.delete([backup.name])
+            await self.store.delete([backup.name])
             raise
         await self.end(mark)
 
     async def _marks_and_signs(self) -> list[BackupMark]:
         """Return all marks and signs of life; those of one operation are in the order of time."""
-        listed = [info.name async for info in self.store.reads.list(MARKS_FOLDER)]
+        listed = [info.name async for info in self.store.list(MARKS_FOLDER)]
         return [found for name in listed if (found := parse_mark(name)) is not None]
 
     async def _signs(self, mark: BackupMark) -> list[BackupMark]:
@@ -187,7 +187,7 @@ class Repository:
 
     async def _check(self, mark: BackupMark) -> None:
         try:
-            await self.store.reads.head(str(mark))
+            await self.store.head(str(mark))
         except ObjectNotFound:
             message = (
                 f"somebody has deleted backups in {self.url} and taken this one for abandoned: "
@@ -243,7 +243,7 @@ class Deletion:
             raise BackupNotFound(f"{repository.url} has no backup {', '.join(missing)}")
         mark = await repository.begin(MarkPurpose.DELETION)
         try:
-            await repository.store.reads.delete(map(backup_name, backup_ids))
+            await repository.store.delete(map(backup_name, backup_ids))
             left_because = await self._others(mark)
             unreferenced = {} if left_because else await self._unreferenced()
         except BaseException:
@@ -256,7 +256,7 @@ class Deletion:
 
     async def _others(self, own: BackupMark) -> tuple[str, ...]:
         """Describe the backups in the making; remove the marks of interrupted operations."""
-        now_ms = await self._repository.store.reads.now_ms()
+        now_ms = await self._repository.store.now_ms()
         busy = []
         for mark in await self._repository.marks():
             is_old = mark.seen_ms < now_ms - ABANDONED_MS
@@ -282,7 +282,7 @@ class Deletion:
     async def _delete(self, unreferenced: dict[Copy, int]) -> None:
         store = self._repository.store
         gone = {str(copy) for copy in unreferenced}
-        deleter = Deleter(store.reads, store.runtime.clock, per_s_count=PER_S_COUNT)
+        deleter = Deleter(store, per_s_count=PER_S_COUNT)
         await deleter.delete(sorted(gone))
         await store.repair(partial(_is_gone, gone))
         log.info("copies deleted", url=store.url, objects=len(gone))

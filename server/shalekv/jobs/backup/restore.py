@@ -74,7 +74,7 @@ class Restoration:
                 await self._check_log(backup)  # again: another process may have written
                 await self._target.claim(name, data)
         await self._check_restored(name, data)
-        await self._target.reads.delete([RESTORATION_NAME])
+        await self._target.delete([RESTORATION_NAME])
         log.info("database restored", url=self._target.url, backup_id=backup.backup_id)
         return manifest
 
@@ -94,7 +94,7 @@ class Restoration:
 
     async def _check_restored(self, name: str, data: bytes) -> None:
         """Raise `DatabaseExists` unless this is the manifest of the database, and its only one."""
-        if await self._manifests() != [name] or (await self._target.reads.get(name)).data != data:
+        if await self._manifests() != [name] or (await self._target.get(name)).data != data:
             raise self._exists()
 
     def _exists(self) -> DatabaseExists:
@@ -103,13 +103,13 @@ class Restoration:
         )
 
     async def _manifests(self) -> list[str]:
-        listed = self._target.reads.list(MANIFEST_FOLDER)
+        listed = self._target.list(MANIFEST_FOLDER)
         return [info.name async for info in listed if parse_manifest_name(info.name) is not None]
 
     async def _check_log(self, backup: Backup) -> None:
         """Raise `IllegalState` if a slot of another log exists: a writer would go on after it."""
         own = {copy.source for copy in wal_copies(backup)}
-        async for info in self._target.reads.list(WAL_FOLDER):
+        async for info in self._target.list(WAL_FOLDER):
             if parse_wal_name(info.name) is not None and info.name not in own:
                 message = (
                     f"{self._target.url} holds {info.name}, which is not of backup "
@@ -122,7 +122,7 @@ class Restoration:
         existing = {
             info.name: info
             for folder in (WAL_FOLDER, LEVELS_FOLDER)
-            async for info in self._target.reads.list(folder)
+            async for info in self._target.list(folder)
         }
         self.progress.expect(len(backup.copies), backup.size_bytes)
 
@@ -141,12 +141,12 @@ class Restoration:
     async def _check_existing(self, info: ObjectInfo, copy: Copy, size_bytes: int) -> None:
         data = b""
         if info.size_bytes == size_bytes:
-            data = (await self._target.reads.get(info.name)).data
+            data = (await self._target.get(info.name)).data
         if len(data) != size_bytes or crc32c(data) != copy.checksum:
             raise self._other_bytes(info.name)
 
     async def _copy_one(self, copy: Copy, size_bytes: int) -> None:
-        data = (await self._repository.store.reads.get(str(copy))).data
+        data = (await self._repository.store.get(str(copy))).data
         sst = await self._target.runtime.workers.run(check_copy, copy, size_bytes, data)
         metadata = NO_METADATA
         if isinstance(copy, WalCopy):

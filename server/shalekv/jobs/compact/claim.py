@@ -72,7 +72,7 @@ class CompactorLeases:
     async def new(self) -> HeldLease:
         """Make a lease that is not in the manifest yet."""
         since_ms = self._store.runtime.clock.monotonic_ms()
-        now_ms = await self._store.reads.now_ms()
+        now_ms = await self._store.now_ms()
         random_bytes = self._store.runtime.random.randbytes(RANDOM_BYTES)
         lease_id = new_lease_id(now_ms, random_bytes)
         return HeldLease(Lease(lease_id, self._expire_time_s(now_ms), self._holder), since_ms)
@@ -159,7 +159,7 @@ class CompactorLeases:
             since_ms = clock.monotonic_ms()
             lease_id = held.lease.id
             try:
-                expire_time_s = self._expire_time_s(await self._store.reads.now_ms())
+                expire_time_s = self._expire_time_s(await self._store.now_ms())
                 await manifest.edit(
                     lambda current: renew_lease(current, lease_id, expire_time_s),  # noqa: B023
                     lambda current: any(

@@ -329,7 +329,7 @@ class _RangeRun:
             await self._end(held.lease.id)
 
     async def _reserve(self, held: HeldLease) -> Manifest:
-        now_ms, lease = await self._store.reads.now_ms(), held.lease
+        now_ms, lease = await self._store.now_ms(), held.lease
         async with edit_deadline(self._store):
             return await self._stored.edit(
                 lambda current: reserve(current, lease, now_ms=now_ms),
@@ -388,7 +388,7 @@ class _RangeRun:
 async def _plan(
     store: CasStore, request: RangeRequest, manifest: Manifest, lease_id: bytes, seq: int
 ) -> _Plan:
-    now_ms = await store.reads.now_ms()
+    now_ms = await store.now_ms()
     owner = OutputOwner(
         database_id=manifest.database_id,
         own=CompactorId(manifest.compactor_epoch, store.runtime.random.randbytes(_NONCE_BYTES)),

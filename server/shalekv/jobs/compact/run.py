@@ -253,7 +253,7 @@ async def list_backlog(store: CasStore, first: int, now_ms: int) -> WalState:
     """List the filled slots from `first` on without a gap; `now_ms` is the store's clock."""
     start_after = names.wal_name(first - 1) if first else ""
     found: dict[int, ObjectInfo] = {}
-    async for info in store.reads.list(names.WAL_FOLDER, start_after=start_after):
+    async for info in store.list(names.WAL_FOLDER, start_after=start_after):
         wal_id = names.parse_wal_name(info.name)
         if wal_id is not None:
             if wal_id != first + len(found):

@@ -50,7 +50,7 @@ class LevelReader:
         self.read_bytes += length
         store, name = self._origins.locate(info.id).store, level_name(info.id)
         async with request_deadline(store.url, "get_range", name, length):
-            return await store.reads.get_range(name, start, length)
+            return await store.get_range(name, start, length)
 
 
 def columns_of_blocks(index: BlockIndex, numbers: range, data: bytes) -> Columns:

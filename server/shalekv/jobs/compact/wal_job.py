@@ -194,7 +194,7 @@ async def _read(store: CasStore, wal_id: int, database_id: bytes) -> Sst | Shale
     name = names.wal_name(wal_id)
     try:
         async with request_deadline(store.url, "get", name, _OBJECT_BYTES):
-            stored = await store.reads.get(name)
+            stored = await store.get(name)
         return open_sst(name, stored.data, database_id=database_id)
     except ShaleError as error:
         return error

@@ -308,7 +308,7 @@ def _needed(scope: Scope, active: Active) -> Iterator[NamedSst]:
 
 async def _is_gone(store: CasStore, name: str) -> bool:
     try:
-        await store.reads.head(name)
+        await store.head(name)
     except ObjectNotFound:
         return True
     return False

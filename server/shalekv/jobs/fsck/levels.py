@@ -35,7 +35,7 @@ _NOT_COMPARED = frozenset(("checksum", "first_expiry_ms"))
 
 async def list_levels(scope: Scope) -> dict[str, int]:
     """List all objects in ``levels/``, SSTs or not, with their sizes in bytes."""
-    return {info.name: info.size_bytes async for info in scope.store.reads.list(LEVELS_FOLDER)}
+    return {info.name: info.size_bytes async for info in scope.store.list(LEVELS_FOLDER)}
 
 
 async def check_ssts(
@@ -195,7 +195,7 @@ async def list_sizes(scope: Scope, first: int) -> dict[int, int]:
     """List the WAL objects from slot `first` on, with their sizes in bytes."""
     start_after = wal_name(first - 1) if first else ""
     sizes = {}
-    async for info in scope.store.reads.list(WAL_FOLDER, start_after=start_after):
+    async for info in scope.store.list(WAL_FOLDER, start_after=start_after):
         wal_id = parse_wal_name(info.name)
         if wal_id is not None:
             sizes[wal_id] = info.size_bytes

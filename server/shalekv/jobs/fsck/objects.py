@@ -130,9 +130,9 @@ class _Bytes:
 
     async def read(self, offset: int, length: int) -> bytes:
         if self._size_bytes > PIECE_BYTES:
-            return await self._store.reads.get_range(self._name, offset, length)
+            return await self._store.get_range(self._name, offset, length)
         if self._whole is None:
-            self._whole = (await self._store.reads.get(self._name)).data
+            self._whole = (await self._store.get(self._name)).data
         return self._whole[offset : offset + length]
 
 
@@ -313,7 +313,7 @@ async def _now_s(store: CasStore, current: Manifest) -> float:
     if all(snapshot.snapshot_expire_time_s == NEVER for snapshot in current.snapshots):
         return 0.0
     try:
-        return await store.reads.now_ms() / 1_000
+        return await store.now_ms() / 1_000
     except StoreError:
         return current.logical_time_ms / 1_000
 
@@ -321,7 +321,7 @@ async def _now_s(store: CasStore, current: Manifest) -> float:
 async def _ids(store: CasStore) -> list[int]:
     """Return the ids of all manifests, newest first."""
     ids = []
-    async for info in store.reads.list(MANIFEST_FOLDER):
+    async for info in store.list(MANIFEST_FOLDER):
         manifest_id = parse_manifest_name(info.name)
         if manifest_id is not None:
             ids.append(manifest_id)
@@ -361,7 +361,7 @@ async def _read(
 ) -> bytes | None:
     """Read the bytes of a manifest; None: unreadable, which is added to the findings."""
     try:
-        return (await store.reads.get(name)).data
+        return (await store.get(name)).data
     except ObjectNotFound:
         if snapshot is None:
             return None  # collected since it was listed

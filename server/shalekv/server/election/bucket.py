@@ -92,7 +92,7 @@ class BucketElector:
     async def _read(self, lease_id: int) -> Sighting | None:
         """Read this lease, the newest that is known then; None: it does not exist."""
         try:
-            data = (await self._store.reads.get(election_name(lease_id))).data
+            data = (await self._store.get(election_name(lease_id))).data
         except ObjectNotFound:
             return None
         return self._sight(lease_id, data)
@@ -124,7 +124,7 @@ class BucketElector:
         return Tenure(held, self._clock, ttl_ms=self._ttl_ms, acquired_ms=sent_ms)
 
     async def _names(self) -> list[str]:
-        return [info.name async for info in self._store.reads.list(ELECTION_FOLDER)]
+        return [info.name async for info in self._store.list(ELECTION_FOLDER)]
 
 
 def _ids(listed: Sequence[str]) -> list[int]:
@@ -185,7 +185,7 @@ class BucketLease:
         if len(outdated) < KEPT:
             return  # several at once: requests may cost money
         with suppress(StoreError):  # outdated leases are harmless
-            await self._store.reads.delete(outdated)
+            await self._store.delete(outdated)
             gone = set(outdated)
             self._names = [name for name in self._names if name not in gone]
 

@@ -28,10 +28,12 @@ from shalekv.store.api import (
     Unknown,
 )
 from shalekv.store.cas import CasStore
-from shalekv.store.retry import Backoff, RefusalPolicy, RetryListener, no_listener, repeat
 from shalekv.store.two_phase.store import TwoPhaseStore
 
 T = TypeVar("T")
+
+# Called before each wait with the number of failed attempts and the error of the last one.
+RetryListener = Callable[[int, StoreError], None]
 
 FOLDER = "verify/"
 OWN = "verify-"  # prefix of the names, by which they are recognised in any folder
@@ -47,10 +49,6 @@ class StoreViolation(Exception):
         self.operation = operation
         self.name = name
         self.problem = problem
-
-
-class _NoAnswer(Exception):
-    """It is unknown whether the object was created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +70,23 @@ class Scratch:
         runtime: Runtime,
         settings: StoreSettings,
         effort: Effort,
-        listener: RetryListener = no_listener,
+        listener: RetryListener = lambda _failed_attempts, _error: None,
     ) -> None:
         """`stores` are views of one database, each with its own connections where possible.
 
         `listener` is called for creates that are repeated.
         """
         self.stores = stores
-        self.reads = [CasStore(store, runtime, settings).reads for store in stores]
         self.runtime = runtime
         self.effort = effort
         self.own = f"{OWN}{runtime.random.getrandbits(RANDOM_BITS):016x}-"
-        self._backoff = Backoff(settings.retry_initial_ms, settings.retry_max_ms)
+        self._readers = [CasStore(store, runtime, settings) for store in stores]
         self._listener = listener
         self._names: list[str] = []
 
-    def reader(self, number: int) -> ObjectStore:
+    def reader(self, number: int) -> CasStore:
         """Return one of the views, with retries of reads; `number` is taken modulo their count."""
-        return self.reads[number % len(self.reads)]
+        return self._readers[number % len(self._readers)]
 
     def name(self, label: str, *, folder: str = FOLDER) -> str:
         """Return a new name, which is deleted at the end. REQUIRES: `label` was not used before."""
@@ -110,39 +107,27 @@ class Scratch:
         Returns the outcome, and whether the first attempt was answered. If it was not, `Exists` may
         mean our own object, and an attempt may still take effect after a delete.
         """
-        store = self.stores[at % len(self.stores)]
-        is_first = True
-
-        async def attempt() -> CreateOutcome:
-            nonlocal is_first
-            outcome = await store.create(name, data, metadata)
-            if isinstance(outcome, Unknown):
+        store, cas = self.stores[at % len(self.stores)], self.reader(at)
+        refused_until_ms = cas.refusals.until_ms()
+        failed_attempts, is_first = 0, True
+        while True:
+            failure: StoreError
+            try:
+                outcome = await store.create(name, data, metadata)
+                if not isinstance(outcome, Unknown):
+                    return outcome, is_first
                 is_first = False
-                raise _NoAnswer(outcome.cause)
-            return outcome
-
-        try:
-            outcome = await repeat(
-                attempt,
-                self.runtime,
-                self._backoff,
-                should_retry=self._should_retry(store),
-                listener=self._listener,
-            )
-        except _NoAnswer as unanswered:
-            raise StoreUnavailable(store.url, "create", name, str(unanswered)) from None
-        return outcome, is_first
-
-    def _should_retry(self, store: ObjectStore) -> Callable[[Exception, int], bool]:
-        may_pass = RefusalPolicy(store.sent, self.runtime).begin()
-
-        def should_retry(error: Exception, failed_attempts: int) -> bool:
-            if isinstance(error, StoreRefused):
-                return may_pass(error)
-            is_unanswered = isinstance(error, StoreUnavailable | _NoAnswer)
-            return is_unanswered and failed_attempts != self.effort.create_attempts
-
-        return should_retry
+                failure = StoreUnavailable(store.url, "create", name, outcome.cause)
+            except (StoreUnavailable, StoreRefused) as error:
+                failure = error
+            failed_attempts += 1
+            is_last = failed_attempts == self.effort.create_attempts
+            if isinstance(failure, StoreRefused):
+                is_last = cas.refusals.is_final(failure, refused_until_ms)
+            if is_last:
+                raise failure
+            self._listener(failed_attempts, failure)
+            await cas.pause(failed_attempts)
 
     async def created(
         self,

@@ -70,7 +70,7 @@ class Archive:
         seen = self._seen
         start_after = "" if seen is None else names.wal_name(seen)
         listed = set()
-        async for info in self._store.reads.list(names.WAL_FOLDER, start_after=start_after):
+        async for info in self._store.list(names.WAL_FOLDER, start_after=start_after):
             wal_id = names.parse_wal_name(info.name)
             if wal_id is not None:
                 listed.add(wal_id)
@@ -107,14 +107,14 @@ class Archive:
         last records of the object are enough, one with a payload among them. A compacted object may
         be gone. Raises as `add`.
         """
-        name, reads = names.wal_name(wal_id), self._store.reads
+        name, store = names.wal_name(wal_id), self._store
         own = await self._store.runtime.workers.run(last_properties, name, records)
         try:
-            size_bytes = (await reads.head(name)).size_bytes
-            tail = await reads.get_range(name, -_TAIL_BYTES, _TAIL_BYTES)
+            size_bytes = (await store.head(name)).size_bytes
+            tail = await store.get_range(name, -_TAIL_BYTES, _TAIL_BYTES)
             needed = needed_tail(name, tail, size_bytes)
             if needed > len(tail):
-                tail = await reads.get_range(name, -needed, needed)
+                tail = await store.get_range(name, -needed, needed)
         except ObjectNotFound:
             if is_archived(wal_id, (await self.refresh()).wal_id_last_compacted):
                 return  # a collector has deleted it

@@ -15,11 +15,12 @@ from shalekv.jobs.collect import BATCH_MAX, FENCE_BYTES, CollectionPlan, Deleter
 from shalekv.protocol.manifest import PendingLoad
 from shalekv.protocol.retention import Folder, Listed, Reason
 from shalekv.protocol.sst_table import SstTable
+from shalekv.settings import StoreSettings
 from shalekv.store.api import RequestKind
-from shalekv.store.counting import CountingStore, Operation
+from shalekv.store.cas import CasStore
 from shalekv.store.memory import MemoryStore
 from tests.kit.engine.collection import AGE_S, TTL_S, CollectedDatabase
-from tests.kit.inline_runtime import InlineClock
+from tests.kit.inline_runtime import InlineClock, inline_runtime
 from tests.kit.store import FaultyStore
 
 
@@ -70,14 +71,14 @@ async def test_fences_are_found_by_their_footers_once() -> None:
     await database.wal(2)
     await database.fence()
     await database.compact(4)
-    counting = CountingStore(database.store)
-    collecting = database.collecting(counting)
+    store = FaultyStore(database.store)
+    collecting = database.collecting(store)
     for _ in range(3):
         database.pass_time()
         report = await collecting.collect()
         assert report.kept[Folder.WAL, Reason.FENCE].objects == 1
     assert names.wal_name(2) in database.names()
-    assert counting.counts[Operation.GET_RANGE].requests == 1
+    assert len(store.asked("get_range")) == 1
     assert names.wal_name(1) not in database.names()
 
 
@@ -194,10 +195,13 @@ async def test_batches_keep_to_the_rate(
     before it.
     """
     clock = InlineClock()
-    store = CountingStore(MemoryStore(lambda: 0))
-    await Deleter(store, clock, per_s_count=per_s_count).delete(f"wal/{n}" for n in range(count))
-    assert store.counts[Operation.DELETE].requests == requests
-    assert store.counts[Operation.DELETE].objects == count
+    store = FaultyStore(MemoryStore(lambda: 0))
+    cas = CasStore(store, inline_runtime(clock=clock), StoreSettings())
+    doomed = [f"wal/{n}" for n in range(count)]
+    await Deleter(cas, per_s_count=per_s_count).delete(iter(doomed))
+    batches = store.asked("delete")
+    assert len(batches) == requests
+    assert [name for batch in batches for name in batch.split(",")] == doomed
     assert clock.monotonic_ms() == waited_ms
     assert BATCH_MAX == 1_000
 

@@ -12,12 +12,12 @@ from shalekv.format.election import encode_lease
 from shalekv.format.names import ELECTION_FOLDER, election_name, parse_election_name
 from shalekv.jobs.collect import CollectJob
 from shalekv.protocol.lease import KEPT, ElectionLease
+from shalekv.runtime import Runtime
 from shalekv.server.database import create_database
 from shalekv.server.election.bucket import BucketElector, BucketLease
 from shalekv.server.election.elector import Tenure
 from shalekv.settings import CollectorSettings, StoreSettings
-from shalekv.store.api import Created
-from shalekv.store.cas import CasStore
+from shalekv.store.cas import CasStore, Claimed
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
@@ -188,7 +188,7 @@ async def test_a_rival_ends_a_tenure(sim: Simulation) -> None:
     tenure = await node.run(candidates.elector("a").campaign())
     runtime = sim.runtime_for("b")
     cas = CasStore(sim.store_for("b"), runtime, StoreSettings())
-    seen = await cas.reads.get(election_name(0))
+    seen = await cas.get(election_name(0))
     await sim.store_for("b").create(election_name(1), seen.data)  # not of that id
     assert await node.run(tenure.keep()) == "somebody else has taken the lease"
     await node.run(tenure.resign())
@@ -232,11 +232,15 @@ class Bucket:
         self.now_ms = STORE_NOW_MS
         self._seeds = Random(1)
 
-    def cas(self) -> CasStore:
-        runtime = yielding_runtime(self._seeds.getrandbits(32))
+    def store(self) -> TwoPhaseStore:
         plain = MemoryStore(lambda: self.now_ms, objects=self.objects)
-        store = TwoPhaseStore(plain, MemoryRecords(table=self.table), runtime)
-        return CasStore(store, runtime, StoreSettings())
+        return TwoPhaseStore(plain, MemoryRecords(table=self.table), self._runtime())
+
+    def cas(self) -> CasStore:
+        return CasStore(self.store(), self._runtime(), StoreSettings())
+
+    def _runtime(self) -> Runtime:
+        return yielding_runtime(self._seeds.getrandbits(32))
 
     def leases(self) -> list[str]:
         return [info.name for info in self.objects.page(ELECTION_FOLDER, "")]
@@ -248,9 +252,9 @@ async def test_records_of_leases_do_not_pile_up() -> None:
     """
     bucket = Bucket()
     store = bucket.cas()
-    await create_database(store.reads, store.runtime, StoreSettings())
+    await create_database(bucket.store(), store.runtime, StoreSettings())
     records_before = len(bucket.table)
-    assert await store.reads.create(election_name(0), encode_lease(0, LEASE)) == Created()
+    assert await store.claim(election_name(0), encode_lease(0, LEASE)) == Claimed()
     lease = BucketLease(store, LEASE, 0, bucket.leases())
     for _ in range(RENEWALS):
         assert await lease.renew() is None

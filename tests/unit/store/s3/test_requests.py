@@ -16,7 +16,7 @@ import pytest
 from shalekv.errors import StoreRefused, StoreUnavailable
 from shalekv.settings import StoreSettings
 from shalekv.store.api import Created, Recovered, RequestKind
-from shalekv.store.retry import RetryingStore
+from shalekv.store.cas import CasStore
 from shalekv.store.s3.client import CLOCK_LEAP_MS, StoreClock, _be_consistent
 from shalekv.store.s3.store import S3Store
 from shalekv.store.url import BucketUrl, Provider
@@ -266,11 +266,11 @@ async def test_it_is_asked_again() -> None:
     async with scripted(reported.answer) as server:
         place = BucketUrl(Provider.S3, BUCKET, "")
         s3 = S3Store(place, runtime, StoreSettings(endpoint_url=server.endpoint))
-        store = RetryingStore(s3, runtime)
+        store = CasStore(s3, runtime, StoreSettings())
         assert await store.now_ms() == NOON_MS
         assert await store.now_ms() == NOON_MS + 1_000
         assert len(server.requests) == 3
         await clock.sleep_ms(HOUR_MS)
         assert await store.now_ms() == NOON_MS + HOUR_MS + 1_000
         assert len(server.requests) == 4
-        await store.close()
+        await s3.close()

@@ -15,7 +15,8 @@ import pytest
 
 from shalekv.format.names import manifest_name, wal_name
 from shalekv.store.api import Created, Exists, Recovered
-from shalekv.store.cas import Claimed, ClaimOutcome, Taken, claim
+from shalekv.store.cas import Claimed, ClaimOutcome, Taken
+from tests.kit.store import claim
 from tests.unit.store.two_phase.cluster import Cluster, Process, collect, sweep
 
 NAMES = (manifest_name(7), wal_name(7))

@@ -15,11 +15,12 @@ from shalekv.errors import InvalidRequest, StoreRefused, StoreUnavailable
 from shalekv.format.names import manifest_name, temporary_name, wal_name
 from shalekv.protocol.two_phase import CreateRecord, Destination
 from shalekv.store.api import Created, Exists, Recovered, RequestKind, Unknown
-from shalekv.store.cas import Claimed, Taken, claim
+from shalekv.store.cas import Claimed, Taken
 from shalekv.store.memory import MemoryObjects, MemoryStore
 from shalekv.store.two_phase.opening import OwnedStore
 from shalekv.store.two_phase.records import MemoryRecords, Table
 from tests.kit.inline_runtime import inline_runtime
+from tests.kit.store import claim
 from tests.unit.store.two_phase.cluster import (
     Cluster,
     Fate,
