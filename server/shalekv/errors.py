@@ -48,7 +48,7 @@ ShaleError
 │   ├── OriginLost             the database it was cloned from does not keep its SSTs any more
 │   ├── ManifestVersionExists  another process edited the manifest first
 │   ├── ManifestConflict       other processes edited the manifest first until the deadline
-│   └── IllegalState           the protocol rules this out: stop, change nothing, tell a human
+│   └── IllegalState           the protocol rules this out: stop, change nothing, alert an operator
 ├── CorruptObject              stored bytes differ from those that were written
 │   ├── BadMagic               not an object of ShaleKV
 │   ├── UnsupportedVersion     written by a newer version

@@ -63,7 +63,7 @@ class Election:
                     CasStore(store, runtime, StoreSettings()),
                     runtime,
                     holder=name,
-                    told=partial(reported.__setitem__, name),
+                    on_holder_change=partial(reported.__setitem__, name),
                     environment=self.environment,
                 )
                 made.append(await stack.enter_async_context(opening))

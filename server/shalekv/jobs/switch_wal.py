@@ -175,7 +175,7 @@ async def _why_not_archived(links: Links, opened: RecoveredLog, slots: QuorumWal
     ]
     return (
         f"the safekeepers have archived nothing for {ARCHIVE_TIMEOUT_MS // 1_000} s "
-        f"({'; '.join(problems) or 'they tell no reason'}), and not all of the log is in the "
+        f"({'; '.join(problems) or 'they give no reason'}), and not all of the log is in the "
         "bucket. The WAL stays in them: start a writer, or try again later"
     )
 

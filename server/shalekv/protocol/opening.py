@@ -397,7 +397,7 @@ def _listed(state: Opening, event: WalListed) -> OpeningStep:
     gap = listing.first_gap
     if listing.misses_an_object(width=known.fence_width, last_seen=known.wal_id_last_seen):
         # A list is read page by page and may be torn: the slot may have been filled since the
-        # first page was read, or compacted and collected. A second list and manifest tell.
+        # first page was read, or compacted and collected. A second list and manifest decide.
         again = replace(state, phase=Phase.RELIST, missing=gap)
         return again, [ListWal(known.first_uncompacted_wal_id)]
     run = FenceRun(first=gap, width=state.width)

@@ -448,7 +448,7 @@ class Server:
         before.cut_off()
         await before.wait_for_cleanups(LAST_EDITS_S)
 
-    def tell(self, error: ShaleError) -> None:
+    def set_refusal(self, error: ShaleError) -> None:
         """Refuse each call with `error` from now on. REQUIRES: `stand_by`, and no `start` since."""
         self._adapter.refuse(error)
 

@@ -56,7 +56,7 @@ async def test_every_kind_of_call_is_refused(server: Server) -> None:
 
 async def test_the_latest_refusal_counts(server: Server) -> None:
     """Later calls get the latest refusal."""
-    server.tell(StandingBy("nobody is", writer_address=""))
+    server.set_refusal(StandingBy("nobody is", writer_address=""))
     async with grpc.aio.insecure_channel(server.listen) as channel:
         refused = await failure(kv_pb2_grpc.KVStub(channel).Get(kv_pb2.GetRequest(key=b"k")))
         assert refused.message == "nobody is"

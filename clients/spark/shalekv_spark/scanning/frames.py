@@ -2,7 +2,7 @@
 
 A DataFrame of Python is only a handle: one that is derived from it, by a filter for instance, does
 not hold a reference to it. Both refer to the table in the plan, which lives in the JVM, so weak
-references to that table tell whether it is in use.
+references to that table show whether it is in use.
 """
 
 from __future__ import annotations

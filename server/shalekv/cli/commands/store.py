@@ -27,7 +27,7 @@ from shalekv.settings import LogFormat, LogLevel, StoreSettings
 from shalekv.settings.model import GIB, MIB
 from shalekv.store.opening import open_store
 from shalekv.store.verify.scratch import FOLDER, Effort
-from shalekv.store.verify.verdict import CheckFailed, CheckPassed, Told, Unanswered, Verdict
+from shalekv.store.verify.verdict import CheckFailed, CheckPassed, NotOffered, Unanswered, Verdict
 from shalekv.store.verify.verify import CheckResult, verification
 from shalekv.wording import counted
 
@@ -191,7 +191,7 @@ def _result(verdict: Verdict) -> tuple[str, str]:
     match verdict:
         case CheckPassed(seen):
             return "passed", seen
-        case Told(remark):
+        case NotOffered(remark):
             return "told", remark
         case CheckFailed(problem):
             return "failed", problem

@@ -391,7 +391,7 @@ def _snapshots(snapshots: Sequence[SnapshotStatus]) -> Table | None:
             size(each.pinned_alone_bytes),
             moment(each.expire_time_s),
         )
-    _tell_rest(table, len(snapshots))
+    _note_rest(table, len(snapshots))
     return table
 
 
@@ -406,7 +406,7 @@ def _calls(between: Between) -> Table:
             time(each.p50_us),
             time(each.p99_us),
         )
-    _tell_rest(table, len(calls))
+    _note_rest(table, len(calls))
     return table
 
 
@@ -439,7 +439,7 @@ def _store(between: Between) -> Table | None:
     for each in requests[:ROWS_MAX]:
         folder, failed = each.folder or "-", alarming(each.failures)
         table.add_row(each.operation, folder, rate(each.requests), failed, size(each.bytes))
-    _tell_rest(table, len(requests))
+    _note_rest(table, len(requests))
     return table
 
 
@@ -458,7 +458,7 @@ def _watches(status: Status) -> Table | None:
     return table
 
 
-def _tell_rest(table: Table, count: int) -> None:
+def _note_rest(table: Table, count: int) -> None:
     if count > ROWS_MAX:
         table.caption = Text(f"and {count - ROWS_MAX:,} more")
 

@@ -199,7 +199,7 @@ async def serve_when_elected(context: WriterContext, stop: StopRequest) -> None:
         store,
         context.runtime,
         holder=context.address,
-        told=standby.on_elected,
+        on_holder_change=standby.on_elected,
         environment=os.environ,
     ) as elector:
         await standby.begin()
@@ -246,7 +246,7 @@ class _Standby:
             )
         self._holder = holder
         if self._is_standby:
-            self._server.tell(self.refusal())
+            self._server.set_refusal(self.refusal())
 
     def refusal(self) -> StandingBy:
         """The error for calls on standby, with the address of the elected process if known."""

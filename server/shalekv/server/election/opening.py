@@ -31,20 +31,24 @@ async def open_elector(
     runtime: Runtime,
     *,
     holder: str,
-    told: HolderChanged,
+    on_holder_change: HolderChanged,
     environment: Mapping[str, str],
 ) -> AsyncIterator[Elector]:
     """Open the elector of `settings` for the database in `store`. Raises `InvalidSetting`.
 
-    `holder` is the HOST:PORT under which clients reach this process. `told` is called with that of
-    the present holder. `environment` has the address of Kubernetes, in a pod.
+    `holder` is the HOST:PORT under which clients reach this process. `on_holder_change` is called
+    with that of the present holder. `environment` has the address of Kubernetes, in a pod.
     """
     ttl_ms = settings.lease_ttl_ms
     match parse_place(settings.elect):
         case BucketPlace():
-            yield BucketElector(store, holder=holder, ttl_ms=ttl_ms, on_holder_change=told)
+            yield BucketElector(
+                store, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
+            )
         case EtcdPlace() as place:
-            async with _open_etcd(place, runtime, holder=holder, ttl_ms=ttl_ms, told=told) as it:
+            async with _open_etcd(
+                place, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
+            ) as it:
                 yield it
         case KubernetesPlace() as place:
             from shalekv.server.election import kubernetes  # noqa: PLC0415 - brings an HTTP client
@@ -53,7 +57,7 @@ async def open_elector(
             path, timeout_ms = settings.kubernetes_credentials_path, _timeout_ms(ttl_ms)
             async with open_leases(place, environment, path, timeout_ms=timeout_ms) as leases:
                 yield kubernetes.KubernetesElector(
-                    leases, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=told
+                    leases, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
                 )
 
 
@@ -64,7 +68,7 @@ def _timeout_ms(ttl_ms: int) -> float:
 
 @asynccontextmanager
 async def _open_etcd(
-    place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, told: HolderChanged
+    place: EtcdPlace, runtime: Runtime, *, holder: str, ttl_ms: int, on_holder_change: HolderChanged
 ) -> AsyncIterator[Elector]:
     try:
         from shalekv.server.election.etcd import (  # noqa: PLC0415 (brings an HTTP client)
@@ -78,6 +82,8 @@ async def _open_etcd(
         ) from error
     client = EtcdClient(place.addresses, place.key, timeout_ms=_timeout_ms(ttl_ms))
     try:
-        yield EtcdElector(client, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=told)
+        yield EtcdElector(
+            client, runtime, holder=holder, ttl_ms=ttl_ms, on_holder_change=on_holder_change
+        )
     finally:
         await asyncio.to_thread(client.close)

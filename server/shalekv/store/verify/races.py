@@ -81,7 +81,7 @@ def judged(
     winners = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
     racers = f"{len(outcomes)} creates at once"
     if len(winners) > 1:
-        return f"{len(winners)} of {racers} were told that they made the object"
+        return f"{len(winners)} of {racers} were reported to have made the object"
     if found is None:
         if winners or any(isinstance(outcome, Exists) for outcome in outcomes):
             return f"after {racers} the object is said to exist, and is not there"
@@ -90,9 +90,9 @@ def judged(
         return f"after {racers} the object is none of theirs"
     holder = bodies.index(found)
     if winners and holder != winners[0]:
-        return f"of {racers} one was told that it made the object, which is that of another"
+        return f"of {racers} one was reported to have made the object, which is that of another"
     if not isinstance(outcomes[holder], Created | Unknown):
-        return f"of {racers} the one whose object it is was told that it is not"
+        return f"of {racers} the one that made the object was reported to have lost"
     return ""
 
 

@@ -15,7 +15,7 @@ from shalekv.format.names import LEVELS_FOLDER
 from shalekv.store.api import Exists
 from shalekv.store.verify.races import read
 from shalekv.store.verify.scratch import Scratch, StoreViolation
-from shalekv.store.verify.verdict import CheckPassed, Told
+from shalekv.store.verify.verdict import CheckPassed, NotOffered
 
 REPEATS = 20  # objects that are written, and at once read by another view
 RANGED_BYTES = 1_000
@@ -124,13 +124,13 @@ async def large_object(scratch: Scratch) -> CheckPassed:
     return CheckPassed(f"{size_bytes:,} bytes")
 
 
-async def metadata(scratch: Scratch) -> CheckPassed | Told:
+async def metadata(scratch: Scratch) -> CheckPassed | NotOffered:
     """Check that metadata is kept as it was given, or dropped as a whole, which is allowed."""
     given = {"writer_epoch": "7"}
     name = await scratch.created("metadata", b"with metadata", given)
     found = (await scratch.reader(1).get(name)).metadata
     if not found:
-        return Told("lost; the copy inside of each object is the one that counts")
+        return NotOffered("lost; the copy inside of each object is the one that counts")
     if dict(found) != given:
         raise StoreViolation("get", name, f"metadata {given} came back as {dict(found)}")
     return CheckPassed()

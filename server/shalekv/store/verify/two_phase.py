@@ -94,7 +94,7 @@ def judged(
     ]
     racers = f"{len(records)} inserts at once"
     if len(winners) > 1:
-        return f"{len(winners)} of {racers} were told that the record is theirs"
+        return f"{len(winners)} of {racers} were reported to have made the record"
     if found is None:
         is_reported = winners or any(isinstance(outcome, Occupied) for outcome in outcomes)
         problem = f"after {racers} the record is said to exist, and is not there"
@@ -102,10 +102,10 @@ def judged(
     if found not in records:
         return f"after {racers} the record is none of theirs"
     if winners and winners[0] != found:
-        return f"of {racers} one was told that the record is its own, which is that of another"
+        return f"of {racers} one was reported to have made the record, which is that of another"
     occupants = {outcome.record for outcome in outcomes if isinstance(outcome, Occupied)}
     if occupants - {found}:
-        return f"of {racers} one was told of another record than the one that is there"
+        return f"of {racers} one got another record than the one that is there"
     return ""
 
 

@@ -16,7 +16,7 @@ class CheckPassed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NotOffered:
     """The store does not have an optional feature, which is reported."""
 
     remark: str
@@ -36,7 +36,7 @@ class Unanswered:
     problem: str
 
 
-Verdict = CheckPassed | Told | CheckFailed | Unanswered
+Verdict = CheckPassed | NotOffered | CheckFailed | Unanswered
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Check:
     name: str
     proves: str
     lost: str  # the guarantee of the database that is lost without it
-    run: Callable[[Scratch], Awaitable[CheckPassed | Told]]
+    run: Callable[[Scratch], Awaitable[CheckPassed | NotOffered]]
 
 
 # Guarantees of a database, each with its number in server/docs/protocol.md and the consequence of

@@ -47,13 +47,13 @@ NATIVE_CHECKS: Sequence[Check] = (
     ),
     Check(
         "second-create",
-        "a create of a name that exists is told so, and replaces nothing",
+        "a create of a name that exists reports that, and replaces nothing",
         ONE_WINNER,
         races.second_create,
     ),
     Check(
         "read-after-write",
-        "an object is read by everybody as soon as its create has ended",
+        "every process can read an object as soon as its create has ended",
         DURABLE,
         reads.read_after_write,
     ),
@@ -72,7 +72,7 @@ NATIVE_CHECKS: Sequence[Check] = (
     Check("list-order", "lists are in the order of the names' bytes", IN_ORDER, reads.order),
     Check(
         "list-start-after",
-        "lists begin behind the name they are told",
+        "lists begin behind the requested name",
         IN_ORDER,
         reads.start_after,
     ),

@@ -20,7 +20,7 @@ from shalekv.store.memory import MemoryObjects
 from shalekv.store.two_phase.records import MemoryRecords, Table
 from shalekv.store.two_phase.store import TwoPhaseStore
 from shalekv.store.verify.scratch import FOLDER, Effort
-from shalekv.store.verify.verdict import CheckFailed, CheckPassed, Told, Unanswered, Verdict
+from shalekv.store.verify.verdict import CheckFailed, CheckPassed, NotOffered, Unanswered, Verdict
 from shalekv.store.verify.verify import check_fit, verification
 from tests.kit import careless_stores as careless
 from tests.kit.careless_stores import Careful, Kind
@@ -138,7 +138,7 @@ async def test_lost_metadata_is_told() -> None:
     """A store may drop metadata: this is reported, and fails no check."""
     checked = await tried(careless.LosesMetadata)
     assert checked.failed == set()
-    assert isinstance(checked.verdicts["metadata"], Told)
+    assert isinstance(checked.verdicts["metadata"], NotOffered)
 
 
 async def test_two_phases_pass_without_conditions() -> None:
