@@ -12,6 +12,14 @@ from shalekv.read.snapshot_views import SnapshotViews
 from shalekv.read.version import PinnedVersion, ReadView
 from shalekv.read.watermark import Watermark
 
+# Drops views of reads until the given function is false: until they keep few entries in memory
+# that were compacted.
+ShedViews = Callable[[Callable[[], bool]], Awaitable[None]]
+
+
+async def shed_nothing(_is_too_much: Callable[[], bool]) -> None:
+    """Shed no views: there are none."""
+
 
 class Time(Protocol):
     """Logical time, by which values expire."""
@@ -23,8 +31,6 @@ class Time(Protocol):
 
 class ReadEngine(Protocol):
     """The state of a database in this process, as far as it is known here."""
-
-    shed_views: Callable[[], Awaitable[None]]  # set by the holder of views
 
     @property
     def database_id(self) -> bytes:

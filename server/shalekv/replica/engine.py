@@ -7,7 +7,6 @@ the process ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -23,6 +22,7 @@ from shalekv.errors import (
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
 from shalekv.protocol.manifest import Version
+from shalekv.read.engine import ShedViews, shed_nothing
 from shalekv.read.read_pins import ReadPins
 from shalekv.read.replay import Replayed, apply_in_order
 from shalekv.read.snapshot_views import SnapshotViews
@@ -42,10 +42,6 @@ log = structlog.get_logger()
 MANIFEST_SPACING_MS = 250  # least time between two polls of the manifest, on demand or not
 UNARCHIVED_PARTS = 16  # a sixteenth of memory is for records whose objects may not be archived
 HELD_PARTS = 4  # scans may keep a quarter of memory after compaction, then they are ended
-
-
-async def _shed_nothing() -> None:
-    """Default of `shed_views`: there are no views."""
 
 
 class ReplicaTime:
@@ -69,11 +65,14 @@ class ReplicaEngine:
         settings: ReaderSettings,
         limits: LimitSettings,
         links: Links | None = None,
+        *,
+        shed_views: ShedViews = shed_nothing,
     ) -> None:
         """Begin with the levels; nothing behind them is applied yet.
 
         `links` reach the safekeepers that may hold the end of the log. Without them the replica
-        sees only what is in the store.
+        sees only what is in the store. `shed_views` is called when the views of reads keep too much
+        in memory.
         """
         self._store = store
         self._clock: Clock = store.runtime.clock
@@ -84,7 +83,7 @@ class ReplicaEngine:
         self._ended: ShaleError | None = None
         self._closed = asyncio.Event()
         self._manifest_asked = asyncio.Event()
-        self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
+        self._shed_views = shed_views
         self._replayed = Replayed(
             self.memtable,
             joined.version.last_seq,
@@ -387,5 +386,8 @@ class ReplicaEngine:
         """Drop from memory what the levels hold up to sequence number `seq`."""
         await self.memtable.drop_through(seq, self._clock)
         self.levels.forget_dropped()
-        if self.memtable.held_bytes > self.held_bytes_max:
-            await self.shed_views()
+        if self._keep_views_too_much():
+            await self._shed_views(self._keep_views_too_much)
+
+    def _keep_views_too_much(self) -> bool:
+        return self.memtable.held_bytes > self.held_bytes_max

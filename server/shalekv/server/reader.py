@@ -14,6 +14,7 @@ from shalekv.replica.join import join
 from shalekv.runtime import Runtime
 from shalekv.server.reader_service import ReaderAdmin, ReaderKv
 from shalekv.server.readiness import Readiness
+from shalekv.server.scans import OpenViews
 from shalekv.server.status import (
     LevelsReport,
     MemoryUse,
@@ -77,8 +78,9 @@ class Reader:
         """
         began_ms = runtime.clock.monotonic_ms()
         cas = CasStore(store, runtime, settings.store)
+        views = OpenViews(settings.limits, runtime.clock, runtime.random)
         with cas.refusals.opening(settings.reader.reader_open_timeout_ms):
-            engine = await _join(cas, settings, links)
+            engine = await _join(cas, settings, links, views)
         open_ms = runtime.clock.monotonic_ms() - began_ms
         log.info(
             "database joined",
@@ -87,7 +89,7 @@ class Reader:
             wal_objects_applied=engine.follower.counts.applied,
             open_ms=round(open_ms),
         )
-        kv = ReaderKv(engine, settings.limits, runtime, cas.reachability)
+        kv = ReaderKv(engine, views, settings.limits, runtime, cas.reachability)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         use = StoreUse(StorePlace.of(store.url, settings.store), runtime.clock)
         use.measure(lambda: [ProcessUse("reader", began_ms, store.sent.by_kind)])
@@ -133,7 +135,9 @@ class Reader:
         self.engine.close()
 
 
-async def _join(cas: CasStore, settings: ReaderConfig, links: Links | None) -> ReplicaEngine:
+async def _join(
+    cas: CasStore, settings: ReaderConfig, links: Links | None, views: OpenViews
+) -> ReplicaEngine:
     """Create an engine that has applied the log as far as it goes."""
     stored = StoredManifest(cas)
     # Fails first where there is no database: some stores write an object to learn their time.
@@ -148,7 +152,9 @@ async def _join(cas: CasStore, settings: ReaderConfig, links: Links | None) -> R
         engine = None
         try:
             joined = await join(cas, stored, settings.reader, open_ssts)
-            engine = ReplicaEngine(cas, joined, settings.reader, settings.limits, links)
+            engine = ReplicaEngine(
+                cas, joined, settings.reader, settings.limits, links, shed_views=views.shed
+            )
             await engine.load(joined.last_wal_id, asked_ms=asked_ms)
         except ShaleError as error:
             if engine is not None and not isinstance(error, StoreUnavailable):

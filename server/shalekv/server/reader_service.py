@@ -16,7 +16,7 @@ from shalekv.runtime import Runtime
 from shalekv.server import requests
 from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
-from shalekv.server.scans import Scans
+from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status
@@ -32,15 +32,21 @@ class ReaderKv:
     """Implements `server.service.KvService` on a `ReplicaEngine`."""
 
     def __init__(
-        self, engine: ReplicaEngine, limits: LimitSettings, runtime: Runtime, store: Reachability
+        self,
+        engine: ReplicaEngine,
+        views: OpenViews,
+        limits: LimitSettings,
+        runtime: Runtime,
+        store: Reachability,
     ) -> None:
         """Create the service. The engine must be running for the replies to show newer state.
 
+        REQUIRES: the engine calls `views.shed`.
         `store` says what is wrong with the object store, for the errors of reads that do not end in
         time.
         """
         self._engine = engine
-        self._reads = Reads(engine, limits, runtime, header=self.header, store=store)
+        self._reads = Reads(engine, views, limits, runtime, header=self.header, store=store)
 
     @property
     def scans(self) -> Scans:

@@ -21,7 +21,7 @@ from shalekv.server.requests import (
     LevelValue,
     check_deadline,
 )
-from shalekv.server.scans import Scans
+from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.settings import STREAM_MESSAGE_BYTES_MAX, LimitSettings
 from shalekv.store.reachability import Reachability
@@ -50,6 +50,7 @@ class Reads:
     def __init__(
         self,
         engine: ReadEngine,
+        views: OpenViews,
         limits: LimitSettings,
         runtime: Runtime,
         *,
@@ -70,9 +71,9 @@ class Reads:
         self._snapshots = SnapshotReads(engine.snapshots, header)
         self.scans = Scans(
             engine,
+            views,
             limits,
             runtime.clock,
-            runtime.random,
             freshness=self._freshness,
             snapshots=self._snapshots,
             header=header,

@@ -122,17 +122,21 @@ class OpenScan:
 
 
 class OpenViews:
-    """Views that are kept for the next pages of scans.
+    """The views that scans use now, and those that are kept for their next pages.
 
-    At most `scan_view_count_max` of them, each for `scan_view_ttl_ms` after its last use.
+    At most `scan_view_count_max` are kept, each for `scan_view_ttl_ms` after its last use.
     """
 
-    def __init__(self, limits: LimitSettings, random: Random) -> None:
+    def __init__(self, limits: LimitSettings, clock: Clock, random: Random) -> None:
         """Keep no views yet. Ids are random, so that no other process gives out the same."""
         self._limits = limits
+        self._clock = clock
         self._random = random
         self._views: dict[int, OpenView] = {}  # the least recently used first
         self._expiries: dict[int, asyncio.TimerHandle] = {}
+        # Running scans in the order of their beginning, with the monotonic time in ms since when a
+        # message waits to be read; None: no message waits.
+        self._scans: dict[OpenScan, float | None] = {}
 
     def __len__(self) -> int:
         return len(self._views)
@@ -168,12 +172,37 @@ class OpenViews:
             )
         return found
 
-    def drop_oldest(self) -> bool:
-        """Drop the least recently used view; return False if there is none."""
-        for view_id in self._views:
-            self._drop(view_id)
-            return True
-        return False
+    @contextmanager
+    def running(self, scan: OpenScan) -> Iterator[None]:
+        """Register a scan until the end of the block."""
+        self._scans[scan] = None
+        try:
+            yield
+        finally:
+            del self._scans[scan]
+
+    def note_message(self, scan: OpenScan, *, is_waiting: bool) -> None:
+        """Note that a message of the scan waits to be read, or was read."""
+        self._scans[scan] = self._clock.monotonic_ms() if is_waiting else None
+
+    async def shed(self, is_too_much: Callable[[], bool]) -> None:
+        """Drop views, the oldest first, until what they keep in memory is not too much.
+
+        Views that are kept for a next page go first. Then scans are ended with an error: those
+        whose clients have not read a message for `UNREAD_MS`, and after `SCAN_GRACE_MS` any scan.
+        """
+        while is_too_much() and self._views:
+            self._drop(next(iter(self._views)))
+        late_ms = self._clock.monotonic_ms() + SCAN_GRACE_MS
+        while is_too_much():
+            now_ms = self._clock.monotonic_ms()
+            for scan, waits_since_ms in list(self._scans.items()):
+                is_stalled = waits_since_ms is not None and now_ms - waits_since_ms >= UNREAD_MS
+                if is_too_much() and (is_stalled or now_ms >= late_ms):
+                    await scan.expire()
+            if now_ms >= late_ms:
+                return
+            await self._clock.sleep_ms(POLL_MS)
 
     def close(self) -> None:
         """Drop all views."""
@@ -337,56 +366,25 @@ class Scans:
     def __init__(
         self,
         engine: ReadEngine,
+        views: OpenViews,
         limits: LimitSettings,
         clock: Clock,
-        random: Random,
         *,
         freshness: Freshness,
         snapshots: SnapshotReads,
         header: MakeHeader,
     ) -> None:
-        """Create the scans of `engine`, which calls `shed` when views keep too much in memory."""
+        """Create the scans of `engine`. REQUIRES: the engine calls `views.shed`."""
         self._engine = engine
         self._limits = limits
         self._clock = clock
         self._freshness = freshness
         self._snapshots = snapshots
         self._header = header
-        self._views = OpenViews(limits, random)
+        self.views = views
         self._stalls = Stalls(clock, limits.result_stalled_ms)
         self.result_budget = MemoryBudget(limits.result_bytes_max, self._stalls)  # unread messages
         self._database_id = engine.database_id
-        # In the order of their beginning, with the monotonic time in ms since when a message waits
-        # to be read; None: no message waits.
-        self._open_scans: dict[OpenScan, float | None] = {}
-        engine.shed_views = self.shed
-
-    async def shed(self) -> None:
-        """Drop views, the oldest first, until they keep few compacted entries in memory.
-
-        Views that are kept for a next page go first. Then scans are ended with an error: those
-        whose clients have not read a message for `UNREAD_MS`, and after `SCAN_GRACE_MS` any scan.
-        """
-        while self._keep_too_much() and self._views.drop_oldest():
-            pass
-        late_ms = self._clock.monotonic_ms() + SCAN_GRACE_MS
-        while self._keep_too_much():
-            now_ms = self._clock.monotonic_ms()
-            for scan, waits_since_ms in list(self._open_scans.items()):
-                is_stalled = waits_since_ms is not None and now_ms - waits_since_ms >= UNREAD_MS
-                if self._keep_too_much() and (is_stalled or now_ms >= late_ms):
-                    await scan.expire()
-            if now_ms >= late_ms:
-                return
-            await self._clock.sleep_ms(POLL_MS)
-
-    def _keep_too_much(self) -> bool:
-        return self._engine.memtable.held_bytes > self._engine.held_bytes_max
-
-    @property
-    def views(self) -> OpenViews:
-        """Views that are kept for next pages."""
-        return self._views
 
     def scan(
         self, request: kv_pb2.ScanRequest, level: LevelValue, call: Call
@@ -438,8 +436,8 @@ class Scans:
             opened = await self._open(level, staleness_ms)
         else:
             kept.view_id = cast("int", token.view)
-            opened = self._views.find(kept.view_id)
-            self._views.keep(opened, kept.view_id)
+            opened = self.views.find(kept.view_id)
+            self.views.keep(opened, kept.view_id)
             rest = token.rest(keys, reverse=request.reverse)
             staleness_ms = math.ceil(self._clock.monotonic_ms() - opened.fresh_ms)
         header = self._header(opened.view.seq, opened.view.wal_id)
@@ -449,23 +447,20 @@ class Scans:
         del opened  # or `scan.expire` would not free it
 
         def next_page(last_key: bytes) -> bytes:
-            kept.view_id = self._views.keep(scan.opened, kept.view_id)
+            kept.view_id = self.views.keep(scan.opened, kept.view_id)
             return PageToken(kept.view_id, last_key).encode(self._database_id, request, keys)
 
-        self._open_scans[scan] = None
-        try:
+        with self.views.running(scan):
             async with aclosing(scan), ahead as share:  # all is released when the caller goes
                 buffer = self._buffer(scan.stop, share, call)
                 messages = self._messages(scan, request, header, buffer, next_page)
                 async with aclosing(messages):
                     with self._keep_resumable(scan, kept, is_resumable=request.resumable):
                         async for message in messages:
-                            self._open_scans[scan] = self._clock.monotonic_ms()
+                            self.views.note_message(scan, is_waiting=True)
                             yield message
-                            self._open_scans[scan] = None
+                            self.views.note_message(scan, is_waiting=False)
                             kept.is_ended = not message.page_token
-        finally:
-            del self._open_scans[scan]
 
     @contextmanager
     def _keep_resumable(
@@ -477,9 +472,9 @@ class Scans:
         finally:
             if is_resumable and kept.view_id is not None:
                 if kept.is_ended:
-                    self._views.end(kept.view_id)
+                    self.views.end(kept.view_id)
                 elif not scan.is_expired:  # its time to live begins now
-                    self._views.keep(scan.opened, kept.view_id)
+                    self.views.keep(scan.opened, kept.view_id)
 
     def _messages(
         self,

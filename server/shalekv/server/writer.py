@@ -9,6 +9,7 @@ from shalekv.errors import ShaleError
 from shalekv.read.version_set import RELEASE_TIMEOUT_MS
 from shalekv.runtime import Runtime
 from shalekv.server.readiness import Readiness
+from shalekv.server.scans import OpenViews
 from shalekv.server.status import (
     LevelsReport,
     MemoryUse,
@@ -88,8 +89,14 @@ class Writer:
                 quorum=settings.quorum,
             )
         open_ms = clock.monotonic_ms() - began_ms
+        views = OpenViews(settings.limits, clock, runtime.random)
         engine = WriterEngine(
-            opened, settings.writer, clock, limits=settings.limits, levels=settings.levels
+            opened,
+            settings.writer,
+            clock,
+            limits=settings.limits,
+            levels=settings.levels,
+            shed_views=views.shed,
         )
         log.info(
             "database opened",
@@ -98,7 +105,7 @@ class Writer:
             keys=opened.memtable.key_count,
             open_ms=round(open_ms),
         )
-        kv = WriterKv(engine, settings.limits, runtime, cas.reachability)
+        kv = WriterKv(engine, views, settings.limits, runtime, cas.reachability)
         watches = watches_of(engine, cas, settings.watches, kv.header)
         memory = _memory_use(settings, engine, kv, watches)
         pins, requests = SnapshotUsage(cas), cas.counts.by_folder

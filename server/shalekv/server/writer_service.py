@@ -17,7 +17,7 @@ from shalekv.server import requests, transactions
 from shalekv.server.readiness import Readiness
 from shalekv.server.reads import Reads
 from shalekv.server.requests import check_deadline
-from shalekv.server.scans import Scans
+from shalekv.server.scans import OpenViews, Scans
 from shalekv.server.service import Answer, Call, MakeHeader
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.status import LevelsReport, MemoryUse, StoreUse, manifest_status, quorum_status
@@ -85,12 +85,14 @@ class WriterKv:
     def __init__(
         self,
         engine: WriterEngine,
+        views: OpenViews,
         limits: LimitSettings,
         runtime: Runtime,
         store: Reachability | None = None,
     ) -> None:
         """Create the service. The engine must be running for writes to be answered.
 
+        REQUIRES: the engine calls `views.shed`.
         `store` says what is wrong with the object store, for the errors of calls that do not end in
         time.
         """
@@ -101,7 +103,7 @@ class WriterKv:
         self._database_id = engine.manifest.current.database_id
         self._epoch = engine.manifest.own.epoch
         self._writes = Writes(engine, self.header, runtime.clock, store)
-        self._reads = Reads(engine, limits, runtime, header=self.header, store=store)
+        self._reads = Reads(engine, views, limits, runtime, header=self.header, store=store)
 
     @property
     def scans(self) -> Scans:

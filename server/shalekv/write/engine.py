@@ -22,6 +22,7 @@ from shalekv.errors import (
 )
 from shalekv.format.sst import Sst
 from shalekv.protocol.entry import Entry
+from shalekv.read.engine import ShedViews, shed_nothing
 from shalekv.read.memtable import Memtable
 from shalekv.read.read_pins import ReadPins
 from shalekv.read.read_set import ReadSet
@@ -210,10 +211,6 @@ async def explain_missing(
     )
 
 
-async def _shed_nothing() -> None:
-    """Default of `shed_views`: there are no views."""
-
-
 class WriterEngine:
     """Writes, reads and background tasks of one opening of a database."""
 
@@ -225,8 +222,12 @@ class WriterEngine:
         *,
         limits: LimitSettings | None = None,
         levels: LevelSettings | None = None,
+        shed_views: ShedViews = shed_nothing,
     ) -> None:
-        """Build the parts of a writer of the log that was opened."""
+        """Build the parts of a writer of the log that was opened.
+
+        `shed_views` is called when the views of reads keep too much in memory.
+        """
         self._clock, self._settings = clock, settings
         self.manifest, self.wal = opened.manifest, opened.wal
         self.safekeepers = opened.safekeepers
@@ -246,7 +247,7 @@ class WriterEngine:
             self.memtable, self.feed, lambda: self._view(self.watermark.seq)
         )
         self.direct_ingest_bytes = settings.direct_ingest_bytes
-        self.shed_views: Callable[[], Awaitable[None]] = _shed_nothing  # set by the owner of views
+        self._shed_views = shed_views
         self.snapshots = SnapshotViews(
             opened.store, opened.manifest, opened.version.ssts, limits or LimitSettings()
         )
@@ -561,6 +562,9 @@ class WriterEngine:
         self.levels.forget_dropped()
         await self.idempotency.drop_through(seq, self._clock)
         self.admission.admit_waiting()  # before shedding, which may take a while
-        if self.memtable.held_bytes > self.held_bytes_max:
-            await self.shed_views()
+        if self._keep_views_too_much():
+            await self._shed_views(self._keep_views_too_much)
             self.admission.admit_waiting()
+
+    def _keep_views_too_much(self) -> bool:
+        return self.memtable.held_bytes > self.held_bytes_max

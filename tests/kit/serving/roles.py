@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from shalekv.clock import LoopClock
 from shalekv.runtime import Runtime
+from shalekv.server.scans import OpenViews
 from shalekv.server.service import Answer, Call, KvService
 from shalekv.server.status import MemoryUse, StorePlace, StoreUse
 from shalekv.server.writer_service import WriterAdmin, WriterKv
@@ -83,6 +84,7 @@ class Serving(Calls):
         store: HeldStore,
         faulty: FaultyStore,
         engine: WriterEngine,
+        views: OpenViews,
         settings: WriterSettings,
         limits: LimitSettings,
         random: Random,
@@ -91,7 +93,7 @@ class Serving(Calls):
         self.store = store
         self.faulty = faulty  # what the engine asks: it passes all on to `store`
         self.engine = engine
-        self.kv = WriterKv(engine, limits, Runtime(clock, random, InlineWorkers()))
+        self.kv = WriterKv(engine, views, limits, Runtime(clock, random, InlineWorkers()))
         memory = MemoryUse(MemoryShares(0, {}))
         use = StoreUse(StorePlace(store.url), clock)
         self.admin = WriterAdmin(engine, settings, clock, memory, use, url=store.url, open_ms=12.7)
@@ -136,8 +138,10 @@ async def opened(
     store.is_holding = False
     faulty = FaultyStore(store, before=before)
     opened_log = await database.open(faulty, k=writer.max_parallel_writes)
-    engine = WriterEngine(opened_log, writer, LoopClock(), limits=limits)
-    return Serving(store, faulty, engine, writer, limits, database.runtime().random)
+    random = database.runtime().random
+    views = OpenViews(limits, LoopClock(), random)
+    engine = WriterEngine(opened_log, writer, LoopClock(), limits=limits, shed_views=views.shed)
+    return Serving(store, faulty, engine, views, writer, limits, random)
 
 
 @asynccontextmanager

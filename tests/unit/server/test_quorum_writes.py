@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from shalekv.errors import OutcomeUnknown, QuorumUnavailable
 from shalekv.format import names
+from shalekv.server.scans import OpenViews
 from shalekv.server.snapshots import SnapshotAdmin
 from shalekv.server.writer_service import WriterKv
 from shalekv.settings import LimitSettings
@@ -33,7 +34,9 @@ class QuorumServing(Calls):
     def __init__(self, database: QuorumDatabase, writing: Writing) -> None:
         self.database = database
         self.writing = writing
-        self.kv = WriterKv(writing.engine, LimitSettings(), runtime(99))
+        served = runtime(99)
+        views = OpenViews(LimitSettings(), served.clock, served.random)
+        self.kv = WriterKv(writing.engine, views, LimitSettings(), served)
         self.snapshots = SnapshotAdmin(writing.engine, self.kv.header)
 
     @property
